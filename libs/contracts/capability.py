@@ -1,0 +1,26 @@
+"""What the key given to an agent says: one attempt of one rollout, a few scopes, an end."""
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Scope(StrEnum):
+    """One door an agent may use."""
+
+    MODEL = "model"
+    TELEMETRY = "telemetry"
+    REWARD = "reward"
+
+
+class Capability(BaseModel):
+    """The claims of an agent's key, verified by signature and never looked up."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run_id: str
+    rollout_id: str
+    attempt: int
+    scopes: frozenset[Scope]
+    expires_at: int
+    """Seconds since the epoch."""

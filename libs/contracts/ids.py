@@ -1,0 +1,58 @@
+"""Identifiers: natural where a natural key exists, so that a repeat names the same row."""
+
+import secrets
+
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+
+
+def new_id(prefix: str, length: int = 10) -> str:
+    """A random identifier such as `run-k3m9x2abcd`; 32 symbols, so ten of them carry 50 bits."""
+    return f"{prefix}-{''.join(secrets.choice(_ALPHABET) for _ in range(length))}"
+
+
+def evaluation_id(run_id: str, number: int) -> str:
+    """`run-abc.e1`: the first evaluation of a run."""
+    return f"{run_id}.e{number}"
+
+
+def group_id(owner_id: str, number: int) -> str:
+    """`run-abc.12` for training (owner is the run), `run-abc.e1.12` for an evaluation (owner is the evaluation)."""
+    return f"{owner_id}.{number}"
+
+
+def rollout_id(group: str, sibling: int) -> str:
+    """`run-abc.12.3`: the fourth sibling of a group (siblings count from 0)."""
+    return f"{group}.{sibling}"
+
+
+def sample_id(rollout: str, branch: int) -> str:
+    """`run-abc.12.3:0`: the first root-to-leaf path of a rollout."""
+    return f"{rollout}:{branch}"
+
+
+def run_of(rollout: str) -> str:
+    """The run that a group or rollout id belongs to; ids begin with it."""
+    return rollout.split(".", 1)[0]
+
+
+def new_call_id() -> str:
+    """A model call's id: `c` and 24 hexadecimal digits (96 random bits)."""
+    return "c" + secrets.token_hex(12)
+
+
+def weight_version(run_id: str, version: int) -> str:
+    """What an engine reports as its `weight_version`: `run-abc:3`."""
+    return f"{run_id}:{version}"
+
+
+def parse_weight_version(text: str) -> tuple[str, int]:
+    """Run and policy version out of an engine's `weight_version`.
+
+    Raises: ValueError: the engine serves weights that no run of ours gave it.
+    """
+    run_id, separator, version = text.rpartition(":")
+    if not separator or not version.isdigit():
+        raise ValueError(
+            f"weight_version {text!r} is not '<run>:<version>': the engine has not been given a policy yet"
+        )
+    return run_id, int(version)

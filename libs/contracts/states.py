@@ -1,0 +1,136 @@
+"""Life cycles as data: which state may follow which. The store's triggers are generated from these tables."""
+
+from enum import StrEnum
+
+
+class RunIntent(StrEnum):
+    """What people want of a run (written by api)."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+
+
+class RunPhase(StrEnum):
+    """Where a run is (written by controller)."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    PAUSED = "paused"
+    EVALUATING = "evaluating"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class GroupState(StrEnum):
+    """A group is open until every sibling is terminal (written by controller)."""
+
+    OPEN = "open"
+    COMPLETE = "complete"
+    CANCELLED = "cancelled"
+
+
+class RolloutState(StrEnum):
+    """queued covers waiting, running and retrying; the attempts tell which (written by controller)."""
+
+    QUEUED = "queued"
+    FINISHED = "finished"
+    EXCLUDED = "excluded"
+    CANCELLED = "cancelled"
+
+
+class AttemptState(StrEnum):
+    """The lease of one execution (written through libs/queue)."""
+
+    LEASED = "leased"
+    RUNNING = "running"
+    SETTLED = "settled"
+    EXPIRED = "expired"
+
+
+class OutcomeKind(StrEnum):
+    """How an attempt ended. Only `succeeded`, and by policy `agent_error` and `timeout`, ever carry a reward."""
+
+    SUCCEEDED = "succeeded"
+    AGENT_ERROR = "agent_error"
+    TIMEOUT = "timeout"
+    INFRA_ERROR = "infra_error"
+    CANCELLED = "cancelled"
+
+
+class CallStatus(StrEnum):
+    """How a model call ended; only `completed` calls are trained."""
+
+    COMPLETED = "completed"
+    ABORTED = "aborted"
+    FAILED = "failed"
+
+
+class SpanStatus(StrEnum):
+    """What a tool span says of its call."""
+
+    OK = "ok"
+    ERROR = "error"
+    UNSET = "unset"
+
+
+class GroupVerdict(StrEnum):
+    """What credit made of a complete group."""
+
+    CREDITED = "credited"
+    EXCLUDED = "excluded"
+
+
+class ConsumptionVerdict(StrEnum):
+    """What the trainer did with a credited group."""
+
+    TRAINED = "trained"
+    NO_VARIANCE = "no_variance"
+    STALE = "stale"
+
+
+class EngineState(StrEnum):
+    """What the controller saw of an engine."""
+
+    SERVING = "serving"
+    UPDATING = "updating"
+    UNREACHABLE = "unreachable"
+
+
+RUN_TRANSITIONS: dict[RunPhase, frozenset[RunPhase]] = {
+    RunPhase.PENDING: frozenset(
+        {RunPhase.RUNNING, RunPhase.EVALUATING, RunPhase.PAUSED, RunPhase.FAILED, RunPhase.CANCELLED}
+    ),
+    RunPhase.RUNNING: frozenset(
+        {RunPhase.PAUSED, RunPhase.EVALUATING, RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED}
+    ),
+    RunPhase.PAUSED: frozenset({RunPhase.RUNNING, RunPhase.EVALUATING, RunPhase.FAILED, RunPhase.CANCELLED}),
+    RunPhase.EVALUATING: frozenset(
+        {RunPhase.RUNNING, RunPhase.PAUSED, RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED}
+    ),
+    # A finished run may be evaluated again.
+    RunPhase.COMPLETED: frozenset({RunPhase.EVALUATING}),
+    RunPhase.FAILED: frozenset({RunPhase.RUNNING, RunPhase.CANCELLED}),
+    RunPhase.CANCELLED: frozenset(),
+}
+
+GROUP_TRANSITIONS: dict[GroupState, frozenset[GroupState]] = {
+    GroupState.OPEN: frozenset({GroupState.COMPLETE, GroupState.CANCELLED}),
+    GroupState.COMPLETE: frozenset(),
+    GroupState.CANCELLED: frozenset(),
+}
+
+ROLLOUT_TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
+    RolloutState.QUEUED: frozenset({RolloutState.FINISHED, RolloutState.EXCLUDED, RolloutState.CANCELLED}),
+    RolloutState.FINISHED: frozenset(),
+    RolloutState.EXCLUDED: frozenset(),
+    RolloutState.CANCELLED: frozenset(),
+}
+
+ATTEMPT_TRANSITIONS: dict[AttemptState, frozenset[AttemptState]] = {
+    AttemptState.LEASED: frozenset({AttemptState.RUNNING, AttemptState.SETTLED, AttemptState.EXPIRED}),
+    AttemptState.RUNNING: frozenset({AttemptState.SETTLED, AttemptState.EXPIRED}),
+    AttemptState.SETTLED: frozenset(),
+    AttemptState.EXPIRED: frozenset(),
+}

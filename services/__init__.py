@@ -1,0 +1,1 @@
+"""The eight services; each is one folder and one process, and none imports another."""
