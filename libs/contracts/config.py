@@ -36,7 +36,7 @@ class Agent(_Document):
 
 
 class ProcessRunner(_Document):
-    """Each attempt is a process group on the runner's machine. For trusted agents; see docs/how-to/bring-your-agent.md."""
+    """Each attempt is a process group on the runner's machine, for agents whose code is trusted."""
 
     type: Literal["process"] = "process"
     timeout_seconds: float = Field(default=300.0, gt=0, le=86_400)
@@ -83,7 +83,7 @@ class Sampling(_Document):
 
 
 class Air(_Document):
-    """Automatic intermediate rewards: what the status of a call's tools earns (Agent Lightning, arXiv 2508.03680, 3.4.2)."""
+    """Automatic intermediate rewards from the status of a call's tools (Agent Lightning, arXiv 2508.03680, 3.4.2)."""
 
     weights: dict[str, float] = Field(default_factory=dict)
     """Tool name to what a success earns; tools not named earn `default_weight`."""
@@ -122,7 +122,7 @@ class Baseline(_Document):
     type: Literal["none", "mean", "mean_std", "leave_one_out"] = "mean"
     """`mean` is Dr. GRPO, `mean_std` GRPO, `leave_one_out` RLOO."""
     per: Literal["rollout", "state"] = "rollout"
-    """`rollout`: one statistic per group; `state`: among calls of siblings with the same tool history (GiGPO's anchor)."""
+    """`rollout`: one statistic per group; `state`: among siblings' calls with the same tool history (GiGPO's anchor)."""
 
 
 class Credit(_Document):
@@ -137,8 +137,8 @@ class Credit(_Document):
     def _states_need_call_returns(self) -> Credit:
         if self.baseline.per == "state" and self.rule.type == "identical":
             raise ValueError(
-                "credit.baseline.per 'state' compares returns of calls, but credit.rule 'identical' gives every call of a"
-                " rollout the same: write rule 'discounted' or per 'rollout'"
+                "credit.baseline.per 'state' compares returns of calls, but credit.rule 'identical' gives every call"
+                " of a rollout the same: write rule 'discounted' or per 'rollout'"
             )
         return self
 
@@ -237,7 +237,7 @@ class Training(_Document):
     """Bound on the tokens of one forward pass beyond the shared prefix."""
     activation_checkpointing: bool = False
     max_logprob_gap: float = Field(default=0.05, gt=0)
-    """Mean |trainer - engine| log-probability at equal versions above which training stops: the two disagree on the model."""
+    """Mean |trainer - engine| log-probability at equal versions above which training stops."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Checkpoints with optimiser state kept on disk, newest first; version 0 and the last are never removed."""
 
@@ -263,7 +263,7 @@ class RunConfig(_Document):
     """Id or name of the dataset whose tasks are trained on."""
     agent: Agent
     model: str | None = None
-    """Folder of the base model (Hugging Face format) as the trainer and the engines see it; null for the platform's default."""
+    """Folder of the base model (Hugging Face format) as trainer and engines see it; null for the platform's default."""
     runner: ProcessRunner = Field(default_factory=ProcessRunner)
     sampling: Sampling = Field(default_factory=Sampling)
     credit: Credit = Field(default_factory=Credit)

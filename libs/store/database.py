@@ -1,0 +1,113 @@
+"""Connections: a session is a unit of work; the caller opens it, leaving the block commits, an exception rolls back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+
+from psycopg import AsyncConnection, sql
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+
+class ReadSession(AsyncSession):
+    """A session in a read-only transaction."""
+
+
+class Session(ReadSession):
+    """A session that may write; functions flush, leaving `Database.session()` commits."""
+
+
+class Database:
+    """The pool of one process.
+
+    Args: dsn: `postgresql://…`; pool_size: connections kept; statement_timeout_seconds: bound on every statement.
+    """
+
+    def __init__(self, dsn: str, *, pool_size: int = 5, statement_timeout_seconds: float = 60.0) -> None:
+        self.dsn = dsn
+        self.engine = create_async_engine(
+            sqlalchemy_url(dsn),
+            pool_size=pool_size,
+            max_overflow=pool_size,
+            pool_pre_ping=True,
+            pool_timeout=30,
+            connect_args={
+                "options": f"-c statement_timeout={int(statement_timeout_seconds * 1000)} -c timezone=UTC",
+                "connect_timeout": 10,
+            },
+        )
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """A transaction that commits when the block ends without an exception."""
+        async with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            yield session
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[ReadSession]:
+        """A read-only transaction."""
+        async with ReadSession(self.engine, expire_on_commit=False) as session:
+            await session.execute(text("SET TRANSACTION READ ONLY"))
+            yield session
+
+    async def ping(self) -> None:
+        """Raises when Postgres cannot answer."""
+        async with self.engine.connect() as connection:
+            await connection.execute(text("SELECT 1"))
+
+    async def close(self) -> None:
+        """Closes every pooled connection."""
+        await self.engine.dispose()
+
+
+def sqlalchemy_url(dsn: str) -> str:
+    """`postgresql://…` with the psycopg driver named."""
+    scheme, separator, rest = dsn.partition("://")
+    if scheme not in {"postgresql", "postgres", "postgresql+psycopg"} or not separator:
+        raise ValueError(
+            f"a DSN must start with postgresql://, not {scheme!r}: set LEYDEN_DATABASE_URL to postgresql://user@host/name"
+        )
+    return f"postgresql+psycopg://{rest}"
+
+
+async def raw_connection(session: Session) -> AsyncConnection[tuple[object, ...]]:
+    """The psycopg connection under a session, inside its transaction: for COPY."""
+    connection = await (await session.connection()).get_raw_connection()
+    driver = connection.driver_connection
+    assert isinstance(driver, AsyncConnection)
+    return driver
+
+
+async def copy_rows(
+    session: Session,
+    table: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    on_conflict_do_nothing: bool = False,
+) -> None:
+    """Writes rows by binary-safe COPY inside the session's transaction.
+
+    Args: on_conflict_do_nothing: rows whose key exists are left as they are (COPY into a temporary table, then INSERT).
+    """
+    connection = await raw_connection(session)
+    names = sql.SQL(", ").join(map(sql.Identifier, columns))
+    target = sql.Identifier(f"incoming_{table}" if on_conflict_do_nothing else table)
+    async with connection.cursor() as cursor:
+        if on_conflict_do_nothing:
+            await cursor.execute(
+                sql.SQL(
+                    "CREATE TEMPORARY TABLE IF NOT EXISTS {} ON COMMIT DELETE ROWS AS SELECT {} FROM {} WITH NO DATA"
+                ).format(target, names, sql.Identifier(table))
+            )
+        async with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(target, names)) as copy:
+            for row in rows:
+                await copy.write_row(row)
+        if on_conflict_do_nothing:
+            await cursor.execute(
+                sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT DO NOTHING").format(
+                    sql.Identifier(table), names, names, target
+                )
+            )
+            await cursor.execute(sql.SQL("TRUNCATE {}").format(target))

@@ -1,0 +1,517 @@
+"""The trajectory store's tables: one writer each, named in the docstring, with states checked by triggers.
+
+Tokens are little-endian int32 bytes and log-probabilities little-endian float32 bytes (`numpy.ndarray.tobytes`), so
+that a row costs four bytes a token and no parsing. `model_calls`, `spans`, `credits` and `samples` are partitioned by run:
+`drop_run_data` removes a finished run's partitions in one statement.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    DateTime,
+    Double,
+    ForeignKey,
+    Index,
+    LargeBinary,
+    MetaData,
+    Text,
+    UniqueConstraint,
+    func,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+from libs.contracts.states import (
+    AttemptState,
+    CallStatus,
+    ConsumptionVerdict,
+    EngineState,
+    GroupState,
+    GroupVerdict,
+    OutcomeKind,
+    RolloutState,
+    RunIntent,
+    RunPhase,
+    SpanStatus,
+)
+
+Json = dict[str, Any]
+
+
+class Base(DeclarativeBase):
+    """Names every constraint, so that migrations can speak of them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[Any, Any]] = {
+        str: Text,
+        bytes: LargeBinary,
+        datetime: DateTime(timezone=True),
+        float: Double,
+        Json: JSONB,
+        list[str]: ARRAY(Text),
+    }
+
+
+def _one_of(column: str, states: type[Any]) -> CheckConstraint:
+    allowed = ", ".join(f"'{state}'" for state in states)
+    return CheckConstraint(f"{column} IN ({allowed})", name=f"{column}_known")
+
+
+def _created() -> Mapped[datetime]:
+    return mapped_column(server_default=func.now(), comment="When the row was written (transaction time).")
+
+
+class ApiToken(Base):
+    """Writer: api. A bearer token of the REST API; only its hash is kept."""
+
+    __tablename__ = "api_tokens"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    token_sha256: Mapped[bytes] = mapped_column(unique=True, comment="The token itself is shown once.")
+    scopes: Mapped[list[str]] = mapped_column(comment="Subset of admin, write, read.")
+    created_at: Mapped[datetime] = _created()
+    revoked_at: Mapped[datetime | None]
+
+
+class IdempotencyKey(Base):
+    """Writer: api. The answer to a create request, kept so that a repeat gets the same answer and makes no second row."""
+
+    __tablename__ = "idempotency_keys"
+    token_id: Mapped[str] = mapped_column(primary_key=True, comment="Who asked: keys of different tokens never meet.")
+    key: Mapped[str] = mapped_column(primary_key=True)
+    request_sha256: Mapped[bytes] = mapped_column(
+        comment="Of method, path and body: the key with another request is refused."
+    )
+    status_code: Mapped[int]
+    body: Mapped[Json] = mapped_column(comment="The answer that the first request got.")
+    created_at: Mapped[datetime] = _created()
+
+
+class Dataset(Base):
+    """Writer: api. A named, immutable list of tasks; the row exists only once every task is stored."""
+
+    __tablename__ = "datasets"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    content_sha256: Mapped[str] = mapped_column(
+        comment="Over the row hashes in order; an equal upload under the same name is a repeat."
+    )
+    task_count: Mapped[int]
+    created_at: Mapped[datetime] = _created()
+
+
+class Task(Base):
+    """Writer: api. One row of a dataset."""
+
+    __tablename__ = "tasks"
+    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, comment="Position in the upload, from 0.")
+    row_sha256: Mapped[bytes]
+    payload: Mapped[Json] = mapped_column(comment="The row as uploaded; what the agent finds in LEYDEN_TASK.")
+
+
+class Run(Base):
+    """Writer: api. What people want: the document of a training job and whether it should be running."""
+
+    __tablename__ = "runs"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    config: Mapped[Json] = mapped_column(comment="libs.contracts.config.RunConfig.")
+    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"))
+    intent: Mapped[str] = mapped_column(default=RunIntent.RUNNING)
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (_one_of("intent", RunIntent), Index(None, "created_at", "id"))
+
+
+class Evaluation(Base):
+    """Writer: api. A wish to measure one policy version on a dataset; its groups are made by controller."""
+
+    __tablename__ = "evaluations"
+    id: Mapped[str] = mapped_column(primary_key=True, comment="<run>.e<number>")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    number: Mapped[int]
+    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"))
+    policy_version: Mapped[int | None] = mapped_column(comment="Null: the last version, once training has ended.")
+    rollouts_per_task: Mapped[int]
+    max_tasks: Mapped[int | None]
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (UniqueConstraint("run_id", "number"),)
+
+
+class ExternalReward(Base):
+    """Writer: api. A reward given by a person or an outside system. A repeat with the same key changes nothing."""
+
+    __tablename__ = "external_rewards"
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True, comment="Idempotency key given by the sender.")
+    name: Mapped[str]
+    value: Mapped[float]
+    call_id: Mapped[str | None] = mapped_column(comment="The model call it is for; null for the whole rollout.")
+    comment: Mapped[str | None]
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)
+
+
+class RunStatus(Base):
+    """Writer: controller. Where a run is."""
+
+    __tablename__ = "run_status"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    phase: Mapped[str] = mapped_column(
+        default=RunPhase.PENDING, comment="Transitions: libs.contracts.states.RUN_TRANSITIONS."
+    )
+    reason: Mapped[str | None] = mapped_column(comment="Why it failed or waits, for people.")
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    __table_args__ = (_one_of("phase", RunPhase),)
+
+
+class Group(Base):
+    """Writer: controller. The siblings sampled for one task: the unit of a baseline."""
+
+    __tablename__ = "groups"
+    id: Mapped[str] = mapped_column(primary_key=True, comment="<run or evaluation>.<number>")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    evaluation_id: Mapped[str | None] = mapped_column(ForeignKey("evaluations.id"), comment="Null for training.")
+    number: Mapped[int] = mapped_column(comment="From 0 within the run or the evaluation.")
+    dataset_id: Mapped[str]
+    task_number: Mapped[int]
+    size: Mapped[int] = mapped_column(comment="Siblings.")
+    admitted_version: Mapped[int] = mapped_column(
+        comment="Policy version that engines served when the group was admitted."
+    )
+    state: Mapped[str] = mapped_column(default=GroupState.OPEN)
+    created_at: Mapped[datetime] = _created()
+    finished_at: Mapped[datetime | None]
+    __table_args__ = (
+        _one_of("state", GroupState),
+        Index("ix_groups_run_open", "run_id", postgresql_where="state = 'open'"),
+        Index(None, "run_id", "created_at"),
+        UniqueConstraint("run_id", "evaluation_id", "number", postgresql_nulls_not_distinct=True),
+    )
+
+
+class Rollout(Base):
+    """Writer: controller. One sibling; its executions are attempts."""
+
+    __tablename__ = "rollouts"
+    id: Mapped[str] = mapped_column(primary_key=True, comment="<group>.<sibling>")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"))
+    sibling: Mapped[int]
+    state: Mapped[str] = mapped_column(default=RolloutState.QUEUED)
+    attempt: Mapped[int | None] = mapped_column(comment="The attempt whose outcome counts; null until finished.")
+    reward: Mapped[float | None] = mapped_column(comment="The outcome's reward; null unless finished.")
+    reason: Mapped[str | None] = mapped_column(comment="Outcome kind, or why it was excluded or cancelled.")
+    trace_parent: Mapped[str | None] = mapped_column(comment="W3C trace context of the admission.")
+    created_at: Mapped[datetime] = _created()
+    finished_at: Mapped[datetime | None]
+    __table_args__ = (
+        _one_of("state", RolloutState),
+        UniqueConstraint("group_id", "sibling"),
+        Index("ix_rollouts_queued", "run_id", "created_at", postgresql_where="state = 'queued'"),
+        Index(None, "run_id", "created_at", "id"),
+    )
+
+
+class Engine(Base):
+    """Writer: controller. What an engine was last seen serving."""
+
+    __tablename__ = "engines"
+    url: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str | None]
+    policy_version: Mapped[int | None]
+    state: Mapped[str]
+    detail: Mapped[str | None]
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    __table_args__ = (_one_of("state", EngineState),)
+
+
+class Attempt(Base):
+    """Writer: runner, through libs/queue. One execution of a rollout, which is also its lease, fenced by `lease_id`."""
+
+    __tablename__ = "attempts"
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, comment="From 1.")
+    run_id: Mapped[str]
+    state: Mapped[str] = mapped_column(default=AttemptState.LEASED)
+    lease_id: Mapped[str] = mapped_column(unique=True, comment="Fence: settling and heartbeats must name it.")
+    owner: Mapped[str] = mapped_column(comment="Runner process that holds the lease.")
+    lease_expires_at: Mapped[datetime]
+    created_at: Mapped[datetime] = _created()
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+    __table_args__ = (
+        _one_of("state", AttemptState),
+        # One live attempt per rollout: the second insert of a race fails here.
+        Index("uq_attempts_live", "rollout_id", unique=True, postgresql_where="state IN ('leased', 'running')"),
+        Index("ix_attempts_expiry", "lease_expires_at", postgresql_where="state IN ('leased', 'running')"),
+    )
+
+
+class Outcome(Base):
+    """Writer: runner, in the transaction that settles the attempt."""
+
+    __tablename__ = "outcomes"
+    rollout_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str]
+    kind: Mapped[str]
+    reward: Mapped[float | None] = mapped_column(comment="From the last JSON line; null where none was given.")
+    facts: Mapped[Json] = mapped_column(
+        comment="The whole last JSON line: what the agent's grader reports beside the reward."
+    )
+    exit_code: Mapped[int | None] = mapped_column(comment="Negative: killed by that signal.")
+    detail: Mapped[str | None] = mapped_column(comment="Cause, for people.")
+    stdout_tail: Mapped[str]
+    stderr_tail: Mapped[str]
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        _one_of("kind", OutcomeKind),
+        CheckConstraint("reward > '-Infinity' AND reward < 'Infinity'", name="reward_finite"),
+        Index(None, "run_id", "created_at"),
+    )
+
+
+class ModelCall(Base):
+    """Writer: gateway. One request to the model, as sampled; durable before its last byte leaves. Partitioned by run.
+
+    One row per choice: a request with n > 1 writes n rows that share `request_id`.
+    """
+
+    __tablename__ = "model_calls"
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(
+        primary_key=True, comment="c + 24 hex; the id in the answer is chatcmpl-<request_id>."
+    )
+    rollout_id: Mapped[str]
+    attempt: Mapped[int]
+    request_id: Mapped[str] = mapped_column(comment="The id of the request's first choice.")
+    choice: Mapped[int] = mapped_column(comment="Index among n choices.")
+    sequence: Mapped[int] = mapped_column(
+        BigInteger, comment="Nanoseconds since the epoch at arrival: orders the calls of an attempt."
+    )
+    status: Mapped[str]
+    trainable: Mapped[bool] = mapped_column(Boolean)
+    untrainable_reason: Mapped[str | None] = mapped_column(
+        comment="Parameters a trainer cannot reproduce, or how the call ended."
+    )
+    request_sha256: Mapped[bytes] = mapped_column(
+        comment="Digest of the body: with a retry count it identifies an SDK's repeat."
+    )
+    request: Mapped[Json] = mapped_column(comment="The body without messages and tools: sampling parameters as sent.")
+    messages: Mapped[Json] = mapped_column(comment="{messages, tools} as sent.")
+    response: Mapped[Json | None] = mapped_column(
+        comment="The choice's message as answered; null when failed before one."
+    )
+    prompt_ids: Mapped[bytes] = mapped_column(comment="int32[prompt_tokens]")
+    sampled_ids: Mapped[bytes] = mapped_column(comment="int32[completion_tokens]")
+    generator_logprobs: Mapped[bytes] = mapped_column(
+        comment="float32[completion_tokens], natural log, temperature-scaled, before top-k and top-p."
+    )
+    policy_versions: Mapped[bytes] = mapped_column(
+        comment="int32[completion_tokens]: the version that sampled each token."
+    )
+    prompt_tokens: Mapped[int]
+    completion_tokens: Mapped[int]
+    cached_tokens: Mapped[int] = mapped_column(comment="Of the prompt, served from the engine's prefix cache.")
+    min_policy_version: Mapped[int | None]
+    max_policy_version: Mapped[int | None]
+    temperature: Mapped[float] = mapped_column(comment="Effective.")
+    finish_reason: Mapped[str | None]
+    trace_id: Mapped[str | None] = mapped_column(comment="From traceparent, hex.")
+    parent_span_id: Mapped[str | None] = mapped_column(comment="From traceparent, hex.")
+    queued_seconds: Mapped[float] = mapped_column(comment="Arrival to the engine's acceptance, holds included.")
+    first_token_seconds: Mapped[float | None] = mapped_column(comment="Arrival to the first token.")
+    total_seconds: Mapped[float] = mapped_column(comment="Arrival to the last token.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        _one_of("status", CallStatus),
+        Index("ix_model_calls_rollout", "rollout_id", "attempt", "sequence"),
+        {"postgresql_partition_by": "LIST (run_id)"},
+    )
+
+
+class Span(Base):
+    """Writer: collector. One OpenTelemetry span; a re-sent one changes nothing. Partitioned by run."""
+
+    __tablename__ = "spans"
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    trace_id: Mapped[str] = mapped_column(primary_key=True, comment="Hex.")
+    span_id: Mapped[str] = mapped_column(primary_key=True, comment="Hex.")
+    parent_span_id: Mapped[str | None]
+    name: Mapped[str]
+    kind: Mapped[str] = mapped_column(comment="llm, tool, agent, reward or other.")
+    tool: Mapped[str | None] = mapped_column(comment="Name of the tool, for kind tool.")
+    status: Mapped[str]
+    error_type: Mapped[str | None]
+    tool_call_id: Mapped[str | None]
+    response_id: Mapped[str | None] = mapped_column(
+        comment="The model answer that asked for it: joins the span to its call."
+    )
+    start_ns: Mapped[int] = mapped_column(BigInteger)
+    end_ns: Mapped[int] = mapped_column(BigInteger)
+    scope: Mapped[str | None] = mapped_column(comment="Instrumentation scope.")
+    attributes: Mapped[Json]
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (_one_of("status", SpanStatus), {"postgresql_partition_by": "LIST (run_id)"})
+
+
+class Reward(Base):
+    """Writer: collector. A reward that the attempt's telemetry or its reward door gave. A repeat changes nothing."""
+
+    __tablename__ = "rewards"
+    rollout_id: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True, comment="Sender's key, or trace:span:position for telemetry.")
+    run_id: Mapped[str]
+    source: Mapped[str] = mapped_column(comment="door or telemetry.")
+    name: Mapped[str]
+    value: Mapped[float]
+    response_id: Mapped[str | None] = mapped_column(comment="The model answer it is for; null for the whole rollout.")
+    tool_call_id: Mapped[str | None]
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)
+
+
+class GroupCredit(Base):
+    """Writer: credit. What became of a complete training group; its samples are written in the same transaction."""
+
+    __tablename__ = "group_credits"
+    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True)
+    run_id: Mapped[str]
+    verdict: Mapped[str]
+    reason: Mapped[str | None] = mapped_column(comment="Why a group was excluded.")
+    credit_version: Mapped[int] = mapped_column(comment="Grows when the credit code changes what it computes.")
+    counted_siblings: Mapped[int]
+    has_variance: Mapped[bool] = mapped_column(comment="False: every advantage is zero and nothing can be learned.")
+    min_policy_version: Mapped[int | None]
+    reward_mean: Mapped[float | None]
+    reward_std: Mapped[float | None]
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (_one_of("verdict", GroupVerdict), Index(None, "run_id", "created_at"))
+
+
+class CallCredit(Base):
+    """Writer: credit. The credit of one model call, part by part. Partitioned by run."""
+
+    __tablename__ = "credits"
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    call_id: Mapped[str] = mapped_column(primary_key=True)
+    rollout_id: Mapped[str]
+    parent_call_id: Mapped[str | None] = mapped_column(comment="The call whose tokens this call's prompt begins with.")
+    depth: Mapped[int] = mapped_column(comment="Calls before it on its path.")
+    state_key: Mapped[str] = mapped_column(comment="History of tools and statuses so far: GiGPO's anchor.")
+    tools: Mapped[Json] = mapped_column(comment="{calls: [{tool, status, source}]} that this call asked for.")
+    intermediate_reward: Mapped[float] = mapped_column(comment="AIR and explicit rewards of this call.")
+    return_: Mapped[float] = mapped_column("return", comment="What the credit rule gives the call.")
+    baseline: Mapped[float]
+    advantage: Mapped[float]
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        Index("ix_credits_rollout", "rollout_id"),
+        {"postgresql_partition_by": "LIST (run_id)"},
+    )
+
+
+class Sample(Base):
+    """Writer: credit. One root-to-leaf path of a rollout's call forest, ready for the loss. Partitioned by run.
+
+    Every sampled token of a rollout has mask 1 in exactly one row.
+    """
+
+    __tablename__ = "samples"
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True, comment="<rollout>:<branch>")
+    group_id: Mapped[str]
+    rollout_id: Mapped[str]
+    branch: Mapped[int]
+    length: Mapped[int] = mapped_column(comment="T")
+    trained_tokens: Mapped[int] = mapped_column(comment="Tokens with mask 1.")
+    token_ids: Mapped[bytes] = mapped_column(comment="int32[T]")
+    mask: Mapped[bytes] = mapped_column(
+        comment="uint8[T]: 1 where the policy sampled the token and this row trains it."
+    )
+    generator_logprobs: Mapped[bytes] = mapped_column(comment="float32[T]; 0 where mask is 0.")
+    advantages: Mapped[bytes] = mapped_column(comment="float32[T]; 0 where mask is 0.")
+    temperatures: Mapped[bytes] = mapped_column(comment="float32[T]; 1 where mask is 0.")
+    policy_versions: Mapped[bytes] = mapped_column(comment="int32[T]; -1 where mask is 0.")
+    min_policy_version: Mapped[int]
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        Index("ix_samples_group", "group_id"),
+        {"postgresql_partition_by": "LIST (run_id)"},
+    )
+
+
+class Step(Base):
+    """Writer: trainer. One optimiser step, in one transaction with what it consumed and the version it made."""
+
+    __tablename__ = "steps"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    number: Mapped[int] = mapped_column(
+        primary_key=True, comment="From 1; makes the policy version of the same number."
+    )
+    metrics: Mapped[Json] = mapped_column(
+        comment="Name to number: loss, gradient norm, kl, gaps, tokens, seconds per phase."
+    )
+    checkpoint: Mapped[str] = mapped_column(comment="Folder of optimiser state, RNG and high-water mark.")
+    started_at: Mapped[datetime]
+    created_at: Mapped[datetime] = _created()
+
+
+class StepGroup(Base):
+    """Writer: trainer. What became of a credited group: at most one verdict, in the step's transaction."""
+
+    __tablename__ = "step_groups"
+    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True)
+    run_id: Mapped[str]
+    step: Mapped[int | None] = mapped_column(comment="Null for a group refused as stale.")
+    verdict: Mapped[str]
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (_one_of("verdict", ConsumptionVerdict), Index(None, "run_id", "step"))
+
+
+class StepSample(Base):
+    """Writer: trainer. A sample that a step's loss saw: the primary key is the promise of exactly once."""
+
+    __tablename__ = "step_samples"
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    sample_id: Mapped[str] = mapped_column(primary_key=True)
+    step: Mapped[int]
+    __table_args__ = (Index(None, "run_id", "step"),)
+
+
+class PolicyVersion(Base):
+    """Writer: trainer. Weights that can be served; versions of a run have no gaps."""
+
+    __tablename__ = "policy_versions"
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    version: Mapped[int] = mapped_column(primary_key=True, comment="0 is the base model.")
+    path: Mapped[str] = mapped_column(comment="Hugging Face folder, as trainer and engines see it.")
+    content_sha256: Mapped[str] = mapped_column(comment="Over the weight files.")
+    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    pruned_at: Mapped[datetime | None] = mapped_column(comment="When the files were removed by the keep policy.")
+    created_at: Mapped[datetime] = _created()
+
+
+PARTITIONED: tuple[type[Base], ...] = (ModelCall, Span, CallCredit, Sample)
+"""Tables with one partition per run."""
