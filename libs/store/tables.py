@@ -1,8 +1,8 @@
 """The trajectory store's tables: one writer each, named in the docstring, with states checked by triggers.
 
 Tokens are little-endian int32 bytes and log-probabilities little-endian float32 bytes (`numpy.ndarray.tobytes`), so
-that a row costs four bytes a token and no parsing. `model_calls`, `spans`, `credits` and `samples` are partitioned by run:
-`drop_run_data` removes a finished run's partitions in one statement.
+that a row costs four bytes a token and no parsing. `model_calls`, `spans`, `credits` and `samples` are partitioned
+by run: `drop_run_data` removes a finished run's partitions in one statement.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ApiToken(Base):
 
 
 class IdempotencyKey(Base):
-    """Writer: api. The answer to a create request, kept so that a repeat gets the same answer and makes no second row."""
+    """Writer: api. The answer to a create request, kept so that a repeat gets the same and makes no second row."""
 
     __tablename__ = "idempotency_keys"
     token_id: Mapped[str] = mapped_column(primary_key=True, comment="Who asked: keys of different tokens never meet.")
@@ -512,6 +512,19 @@ class PolicyVersion(Base):
     pruned_at: Mapped[datetime | None] = mapped_column(comment="When the files were removed by the keep policy.")
     created_at: Mapped[datetime] = _created()
 
+
+class StateTransition(Base):
+    """Writer: migrations. Which state may follow which (libs.contracts.states); triggers refuse every other change."""
+
+    __tablename__ = "state_transitions"
+    entity: Mapped[str] = mapped_column(primary_key=True, comment="run, group, rollout or attempt.")
+    from_state: Mapped[str] = mapped_column(primary_key=True)
+    to_state: Mapped[str] = mapped_column(primary_key=True)
+
+
+for _mapper in Base.registry.mappers:
+    # Tables tell in SQL what their classes tell in Python.
+    _mapper.local_table.comment = " ".join((_mapper.class_.__doc__ or "").split())  # type: ignore[attr-defined]
 
 PARTITIONED: tuple[type[Base], ...] = (ModelCall, Span, CallCredit, Sample)
 """Tables with one partition per run."""

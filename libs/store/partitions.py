@@ -1,0 +1,44 @@
+"""Each run's own partitions of the big tables: made with the run, dropped in one statement when no longer needed."""
+
+from psycopg import sql
+from sqlalchemy import text
+
+from libs.store.database import Session, raw_connection
+from libs.store.tables import PARTITIONED
+
+
+def partition_of(table: str, run_id: str) -> str:
+    """The partition's name, `model_calls__run-abc`; ids are short enough for Postgres' 63 bytes."""
+    return f"{table}__{run_id}"
+
+
+async def create_run_partitions(session: Session, run_id: str) -> None:
+    """Makes the run's partitions; a repeat changes nothing. Belongs into the transaction that inserts the run."""
+    # Two callers for one run: the second waits here and then sees the first's partitions.
+    await session.execute(
+        text("SELECT pg_advisory_xact_lock(hashtextextended('partitions:' || :run, 0))"), {"run": run_id}
+    )
+    names = {partition_of(table.__tablename__, run_id): table.__tablename__ for table in PARTITIONED}
+    existing = set(
+        await session.scalars(text("SELECT relname FROM pg_class WHERE relname = ANY(:names)"), {"names": list(names)})
+    )
+    connection = await raw_connection(session)
+    for name, parent in names.items():
+        if name not in existing:
+            # ATTACH, since CREATE … PARTITION OF stops every other run's writes while this transaction lasts.
+            await connection.execute(
+                sql.SQL(
+                    "CREATE TABLE {0} (LIKE {1} INCLUDING DEFAULTS INCLUDING CONSTRAINTS);"
+                    " ALTER TABLE {1} ATTACH PARTITION {0} FOR VALUES IN ({2})"
+                ).format(sql.Identifier(name), sql.Identifier(parent), sql.Literal(run_id))
+            )
+
+
+async def drop_run_data(session: Session, run_id: str) -> None:
+    """Removes the run's model calls, spans, credits and samples, whatever their number, in one statement.
+
+    What stays is its history: groups, rollouts, outcomes, steps and policy versions.
+    """
+    names = [sql.Identifier(partition_of(table.__tablename__, run_id)) for table in PARTITIONED]
+    connection = await raw_connection(session)
+    await connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.SQL(", ").join(names)))
