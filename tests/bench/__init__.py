@@ -1,1 +1,1 @@
-"""Benchmarks: each `bench_*` module has `rows()`, and every row stands beside its baseline, measured in the same run."""
+"""Benchmarks: each `bench_*` module has `rows()`; every row stands beside a baseline measured in the same run."""
