@@ -1,0 +1,128 @@
+"""Datasets and their tasks: stored whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from sqlalchemy import ColumnElement, or_, select, text, tuple_
+
+from libs.contracts import api
+from libs.contracts.ids import new_id
+from libs.store import tables
+from libs.store.database import ReadSession, Session, raw_connection
+from libs.store.paging import decode_cursor, page
+
+
+class DatasetConflict(ValueError):
+    """The name belongs to a dataset with other rows."""
+
+
+class UnknownDataset(LookupError):
+    """No dataset has this id or name."""
+
+
+@dataclass(frozen=True)
+class StoredDataset:
+    """What an upload made, or the equal dataset that it repeats."""
+
+    dataset: api.Dataset
+    created: bool
+
+
+async def store_dataset(session: Session, name: str, rows: AsyncIterable[str]) -> StoredDataset:
+    """Writes a dataset by COPY as its rows arrive; nothing is kept when the iterator raises.
+
+    The repeat key is the name with the hash over the row hashes: an equal upload finds the first one's row.
+
+    Args:    rows: canonical JSON text of each task, in order
+    Raises:  DatasetConflict: the name belongs to a dataset with other rows
+    """
+    digest, count = await _stage(session, rows)
+    # Two uploads under one name: the second waits here and then sees the first.
+    await session.execute(
+        text("SELECT pg_advisory_xact_lock(hashtextextended('dataset:' || :name, 0))"), {"name": name}
+    )
+    found = await session.scalar(select(tables.Dataset).where(tables.Dataset.name == name))
+    if found is not None:
+        if found.content_sha256 == digest:
+            return StoredDataset(_dataset(found), created=False)
+        raise DatasetConflict(
+            f"dataset {name!r} exists with other rows ({found.task_count} tasks, id {found.id}):"
+            " datasets never change; upload under another name"
+        )
+    dataset = tables.Dataset(id=new_id("dataset"), name=name, content_sha256=digest, task_count=count)
+    session.add(dataset)
+    await session.flush()
+    await session.execute(
+        text(
+            "INSERT INTO tasks (dataset_id, number, row_sha256, payload)"
+            " SELECT :dataset_id, number, row_sha256, payload FROM incoming_rows"
+        ),
+        {"dataset_id": dataset.id},
+    )
+    await session.refresh(dataset)
+    return StoredDataset(_dataset(dataset), created=True)
+
+
+async def _stage(session: Session, rows: AsyncIterable[str]) -> tuple[str, int]:
+    connection = await raw_connection(session)
+    content, count = hashlib.sha256(), 0
+    async with connection.cursor() as cursor:
+        # An upload lasts as long as its sender; the API bounds it by the size and the silence it allows.
+        await cursor.execute("SET LOCAL statement_timeout = 0")
+        await cursor.execute(
+            "CREATE TEMPORARY TABLE incoming_rows (number int, row_sha256 bytea, payload jsonb) ON COMMIT DROP"
+        )
+        async with cursor.copy("COPY incoming_rows FROM STDIN") as copy:
+            async for row in rows:
+                row_sha256 = hashlib.sha256(row.encode()).digest()
+                content.update(row_sha256)
+                await copy.write_row((count, row_sha256, row))
+                count += 1
+    return content.hexdigest(), count
+
+
+async def find_dataset(session: ReadSession, id_or_name: str) -> api.Dataset:
+    """A dataset by its id or its name.
+
+    Raises: UnknownDataset
+    """
+    match = or_(tables.Dataset.id == id_or_name, tables.Dataset.name == id_or_name)
+    # An id wins over an equal name of another dataset.
+    order = (tables.Dataset.id != id_or_name, tables.Dataset.id)
+    found = await session.scalar(select(tables.Dataset).where(match).order_by(*order).limit(1))
+    if found is None:
+        raise UnknownDataset(f"no dataset has the id or name {id_or_name!r}: upload it, or list datasets")
+    return _dataset(found)
+
+
+async def list_datasets(
+    session: ReadSession, *, name: str | None, cursor: str | None, limit: int
+) -> api.Page[api.Dataset]:
+    """Datasets, newest first."""
+    table = tables.Dataset
+    conditions: list[ColumnElement[bool]] = [table.name == name] if name else []
+    if key := decode_cursor(cursor, datetime, str):
+        conditions.append(tuple_(table.created_at, table.id) < tuple_(*key))
+    query = select(table).where(*conditions).order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)
+    rows = (await session.scalars(query)).all()
+    return page(rows, limit, _dataset, lambda row: (row.created_at, row.id))
+
+
+async def list_tasks(session: ReadSession, dataset_id: str, *, cursor: str | None, limit: int) -> api.Page[api.Task]:
+    """Tasks of a dataset in the order of its upload."""
+    table = tables.Task
+    conditions = [table.dataset_id == dataset_id]
+    if key := decode_cursor(cursor, int):
+        conditions.append(table.number > cast(int, key[0]))
+    query = select(table).where(*conditions).order_by(table.number).limit(limit + 1)
+    rows = (await session.scalars(query)).all()
+    return page(rows, limit, lambda row: api.Task.model_validate(row, from_attributes=True), lambda row: (row.number,))
+
+
+def _dataset(row: tables.Dataset) -> api.Dataset:
+    return api.Dataset.model_validate(row, from_attributes=True)
