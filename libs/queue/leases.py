@@ -1,0 +1,255 @@
+"""Leases: rows of `attempts`, each one execution of a rollout by one owner until a moment, fenced by `lease_id`.
+
+    queued rollout ──lease_rollout──▶ leased ──start──▶ running ──settle──▶ settled + outcome
+                                        └────── no heartbeat ──────▶ expired, and the rollout may be leased again
+
+Time is the database's clock alone, so runners' clocks may differ. Every function runs in the caller's transaction.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import func, text, update
+
+from libs.contracts.config import Agent, ProcessRunner, Sampling
+from libs.contracts.states import AttemptState, OutcomeKind
+from libs.store import tables
+from libs.store.database import ReadSession, Session
+
+_LIVE = (AttemptState.LEASED, AttemptState.RUNNING)
+
+# Of rollout r in run u. A cancelled attempt is nobody's failure and does not count against max_attempts.
+_MAY_RUN = f"""
+    r.state = 'queued' AND u.intent = 'running'
+    AND NOT EXISTS (
+        SELECT FROM attempts a
+        WHERE a.rollout_id = r.id AND a.state IN ('leased', 'running'))
+    AND NOT EXISTS (
+        SELECT FROM outcomes o WHERE o.rollout_id = r.id AND o.kind NOT IN ('infra_error', 'cancelled'))
+    AND coalesce((u.config #>> '{{sampling,max_attempts}}')::integer, {Sampling().max_attempts}) > (
+        SELECT count(*) FROM attempts a LEFT JOIN outcomes o ON o.rollout_id = a.rollout_id AND o.attempt = a.number
+        WHERE a.rollout_id = r.id AND o.kind IS DISTINCT FROM 'cancelled')
+"""  # noqa: S608  # constants alone
+
+# NO KEY UPDATE: two leases of one rollout take turns, while inserts that refer to the rollout do not wait.
+_LOCK = text("SELECT FROM rollouts WHERE id = :rollout_id FOR NO KEY UPDATE")
+
+_EXPIRE_ONE = text("""
+    UPDATE attempts SET state = 'expired', finished_at = clock_timestamp()
+    WHERE rollout_id = :rollout_id AND state IN ('leased', 'running') AND lease_expires_at <= clock_timestamp()
+""")
+
+_LEASE = text(f"""
+    WITH leased AS (
+        INSERT INTO attempts (rollout_id, number, run_id, state, lease_id, owner, lease_expires_at)
+        SELECT r.id, 1 + (SELECT coalesce(max(number), 0) FROM attempts WHERE rollout_id = r.id), r.run_id,
+               'leased', :lease_id, :owner, clock_timestamp() + make_interval(secs => :seconds)
+        FROM rollouts r JOIN runs u ON u.id = r.run_id
+        WHERE r.id = :rollout_id AND {_MAY_RUN}
+        RETURNING rollout_id, number, run_id, lease_expires_at
+    )
+    SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_expires_at, r.group_id, r.trace_parent,
+           g.dataset_id, g.task_number, t.payload, u.config -> 'agent' AS agent, u.config -> 'runner' AS runner
+    FROM leased
+    JOIN rollouts r ON r.id = leased.rollout_id
+    JOIN groups g ON g.id = r.group_id
+    JOIN runs u ON u.id = r.run_id
+    JOIN tasks t ON t.dataset_id = g.dataset_id AND t.number = g.task_number
+""")  # noqa: S608  # constants alone
+
+# SKIP LOCKED: a lease that is being settled or renewed at this moment is not overdue.
+_EXPIRE_OVERDUE = text("""
+    UPDATE attempts SET state = 'expired', finished_at = clock_timestamp()
+    WHERE (rollout_id, number) IN (
+        SELECT rollout_id, number FROM attempts
+        WHERE state IN ('leased', 'running') AND lease_expires_at <= clock_timestamp()
+        ORDER BY lease_expires_at LIMIT :limit FOR UPDATE SKIP LOCKED)
+    RETURNING rollout_id, number, run_id, owner
+""")
+
+_HEARTBEAT = text("""
+    UPDATE attempts a SET lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
+    FROM rollouts r JOIN runs u ON u.id = r.run_id
+    WHERE r.id = a.rollout_id AND a.lease_id = ANY(:lease_ids) AND a.state IN ('leased', 'running')
+        AND r.state = 'queued' AND u.intent <> 'cancelled'
+    RETURNING a.lease_id
+""")
+
+_DELIVERABLE = text(f"""
+    SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id
+    WHERE {_MAY_RUN} AND (CAST(:run_id AS text) IS NULL OR r.run_id = :run_id)
+    ORDER BY r.created_at, r.id LIMIT :limit
+""")  # noqa: S608  # constants alone
+
+
+@dataclass(frozen=True)
+class Lease:
+    """The right to execute one attempt, with everything that executing it needs."""
+
+    run_id: str
+    group_id: str
+    rollout_id: str
+    attempt: int
+    lease_id: str
+    expires_at: datetime
+    dataset_id: str
+    task_number: int
+    task: dict[str, Any]
+    """The row of the dataset as uploaded."""
+    agent: Agent
+    runner: ProcessRunner
+    trace_parent: str | None
+    """W3C trace context of the admission."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended, as the runner saw it.
+
+    Raises: ValueError: the reward is not finite; the runner must call that the agent's error.
+    """
+
+    kind: OutcomeKind
+    reward: float | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    """The whole last JSON line."""
+    exit_code: int | None = None
+    """Negative: killed by that signal."""
+    detail: str | None = None
+    stdout_tail: str = ""
+    stderr_tail: str = ""
+
+    def __post_init__(self) -> None:
+        if self.reward is not None and not math.isfinite(self.reward):
+            raise ValueError(f"reward {self.reward} is not finite: settle the attempt as agent_error and say so")
+
+
+@dataclass(frozen=True)
+class ExpiredAttempt:
+    """An attempt whose owner stopped renewing its lease."""
+
+    rollout_id: str
+    attempt: int
+    run_id: str
+    owner: str
+
+
+async def lease_rollout(session: Session, rollout_id: str, owner: str, seconds: float) -> Lease | None:
+    """The next attempt of the rollout, or None when there is nothing to execute.
+
+    None means: it is finished or cancelled, its run is paused or cancelled, another lease is live, an outcome waits to
+    be settled by the controller, or `max_attempts` are used up. An overdue lease is expired first. Safe to repeat: of
+    two callers one gets the lease.
+    """
+    parameters = {"rollout_id": rollout_id, "lease_id": secrets.token_hex(16), "owner": owner, "seconds": seconds}
+    await session.execute(_LOCK, parameters)
+    await session.execute(_EXPIRE_ONE, parameters)
+    row = (await session.execute(_LEASE, parameters)).one_or_none()
+    if row is None:
+        return None
+    return Lease(
+        run_id=row.run_id,
+        group_id=row.group_id,
+        rollout_id=row.rollout_id,
+        attempt=row.number,
+        lease_id=str(parameters["lease_id"]),
+        expires_at=row.lease_expires_at,
+        dataset_id=row.dataset_id,
+        task_number=row.task_number,
+        task=row.payload,
+        agent=Agent.model_validate(row.agent),
+        runner=ProcessRunner.model_validate(row.runner or {}),
+        trace_parent=row.trace_parent,
+    )
+
+
+async def start(session: Session, lease: Lease) -> bool:
+    """Marks that the agent runs; False when the lease was lost. Safe to repeat."""
+    changed = await session.execute(
+        update(tables.Attempt)
+        .where(tables.Attempt.lease_id == lease.lease_id, tables.Attempt.state.in_(_LIVE))
+        .values(
+            state=AttemptState.RUNNING,
+            started_at=func.coalesce(tables.Attempt.started_at, func.clock_timestamp()),
+        )
+        .returning(tables.Attempt.lease_id)
+    )
+    return changed.first() is not None
+
+
+async def heartbeat(session: Session, lease_id: str, seconds: float) -> bool:
+    """Renews one lease; see `heartbeat_all`."""
+    return bool(await heartbeat_all(session, [lease_id], seconds))
+
+
+async def heartbeat_all(session: Session, lease_ids: Iterable[str], seconds: float) -> set[str]:
+    """Renews leases in one statement and returns those to go on with.
+
+    What is missing from the answer must be stopped: the lease was lost, or the rollout or its run was cancelled.
+    """
+    ids = list(lease_ids)
+    if not ids:
+        return set()
+    return set(await session.scalars(_HEARTBEAT, {"lease_ids": ids, "seconds": seconds}))
+
+
+async def settle(session: Session, lease: Lease, outcome: Outcome) -> bool:
+    """Ends the attempt and writes its outcome; False, and nothing changes, when the lease is no longer held.
+
+    Idempotency key: the lease id. A repeat after success answers False and writes no second row. What Postgres
+    cannot hold (NUL, lone surrogates, NaN) is replaced, so that no agent can print something that cannot be settled.
+    """
+    ended = await session.execute(
+        update(tables.Attempt)
+        .where(tables.Attempt.lease_id == lease.lease_id, tables.Attempt.state.in_(_LIVE))
+        .values(state=AttemptState.SETTLED, finished_at=func.clock_timestamp())
+        .returning(tables.Attempt.rollout_id, tables.Attempt.number, tables.Attempt.run_id)
+    )
+    row = ended.one_or_none()
+    if row is None:
+        return False
+    session.add(
+        tables.Outcome(
+            rollout_id=row.rollout_id,
+            attempt=row.number,
+            run_id=row.run_id,
+            kind=outcome.kind,
+            reward=outcome.reward,
+            facts=_storable(outcome.facts),
+            exit_code=outcome.exit_code,
+            detail=_storable(outcome.detail),
+            stdout_tail=_storable(outcome.stdout_tail),
+            stderr_tail=_storable(outcome.stderr_tail),
+        )
+    )
+    await session.flush()
+    return True
+
+
+async def expire_overdue(session: Session, limit: int = 1000) -> list[ExpiredAttempt]:
+    """Ends leases whose owner stopped renewing them, the longest overdue first. Several callers share the work."""
+    rows = await session.execute(_EXPIRE_OVERDUE, {"limit": limit})
+    return [ExpiredAttempt(row.rollout_id, row.number, row.run_id, row.owner) for row in rows]
+
+
+async def deliverable_rollouts(session: ReadSession, limit: int = 10_000, run_id: str | None = None) -> list[str]:
+    """Rollouts that `lease_rollout` would lease at this moment, oldest first: what the stream should hold."""
+    return list(await session.scalars(_DELIVERABLE, {"limit": limit, "run_id": run_id}))
+
+
+def _storable(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {_storable(key): _storable(item) for key, item in value.items()}
+    if isinstance(value, Sequence):
+        return [_storable(item) for item in value]
+    return value

@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from sqlalchemy import select, text, update
+
+from libs.contracts.states import OutcomeKind
+from libs.queue import leases
+from libs.queue.leases import Lease, Outcome
+from libs.store import tables
+from libs.store.database import Database
+from tests import builders
+
+SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
+INFRA = Outcome(OutcomeKind.INFRA_ERROR)
+
+
+@pytest.fixture
+async def rollout(database: Database) -> tables.Rollout:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run)
+    return rollouts[0]
+
+
+async def lease(database: Database, rollout: tables.Rollout, owner: str = "runner-a") -> Lease | None:
+    async with database.session() as session:
+        return await leases.lease_rollout(session, rollout.id, owner, 60)
+
+
+async def held(database: Database, rollout: tables.Rollout, owner: str = "runner-a") -> Lease:
+    got = await lease(database, rollout, owner)
+    assert got is not None
+    return got
+
+
+async def settle(database: Database, got: Lease, outcome: Outcome = SUCCESS) -> bool:
+    async with database.session() as session:
+        return await leases.settle(session, got, outcome)
+
+
+async def make_overdue(database: Database, got: Lease) -> None:
+    async with database.session() as session:
+        await session.execute(
+            update(tables.Attempt)
+            .where(tables.Attempt.lease_id == got.lease_id)
+            .values(lease_expires_at=text("clock_timestamp() - interval '1 second'"))
+        )
+
+
+async def attempts(database: Database, rollout: tables.Rollout) -> list[tuple[int, str, str]]:
+    async with database.read() as session:
+        rows = await session.scalars(
+            select(tables.Attempt).where(tables.Attempt.rollout_id == rollout.id).order_by(tables.Attempt.number)
+        )
+        return [(row.number, row.state, row.owner) for row in rows]
+
+
+async def change(database: Database, table: Any, key: str, **values: Any) -> None:
+    async with database.session() as session:
+        row = await session.get_one(table, key)
+        for name, value in values.items():
+            setattr(row, name, value)
+
+
+async def test_a_lease_carries_all_that_executing_needs(database: Database, rollout: tables.Rollout) -> None:
+    got = await held(database, rollout)
+    assert (got.run_id, got.group_id, got.rollout_id, got.attempt) == (
+        rollout.run_id,
+        rollout.group_id,
+        rollout.id,
+        1,
+    )
+    assert got.task == {"question": "2+2"}
+    assert got.task_number == 0
+    assert got.agent.command == ["{python}", "agent.py"]
+    assert got.runner.timeout_seconds == 300.0
+    assert got.trace_parent is None
+
+
+async def test_a_leased_rollout_is_not_leased_again(database: Database, rollout: tables.Rollout) -> None:
+    await held(database, rollout)
+    assert await lease(database, rollout, "runner-b") is None
+    assert await attempts(database, rollout) == [(1, "leased", "runner-a")]
+
+
+async def test_of_many_racing_runners_one_gets_the_lease(database: Database, rollout: tables.Rollout) -> None:
+    got = await asyncio.gather(*(lease(database, rollout, f"runner-{n}") for n in range(8)))
+    assert sum(one is not None for one in got) == 1
+    assert len(await attempts(database, rollout)) == 1
+
+
+async def test_an_overdue_lease_goes_to_one_of_the_next_askers(database: Database, rollout: tables.Rollout) -> None:
+    await make_overdue(database, await held(database, rollout))
+    got = await asyncio.gather(*(lease(database, rollout, f"runner-{n}") for n in range(4)))
+    assert [one.attempt for one in got if one is not None] == [2]
+    assert [state for _, state, _ in await attempts(database, rollout)] == ["expired", "leased"]
+
+
+async def test_settle_after_lease_expired_changes_nothing(database: Database, rollout: tables.Rollout) -> None:
+    late = await held(database, rollout)
+    await make_overdue(database, late)
+    second = await held(database, rollout, "runner-b")
+    assert await settle(database, late) is False
+    async with database.session() as session:
+        assert await leases.start(session, late) is False
+        assert await leases.heartbeat(session, late.lease_id, 60) is False
+        assert await session.get(tables.Outcome, (rollout.id, 1)) is None
+    assert await settle(database, second) is True
+
+
+async def test_settling_twice_writes_one_outcome(database: Database, rollout: tables.Rollout) -> None:
+    got = await held(database, rollout)
+    assert await settle(database, got) is True
+    assert await settle(database, got, Outcome(OutcomeKind.SUCCEEDED, reward=0.0)) is False
+    async with database.read() as session:
+        outcomes = (await session.scalars(select(tables.Outcome))).all()
+    assert [(row.attempt, row.kind, row.reward) for row in outcomes] == [(1, "succeeded", 1.0)]
+
+
+async def test_settle_and_expiry_at_once_leave_one_end(database: Database, rollout: tables.Rollout) -> None:
+    got = await held(database, rollout)
+    await make_overdue(database, got)
+
+    async def expire() -> bool:
+        async with database.session() as session:
+            return bool(await leases.expire_overdue(session))
+
+    settled, expired = await asyncio.gather(settle(database, got), expire())
+    assert settled != expired
+    assert await attempts(database, rollout) == [(1, "settled" if settled else "expired", "runner-a")]
+
+
+@pytest.mark.parametrize("kind", [OutcomeKind.SUCCEEDED, OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT])
+async def test_a_final_outcome_is_never_executed_again(
+    database: Database, rollout: tables.Rollout, kind: OutcomeKind
+) -> None:
+    await settle(database, await held(database, rollout), Outcome(kind))
+    assert await lease(database, rollout) is None
+
+
+async def test_infrastructure_failures_use_up_attempts(database: Database, rollout: tables.Rollout) -> None:
+    for _ in range(3):
+        await settle(database, await held(database, rollout), INFRA)
+    assert await lease(database, rollout) is None
+
+
+async def test_a_cancelled_attempt_uses_up_none(database: Database, rollout: tables.Rollout) -> None:
+    for _ in range(5):
+        await settle(database, await held(database, rollout), Outcome(OutcomeKind.CANCELLED))
+    assert await lease(database, rollout) is not None
+
+
+async def test_a_finished_rollout_is_not_leased(database: Database, rollout: tables.Rollout) -> None:
+    await change(database, tables.Rollout, rollout.id, state="cancelled")
+    assert await lease(database, rollout) is None
+
+
+@pytest.mark.parametrize("intent", ["paused", "cancelled"])
+async def test_a_halted_run_leases_nothing(database: Database, rollout: tables.Rollout, intent: str) -> None:
+    await change(database, tables.Run, rollout.run_id, intent=intent)
+    assert await lease(database, rollout) is None
+
+
+async def test_an_unknown_rollout_is_not_leased(database: Database) -> None:
+    async with database.session() as session:
+        assert await leases.lease_rollout(session, "run-none.0.0", "runner", 60) is None
+
+
+async def test_heartbeat_renews_what_goes_on_and_omits_what_must_stop(
+    database: Database, rollout: tables.Rollout
+) -> None:
+    run = await builders.add_run(database)
+    _, others = await builders.add_group(database, run, size=3)
+    going, lost, cancelled, paused = [await held(database, each) for each in [rollout, *others]]
+    await make_overdue(database, lost)
+    async with database.session() as session:
+        expired = await leases.expire_overdue(session)
+    assert [(one.rollout_id, one.attempt, one.owner) for one in expired] == [(lost.rollout_id, 1, "runner-a")]
+    await change(database, tables.Rollout, cancelled.rollout_id, state="cancelled")
+    await change(database, tables.Run, run.id, intent="paused")
+    async with database.session() as session:
+        ids = [one.lease_id for one in (going, lost, cancelled, paused)]
+        assert await leases.heartbeat_all(session, ids, 600) == {going.lease_id, paused.lease_id}
+        row = await session.get_one(tables.Attempt, (rollout.id, 1))
+        assert (row.lease_expires_at - going.expires_at).total_seconds() > 500
+
+
+async def test_start_marks_the_attempt_running_and_may_be_repeated(database: Database, rollout: tables.Rollout) -> None:
+    got = await held(database, rollout)
+    async with database.session() as session:
+        assert await leases.start(session, got) is True
+        assert await leases.start(session, got) is True
+    assert await attempts(database, rollout) == [(1, "running", "runner-a")]
+
+
+async def test_deliverable_rollouts_are_those_that_would_be_leased(database: Database) -> None:
+    run = await builders.add_run(database)
+    _, [waiting, leased, retried, ended] = await builders.add_group(database, run, size=4)
+    await held(database, leased)
+    await settle(database, await held(database, retried), INFRA)
+    await settle(database, await held(database, ended), SUCCESS)
+    async with database.read() as session:
+        assert await leases.deliverable_rollouts(session) == [waiting.id, retried.id]
+        assert await leases.deliverable_rollouts(session, limit=1) == [waiting.id]
+        assert await leases.deliverable_rollouts(session, run_id="run-other") == []
+
+
+async def test_no_output_can_make_an_attempt_unsettlable(database: Database, rollout: tables.Rollout) -> None:
+    outcome = Outcome(
+        OutcomeKind.SUCCEEDED,
+        reward=0.5,
+        facts={"a\x00": ["\ud800", float("nan"), {"b": float("inf")}], "n": 10**40},
+        detail="\x00",
+        stdout_tail="x\x00y",
+        stderr_tail="\udcff",
+    )
+    assert await settle(database, await held(database, rollout), outcome) is True
+    async with database.read() as session:
+        row = await session.get_one(tables.Outcome, (rollout.id, 1))
+    assert row.facts == {"a\ufffd": ["?", "nan", {"b": "inf"}], "n": 10**40}
+    assert (row.detail, row.stdout_tail, row.stderr_tail) == ("\ufffd", "x\ufffdy", "?")
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
+def test_a_reward_that_is_not_finite_is_refused(reward: float) -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        Outcome(OutcomeKind.SUCCEEDED, reward=reward)
