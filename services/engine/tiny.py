@@ -1,0 +1,80 @@
+"""A tiny random Llama with a byte-level tokenizer, built offline: what tests serve and train instead of a real model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHATML_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def make_tiny_model(
+    folder: Path,
+    seed: int = 0,
+    vocab_size: int = 320,
+    hidden_size: int = 64,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    context_length: int = 4096,
+    chat_template: str = CHATML_TEMPLATE,
+) -> Path:
+    """`folder`, now holding a random float32 Llama of about 100,000 parameters, its tokenizer and its chat template.
+
+    The tokenizer maps every byte to one token (ids 0 to 255), then come the ChatML markers and fillers; the end of a
+    turn, `<|im_end|>`, is the end of sequence. The same seed gives the same weights.
+
+    Args:    vocab_size: at least 259 (256 bytes and 3 markers)
+    """
+    # Imported late: building is rare, and transformers takes seconds to import.
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    eos, pad = _write_tokenizer(folder, vocab_size, chat_template)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context_length,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        bos_token_id=None,
+        eos_token_id=eos,
+        pad_token_id=pad,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    return folder
+
+
+def _write_tokenizer(folder: Path, vocab_size: int, chat_template: str) -> tuple[int, int]:
+    """The ids of the end of sequence and of padding."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    fillers = vocab_size - tokenizer.get_vocab_size()
+    if fillers < 0:
+        raise ValueError(f"vocab_size {vocab_size} is too small: write at least {vocab_size - fillers}")
+    tokenizer.add_tokens([AddedToken(f"<filler_{index}>", special=False) for index in range(fillers)])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",  # noqa: S106 - the name of a token, no secret
+        pad_token="<|endoftext|>",  # noqa: S106 - the name of a token, no secret
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = chat_template
+    fast.save_pretrained(folder)
+    return fast.eos_token_id, fast.pad_token_id
