@@ -1,0 +1,140 @@
+"""Delivery of rollout ids to runners through one Redis stream.
+
+The stream is a hint that can be made again: the controller enqueues `leases.deliverable_rollouts` whenever it likes,
+and what is already waiting is left alone. A runner acknowledges a delivery once `lease_rollout` has answered, since
+from then on Postgres tells who works on it. What a runner took and never acknowledged goes to another one after
+`reclaim_seconds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import ResponseError
+
+from libs.queue.connection import MAX_BLOCK_SECONDS, answering, connect
+
+# Braces keep both keys on one node of a Redis cluster.
+_STREAM = "{leyden:rollouts}"
+_WAITING = "{leyden:rollouts}:waiting"
+_GROUP = "runners"
+
+# The hash remembers each rollout's message; a message that is gone (a flush or an eviction) is written again.
+_ENQUEUE = """
+local added = 0
+for _, rollout in ipairs(ARGV) do
+    local message = redis.call('HGET', KEYS[2], rollout)
+    if not message or #redis.call('XRANGE', KEYS[1], message, message) == 0 then
+        redis.call('HSET', KEYS[2], rollout, redis.call('XADD', KEYS[1], '*', 'rollout', rollout))
+        added = added + 1
+    end
+end
+return added
+"""
+
+_ACK = """
+for i = 2, #ARGV, 2 do
+    redis.pcall('XACK', KEYS[1], ARGV[1], ARGV[i])
+    redis.call('XDEL', KEYS[1], ARGV[i])
+    if redis.call('HGET', KEYS[2], ARGV[i + 1]) == ARGV[i] then
+        redis.call('HDEL', KEYS[2], ARGV[i + 1])
+    end
+end
+"""
+_BATCH = 1000
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One rollout id handed to one owner, until acknowledged."""
+
+    message_id: str
+    rollout_id: str
+
+
+class RolloutQueue:
+    """The stream, as controller and runners see it. Every method raises QueueUnavailable when Redis does not answer.
+
+    Args: reclaim_seconds: how long a delivery may stay unacknowledged before another owner gets it.
+    """
+
+    def __init__(self, url: str, *, reclaim_seconds: float = 30.0) -> None:
+        self._redis = connect(url)
+        self._enqueue = self._redis.register_script(_ENQUEUE)
+        self._ack = self._redis.register_script(_ACK)
+        self._reclaim_milliseconds = int(reclaim_seconds * 1000)
+
+    async def enqueue(self, rollout_ids: Sequence[str]) -> int:
+        """Makes rollouts deliverable, in order; the number that was not waiting already. Safe to repeat at any rate."""
+        added = 0
+        with answering():
+            for first in range(0, len(rollout_ids), _BATCH):
+                batch = rollout_ids[first : first + _BATCH]
+                added += int(await self._enqueue(keys=[_STREAM, _WAITING], args=batch))
+        return added
+
+    async def deliver(self, owner: str, count: int, block_seconds: float) -> list[Delivery]:
+        """Up to `count` rollouts for this owner; empty when none came within `block_seconds` (at most 10).
+
+        First those that another owner took and dropped, then new ones.
+        """
+        block_milliseconds = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
+        with answering():
+            try:
+                return await self._take(owner, count, block_milliseconds)
+            except ResponseError as error:
+                # The stream was flushed, before or during the wait.
+                if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
+                    raise
+            await self._create_group()
+            return await self._take(owner, count, block_milliseconds)
+
+    async def ack(self, deliveries: Sequence[Delivery]) -> None:
+        """Forgets deliveries; a rollout that must run again is enqueued again."""
+        if not deliveries:
+            return
+        arguments = [part for delivery in deliveries for part in (delivery.message_id, delivery.rollout_id)]
+        with answering():
+            await self._ack(keys=[_STREAM, _WAITING], args=[_GROUP, *arguments])
+
+    async def depth(self) -> int:
+        """Rollouts waiting or delivered and not yet acknowledged."""
+        with answering():
+            return int(await self._redis.xlen(_STREAM))
+
+    async def ping(self) -> None:
+        """For readiness."""
+        with answering():
+            await self._redis.ping()
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        await self._redis.aclose()
+
+    async def _take(self, owner: str, count: int, block_milliseconds: int) -> list[Delivery]:
+        _, dropped, *_ = await self._redis.xautoclaim(
+            _STREAM, _GROUP, owner, min_idle_time=self._reclaim_milliseconds, count=count
+        )
+        deliveries = _deliveries(dropped)
+        if deliveries:
+            return deliveries
+        fresh: Any = await self._redis.xreadgroup(_GROUP, owner, {_STREAM: ">"}, count=count, block=block_milliseconds)
+        if not fresh:
+            return []
+        [(_, messages)] = fresh.items() if isinstance(fresh, dict) else fresh
+        return _deliveries(messages)
+
+    async def _create_group(self) -> None:
+        try:
+            # From the beginning: what was enqueued before the group existed is delivered too.
+            await self._redis.xgroup_create(_STREAM, _GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if not str(error).startswith("BUSYGROUP"):
+                raise
+
+
+def _deliveries(messages: Any) -> list[Delivery]:
+    # A message deleted while it was pending comes without fields.
+    return [Delivery(message_id, fields["rollout"]) for message_id, fields in messages if fields]

@@ -1,0 +1,75 @@
+"""Wake-ups: hints that something changed in Postgres, so that nobody has to poll often.
+
+Losing one costs a poll interval. Each topic is a stream of one entry, read from where this waiter stopped: a hint given
+while it worked is not missed, and no connection is held while nobody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from enum import StrEnum
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from libs.queue.connection import MAX_BLOCK_SECONDS, connect
+
+
+class Topic(StrEnum):
+    """What may have changed."""
+
+    ROLLOUTS = "rollouts"
+    OUTCOMES = "outcomes"
+    GROUPS = "groups"
+    SAMPLES = "samples"
+    VERSIONS = "versions"
+    RUNS = "runs"
+    ENGINES = "engines"
+
+
+class Wake:
+    """Gives and awaits hints. Nothing here raises when Redis is away: giving does nothing, and waiting is sleeping."""
+
+    def __init__(self, url: str) -> None:
+        self._redis: Redis = connect(url)
+        self._seen: dict[str, str] = {}
+
+    async def notify(self, *topics: Topic) -> None:
+        """Wakes everybody who waits for one of the topics; to be called after the change is committed."""
+        try:
+            async with self._redis.pipeline(transaction=False) as pipeline:
+                for topic in topics:
+                    pipeline.xadd(_key(topic), {"": ""}, maxlen=1, approximate=False)
+                await pipeline.execute()
+        except (RedisError, OSError):
+            # Only a hint: the waiter's poll interval takes its place.
+            return
+
+    async def wait(self, *topics: Topic, timeout_seconds: float) -> bool:
+        """Whether one of the topics was given since this object's last `wait` for it; the first one looks back too."""
+        deadline = time.monotonic() + timeout_seconds
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                if await self._read(topics, min(left, MAX_BLOCK_SECONDS)):
+                    return True
+            except (RedisError, OSError):
+                await asyncio.sleep(max(0.0, deadline - time.monotonic()))
+        return False
+
+    async def close(self) -> None:
+        """Closes every connection."""
+        await self._redis.aclose()
+
+    async def _read(self, topics: tuple[Topic, ...], seconds: float) -> bool:
+        positions: dict[Any, Any] = {_key(topic): self._seen.get(_key(topic), "0") for topic in topics}
+        found: Any = await self._redis.xread(positions, block=max(1, int(seconds * 1000)))
+        for key, messages in found.items() if isinstance(found, dict) else found or ():
+            self._seen[key] = messages[-1][0]
+        return bool(found)
+
+
+def _key(topic: Topic) -> str:
+    # Braces keep all topics on one node of a Redis cluster, where one command can wait for several.
+    return f"{{leyden:wake}}:{topic}"

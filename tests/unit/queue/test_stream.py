@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from redis.asyncio import Redis
+
+from libs.queue.connection import QueueUnavailable
+from libs.queue.stream import RolloutQueue
+from libs.store.embedded import EmbeddedRedis
+
+SOON = 0.01
+
+
+@pytest.fixture
+async def queue(redis_url: str) -> AsyncIterator[RolloutQueue]:
+    opened = RolloutQueue(redis_url, reclaim_seconds=60)
+    yield opened
+    await opened.close()
+
+
+async def deliver(queue: RolloutQueue, owner: str = "runner-a", count: int = 10, block: float = SOON) -> list[str]:
+    return [delivery.rollout_id for delivery in await queue.deliver(owner, count, block)]
+
+
+async def test_rollouts_are_delivered_once_and_in_order(queue: RolloutQueue) -> None:
+    assert await queue.enqueue(["a", "b", "c"]) == 3
+    assert await deliver(queue, "runner-a", count=2) == ["a", "b"]
+    assert await deliver(queue, "runner-b") == ["c"]
+    assert await deliver(queue, "runner-b") == []
+
+
+async def test_enqueueing_again_adds_nothing_until_acknowledged(queue: RolloutQueue) -> None:
+    assert await queue.enqueue(["a", "a", "b"]) == 2
+    assert await queue.enqueue(["a", "b"]) == 0
+    taken = await queue.deliver("runner-a", 1, SOON)
+    assert await queue.enqueue(["a", "b"]) == 0
+    await queue.ack(taken)
+    assert await queue.depth() == 1
+    assert await queue.enqueue(["a", "b"]) == 1
+    assert await deliver(queue) == ["b", "a"]
+
+
+async def test_acknowledging_twice_keeps_what_was_enqueued_since(queue: RolloutQueue) -> None:
+    await queue.enqueue(["a"])
+    taken = await queue.deliver("runner-a", 1, SOON)
+    await queue.ack(taken)
+    await queue.enqueue(["a"])
+    await queue.ack(taken)
+    assert await queue.enqueue(["a"]) == 0
+    assert await deliver(queue) == ["a"]
+
+
+async def test_what_a_dead_owner_took_goes_to_another(redis_url: str) -> None:
+    queue = RolloutQueue(redis_url, reclaim_seconds=0.02)
+    await queue.enqueue(["a", "b"])
+    assert await deliver(queue, "dead") == ["a", "b"]
+    await asyncio.sleep(0.05)
+    assert await deliver(queue, "alive") == ["a", "b"]
+    await queue.close()
+
+
+async def test_what_a_living_owner_took_stays_with_it(queue: RolloutQueue) -> None:
+    await queue.enqueue(["a"])
+    assert await deliver(queue, "runner-a") == ["a"]
+    assert await deliver(queue, "runner-b") == []
+
+
+async def test_a_flush_costs_one_more_enqueue(queue: RolloutQueue, redis_url: str) -> None:
+    await queue.enqueue(["a", "b"])
+    taken = await queue.deliver("runner-a", 1, SOON)
+    async with Redis.from_url(redis_url) as client:
+        await client.flushall()
+    await queue.ack(taken)
+    assert await deliver(queue) == []
+    assert await queue.enqueue(["a", "b"]) == 2
+    assert await deliver(queue) == ["a", "b"]
+
+
+async def test_a_flush_during_the_wait_is_survived(queue: RolloutQueue, redis_url: str) -> None:
+    await deliver(queue)
+    waiting = asyncio.create_task(deliver(queue, block=10))
+    await asyncio.sleep(0.05)
+    async with Redis.from_url(redis_url) as client:
+        await client.flushall()
+    await queue.enqueue(["a"])
+    assert await waiting == ["a"]
+
+
+async def test_a_stream_lost_alone_is_made_again(queue: RolloutQueue, redis_url: str) -> None:
+    await queue.enqueue(["a"])
+    async with Redis.from_url(redis_url) as client:
+        await client.delete("{leyden:rollouts}")
+    assert await queue.enqueue(["a"]) == 1
+    assert await deliver(queue) == ["a"]
+
+
+async def test_a_cancelled_wait_leaves_the_queue_usable(queue: RolloutQueue) -> None:
+    waiting = asyncio.create_task(deliver(queue, block=10))
+    await asyncio.sleep(0.02)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await queue.enqueue(["a"])
+    assert await deliver(queue, block=1) == ["a"]
+
+
+async def test_redis_away_is_one_named_exception_and_its_return_is_enough(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path)
+    queue = RolloutQueue(server.start())
+    try:
+        await queue.enqueue(["a"])
+        server.stop()
+        for call in (queue.enqueue(["b"]), queue.deliver("runner", 1, 1), queue.depth(), queue.ping()):
+            with pytest.raises(QueueUnavailable):
+                await call
+        server.start()
+        assert await queue.enqueue(["a", "b"]) == 2
+        assert await deliver(queue) == ["a", "b"]
+    finally:
+        server.stop()
+        await queue.close()

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from libs.queue.wake import Topic, Wake
+
+LONG = 10.0
+SOON = 0.02
+
+
+@pytest.fixture
+async def pair(redis_url: str) -> AsyncIterator[tuple[Wake, Wake]]:
+    giver, waiter = Wake(redis_url), Wake(redis_url)
+    yield giver, waiter
+    await giver.close()
+    await waiter.close()
+
+
+async def test_a_waiter_wakes_when_one_of_its_topics_is_given(pair: tuple[Wake, Wake]) -> None:
+    giver, waiter = pair
+    waiting = asyncio.create_task(waiter.wait(Topic.RUNS, Topic.GROUPS, timeout_seconds=LONG))
+    await asyncio.sleep(SOON)
+    await giver.notify(Topic.GROUPS, Topic.SAMPLES)
+    assert await waiting is True
+
+
+async def test_a_hint_given_while_nobody_waits_is_not_missed_and_counts_once(pair: tuple[Wake, Wake]) -> None:
+    giver, waiter = pair
+    await giver.notify(Topic.RUNS)
+    await giver.notify(Topic.RUNS)
+    assert await waiter.wait(Topic.RUNS, timeout_seconds=LONG) is True
+    assert await waiter.wait(Topic.RUNS, timeout_seconds=SOON) is False
+
+
+async def test_every_waiter_is_woken(pair: tuple[Wake, Wake], redis_url: str) -> None:
+    giver, waiter = pair
+    other = Wake(redis_url)
+    waiting = [asyncio.create_task(one.wait(Topic.VERSIONS, timeout_seconds=LONG)) for one in (waiter, other)]
+    await asyncio.sleep(SOON)
+    await giver.notify(Topic.VERSIONS)
+    assert await asyncio.gather(*waiting) == [True, True]
+    await other.close()
+
+
+async def test_other_topics_do_not_wake(pair: tuple[Wake, Wake]) -> None:
+    giver, waiter = pair
+    await giver.notify(Topic.OUTCOMES)
+    assert await waiter.wait(Topic.ENGINES, timeout_seconds=SOON) is False
+
+
+async def test_a_flush_loses_no_later_hint(pair: tuple[Wake, Wake], redis_url: str) -> None:
+    giver, waiter = pair
+    await giver.notify(Topic.RUNS)
+    assert await waiter.wait(Topic.RUNS, timeout_seconds=LONG) is True
+    async with Redis.from_url(redis_url) as client:
+        await client.flushall()
+    waiting = asyncio.create_task(waiter.wait(Topic.RUNS, timeout_seconds=LONG))
+    await asyncio.sleep(SOON)
+    await giver.notify(Topic.RUNS)
+    assert await waiting is True
+
+
+async def test_a_cancelled_wait_leaves_the_waiter_usable(pair: tuple[Wake, Wake]) -> None:
+    giver, waiter = pair
+    waiting = asyncio.create_task(waiter.wait(Topic.RUNS, timeout_seconds=LONG))
+    await asyncio.sleep(SOON)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await giver.notify(Topic.RUNS)
+    assert await waiter.wait(Topic.RUNS, timeout_seconds=LONG) is True
+
+
+async def test_without_redis_giving_does_nothing_and_waiting_is_sleeping() -> None:
+    wake = Wake("redis://127.0.0.1:1/0")
+    await wake.notify(Topic.RUNS)
+    assert await wake.wait(Topic.RUNS, timeout_seconds=SOON) is False
+    await wake.close()
