@@ -25,6 +25,8 @@ from pathlib import Path
 import psycopg
 import redis
 from psycopg import sql
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 _USER = "leyden"
 _DATABASE = "leyden"
@@ -236,7 +238,8 @@ class EmbeddedRedis:
 
     def _answers(self) -> bool:
         try:
-            with redis.Redis.from_url(self._url(), socket_timeout=5, socket_connect_timeout=5) as client:
+            once = Retry(NoBackoff(), 0)
+            with redis.Redis.from_url(self._url(), socket_timeout=5, socket_connect_timeout=5, retry=once) as client:
                 directory = client.config_get("dir")
         except redis.RedisError:
             return False
