@@ -1,0 +1,20 @@
+"""An agent's key: a signed statement of one attempt, its scopes and its end, verified without a look-up.
+
+The runner signs, the gateway and the collector verify; they share a key ring file (see `keyring`).
+
+CapabilityError  the key does not open this door; `cause` says why, `status` is the HTTP answer
+"""
+
+from libs.capability.capability import CapabilityError, Cause, key_from_headers, sign, verify
+from libs.capability.keyring import KeyRing, KeyRingError, write_keys
+
+__all__ = [
+    "CapabilityError",
+    "Cause",
+    "KeyRing",
+    "KeyRingError",
+    "key_from_headers",
+    "sign",
+    "verify",
+    "write_keys",
+]

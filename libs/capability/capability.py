@@ -1,0 +1,119 @@
+"""Signing and verifying agents' keys: JSON web tokens (RFC 7519) with HS256, compared in constant time by PyJWT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import jwt
+from pydantic import ValidationError
+
+from libs.capability.keyring import KeyRing
+from libs.contracts.capability import Capability, Scope
+
+ISSUER = "leyden"
+LEEWAY_SECONDS = 30
+"""How far the clocks of signer and verifier may differ."""
+MAX_KEY_LENGTH = 4096
+
+
+class Cause(StrEnum):
+    """Why a key was refused; metrics and error bodies name it."""
+
+    MISSING = "missing"
+    MALFORMED = "malformed"
+    EXPIRED = "expired"
+    WRONG_ROLLOUT = "wrong_rollout"
+    WRONG_SCOPE = "wrong_scope"
+
+
+_MESSAGES = {
+    Cause.MISSING: "no key: send the one from the agent's environment as `Authorization: Bearer` or `x-api-key`",
+    Cause.MALFORMED: "the key is not one that this platform signed: use the one from the agent's environment",
+    Cause.EXPIRED: "the key has expired: its attempt is over",
+    Cause.WRONG_ROLLOUT: "the key belongs to another attempt than the address names",
+    Cause.WRONG_SCOPE: "the key does not open this door",
+}
+
+
+class CapabilityError(Exception):
+    """A key does not open a door. `cause` is for machines; `status` is 401 without a valid key, else 403."""
+
+    def __init__(self, cause: Cause) -> None:
+        super().__init__(_MESSAGES[cause])
+        self.cause = cause
+        self.status = 403 if cause in {Cause.WRONG_ROLLOUT, Cause.WRONG_SCOPE} else 401
+
+
+def sign(ring: KeyRing, capability: Capability) -> str:
+    """The key of an attempt, as the agent gets it."""
+    kid, secret = ring.signing
+    claims = {
+        "iss": ISSUER,
+        "run": capability.run_id,
+        "rollout": capability.rollout_id,
+        "attempt": capability.attempt,
+        "scopes": sorted(capability.scopes),
+        "exp": capability.expires_at,
+    }
+    return jwt.encode(claims, secret, algorithm="HS256", headers={"kid": kid})
+
+
+def verify(ring: KeyRing, key: str | None, *, rollout_id: str, attempt: int, scope: Scope) -> Capability:
+    """What a key says, once it is known to open this door of this attempt.
+
+    Raises: CapabilityError: with the cause.
+    """
+    if not key:
+        raise CapabilityError(Cause.MISSING)
+    capability = _decode(ring, key)
+    if (capability.rollout_id, capability.attempt) != (rollout_id, attempt):
+        raise CapabilityError(Cause.WRONG_ROLLOUT)
+    if scope not in capability.scopes:
+        raise CapabilityError(Cause.WRONG_SCOPE)
+    return capability
+
+
+def key_from_headers(headers: Mapping[str, str]) -> str | None:
+    """The key of `Authorization: Bearer …`, else of `x-api-key`; names are looked up in lower case."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip()
+    return headers.get("x-api-key") or None
+
+
+def _decode(ring: KeyRing, key: str) -> Capability:
+    try:
+        claims = jwt.decode(
+            key,
+            _secret_of(ring, key),
+            algorithms=["HS256"],
+            issuer=ISSUER,
+            leeway=LEEWAY_SECONDS,
+            options={"require": ["exp", "iss"]},
+        )
+        return _capability(claims)
+    except jwt.ExpiredSignatureError as error:
+        raise CapabilityError(Cause.EXPIRED) from error
+    except (jwt.InvalidTokenError, ValidationError, KeyError) as error:
+        raise CapabilityError(Cause.MALFORMED) from error
+
+
+def _secret_of(ring: KeyRing, key: str) -> str:
+    if len(key) > MAX_KEY_LENGTH:
+        raise jwt.DecodeError("too long")
+    secret = ring.secret(str(jwt.get_unverified_header(key).get("kid")))
+    if secret is None:
+        raise jwt.InvalidKeyError("unknown kid")
+    return secret
+
+
+def _capability(claims: dict[str, Any]) -> Capability:
+    return Capability(
+        run_id=claims["run"],
+        rollout_id=claims["rollout"],
+        attempt=claims["attempt"],
+        scopes=claims["scopes"],
+        expires_at=claims["exp"],
+    )

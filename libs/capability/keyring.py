@@ -1,0 +1,92 @@
+"""The secrets that sign agents' keys: a JSON file `{kid: secret}` whose first entry signs and all of which verify.
+
+Rotation without a restart: put the new key first and keep the old one until the last key it signed has expired. The
+file is read again when it changes (a Kubernetes secret swaps a symbolic link, so the inode is watched as well).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from pathlib import Path
+
+import structlog
+
+MIN_SECRET_LENGTH = 32
+"""Characters; RFC 7518 3.2 asks of HS256 a key of at least 256 bits."""
+
+log = structlog.get_logger()
+
+
+class KeyRingError(Exception):
+    """The key ring file cannot be used; the message names the remedy."""
+
+
+class KeyRing:
+    """The keys of one file, read again when it changes.
+
+    Raises: KeyRingError: at construction. A later broken version of the file is logged and the keys read before stay.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp = _stamp(path)
+        self._keys = read_keys(path)
+
+    @property
+    def signing(self) -> tuple[str, str]:
+        """Key id and secret that sign."""
+        return next(iter(self._current().items()))
+
+    def secret(self, kid: str) -> str | None:
+        """The secret of a key id; None when the ring does not know it."""
+        return self._current().get(kid)
+
+    def _current(self) -> dict[str, str]:
+        try:
+            stamp = _stamp(self._path)
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._keys = read_keys(self._path)
+        except KeyRingError as error:
+            log.error("key ring not read again", path=str(self._path), cause=str(error))
+        return self._keys
+
+
+def read_keys(path: Path) -> dict[str, str]:
+    """The keys of a file, in its order.
+
+    Raises: KeyRingError: the file is missing, is not `{kid: secret}`, is empty, or a secret is too short.
+    """
+    try:
+        keys = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise KeyRingError(f"cannot read the key ring {path}: {error}; write a JSON object {{kid: secret}}") from error
+    if not isinstance(keys, dict) or not keys or not all(isinstance(secret, str) for secret in keys.values()):
+        raise KeyRingError(f"the key ring {path} must be a JSON object {{kid: secret}} with at least one key")
+    short = [kid for kid, secret in keys.items() if len(secret) < MIN_SECRET_LENGTH]
+    if short:
+        raise KeyRingError(f"keys {short} in {path} are shorter than {MIN_SECRET_LENGTH} characters: make longer ones")
+    return keys
+
+
+def write_keys(path: Path, keys: dict[str, str] | None = None) -> None:
+    """Writes a key ring in one rename, readable by its owner alone; a fresh random key when none are given."""
+    keys = keys or {f"k-{secrets.token_hex(4)}": secrets.token_urlsafe(48)}
+    scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(keys, file)
+    scratch.replace(path)
+
+
+def _stamp(path: Path) -> tuple[int, int, int]:
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise KeyRingError(
+            f"cannot read the key ring {path}: {error.strerror}; set LEYDEN_CAPABILITY_KEYS_FILE to a JSON file"
+            " {kid: secret}"
+        ) from error
+    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -1,0 +1,25 @@
+"""What every process of the platform shares: settings, an HTTP application, health, problem answers, signals.
+
+A service builds its application with `create_app` and runs it with `run_http`; a worker gives `run_worker` its loop and
+gets the same health, metrics and shutdown. Depends on `libs.telemetry` alone.
+"""
+
+from libs.service.app import create_app
+from libs.service.health import Checks
+from libs.service.http import run_http, serving
+from libs.service.problems import JsonResponse, Problem, problem_response
+from libs.service.settings import ServiceSettings
+from libs.service.worker import pause, run_worker
+
+__all__ = [
+    "Checks",
+    "JsonResponse",
+    "Problem",
+    "ServiceSettings",
+    "create_app",
+    "pause",
+    "problem_response",
+    "run_http",
+    "run_worker",
+    "serving",
+]

@@ -1,0 +1,76 @@
+"""The HTTP application that every service and worker begins with: health, metrics, errors, request context."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi import FastAPI, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from libs.service.health import Checks
+from libs.service.middleware import BodyLimit, RequestContext
+from libs.service.problems import JsonResponse, on_http_exception, on_validation_error, unexpected_response
+from libs.telemetry import exposition
+
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+ErrorHandler = Callable[[Request, Any], Awaitable[Response]]
+
+DEFAULT_MAX_BODY_BYTES = 16 * 2**20
+
+
+def create_app(
+    name: str,
+    *,
+    lifespan: Lifespan | None = None,
+    checks: Checks | None = None,
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    body_limits: Mapping[str, int] | None = None,
+    error_handlers: Mapping[type[Exception], ErrorHandler] | None = None,
+    unexpected: Callable[[Exception], Response] = unexpected_response,
+    openapi_url: str | None = None,
+    **fastapi: Any,
+) -> FastAPI:
+    """An application with /healthz, /readyz and /metrics, problem answers, request ids and a bounded body.
+
+    Args: checks: what /readyz runs, kept in `app.state.checks`; the lifespan may add to it;
+        body_limits: path prefixes with a limit of their own;
+        error_handlers: by exception type, over the problem answers that `HTTPException` (with `Problem`) and
+            `RequestValidationError` get by default;
+        unexpected: the answer to an exception without a handler; it is logged before;
+        fastapi: further arguments of FastAPI, such as `title`.
+    """
+    fastapi.setdefault("title", f"leyden {name}")
+    app = FastAPI(lifespan=lifespan, openapi_url=openapi_url, redirect_slashes=False, **fastapi)
+    app.state.checks = checks if checks is not None else Checks()
+    _add_health(app)
+    defaults: dict[type[Exception], ErrorHandler] = {
+        HTTPException: on_http_exception,
+        RequestValidationError: on_validation_error,
+    }
+    for error, handler in {**defaults, **(error_handlers or {})}.items():
+        app.add_exception_handler(error, handler)
+    # The last added is the outermost.
+    app.add_middleware(BodyLimit, max_bytes=max_body_bytes, limits=body_limits or {})
+    app.add_middleware(RequestContext, service=name, unexpected=unexpected)
+    return app
+
+
+def _add_health(app: FastAPI) -> None:
+    @app.get("/healthz", include_in_schema=False)
+    async def healthz() -> Response:
+        return JsonResponse({"status": "ok"})
+
+    @app.get("/readyz", include_in_schema=False)
+    async def readyz() -> Response:
+        results = await app.state.checks.run()
+        ready = all(result == "ok" for result in results.values())
+        return JsonResponse({"status": "ok" if ready else "unavailable", "checks": results}, 200 if ready else 503)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def metrics() -> Response:
+        body, content_type = exposition()
+        return Response(body, media_type=content_type)

@@ -1,0 +1,145 @@
+"""Pure ASGI middleware: nothing here buffers, so that a stream leaves as it comes.
+
+`RequestContext` gives each request an id, a span, a log line and a metric; `BodyLimit` bounds what a client may send.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+
+from prometheus_client import Histogram
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from libs.service.problems import Problem
+from libs.telemetry import SECONDS_BUCKETS, bind, logger, span
+
+QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+_REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+
+log = logger()
+
+REQUEST_SECONDS = Histogram(
+    "leyden_http_request_seconds",
+    "Time from a request's headers to the end of its answer.",
+    ["service", "method", "route", "status"],
+    buckets=SECONDS_BUCKETS,
+)
+
+
+class RequestContext:
+    """Binds request id and trace id to logs, continues the caller's trace, logs and measures the answer.
+
+    Also the place where an exception that no handler knows ends: it is logged once and answered by `unexpected`, or,
+    when the answer has begun, raised on so that the server cuts the connection. Paths are logged without their query.
+    """
+
+    def __init__(self, app: ASGIApp, *, service: str, unexpected: Callable[[Exception], Response]) -> None:
+        self._app = app
+        self._service = service
+        self._unexpected = unexpected
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        answer = _Answer(send, _request_id(headers))
+        with span(f"{self._service} request", parent=headers.get("traceparent")) as current:
+            trace_id = f"{current.get_span_context().trace_id:032x}"
+            with bind(request_id=answer.request_id, trace_id=trace_id):
+                try:
+                    await self._answered(scope, receive, answer)
+                finally:
+                    current.update_name(f"{scope['method']} {_route(scope)}")
+                    self._tell(scope, answer)
+
+    async def _answered(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        try:
+            await self._app(scope, receive, answer.send)
+        except Exception as error:
+            log.exception("request failed")
+            if answer.status is not None:
+                raise
+            await self._unexpected(error)(scope, receive, answer.send)
+
+    def _tell(self, scope: Scope, answer: _Answer) -> None:
+        seconds = time.perf_counter() - answer.began
+        # No status: the client left, or the process is stopping, before an answer began.
+        status = str(answer.status or 499)
+        REQUEST_SECONDS.labels(self._service, scope["method"], _route(scope), status).observe(seconds)
+        log.info(
+            "request answered",
+            method=scope["method"],
+            path=scope["path"],
+            status=int(status),
+            seconds=round(seconds, 6),
+        )
+
+
+class _Answer:
+    """Watches an answer pass by: its status, and the request id added to its headers."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self.request_id = request_id
+        self.began = time.perf_counter()
+        self.status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(raw=message.setdefault("headers", [])).setdefault("x-request-id", self.request_id)
+        await self._send(message)
+
+
+class BodyLimit:
+    """Raises `Problem` 413 where a route reads a body beyond the limit, declared or chunked.
+
+    Args: limits: path prefixes with a limit of their own, the first match counts.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int, limits: Mapping[str, int]) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+        self._limits = dict(limits)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        limit = self._limit(scope["path"])
+        declared = Headers(scope=scope).get("content-length", "0")
+        received = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal received
+            if declared.isdigit() and int(declared) > limit:
+                raise _too_large(limit)
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise _too_large(limit)
+            return message
+
+        await self._app(scope, receive_bounded, send)
+
+    def _limit(self, path: str) -> int:
+        return next((limit for prefix, limit in self._limits.items() if path.startswith(prefix)), self._max_bytes)
+
+
+def _too_large(limit: int) -> Problem:
+    return Problem(413, f"the body exceeds {limit} bytes", cause="too_large")
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+
+
+def _route(scope: Scope) -> str:
+    return getattr(scope.get("route"), "path", None) or "unmatched"

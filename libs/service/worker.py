@@ -1,0 +1,63 @@
+"""A process that works without being asked: a loop beside a small HTTP port for health and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from libs.service.app import create_app
+from libs.service.health import Checks
+from libs.service.http import run_until_signal, serving
+from libs.service.settings import ServiceSettings
+from libs.telemetry import logger
+
+Loop = Callable[[asyncio.Event, Checks], Awaitable[None]]
+"""Works until the event is set, then finishes what it holds and returns; adds its checks to `Checks` first."""
+
+log = logger()
+
+
+def run_worker(name: str, settings: ServiceSettings, loop: Loop) -> None:
+    """Runs a worker's loop until SIGTERM or SIGINT.
+
+    After the signal the loop has `shutdown_seconds` to finish what it holds; then it is cancelled. An exception of the
+    loop ends the process with a traceback: whoever started it starts it again.
+    """
+
+    async def main(stop: asyncio.Event) -> None:
+        checks = Checks()
+        app = create_app(name, checks=checks)
+        async with serving(app, settings.host, settings.port, shutdown_seconds=settings.shutdown_seconds) as port:
+            log.info(f"{name} started", host=settings.host, port=port)
+            await _bounded(loop(stop, checks), stop, settings.shutdown_seconds)
+            log.info(f"{name} stopped")
+
+    run_until_signal(main)
+
+
+async def pause(stop: asyncio.Event, seconds: float) -> bool:
+    """Waits until the event is set or the time is over; whether it is set."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _bounded(work: Awaitable[None], stop: asyncio.Event, seconds: float) -> None:
+    task = asyncio.ensure_future(work)
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            await asyncio.wait({task}, timeout=seconds)
+        if not task.done():
+            log.warning("loop cancelled", seconds=seconds)
+            task.cancel()
+            await asyncio.wait({task})
+    finally:
+        stopping.cancel()
+        task.cancel()
+    if not task.cancelled():
+        task.result()

@@ -1,0 +1,22 @@
+"""What a process tells of itself: JSON logs, Prometheus metrics and W3C trace context. Imports nothing of ours.
+
+`logs.configure_logs` and `tracing.configure_tracing` are called once, in a service's `__main__`; everything else takes
+`logs.logger()`, `prometheus_client` metrics at module level, and `tracing.inject` or `tracing.extract` at a boundary.
+"""
+
+from libs.telemetry.logs import bind, configure_logs, logger
+from libs.telemetry.metrics import SECONDS_BUCKETS, exposition
+from libs.telemetry.tracing import configure_tracing, extract, inject, parse_traceparent, span
+
+__all__ = [
+    "SECONDS_BUCKETS",
+    "bind",
+    "configure_logs",
+    "configure_tracing",
+    "exposition",
+    "extract",
+    "inject",
+    "logger",
+    "parse_traceparent",
+    "span",
+]

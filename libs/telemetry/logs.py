@@ -1,0 +1,120 @@
+"""structlog as JSON lines: event first, then level, time, service and facts; secrets are masked by a processor."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any, cast
+
+import orjson
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+REDACTED = "[redacted]"
+
+_SECRET_NAMES = frozenset(
+    {
+        "authorization", "api_key", "apikey", "x-api-key", "cookie", "password", "secret", "token", "access_token",
+        "capability", "prompt", "messages", "prompt_ids", "sampled_ids", "token_ids", "headers", "environment",
+    }
+)  # fmt: skip
+# A bearer or JSON web token anywhere in a text, and the password of a URL.
+_SECRET_TEXT = re.compile(
+    r"(?P<bearer>\bBearer\s+)[^\s\"',]+|\beyJ[\w-]{8,}\.[\w-]+\.[\w-]*|(?P<url>://[^\s:/@]*:)[^\s@/]+(?=@)",
+    re.IGNORECASE,
+)
+
+
+def configure_logs(service: str, level: str = "info") -> None:
+    """Sends structlog and the standard library's loggers to stdout as JSON lines.
+
+    Args: service: bound to every line; level: debug, info, warning or error.
+    """
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
+        structlog.processors.format_exc_info,
+        _service_processor(service),
+        redact,
+    ]
+    structlog.configure(
+        processors=[*shared, _event_first, structlog.processors.JSONRenderer(serializer=_dumps)],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.PrintLoggerFactory(sys.stdout),
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                _event_first,
+                structlog.processors.JSONRenderer(serializer=_dumps),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    # Libraries speak only when something is wrong.
+    root.setLevel(max(number, logging.WARNING))
+
+
+def logger(name: str | None = None) -> structlog.typing.FilteringBoundLogger:
+    """A logger; `name` becomes the fact `logger`."""
+    bound = structlog.get_logger() if name is None else structlog.get_logger(logger=name)
+    return cast(structlog.typing.FilteringBoundLogger, bound)
+
+
+def bind(**facts: object) -> AbstractContextManager[None]:
+    """Binds facts to every line logged inside the block, tasks started there included."""
+    return cast(AbstractContextManager[None], structlog.contextvars.bound_contextvars(**facts))
+
+
+def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    """Masks values whose name says secret, and bearer tokens, JSON web tokens and URL passwords inside texts.
+
+    >>> redact(None, "info", {"event": "asked", "api_key": "k", "detail": "Bearer abc"})
+    {'event': 'asked', 'api_key': '[redacted]', 'detail': 'Bearer [redacted]'}
+    """
+    for name, value in event.items():
+        event[name] = _redacted(name, value)
+    return event
+
+
+def _redacted(name: str, value: Any) -> Any:
+    if name.lower() in _SECRET_NAMES:
+        return REDACTED
+    if isinstance(value, str):
+        return _SECRET_TEXT.sub(_mask, value)
+    if isinstance(value, Mapping):
+        return {key: _redacted(str(key), item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_redacted("", item) for item in value]
+    return value
+
+
+def _mask(match: re.Match[str]) -> str:
+    return (match["bearer"] or match["url"] or "") + REDACTED
+
+
+def _service_processor(service: str) -> Processor:
+    def add_service(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        event.setdefault("service", service)
+        return event
+
+    return add_service
+
+
+def _event_first(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    head = {name: event.pop(name) for name in ("event", "level", "ts", "service") if name in event}
+    return {**head, **event}
+
+
+def _dumps(event: EventDict, **_: object) -> str:
+    return orjson.dumps(event, default=str, option=orjson.OPT_NON_STR_KEYS).decode()

@@ -1,0 +1,85 @@
+"""W3C trace context and the platform's own spans, through the OpenTelemetry SDK.
+
+Without an endpoint nothing is exported, yet spans still get ids: the trace context that rides in queue rows, requests
+and agents' environments is the same on a laptop and in a cluster. Every trace is sampled, because an agent's SDK obeys
+its parent's flag and would otherwise send no tool spans.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
+_provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
+
+
+class TraceParent(NamedTuple):
+    """The two ids of a `traceparent` header, lower-case hex."""
+
+    trace_id: str
+    span_id: str
+
+
+def configure_tracing(service: str, endpoint: str | None = None) -> None:
+    """Sends the process's spans to an OTLP/HTTP endpoint (`http://host:4318`), or nowhere when it is None."""
+    global _provider
+    _provider = TracerProvider(
+        sampler=ALWAYS_ON, resource=Resource.create({"service.name": f"leyden-{service}"}), shutdown_on_exit=True
+    )
+    if endpoint is not None:
+        # The exporter brings an HTTP client; a process without an endpoint does without it.
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
+        _provider.add_span_processor(BatchSpanProcessor(exporter))
+
+
+@contextmanager
+def span(
+    name: str, *, parent: str | None = None, attributes: dict[str, AttributeValue] | None = None
+) -> Iterator[trace.Span]:
+    """A span of ours around a block; inside it `inject()` names it as the parent.
+
+    Args: parent: a `traceparent` to continue; None continues the current span, or begins a trace.
+    """
+    tracer = _provider.get_tracer("leyden")
+    context = extract(parent) if parent is not None else None
+    with tracer.start_as_current_span(name, context=context, attributes=attributes) as current:
+        yield current
+
+
+def inject() -> str | None:
+    """The `traceparent` of the current span; None outside one."""
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier)
+    return carrier.get("traceparent")
+
+
+def extract(traceparent: str | None) -> Context:
+    """The context that a `traceparent` describes; the empty one when it is absent or malformed."""
+    return _PROPAGATOR.extract({"traceparent": traceparent} if traceparent else {})
+
+
+def parse_traceparent(traceparent: str | None) -> TraceParent | None:
+    """Trace id and span id of a `traceparent`; None when it is absent, malformed or all zeros.
+
+    >>> parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").span_id
+    'b7ad6b7169203331'
+    """
+    match = _TRACEPARENT.fullmatch(traceparent.strip().lower()) if traceparent else None
+    if match is None or not int(match[1], 16) or not int(match[2], 16):
+        return None
+    return TraceParent(match[1], match[2])
