@@ -1,0 +1,102 @@
+"""The samples of a step, and the flat columns of their trained tokens.
+
+Axes: N samples (rows), T tokens of one row, K trained tokens of all rows in row order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.trainer.weights import Weighting, token_weights
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A token sequence ready for the loss: one root-to-leaf path of a rollout, as the store holds it.
+
+    All arrays are [T]: token_ids int32; mask bool, True where the policy sampled the token and this row trains it;
+    generator_logprobs float32, temperature-scaled; advantages, temperatures float32; policy_versions int32.
+
+    Raises: ValueError: arrays of different lengths, a trained first token (nothing precedes it), a temperature of 0, or
+        a number that is not finite.
+    """
+
+    id: str
+    rollout_id: str
+    group_id: str
+    token_ids: NDArray[np.int32]
+    mask: NDArray[np.bool_]
+    generator_logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    temperatures: NDArray[np.float32]
+    policy_versions: NDArray[np.int32]
+
+    def __post_init__(self) -> None:
+        columns = (self.mask, self.generator_logprobs, self.advantages, self.temperatures, self.policy_versions)
+        if any(len(column) != len(self.token_ids) for column in columns):
+            raise ValueError(f"sample {self.id}: its columns differ in length")
+        if len(self.mask) and self.mask[0]:
+            raise ValueError(f"sample {self.id}: the first token is trained, but nothing precedes it")
+        if (self.temperatures[self.mask] <= 0).any():
+            raise ValueError(f"sample {self.id}: a trained token was sampled at temperature 0, which has no gradient")
+        if not all(np.isfinite(c[self.mask]).all() for c in (self.generator_logprobs, self.advantages)):
+            raise ValueError(f"sample {self.id}: a log-probability or advantage is not finite")
+
+    @property
+    def min_policy_version(self) -> int | None:
+        """The oldest policy that sampled a trained token; None without trained tokens."""
+        return int(self.policy_versions[self.mask].min()) if self.mask.any() else None
+
+
+@dataclass(frozen=True)
+class TrainedTokens:
+    """One entry per trained token, [K]. positions_K counts from the row's start; rollouts_K and groups_K are numbers
+    from 0 in order of appearance."""
+
+    rows_K: NDArray[np.int64]
+    positions_K: NDArray[np.int64]
+    rollouts_K: NDArray[np.int64]
+    groups_K: NDArray[np.int64]
+    token_ids_K: NDArray[np.int64]
+    generator_logprobs_K: NDArray[np.float32]
+    advantages_K: NDArray[np.float32]
+    temperatures_K: NDArray[np.float32]
+    policy_versions_K: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.rows_K)
+
+
+def trained_tokens(samples: Sequence[Sample]) -> TrainedTokens:
+    """The columns of every trained token of the samples, in their order."""
+    positions = [np.flatnonzero(sample.mask) for sample in samples]
+    counts = [len(p) for p in positions]
+
+    def column(name: str) -> NDArray[np.generic]:
+        parts = [getattr(sample, name)[p] for sample, p in zip(samples, positions, strict=True)]
+        return np.concatenate(parts) if parts else np.zeros(0)
+
+    def numbered(ids: list[str]) -> NDArray[np.int64]:
+        number = {name: i for i, name in enumerate(dict.fromkeys(ids))}
+        return np.repeat(np.array([number[name] for name in ids], dtype=np.int64), counts)
+
+    return TrainedTokens(
+        rows_K=np.repeat(np.arange(len(samples)), counts),
+        positions_K=np.concatenate(positions) if positions else np.zeros(0, np.int64),
+        rollouts_K=numbered([sample.rollout_id for sample in samples]),
+        groups_K=numbered([sample.group_id for sample in samples]),
+        token_ids_K=column("token_ids").astype(np.int64),
+        generator_logprobs_K=column("generator_logprobs").astype(np.float32),
+        advantages_K=column("advantages").astype(np.float32),
+        temperatures_K=column("temperatures").astype(np.float32),
+        policy_versions_K=column("policy_versions").astype(np.int32),
+    )
+
+
+def weights_of(tokens: TrainedTokens, weighting: Weighting, sum_constant: int | None = None) -> NDArray[np.float64]:
+    """The weight of each trained token's loss, [K], from counts over all of `tokens`."""
+    return token_weights(weighting, tokens.rows_K, tokens.rollouts_K, tokens.groups_K, sum_constant=sum_constant)

@@ -1,0 +1,155 @@
+"""Loss and gradients of a batch: plans the forest, runs prefix and packs, and gathers what metrics need.
+
+Axes: N samples, K trained tokens of the batch, k those of one pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from libs.contracts.config import Algorithm
+from services.trainer.batch import Sample, TrainedTokens
+from services.trainer.forward import Policy, Reads
+from services.trainer.objective import Objective, Terms, objective
+from services.trainer.tree import Forest, Pack, plan_forest
+
+
+@dataclass
+class Computed:
+    """What a pass over the batch found; arrays are [K] in the order of the batch's trained tokens.
+
+    computed_K: False where a row was left out because nothing in it can move the loss; the other arrays are 0 there.
+    computed_tokens: tokens that passed through the model; row_tokens: what one call per row would have passed.
+    """
+
+    size: int
+    computed_tokens: int = 0
+    row_tokens: int = 0
+    loss: float = 0.0
+    logprobs_K: NDArray[np.float64] = field(init=False)
+    importance_K: NDArray[np.float64] = field(init=False)
+    kl_K: NDArray[np.float64] = field(init=False)
+    clipped_K: NDArray[np.bool_] = field(init=False)
+    kept_K: NDArray[np.bool_] = field(init=False)
+    computed_K: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.logprobs_K, self.importance_K, self.kl_K = (np.zeros(self.size) for _ in range(3))
+        self.clipped_K, self.kept_K, self.computed_K = (np.zeros(self.size, dtype=bool) for _ in range(3))
+
+    def add(self, tokens_k: NDArray[np.int64], logprobs_k: Tensor, result: Objective) -> None:
+        """Takes in one pack's results; tokens_k says where they belong."""
+        self.loss += result.loss.item()
+        self.logprobs_K[tokens_k] = logprobs_k.detach().cpu()
+        self.importance_K[tokens_k] = result.importance_K.cpu()
+        self.kl_K[tokens_k] = result.kl_K.cpu()
+        self.clipped_K[tokens_k] = result.clipped_K.cpu()
+        self.kept_K[tokens_k] = result.kept_K.cpu()
+        self.computed_K[tokens_k] = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A batch's forest, and per pack the trained tokens it answers for (numbers within K) and where they are read."""
+
+    forest: Forest
+    reads: list[tuple[NDArray[np.int64], Reads]]
+    row_tokens: int
+
+
+def plan_batch(
+    samples: Sequence[Sample], tokens: TrainedTokens, max_pack_tokens: int, *, every_row: bool = True
+) -> Plan:
+    """Which tokens are computed together, and where each trained token's log-probability is read.
+
+    Rows end at the parent of their last trained token: nothing after it is read.
+
+    Args: every_row: False leaves out rows in which every advantage is zero.
+    """
+    starts_N = np.searchsorted(tokens.rows_K, np.arange(len(samples) + 1))
+    rows: list[int] = np.unique(tokens.rows_K[every_row | (tokens.advantages_K != 0)]).tolist()
+    first = [int(tokens.positions_K[starts_N[row]]) for row in rows]
+    last = [int(tokens.positions_K[starts_N[row + 1] - 1]) for row in rows]
+    forest = plan_forest(
+        [samples[row].token_ids[:end] for row, end in zip(rows, last, strict=True)], first, max_pack_tokens
+    )
+    reads = [_reads(pack, rows, starts_N, tokens, len(forest.prefix_P)) for pack in forest.packs]
+    return Plan(forest, reads, sum(len(samples[row].token_ids) for row in rows))
+
+
+def batch_logprobs(policy: Policy, plan: Plan, size: int, accelerator: Accelerator) -> NDArray[np.float64]:
+    """The policy's log-probability of each planned token, [K], without gradients; 0 where not planned. size: K."""
+    logprobs_K = np.zeros(size)
+    with torch.no_grad(), accelerator.autocast():
+        prefix = policy.prefix(plan.forest)
+        for pack, (tokens_k, reads) in zip(plan.forest.packs, plan.reads, strict=True):
+            logprobs_K[tokens_k] = policy(pack, prefix, len(plan.forest.prefix_P), reads).cpu()
+    return logprobs_K
+
+
+def accumulate_gradients(
+    policy: Policy,
+    algorithm: Algorithm,
+    samples: Sequence[Sample],
+    tokens: TrainedTokens,
+    weights_K: NDArray[np.float64],
+    *,
+    max_pack_tokens: int,
+    accelerator: Accelerator,
+    reference: Policy | None = None,
+) -> Computed:
+    """Adds the gradients of the batch's loss to the policy's parameters, pack by pack.
+
+    A row without any advantage has no gradient unless KL is penalised, and is not computed: the weights hold the
+    denominators of the whole batch, so leaving it out changes nothing else.
+
+    Args: tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; reference: version 0, for KL.
+    """
+    plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.kl_coefficient > 0)
+    found = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
+    reference_K = batch_logprobs(reference, plan, len(tokens), accelerator) if reference else None
+    with accelerator.autocast():
+        prefix = policy.prefix(plan.forest)
+    for pack, (tokens_k, reads) in zip(plan.forest.packs, plan.reads, strict=True):
+        with accelerator.autocast():
+            logprobs_k = policy(pack, prefix, len(plan.forest.prefix_P), reads)
+        result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, reference_K, tokens_k, logprobs_k))
+        accelerator.backward(result.loss)
+        found.add(tokens_k, logprobs_k, result)
+    prefix.backward()
+    return found
+
+
+def _reads(
+    pack: Pack, rows: Sequence[int], starts_N: NDArray[np.int64], tokens: TrainedTokens, prefix: int
+) -> tuple[NDArray[np.int64], Reads]:
+    of_rows = [np.arange(starts_N[rows[i]], starts_N[rows[i] + 1]) for i in pack.rows]
+    parents = [nodes[tokens.positions_K[k] - 1 - prefix] for nodes, k in zip(pack.nodes, of_rows, strict=True)]
+    tokens_k = np.concatenate(of_rows)
+    return tokens_k, Reads(np.concatenate(parents), tokens.token_ids_K[tokens_k], tokens.temperatures_K[tokens_k])
+
+
+def _terms(
+    tokens: TrainedTokens,
+    weights_K: NDArray[np.float64],
+    reference_K: NDArray[np.float64] | None,
+    tokens_k: NDArray[np.int64],
+    like: Tensor,
+) -> Terms:
+    def column(values_K: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values_K[tokens_k]).to(device=like.device, dtype=like.dtype)
+
+    return Terms(
+        column(tokens.generator_logprobs_K),
+        column(tokens.advantages_K),
+        column(weights_K),
+        torch.from_numpy(tokens.rows_K[tokens_k]).to(like.device),
+        column(reference_K) if reference_K is not None else None,
+    )

@@ -1,0 +1,117 @@
+"""Policy losses per token, as plain functions; `objective` picks one and adds corrections and weights.
+
+Axes: K trained tokens (all of one call's rows, flattened), N rows. Every function returns [K] losses to be multiplied
+by token weights and summed. `anchor_logprobs_K` is the policy that the ratio is taken to: μ under bypass, π_old under
+decoupled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# exp(20) is 4.9e8: far beyond every clip, and still finite when multiplied in float32 (verl uses 20 too).
+LOG_RATIO_LIMIT = 20.0
+GSPO_LOG_RATIO_LIMIT = 10.0
+K3_LIMIT = 10.0
+
+
+@dataclass(frozen=True)
+class TokenLoss:
+    """losses_K to minimise, and clipped_K: where the clip holds the gradient back."""
+
+    losses_K: Tensor
+    clipped_K: Tensor
+
+
+def ppo_clip(
+    logprobs_K: Tensor,
+    anchor_logprobs_K: Tensor,
+    advantages_K: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None,
+) -> TokenLoss:
+    """PPO's clipped surrogate: max(-Aρ, -A·clip(ρ, 1-ε_low, 1+ε_high)), and where A < 0 at most -cA (dual clip).
+
+    With group advantages this is GRPO; with those that subtract the mean alone, Dr. GRPO; with ε_high > ε_low, DAPO.
+    Worked value: ρ = 1.5, A = 1, ε_high = 0.28 gives -1.28 and no gradient.
+
+    Source: PPO (arXiv 1707.06347) equation 7; dual clip (arXiv 1912.09729) equation 5; GRPO (arXiv 2402.03300)
+        equation 3; DAPO's clip-higher (arXiv 2503.14476) equation 10.
+    """
+    ratio_K = _ratio(logprobs_K, anchor_logprobs_K)
+    unclipped_K = -advantages_K * ratio_K
+    bounded_K = -advantages_K * ratio_K.clamp(1 - clip_low, 1 + clip_high)
+    losses_K = torch.maximum(unclipped_K, bounded_K)
+    clipped_K = bounded_K > unclipped_K
+    if dual_clip is not None:
+        ceiling_K = torch.where(advantages_K < 0, -advantages_K * dual_clip, torch.inf)
+        clipped_K = clipped_K | (ceiling_K < losses_K)
+        losses_K = torch.minimum(losses_K, ceiling_K)
+    return TokenLoss(losses_K, clipped_K)
+
+
+def gspo(
+    logprobs_K: Tensor,
+    anchor_logprobs_K: Tensor,
+    advantages_K: Tensor,
+    rows_K: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLoss:
+    """PPO's clip on the row's ratio s = exp(mean Δ), whose gradient reaches each token through its own log-probability.
+
+    Args: rows_K: int64, the row of each token; a row must be whole within one call.
+    Source: GSPO (arXiv 2507.18071) equations 7 and 14 (the token variant, straight-through).
+    """
+    difference_K = (logprobs_K - anchor_logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).detach()
+    mean_K = _row_means(difference_K, rows_K)
+    log_ratio_K = logprobs_K - logprobs_K.detach() + mean_K
+    ratio_K = log_ratio_K.clamp(max=GSPO_LOG_RATIO_LIMIT).exp()
+    unclipped_K = -advantages_K * ratio_K
+    bounded_K = -advantages_K * ratio_K.clamp(1 - clip_low, 1 + clip_high)
+    return TokenLoss(torch.maximum(unclipped_K, bounded_K), bounded_K > unclipped_K)
+
+
+def cispo(
+    logprobs_K: Tensor,
+    anchor_logprobs_K: Tensor,
+    advantages_K: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> TokenLoss:
+    """REINFORCE weighted by a clipped, detached ratio: -sg(clip(ρ, 1-low, 1+high))·A·logπ; no token loses its gradient.
+
+    Source: MiniMax-M1 (arXiv 2506.13585) equations 4 and 5. Its setting is low = 1 (no lower clip) and a high cap.
+    """
+    ratio_K = _ratio(logprobs_K, anchor_logprobs_K).detach()
+    bounded_K = ratio_K.clamp(1 - clip_low, 1 + clip_high)
+    return TokenLoss(-bounded_K * advantages_K * logprobs_K, bounded_K != ratio_K)
+
+
+def k3(logprobs_K: Tensor, reference_logprobs_K: Tensor) -> Tensor:
+    """The k3 estimate of KL(π_θ ‖ π_ref) at each sampled token: e^d - d - 1 with d = logπ_ref - logπ_θ; never negative.
+
+    Source: Schulman, "Approximating KL divergence" (2020); GRPO (arXiv 2402.03300) equation 4. d is clamped to ±20 and
+        the estimate to 10, as verl does.
+    """
+    difference_K = (reference_logprobs_K - logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return (difference_K.exp() - difference_K - 1).clamp(max=K3_LIMIT)
+
+
+def _ratio(logprobs_K: Tensor, anchor_logprobs_K: Tensor) -> Tensor:
+    return (logprobs_K - anchor_logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def _row_means(values_K: Tensor, rows_K: Tensor) -> Tensor:
+    sums_N = values_K.new_zeros(int(rows_K.max()) + 1 if len(rows_K) else 0)
+    counts_N = torch.zeros_like(sums_N)
+    sums_N.index_add_(0, rows_K, values_K)
+    counts_N.index_add_(0, rows_K, torch.ones_like(values_K))
+    return (sums_N / counts_N.clamp(min=1))[rows_K]

@@ -1,0 +1,95 @@
+"""The loss of a run's algorithm: a policy loss, corrected, penalised and weighted, summed over tokens.
+
+Axes: K trained tokens. The sum over calls on disjoint sets of whole rows equals one call on all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import assert_never
+
+import torch
+from torch import Tensor
+
+from libs.contracts.config import Algorithm, Cispo, Gspo, PpoClip
+from services.trainer import corrections, losses
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the loss knows of each trained token beside the log-probability being trained.
+
+    generator_logprobs_K, advantages_K, weights_K: [K]; rows_K: int64 [K]; reference_logprobs_K: [K], None without KL.
+    """
+
+    generator_logprobs_K: Tensor
+    advantages_K: Tensor
+    weights_K: Tensor
+    rows_K: Tensor
+    reference_logprobs_K: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Objective:
+    """loss: scalar with gradient; the rest, [K] without gradient, is for metrics."""
+
+    loss: Tensor
+    clipped_K: Tensor
+    kept_K: Tensor
+    importance_K: Tensor
+    kl_K: Tensor
+
+
+def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objective:
+    """Σ_k weight · (correction · policy loss + β · k3).
+
+    π_old, the policy at the step's start, is `logprobs_K` without its gradient: a step makes one update, so every
+    log-probability it computes is one of its start, and decoupled correction needs no second forward pass.
+
+    Raises: ValueError: a KL penalty without reference log-probabilities.
+    """
+    old_logprobs_K = logprobs_K.detach()
+    ratio_K = corrections.importance_ratio(old_logprobs_K, terms.generator_logprobs_K)
+    policy = _policy_loss(algorithm, logprobs_K, old_logprobs_K, terms)
+
+    per_token_K = policy.losses_K
+    if algorithm.correction.type == "decoupled":
+        cap = algorithm.correction.cap
+        per_token_K = per_token_K * corrections.truncated_importance_weights(
+            old_logprobs_K, terms.generator_logprobs_K, cap
+        )
+    kept_K = torch.ones_like(ratio_K, dtype=torch.bool)
+    if algorithm.mask_ratio_above is not None:
+        kept_K = corrections.ratio_band(ratio_K, algorithm.mask_ratio_above)
+        per_token_K = per_token_K * kept_K
+    kl_K = torch.zeros_like(logprobs_K)
+    if algorithm.kl_coefficient > 0:
+        if terms.reference_logprobs_K is None:
+            raise ValueError("kl_coefficient is above 0: pass reference_logprobs_K, computed by policy version 0")
+        kl_K = losses.k3(logprobs_K, terms.reference_logprobs_K)
+        per_token_K = per_token_K + algorithm.kl_coefficient * kl_K
+
+    loss = (per_token_K * terms.weights_K).sum()
+    return Objective(loss, policy.clipped_K, kept_K, ratio_K, kl_K.detach())
+
+
+def _policy_loss(algorithm: Algorithm, logprobs_K: Tensor, old_logprobs_K: Tensor, terms: Terms) -> losses.TokenLoss:
+    decoupled = algorithm.correction.type == "decoupled"
+    anchor_K = old_logprobs_K if decoupled else terms.generator_logprobs_K
+    low, high = algorithm.clip_low, algorithm.clip_high
+    match algorithm:
+        case PpoClip():
+            return losses.ppo_clip(
+                logprobs_K,
+                anchor_K,
+                terms.advantages_K,
+                clip_low=low,
+                clip_high=high,
+                dual_clip=algorithm.dual_clip,
+            )
+        case Gspo():
+            return losses.gspo(logprobs_K, anchor_K, terms.advantages_K, terms.rows_K, clip_low=low, clip_high=high)
+        case Cispo():
+            return losses.cispo(logprobs_K, anchor_K, terms.advantages_K, clip_low=low, clip_high=high)
+        case _:
+            assert_never(algorithm)

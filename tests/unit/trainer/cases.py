@@ -1,0 +1,125 @@
+"""Small models and samples that the trainer's tests share."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from services.trainer.batch import Sample
+
+VOCABULARY = 61
+
+
+def in_full_precision(model: PreTrainedModel) -> PreTrainedModel:
+    """Replaces transformers' RMSNorm, which rounds to float32, so that float64 stays float64."""
+    for name, module in list(model.named_modules()):
+        if hasattr(module, "variance_epsilon"):
+            exact = nn.RMSNorm(len(module.weight), eps=module.variance_epsilon)
+            exact.weight = module.weight
+            model.set_submodule(name, exact)
+    return model
+
+
+def tiny_llama(
+    seed: int = 0, dtype: torch.dtype = torch.float64, tied: bool = True, layers: int = 3
+) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=tied,
+        initializer_range=0.2,
+        bos_token_id=None,
+        eos_token_id=None,
+        attn_implementation="sdpa",
+    )
+    return in_full_precision(LlamaForCausalLM(config).to(dtype))
+
+
+def tiny_qwen(seed: int = 0, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        initializer_range=0.2,
+        attn_implementation="sdpa",
+    )
+    return in_full_precision(Qwen2ForCausalLM(config).to(dtype))
+
+
+def sample(
+    name: str,
+    token_ids: Sequence[int],
+    mask: Sequence[int],
+    *,
+    advantage: float = 1.0,
+    temperature: float = 1.0,
+    version: int = 0,
+    logprob: float = -2.0,
+) -> Sample:
+    """`name` is the rollout, `<group>.<sibling>`; a branch may follow after a colon."""
+    rollout, _, branch = name.partition(":")
+    trained = np.array(mask, dtype=bool)
+    return Sample(
+        id=f"{rollout}:{branch or 0}",
+        rollout_id=rollout,
+        group_id=rollout.rpartition(".")[0],
+        token_ids=np.array(token_ids, dtype=np.int32),
+        mask=trained,
+        generator_logprobs=np.where(trained, logprob, 0).astype(np.float32),
+        advantages=np.where(trained, advantage, 0).astype(np.float32),
+        temperatures=np.where(trained, temperature, 1).astype(np.float32),
+        policy_versions=np.where(trained, version, -1).astype(np.int32),
+    )
+
+
+def agent_samples(
+    seed: int, *, groups: int = 2, siblings: int = 3, system: int = 7, turns: int = 3, vocabulary: int = VOCABULARY
+) -> list[Sample]:
+    """Rollouts of an agent: one system prompt, a task per group, turns that siblings sometimes share, a fork."""
+    random = np.random.default_rng(seed)
+
+    def some(low: int, high: int) -> list[int]:
+        return [int(t) for t in random.integers(0, vocabulary, random.integers(low, high))]
+
+    shared = [int(t) for t in random.integers(0, vocabulary, system)]
+    samples = []
+    for group in range(groups):
+        question, usual = some(2, 6), some(2, 5)
+        for sibling in range(siblings):
+            ids = shared + question
+            mask = [0] * len(ids)
+            for turn in range(turns):
+                answer = usual if turn == 0 and random.random() < 0.6 else some(1, 5)
+                seen = some(0, 4)
+                ids, mask = ids + answer + seen, mask + [1] * len(answer) + [0] * len(seen)
+            rows = [(ids, mask)]
+            if sibling == 0:
+                fork = len(shared) + len(question) + 1
+                rows.append((ids[:fork] + some(2, 5), [0] * fork))
+                rows[1] = (rows[1][0], rows[1][1] + [1] * (len(rows[1][0]) - fork))
+            for branch, (row_ids, row_mask) in enumerate(rows):
+                samples.append(
+                    sample(
+                        f"run.{group}.{sibling}:{branch}",
+                        row_ids,
+                        row_mask,
+                        advantage=float(random.normal()),
+                        temperature=float(random.choice([0.5, 0.8, 1.0, 1.3])),
+                        logprob=float(-2 - random.random()),
+                    )
+                )
+    return samples

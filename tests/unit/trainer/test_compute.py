@@ -1,0 +1,187 @@
+"""Packed, prefix-shared training against one plain call per row."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from libs.contracts.config import (
+    Algorithm,
+    Cispo,
+    DecoupledCorrection,
+    Gspo,
+    PpoClip,
+)
+from services.trainer.batch import Sample, trained_tokens, weights_of
+from services.trainer.compute import accumulate_gradients, batch_logprobs, plan_batch
+from services.trainer.forward import Policy
+from services.trainer.model import freeze
+from services.trainer.objective import Terms, objective
+from tests.unit.trainer.cases import agent_samples, sample, tiny_llama, tiny_qwen
+
+CPU = Accelerator(cpu=True)
+
+
+def plain_logprobs(model: PreTrainedModel, row: Sample) -> Tensor:
+    """One call, no sharing: log softmax(logits / T) of every trained token."""
+    logits = model(input_ids=torch.from_numpy(row.token_ids).long()[None]).logits[0]
+    positions = np.flatnonzero(row.mask)
+    scaled = logits[positions - 1] / torch.from_numpy(row.temperatures[positions])[:, None].to(logits.dtype)
+    return scaled.log_softmax(-1)[range(len(positions)), row.token_ids[positions]]
+
+
+def plain_gradients(
+    model: PreTrainedModel, algorithm: Algorithm, samples: Sequence[Sample], reference: PreTrainedModel | None = None
+) -> tuple[float, dict[str, Tensor]]:
+    tokens = trained_tokens(samples)
+    weights_K = weights_of(tokens, algorithm.weighting, algorithm.sum_constant)
+    model.zero_grad()
+    total = 0.0
+    for number, row in enumerate(samples):
+        of_row = tokens.rows_K == number
+        terms = Terms(
+            torch.from_numpy(tokens.generator_logprobs_K[of_row]).double(),
+            torch.from_numpy(tokens.advantages_K[of_row]).double(),
+            torch.from_numpy(weights_K[of_row]),
+            torch.zeros(int(of_row.sum()), dtype=torch.int64),
+            plain_logprobs(reference, row).detach() if reference else None,
+        )
+        loss = objective(algorithm, plain_logprobs(model, row), terms).loss
+        loss.backward()
+        total += loss.item()
+    return total, gradients(model)
+
+
+def gradients(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def shared_gradients(
+    model: PreTrainedModel,
+    algorithm: Algorithm,
+    samples: Sequence[Sample],
+    *,
+    max_pack_tokens: int = 40,
+    checkpointing: bool = False,
+    reference: PreTrainedModel | None = None,
+) -> tuple[float, dict[str, Tensor]]:
+    tokens = trained_tokens(samples)
+    model.zero_grad()
+    computed = accumulate_gradients(
+        Policy(model, activation_checkpointing=checkpointing),
+        algorithm,
+        samples,
+        tokens,
+        weights_of(tokens, algorithm.weighting, algorithm.sum_constant),
+        max_pack_tokens=max_pack_tokens,
+        accelerator=CPU,
+        reference=Policy(reference) if reference else None,
+    )
+    return computed.loss, gradients(model)
+
+
+def assert_same(one: tuple[float, dict[str, Tensor]], other: tuple[float, dict[str, Tensor]]) -> None:
+    assert one[0] == pytest.approx(other[0], abs=1e-10)
+    assert one[1].keys() == other[1].keys()
+    for name, gradient in one[1].items():
+        assert torch.allclose(gradient, other[1][name], atol=1e-10, rtol=1e-8), name
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("max_pack_tokens", [1, 25, 10_000])
+def test_sharing_and_packing_change_neither_loss_nor_gradients(seed: int, max_pack_tokens: int) -> None:
+    samples = agent_samples(seed)
+    model = tiny_llama(seed)
+    expected = plain_gradients(model, PpoClip(), samples)
+    assert_same(shared_gradients(model, PpoClip(), samples, max_pack_tokens=max_pack_tokens), expected)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        PpoClip(weighting="token_mean", correction=DecoupledCorrection()),
+        PpoClip(weighting="rollout_sum_const", sum_constant=16, mask_ratio_above=1.5),
+        Gspo(),
+        Gspo(weighting="rollout_mean", clip_low=0.2, clip_high=0.2),
+        Cispo(weighting="prompt_mean"),
+    ],
+)
+def test_every_algorithm_is_computed_alike(algorithm: Algorithm) -> None:
+    samples = agent_samples(11)
+    model = tiny_qwen()
+    assert_same(shared_gradients(model, algorithm, samples), plain_gradients(model, algorithm, samples))
+
+
+def test_checkpointing_changes_nothing() -> None:
+    samples = agent_samples(3)
+    model = tiny_llama()
+    expected = plain_gradients(model, PpoClip(), samples)
+    assert_same(shared_gradients(model, PpoClip(), samples, checkpointing=True), expected)
+
+
+def test_kl_to_the_reference_is_computed_over_the_same_trees() -> None:
+    samples = agent_samples(4)
+    model, reference = tiny_llama(0), tiny_llama(1)
+    algorithm = PpoClip(kl_coefficient=0.1)
+    expected = plain_gradients(model, algorithm, samples, reference)
+    assert_same(shared_gradients(model, algorithm, samples, reference=reference), expected)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_frozen_layers_get_no_gradient_and_the_others_the_same(tied: bool) -> None:
+    samples = agent_samples(5)
+    model = tiny_llama(tied=tied)
+    freeze(model, ["model.embed_tokens.*", "model.layers.0.*", "model.layers.1.*"])
+    expected = plain_gradients(model, PpoClip(), samples)
+    assert not any(name.startswith(("model.embed", "model.layers.0", "model.layers.1")) for name in expected[1])
+    assert_same(shared_gradients(model, PpoClip(), samples), expected)
+
+
+def test_frozen_low_layers_keep_no_graph() -> None:
+    model = tiny_llama()
+    freeze(model, ["model.embed_tokens.*", "model.layers.0.*", "model.layers.1.*"])
+    samples = agent_samples(5)
+    prefix = Policy(model).prefix(plan_batch(samples, trained_tokens(samples), 100).forest)
+    assert [keys.requires_grad for keys, _ in prefix.leaves.values()] == [False, False, True]
+
+
+def test_rows_without_advantage_are_left_out_without_a_trace() -> None:
+    samples = agent_samples(6)
+    samples += [sample("run.9.0", [1, 2, 3, 4], [0, 0, 1, 1], advantage=0.0)]
+    model = tiny_llama()
+    tokens = trained_tokens(samples)
+    plan = plan_batch(samples, tokens, 1000, every_row=False)
+    assert len(samples) - 1 not in {int(tokens.rows_K[k]) for of_pack, _ in plan.reads for k in of_pack}
+    expected = plain_gradients(model, PpoClip(), samples)
+    assert_same(shared_gradients(model, PpoClip(), samples), expected)
+
+
+def test_a_batch_in_which_nothing_moves_gives_no_gradient() -> None:
+    model = tiny_llama()
+    loss, found = shared_gradients(model, PpoClip(), [sample("run.0.0", [1, 2, 3], [0, 1, 1], advantage=0.0)])
+    assert (loss, found) == (0.0, {})
+
+
+def test_siblings_that_share_a_prefix_with_opposite_advantages_both_count() -> None:
+    samples = [
+        sample("run.0.0", [1, 2, 3, 4, 5], [0, 0, 1, 1, 0], advantage=1.0, temperature=0.5),
+        sample("run.0.1", [1, 2, 3, 4, 6], [0, 0, 1, 1, 1], advantage=-0.5, temperature=1.5),
+    ]
+    model = tiny_llama()
+    assert plan_batch(samples, trained_tokens(samples), 100).forest.computed_tokens == 4
+    assert_same(shared_gradients(model, PpoClip(), samples), plain_gradients(model, PpoClip(), samples))
+
+
+def test_logprobs_in_float32_equal_a_plain_forward() -> None:
+    samples = agent_samples(7)
+    tokens = trained_tokens(samples)
+    model = tiny_llama(dtype=torch.float32)
+    plan = plan_batch(samples, tokens, 30)
+    shared_K = batch_logprobs(Policy(model), plan, len(tokens), CPU)
+    with torch.no_grad():
+        plain_K = torch.cat([plain_logprobs(model, row) for row in samples])
+    assert np.abs(shared_K - plain_K.numpy()).max() < 1e-5
