@@ -7,6 +7,7 @@ by run: `drop_run_data` removes a finished run's partitions in one statement.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -29,6 +30,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from libs.contracts.states import (
+    ATTEMPT_TRANSITIONS,
+    GROUP_TRANSITIONS,
+    ROLLOUT_TRANSITIONS,
+    RUN_TRANSITIONS,
     AttemptState,
     CallStatus,
     ConsumptionVerdict,
@@ -72,6 +77,11 @@ def _one_of(column: str, states: type[Any]) -> CheckConstraint:
     return CheckConstraint(f"{column} IN ({allowed})", name=f"{column}_known")
 
 
+def _transitions(table: Mapping[Any, Collection[Any]]) -> str:
+    """A life cycle as one line of a column's comment: `open → cancelled, complete; …`."""
+    return "; ".join(f"{old} → {', '.join(sorted(new)) or 'nothing'}" for old, new in table.items())
+
+
 def _created() -> Mapped[datetime]:
     return mapped_column(server_default=func.now(), comment="When the row was written (transaction time).")
 
@@ -80,12 +90,12 @@ class ApiToken(Base):
     """Writer: api. A bearer token of the REST API; only its hash is kept."""
 
     __tablename__ = "api_tokens"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    name: Mapped[str]
+    id: Mapped[str] = mapped_column(primary_key=True, comment="token-<random>; never secret.")
+    name: Mapped[str] = mapped_column(comment="What people call it.")
     token_sha256: Mapped[bytes] = mapped_column(unique=True, comment="The token itself is shown once.")
     scopes: Mapped[list[str]] = mapped_column(comment="Subset of admin, write, read.")
     created_at: Mapped[datetime] = _created()
-    revoked_at: Mapped[datetime | None]
+    revoked_at: Mapped[datetime | None] = mapped_column(comment="From then on it is refused; null while it is valid.")
 
 
 class IdempotencyKey(Base):
@@ -93,11 +103,11 @@ class IdempotencyKey(Base):
 
     __tablename__ = "idempotency_keys"
     token_id: Mapped[str] = mapped_column(primary_key=True, comment="Who asked: keys of different tokens never meet.")
-    key: Mapped[str] = mapped_column(primary_key=True)
+    key: Mapped[str] = mapped_column(primary_key=True, comment="The Idempotency-Key header.")
     request_sha256: Mapped[bytes] = mapped_column(
         comment="Of method, path and body: the key with another request is refused."
     )
-    status_code: Mapped[int]
+    status_code: Mapped[int] = mapped_column(comment="Of the answer that the first request got.")
     body: Mapped[Json] = mapped_column(comment="The answer that the first request got.")
     created_at: Mapped[datetime] = _created()
 
@@ -106,12 +116,12 @@ class Dataset(Base):
     """Writer: api. A named, immutable list of tasks; the row exists only once every task is stored."""
 
     __tablename__ = "datasets"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(unique=True)
+    id: Mapped[str] = mapped_column(primary_key=True, comment="dataset-<random>.")
+    name: Mapped[str] = mapped_column(unique=True, comment="Chosen by whoever uploaded it.")
     content_sha256: Mapped[str] = mapped_column(
         comment="Over the row hashes in order; an equal upload under the same name is a repeat."
     )
-    task_count: Mapped[int]
+    task_count: Mapped[int] = mapped_column(comment="Number of its tasks.")
     created_at: Mapped[datetime] = _created()
 
 
@@ -119,9 +129,11 @@ class Task(Base):
     """Writer: api. One row of a dataset."""
 
     __tablename__ = "tasks"
-    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True)
+    dataset_id: Mapped[str] = mapped_column(
+        ForeignKey("datasets.id", ondelete="CASCADE"), primary_key=True, comment="Dataset it belongs to."
+    )
     number: Mapped[int] = mapped_column(primary_key=True, comment="Position in the upload, from 0.")
-    row_sha256: Mapped[bytes]
+    row_sha256: Mapped[bytes] = mapped_column(comment="Digest of the row as uploaded.")
     payload: Mapped[Json] = mapped_column(comment="The row as uploaded; what the agent finds in LEYDEN_TASK.")
 
 
@@ -129,11 +141,15 @@ class Run(Base):
     """Writer: api. What people want: the document of a training job and whether it should be running."""
 
     __tablename__ = "runs"
-    id: Mapped[str] = mapped_column(primary_key=True)
-    name: Mapped[str]
+    id: Mapped[str] = mapped_column(
+        primary_key=True, comment="run-<random>; groups, rollouts and samples begin with it."
+    )
+    name: Mapped[str] = mapped_column(comment="Chosen by whoever made it.")
     config: Mapped[Json] = mapped_column(comment="libs.contracts.config.RunConfig.")
-    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"))
-    intent: Mapped[str] = mapped_column(default=RunIntent.RUNNING)
+    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"), comment="Its training tasks.")
+    intent: Mapped[str] = mapped_column(
+        default=RunIntent.RUNNING, comment="running, paused or cancelled: what the controller works towards."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (_one_of("intent", RunIntent), Index(None, "created_at", "id"))
 
@@ -143,12 +159,12 @@ class Evaluation(Base):
 
     __tablename__ = "evaluations"
     id: Mapped[str] = mapped_column(primary_key=True, comment="<run>.e<number>")
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
-    number: Mapped[int]
-    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"))
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="Run whose policy is measured.")
+    number: Mapped[int] = mapped_column(comment="From 1 within the run.")
+    dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"), comment="Held-out tasks.")
     policy_version: Mapped[int | None] = mapped_column(comment="Null: the last version, once training has ended.")
-    rollouts_per_task: Mapped[int]
-    max_tasks: Mapped[int | None]
+    rollouts_per_task: Mapped[int] = mapped_column(comment="Siblings per task.")
+    max_tasks: Mapped[int | None] = mapped_column(comment="Only the first so many tasks; null for all.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (UniqueConstraint("run_id", "number"),)
 
@@ -157,12 +173,12 @@ class ExternalReward(Base):
     """Writer: api. A reward given by a person or an outside system. A repeat with the same key changes nothing."""
 
     __tablename__ = "external_rewards"
-    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), primary_key=True, comment="Rollout it is for.")
     key: Mapped[str] = mapped_column(primary_key=True, comment="Idempotency key given by the sender.")
-    name: Mapped[str]
-    value: Mapped[float]
+    name: Mapped[str] = mapped_column(comment="What is rewarded.")
+    value: Mapped[float] = mapped_column(comment="Finite.")
     call_id: Mapped[str | None] = mapped_column(comment="The model call it is for; null for the whole rollout.")
-    comment: Mapped[str | None]
+    comment: Mapped[str | None] = mapped_column(comment="Words of whoever gave it.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)
 
@@ -171,14 +187,12 @@ class RunStatus(Base):
     """Writer: controller. Where a run is."""
 
     __tablename__ = "run_status"
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
-    phase: Mapped[str] = mapped_column(
-        default=RunPhase.PENDING, comment="Transitions: libs.contracts.states.RUN_TRANSITIONS."
-    )
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="The run.")
+    phase: Mapped[str] = mapped_column(default=RunPhase.PENDING, comment=_transitions(RUN_TRANSITIONS))
     reason: Mapped[str | None] = mapped_column(comment="Why it failed or waits, for people.")
-    started_at: Mapped[datetime | None]
-    finished_at: Mapped[datetime | None]
-    updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[datetime | None] = mapped_column(comment="First time it ran.")
+    finished_at: Mapped[datetime | None] = mapped_column(comment="When it completed, failed or was cancelled.")
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When the phase last changed.")
     __table_args__ = (_one_of("phase", RunPhase),)
 
 
@@ -187,18 +201,18 @@ class Group(Base):
 
     __tablename__ = "groups"
     id: Mapped[str] = mapped_column(primary_key=True, comment="<run or evaluation>.<number>")
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="Run it is sampled for.")
     evaluation_id: Mapped[str | None] = mapped_column(ForeignKey("evaluations.id"), comment="Null for training.")
     number: Mapped[int] = mapped_column(comment="From 0 within the run or the evaluation.")
-    dataset_id: Mapped[str]
-    task_number: Mapped[int]
+    dataset_id: Mapped[str] = mapped_column(comment="Dataset of its task.")
+    task_number: Mapped[int] = mapped_column(comment="Its task within the dataset.")
     size: Mapped[int] = mapped_column(comment="Siblings.")
     admitted_version: Mapped[int] = mapped_column(
         comment="Policy version that engines served when the group was admitted."
     )
-    state: Mapped[str] = mapped_column(default=GroupState.OPEN)
+    state: Mapped[str] = mapped_column(default=GroupState.OPEN, comment=_transitions(GROUP_TRANSITIONS))
     created_at: Mapped[datetime] = _created()
-    finished_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None] = mapped_column(comment="When it became complete or cancelled.")
     __table_args__ = (
         _one_of("state", GroupState),
         Index("ix_groups_run_open", "run_id", postgresql_where="state = 'open'"),
@@ -212,16 +226,16 @@ class Rollout(Base):
 
     __tablename__ = "rollouts"
     id: Mapped[str] = mapped_column(primary_key=True, comment="<group>.<sibling>")
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"))
-    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"))
-    sibling: Mapped[int]
-    state: Mapped[str] = mapped_column(default=RolloutState.QUEUED)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="Run it is sampled for.")
+    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), comment="Its group.")
+    sibling: Mapped[int] = mapped_column(comment="From 0 within the group.")
+    state: Mapped[str] = mapped_column(default=RolloutState.QUEUED, comment=_transitions(ROLLOUT_TRANSITIONS))
     attempt: Mapped[int | None] = mapped_column(comment="The attempt whose outcome counts; null until finished.")
     reward: Mapped[float | None] = mapped_column(comment="The outcome's reward; null unless finished.")
     reason: Mapped[str | None] = mapped_column(comment="Outcome kind, or why it was excluded or cancelled.")
     trace_parent: Mapped[str | None] = mapped_column(comment="W3C trace context of the admission.")
     created_at: Mapped[datetime] = _created()
-    finished_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None] = mapped_column(comment="When it became finished, excluded or cancelled.")
     __table_args__ = (
         _one_of("state", RolloutState),
         UniqueConstraint("group_id", "sibling"),
@@ -234,12 +248,12 @@ class Engine(Base):
     """Writer: controller. What an engine was last seen serving."""
 
     __tablename__ = "engines"
-    url: Mapped[str] = mapped_column(primary_key=True)
-    run_id: Mapped[str | None]
-    policy_version: Mapped[int | None]
-    state: Mapped[str]
-    detail: Mapped[str | None]
-    updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    url: Mapped[str] = mapped_column(primary_key=True, comment="Where it listens; its name.")
+    run_id: Mapped[str | None] = mapped_column(comment="Run whose weights it serves; null before the first.")
+    policy_version: Mapped[int | None] = mapped_column(comment="Version it reported; null before the first.")
+    state: Mapped[str] = mapped_column(comment="serving, updating or unreachable.")
+    detail: Mapped[str | None] = mapped_column(comment="Cause, for people.")
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When it was last seen.")
     __table_args__ = (_one_of("state", EngineState),)
 
 
@@ -247,16 +261,20 @@ class Attempt(Base):
     """Writer: runner, through libs/queue. One execution of a rollout, which is also its lease, fenced by `lease_id`."""
 
     __tablename__ = "attempts"
-    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(
+        ForeignKey("rollouts.id"), primary_key=True, comment="Rollout that is executed."
+    )
     number: Mapped[int] = mapped_column(primary_key=True, comment="From 1.")
-    run_id: Mapped[str]
-    state: Mapped[str] = mapped_column(default=AttemptState.LEASED)
+    run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
+    state: Mapped[str] = mapped_column(default=AttemptState.LEASED, comment=_transitions(ATTEMPT_TRANSITIONS))
     lease_id: Mapped[str] = mapped_column(unique=True, comment="Fence: settling and heartbeats must name it.")
     owner: Mapped[str] = mapped_column(comment="Runner process that holds the lease.")
-    lease_expires_at: Mapped[datetime]
+    lease_expires_at: Mapped[datetime] = mapped_column(
+        comment="Pushed on by heartbeats; afterwards the attempt may be expired."
+    )
     created_at: Mapped[datetime] = _created()
-    started_at: Mapped[datetime | None]
-    finished_at: Mapped[datetime | None]
+    started_at: Mapped[datetime | None] = mapped_column(comment="When the agent was started.")
+    finished_at: Mapped[datetime | None] = mapped_column(comment="When it was settled or expired.")
     __table_args__ = (
         _one_of("state", AttemptState),
         # One live attempt per rollout: the second insert of a race fails here.
@@ -269,18 +287,20 @@ class Outcome(Base):
     """Writer: runner, in the transaction that settles the attempt."""
 
     __tablename__ = "outcomes"
-    rollout_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True)
-    run_id: Mapped[str]
-    kind: Mapped[str]
+    rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="Rollout of the attempt.")
+    attempt: Mapped[int] = mapped_column(primary_key=True, comment="Number of the attempt.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
+    kind: Mapped[str] = mapped_column(
+        comment="succeeded, agent_error, timeout, infra_error or cancelled; infra_error never carries a reward."
+    )
     reward: Mapped[float | None] = mapped_column(comment="From the last JSON line; null where none was given.")
     facts: Mapped[Json] = mapped_column(
         comment="The whole last JSON line: what the agent's grader reports beside the reward."
     )
     exit_code: Mapped[int | None] = mapped_column(comment="Negative: killed by that signal.")
     detail: Mapped[str | None] = mapped_column(comment="Cause, for people.")
-    stdout_tail: Mapped[str]
-    stderr_tail: Mapped[str]
+    stdout_tail: Mapped[str] = mapped_column(comment="The end of what the agent printed.")
+    stderr_tail: Mapped[str] = mapped_column(comment="The end of what the agent printed.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("kind", OutcomeKind),
@@ -296,19 +316,19 @@ class ModelCall(Base):
     """
 
     __tablename__ = "model_calls"
-    run_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="Partition key.")
     id: Mapped[str] = mapped_column(
         primary_key=True, comment="c + 24 hex; the id in the answer is chatcmpl-<request_id>."
     )
-    rollout_id: Mapped[str]
-    attempt: Mapped[int]
+    rollout_id: Mapped[str] = mapped_column(comment="From the path that the agent called.")
+    attempt: Mapped[int] = mapped_column(comment="From the path that the agent called.")
     request_id: Mapped[str] = mapped_column(comment="The id of the request's first choice.")
     choice: Mapped[int] = mapped_column(comment="Index among n choices.")
     sequence: Mapped[int] = mapped_column(
         BigInteger, comment="Nanoseconds since the epoch at arrival: orders the calls of an attempt."
     )
-    status: Mapped[str]
-    trainable: Mapped[bool] = mapped_column(Boolean)
+    status: Mapped[str] = mapped_column(comment="completed, aborted (the client hung up) or failed.")
+    trainable: Mapped[bool] = mapped_column(Boolean, comment="Whether its tokens may enter the loss.")
     untrainable_reason: Mapped[str | None] = mapped_column(
         comment="Parameters a trainer cannot reproduce, or how the call ended."
     )
@@ -328,13 +348,13 @@ class ModelCall(Base):
     policy_versions: Mapped[bytes] = mapped_column(
         comment="int32[completion_tokens]: the version that sampled each token."
     )
-    prompt_tokens: Mapped[int]
-    completion_tokens: Mapped[int]
+    prompt_tokens: Mapped[int] = mapped_column(comment="Length of prompt_ids.")
+    completion_tokens: Mapped[int] = mapped_column(comment="Length of sampled_ids.")
     cached_tokens: Mapped[int] = mapped_column(comment="Of the prompt, served from the engine's prefix cache.")
-    min_policy_version: Mapped[int | None]
-    max_policy_version: Mapped[int | None]
+    min_policy_version: Mapped[int | None] = mapped_column(comment="Over its tokens; null without any.")
+    max_policy_version: Mapped[int | None] = mapped_column(comment="Over its tokens; null without any.")
     temperature: Mapped[float] = mapped_column(comment="Effective.")
-    finish_reason: Mapped[str | None]
+    finish_reason: Mapped[str | None] = mapped_column(comment="stop, length, tool_calls or abort; null when it failed.")
     trace_id: Mapped[str | None] = mapped_column(comment="From traceparent, hex.")
     parent_span_id: Mapped[str | None] = mapped_column(comment="From traceparent, hex.")
     queued_seconds: Mapped[float] = mapped_column(comment="Arrival to the engine's acceptance, holds included.")
@@ -352,25 +372,27 @@ class Span(Base):
     """Writer: collector. One OpenTelemetry span; a re-sent one changes nothing. Partitioned by run."""
 
     __tablename__ = "spans"
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    rollout_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="Partition key.")
+    rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="From the path that the agent called.")
+    attempt: Mapped[int] = mapped_column(primary_key=True, comment="From the path that the agent called.")
     trace_id: Mapped[str] = mapped_column(primary_key=True, comment="Hex.")
     span_id: Mapped[str] = mapped_column(primary_key=True, comment="Hex.")
-    parent_span_id: Mapped[str | None]
-    name: Mapped[str]
+    parent_span_id: Mapped[str | None] = mapped_column(comment="Hex; null for a root.")
+    name: Mapped[str] = mapped_column(comment="As the agent's instrumentation named it.")
     kind: Mapped[str] = mapped_column(comment="llm, tool, agent, reward or other.")
     tool: Mapped[str | None] = mapped_column(comment="Name of the tool, for kind tool.")
-    status: Mapped[str]
-    error_type: Mapped[str | None]
-    tool_call_id: Mapped[str | None]
+    status: Mapped[str] = mapped_column(comment="ok, error or unset.")
+    error_type: Mapped[str | None] = mapped_column(comment="Class of the error; null without one.")
+    tool_call_id: Mapped[str | None] = mapped_column(
+        comment="The call's id as the model's answer gave it; null where the span tells none."
+    )
     response_id: Mapped[str | None] = mapped_column(
         comment="The model answer that asked for it: joins the span to its call."
     )
-    start_ns: Mapped[int] = mapped_column(BigInteger)
-    end_ns: Mapped[int] = mapped_column(BigInteger)
+    start_ns: Mapped[int] = mapped_column(BigInteger, comment="Nanoseconds since the epoch, by the agent's clock.")
+    end_ns: Mapped[int] = mapped_column(BigInteger, comment="Nanoseconds since the epoch, by the agent's clock.")
     scope: Mapped[str | None] = mapped_column(comment="Instrumentation scope.")
-    attributes: Mapped[Json]
+    attributes: Mapped[Json] = mapped_column(comment="As sent, long values cut.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (_one_of("status", SpanStatus), {"postgresql_partition_by": "LIST (run_id)"})
 
@@ -379,15 +401,17 @@ class Reward(Base):
     """Writer: collector. A reward that the attempt's telemetry or its reward door gave. A repeat changes nothing."""
 
     __tablename__ = "rewards"
-    rollout_id: Mapped[str] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True)
+    rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="From the path that the agent called.")
+    attempt: Mapped[int] = mapped_column(primary_key=True, comment="From the path that the agent called.")
     key: Mapped[str] = mapped_column(primary_key=True, comment="Sender's key, or trace:span:position for telemetry.")
-    run_id: Mapped[str]
+    run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
     source: Mapped[str] = mapped_column(comment="door or telemetry.")
-    name: Mapped[str]
-    value: Mapped[float]
+    name: Mapped[str] = mapped_column(comment="What is rewarded.")
+    value: Mapped[float] = mapped_column(comment="Finite.")
     response_id: Mapped[str | None] = mapped_column(comment="The model answer it is for; null for the whole rollout.")
-    tool_call_id: Mapped[str | None]
+    tool_call_id: Mapped[str | None] = mapped_column(
+        comment="The tool call it is for; null for a whole call or rollout."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)
 
@@ -396,16 +420,18 @@ class GroupCredit(Base):
     """Writer: credit. What became of a complete training group; its samples are written in the same transaction."""
 
     __tablename__ = "group_credits"
-    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True)
-    run_id: Mapped[str]
-    verdict: Mapped[str]
+    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The complete group.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the group.")
+    verdict: Mapped[str] = mapped_column(comment="credited, or excluded and its task sampled again.")
     reason: Mapped[str | None] = mapped_column(comment="Why a group was excluded.")
     credit_version: Mapped[int] = mapped_column(comment="Grows when the credit code changes what it computes.")
-    counted_siblings: Mapped[int]
+    counted_siblings: Mapped[int] = mapped_column(comment="Finished siblings, whose rewards were compared.")
     has_variance: Mapped[bool] = mapped_column(comment="False: every advantage is zero and nothing can be learned.")
-    min_policy_version: Mapped[int | None]
-    reward_mean: Mapped[float | None]
-    reward_std: Mapped[float | None]
+    min_policy_version: Mapped[int | None] = mapped_column(
+        comment="Over the trained tokens of its samples; null without samples."
+    )
+    reward_mean: Mapped[float | None] = mapped_column(comment="Over counted siblings.")
+    reward_std: Mapped[float | None] = mapped_column(comment="Over counted siblings, unbiased.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (_one_of("verdict", GroupVerdict), Index(None, "run_id", "created_at"))
 
@@ -414,17 +440,17 @@ class CallCredit(Base):
     """Writer: credit. The credit of one model call, part by part. Partitioned by run."""
 
     __tablename__ = "credits"
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    call_id: Mapped[str] = mapped_column(primary_key=True)
-    rollout_id: Mapped[str]
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="Partition key.")
+    call_id: Mapped[str] = mapped_column(primary_key=True, comment="The model call.")
+    rollout_id: Mapped[str] = mapped_column(comment="Rollout of the call.")
     parent_call_id: Mapped[str | None] = mapped_column(comment="The call whose tokens this call's prompt begins with.")
     depth: Mapped[int] = mapped_column(comment="Calls before it on its path.")
     state_key: Mapped[str] = mapped_column(comment="History of tools and statuses so far: GiGPO's anchor.")
     tools: Mapped[Json] = mapped_column(comment="{calls: [{tool, status, source}]} that this call asked for.")
     intermediate_reward: Mapped[float] = mapped_column(comment="AIR and explicit rewards of this call.")
     return_: Mapped[float] = mapped_column("return", comment="What the credit rule gives the call.")
-    baseline: Mapped[float]
-    advantage: Mapped[float]
+    baseline: Mapped[float] = mapped_column(comment="What was subtracted from the return.")
+    advantage: Mapped[float] = mapped_column(comment="Return minus baseline, scaled where the baseline says so.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         Index("ix_credits_rollout", "rollout_id"),
@@ -439,11 +465,11 @@ class Sample(Base):
     """
 
     __tablename__ = "samples"
-    run_id: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="Partition key.")
     id: Mapped[str] = mapped_column(primary_key=True, comment="<rollout>:<branch>")
-    group_id: Mapped[str]
-    rollout_id: Mapped[str]
-    branch: Mapped[int]
+    group_id: Mapped[str] = mapped_column(comment="Group of the rollout.")
+    rollout_id: Mapped[str] = mapped_column(comment="Rollout of the path.")
+    branch: Mapped[int] = mapped_column(comment="Index of the leaf among the rollout's paths, from 0.")
     length: Mapped[int] = mapped_column(comment="T")
     trained_tokens: Mapped[int] = mapped_column(comment="Tokens with mask 1.")
     token_ids: Mapped[bytes] = mapped_column(comment="int32[T]")
@@ -454,7 +480,7 @@ class Sample(Base):
     advantages: Mapped[bytes] = mapped_column(comment="float32[T]; 0 where mask is 0.")
     temperatures: Mapped[bytes] = mapped_column(comment="float32[T]; 1 where mask is 0.")
     policy_versions: Mapped[bytes] = mapped_column(comment="int32[T]; -1 where mask is 0.")
-    min_policy_version: Mapped[int]
+    min_policy_version: Mapped[int] = mapped_column(comment="Over its trained tokens: what its lag is measured by.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         Index("ix_samples_group", "group_id"),
@@ -466,7 +492,7 @@ class Step(Base):
     """Writer: trainer. One optimiser step, in one transaction with what it consumed and the version it made."""
 
     __tablename__ = "steps"
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="Run that is trained.")
     number: Mapped[int] = mapped_column(
         primary_key=True, comment="From 1; makes the policy version of the same number."
     )
@@ -474,7 +500,7 @@ class Step(Base):
         comment="Name to number: loss, gradient norm, kl, gaps, tokens, seconds per phase."
     )
     checkpoint: Mapped[str] = mapped_column(comment="Folder of optimiser state, RNG and high-water mark.")
-    started_at: Mapped[datetime]
+    started_at: Mapped[datetime] = mapped_column(comment="When its samples were loaded.")
     created_at: Mapped[datetime] = _created()
 
 
@@ -482,10 +508,10 @@ class StepGroup(Base):
     """Writer: trainer. What became of a credited group: at most one verdict, in the step's transaction."""
 
     __tablename__ = "step_groups"
-    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True)
-    run_id: Mapped[str]
+    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The credited group.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the group.")
     step: Mapped[int | None] = mapped_column(comment="Null for a group refused as stale.")
-    verdict: Mapped[str]
+    verdict: Mapped[str] = mapped_column(comment="trained, no_variance (counted, nothing to learn) or stale (refused).")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (_one_of("verdict", ConsumptionVerdict), Index(None, "run_id", "step"))
 
@@ -494,9 +520,9 @@ class StepSample(Base):
     """Writer: trainer. A sample that a step's loss saw: the primary key is the promise of exactly once."""
 
     __tablename__ = "step_samples"
-    run_id: Mapped[str] = mapped_column(primary_key=True)
-    sample_id: Mapped[str] = mapped_column(primary_key=True)
-    step: Mapped[int]
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="Run of the step.")
+    sample_id: Mapped[str] = mapped_column(primary_key=True, comment="Id of the row in samples.")
+    step: Mapped[int] = mapped_column(comment="Number of the step.")
     __table_args__ = (Index(None, "run_id", "step"),)
 
 
@@ -504,11 +530,11 @@ class PolicyVersion(Base):
     """Writer: trainer. Weights that can be served; versions of a run have no gaps."""
 
     __tablename__ = "policy_versions"
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True)
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="Run that made it.")
     version: Mapped[int] = mapped_column(primary_key=True, comment="0 is the base model.")
     path: Mapped[str] = mapped_column(comment="Hugging Face folder, as trainer and engines see it.")
     content_sha256: Mapped[str] = mapped_column(comment="Over the weight files.")
-    size_bytes: Mapped[int] = mapped_column(BigInteger)
+    size_bytes: Mapped[int] = mapped_column(BigInteger, comment="Sum over its weight files.")
     pruned_at: Mapped[datetime | None] = mapped_column(comment="When the files were removed by the keep policy.")
     created_at: Mapped[datetime] = _created()
 
@@ -518,8 +544,8 @@ class StateTransition(Base):
 
     __tablename__ = "state_transitions"
     entity: Mapped[str] = mapped_column(primary_key=True, comment="run, group, rollout or attempt.")
-    from_state: Mapped[str] = mapped_column(primary_key=True)
-    to_state: Mapped[str] = mapped_column(primary_key=True)
+    from_state: Mapped[str] = mapped_column(primary_key=True, comment="A state the entity may leave.")
+    to_state: Mapped[str] = mapped_column(primary_key=True, comment="A state that may follow it.")
 
 
 for _mapper in Base.registry.mappers:

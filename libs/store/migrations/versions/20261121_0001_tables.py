@@ -13,8 +13,8 @@ depends_on = None
 def upgrade() -> None:
     op.create_table(
         "api_tokens",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False, comment="token-<random>; never secret."),
+        sa.Column("name", sa.Text(), nullable=False, comment="What people call it."),
         sa.Column("token_sha256", sa.LargeBinary(), nullable=False, comment="The token itself is shown once."),
         sa.Column("scopes", sa.ARRAY(sa.Text()), nullable=False, comment="Subset of admin, write, read."),
         sa.Column(
@@ -24,16 +24,21 @@ def upgrade() -> None:
             nullable=False,
             comment="When the row was written (transaction time).",
         ),
-        sa.Column("revoked_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column(
+            "revoked_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="From then on it is refused; null while it is valid.",
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_api_tokens")),
         sa.UniqueConstraint("token_sha256", name=op.f("uq_api_tokens_token_sha256")),
         comment="Writer: api. A bearer token of the REST API; only its hash is kept.",
     )
     op.create_table(
         "credits",
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("call_id", sa.Text(), nullable=False),
-        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Partition key."),
+        sa.Column("call_id", sa.Text(), nullable=False, comment="The model call."),
+        sa.Column("rollout_id", sa.Text(), nullable=False, comment="Rollout of the call."),
         sa.Column(
             "parent_call_id", sa.Text(), nullable=True, comment="The call whose tokens this call's prompt begins with."
         ),
@@ -49,8 +54,13 @@ def upgrade() -> None:
         ),
         sa.Column("intermediate_reward", sa.Double(), nullable=False, comment="AIR and explicit rewards of this call."),
         sa.Column("return", sa.Double(), nullable=False, comment="What the credit rule gives the call."),
-        sa.Column("baseline", sa.Double(), nullable=False),
-        sa.Column("advantage", sa.Double(), nullable=False),
+        sa.Column("baseline", sa.Double(), nullable=False, comment="What was subtracted from the return."),
+        sa.Column(
+            "advantage",
+            sa.Double(),
+            nullable=False,
+            comment="Return minus baseline, scaled where the baseline says so.",
+        ),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -65,15 +75,15 @@ def upgrade() -> None:
     op.create_index("ix_credits_rollout", "credits", ["rollout_id"], unique=False)
     op.create_table(
         "datasets",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False, comment="dataset-<random>."),
+        sa.Column("name", sa.Text(), nullable=False, comment="Chosen by whoever uploaded it."),
         sa.Column(
             "content_sha256",
             sa.Text(),
             nullable=False,
             comment="Over the row hashes in order; an equal upload under the same name is a repeat.",
         ),
-        sa.Column("task_count", sa.Integer(), nullable=False),
+        sa.Column("task_count", sa.Integer(), nullable=False, comment="Number of its tasks."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -87,12 +97,18 @@ def upgrade() -> None:
     )
     op.create_table(
         "engines",
-        sa.Column("url", sa.Text(), nullable=False),
-        sa.Column("run_id", sa.Text(), nullable=True),
-        sa.Column("policy_version", sa.Integer(), nullable=True),
-        sa.Column("state", sa.Text(), nullable=False),
-        sa.Column("detail", sa.Text(), nullable=True),
-        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("url", sa.Text(), nullable=False, comment="Where it listens; its name."),
+        sa.Column("run_id", sa.Text(), nullable=True, comment="Run whose weights it serves; null before the first."),
+        sa.Column("policy_version", sa.Integer(), nullable=True, comment="Version it reported; null before the first."),
+        sa.Column("state", sa.Text(), nullable=False, comment="serving, updating or unreachable."),
+        sa.Column("detail", sa.Text(), nullable=True, comment="Cause, for people."),
+        sa.Column(
+            "updated_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("now()"),
+            nullable=False,
+            comment="When it was last seen.",
+        ),
         sa.CheckConstraint("state IN ('serving', 'updating', 'unreachable')", name=op.f("ck_engines_state_known")),
         sa.PrimaryKeyConstraint("url", name=op.f("pk_engines")),
         comment="Writer: controller. What an engine was last seen serving.",
@@ -100,14 +116,14 @@ def upgrade() -> None:
     op.create_table(
         "idempotency_keys",
         sa.Column("token_id", sa.Text(), nullable=False, comment="Who asked: keys of different tokens never meet."),
-        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False, comment="The Idempotency-Key header."),
         sa.Column(
             "request_sha256",
             sa.LargeBinary(),
             nullable=False,
             comment="Of method, path and body: the key with another request is refused.",
         ),
-        sa.Column("status_code", sa.Integer(), nullable=False),
+        sa.Column("status_code", sa.Integer(), nullable=False, comment="Of the answer that the first request got."),
         sa.Column(
             "body",
             postgresql.JSONB(astext_type=sa.Text()),
@@ -126,12 +142,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "model_calls",
-        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Partition key."),
         sa.Column(
             "id", sa.Text(), nullable=False, comment="c + 24 hex; the id in the answer is chatcmpl-<request_id>."
         ),
-        sa.Column("rollout_id", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("rollout_id", sa.Text(), nullable=False, comment="From the path that the agent called."),
+        sa.Column("attempt", sa.Integer(), nullable=False, comment="From the path that the agent called."),
         sa.Column("request_id", sa.Text(), nullable=False, comment="The id of the request's first choice."),
         sa.Column("choice", sa.Integer(), nullable=False, comment="Index among n choices."),
         sa.Column(
@@ -140,8 +156,8 @@ def upgrade() -> None:
             nullable=False,
             comment="Nanoseconds since the epoch at arrival: orders the calls of an attempt.",
         ),
-        sa.Column("status", sa.Text(), nullable=False),
-        sa.Column("trainable", sa.Boolean(), nullable=False),
+        sa.Column("status", sa.Text(), nullable=False, comment="completed, aborted (the client hung up) or failed."),
+        sa.Column("trainable", sa.Boolean(), nullable=False, comment="Whether its tokens may enter the loss."),
         sa.Column(
             "untrainable_reason",
             sa.Text(),
@@ -183,18 +199,20 @@ def upgrade() -> None:
             nullable=False,
             comment="int32[completion_tokens]: the version that sampled each token.",
         ),
-        sa.Column("prompt_tokens", sa.Integer(), nullable=False),
-        sa.Column("completion_tokens", sa.Integer(), nullable=False),
+        sa.Column("prompt_tokens", sa.Integer(), nullable=False, comment="Length of prompt_ids."),
+        sa.Column("completion_tokens", sa.Integer(), nullable=False, comment="Length of sampled_ids."),
         sa.Column(
             "cached_tokens",
             sa.Integer(),
             nullable=False,
             comment="Of the prompt, served from the engine's prefix cache.",
         ),
-        sa.Column("min_policy_version", sa.Integer(), nullable=True),
-        sa.Column("max_policy_version", sa.Integer(), nullable=True),
+        sa.Column("min_policy_version", sa.Integer(), nullable=True, comment="Over its tokens; null without any."),
+        sa.Column("max_policy_version", sa.Integer(), nullable=True, comment="Over its tokens; null without any."),
         sa.Column("temperature", sa.Double(), nullable=False, comment="Effective."),
-        sa.Column("finish_reason", sa.Text(), nullable=True),
+        sa.Column(
+            "finish_reason", sa.Text(), nullable=True, comment="stop, length, tool_calls or abort; null when it failed."
+        ),
         sa.Column("trace_id", sa.Text(), nullable=True, comment="From traceparent, hex."),
         sa.Column("parent_span_id", sa.Text(), nullable=True, comment="From traceparent, hex."),
         sa.Column(
@@ -217,10 +235,15 @@ def upgrade() -> None:
     op.create_index("ix_model_calls_rollout", "model_calls", ["rollout_id", "attempt", "sequence"], unique=False)
     op.create_table(
         "outcomes",
-        sa.Column("rollout_id", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("rollout_id", sa.Text(), nullable=False, comment="Rollout of the attempt."),
+        sa.Column("attempt", sa.Integer(), nullable=False, comment="Number of the attempt."),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run of the rollout."),
+        sa.Column(
+            "kind",
+            sa.Text(),
+            nullable=False,
+            comment="succeeded, agent_error, timeout, infra_error or cancelled; infra_error never carries a reward.",
+        ),
         sa.Column("reward", sa.Double(), nullable=True, comment="From the last JSON line; null where none was given."),
         sa.Column(
             "facts",
@@ -230,8 +253,8 @@ def upgrade() -> None:
         ),
         sa.Column("exit_code", sa.Integer(), nullable=True, comment="Negative: killed by that signal."),
         sa.Column("detail", sa.Text(), nullable=True, comment="Cause, for people."),
-        sa.Column("stdout_tail", sa.Text(), nullable=False),
-        sa.Column("stderr_tail", sa.Text(), nullable=False),
+        sa.Column("stdout_tail", sa.Text(), nullable=False, comment="The end of what the agent printed."),
+        sa.Column("stderr_tail", sa.Text(), nullable=False, comment="The end of what the agent printed."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -250,17 +273,22 @@ def upgrade() -> None:
     op.create_index(op.f("ix_outcomes_run_id_created_at"), "outcomes", ["run_id", "created_at"], unique=False)
     op.create_table(
         "rewards",
-        sa.Column("rollout_id", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("rollout_id", sa.Text(), nullable=False, comment="From the path that the agent called."),
+        sa.Column("attempt", sa.Integer(), nullable=False, comment="From the path that the agent called."),
         sa.Column("key", sa.Text(), nullable=False, comment="Sender's key, or trace:span:position for telemetry."),
-        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run of the rollout."),
         sa.Column("source", sa.Text(), nullable=False, comment="door or telemetry."),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("value", sa.Double(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False, comment="What is rewarded."),
+        sa.Column("value", sa.Double(), nullable=False, comment="Finite."),
         sa.Column(
             "response_id", sa.Text(), nullable=True, comment="The model answer it is for; null for the whole rollout."
         ),
-        sa.Column("tool_call_id", sa.Text(), nullable=True),
+        sa.Column(
+            "tool_call_id",
+            sa.Text(),
+            nullable=True,
+            comment="The tool call it is for; null for a whole call or rollout.",
+        ),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -274,11 +302,13 @@ def upgrade() -> None:
     )
     op.create_table(
         "samples",
-        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Partition key."),
         sa.Column("id", sa.Text(), nullable=False, comment="<rollout>:<branch>"),
-        sa.Column("group_id", sa.Text(), nullable=False),
-        sa.Column("rollout_id", sa.Text(), nullable=False),
-        sa.Column("branch", sa.Integer(), nullable=False),
+        sa.Column("group_id", sa.Text(), nullable=False, comment="Group of the rollout."),
+        sa.Column("rollout_id", sa.Text(), nullable=False, comment="Rollout of the path."),
+        sa.Column(
+            "branch", sa.Integer(), nullable=False, comment="Index of the leaf among the rollout's paths, from 0."
+        ),
         sa.Column("length", sa.Integer(), nullable=False, comment="T"),
         sa.Column("trained_tokens", sa.Integer(), nullable=False, comment="Tokens with mask 1."),
         sa.Column("token_ids", sa.LargeBinary(), nullable=False, comment="int32[T]"),
@@ -292,7 +322,12 @@ def upgrade() -> None:
         sa.Column("advantages", sa.LargeBinary(), nullable=False, comment="float32[T]; 0 where mask is 0."),
         sa.Column("temperatures", sa.LargeBinary(), nullable=False, comment="float32[T]; 1 where mask is 0."),
         sa.Column("policy_versions", sa.LargeBinary(), nullable=False, comment="int32[T]; -1 where mask is 0."),
-        sa.Column("min_policy_version", sa.Integer(), nullable=False),
+        sa.Column(
+            "min_policy_version",
+            sa.Integer(),
+            nullable=False,
+            comment="Over its trained tokens: what its lag is measured by.",
+        ),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -307,28 +342,39 @@ def upgrade() -> None:
     op.create_index("ix_samples_group", "samples", ["group_id"], unique=False)
     op.create_table(
         "spans",
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("rollout_id", sa.Text(), nullable=False),
-        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Partition key."),
+        sa.Column("rollout_id", sa.Text(), nullable=False, comment="From the path that the agent called."),
+        sa.Column("attempt", sa.Integer(), nullable=False, comment="From the path that the agent called."),
         sa.Column("trace_id", sa.Text(), nullable=False, comment="Hex."),
         sa.Column("span_id", sa.Text(), nullable=False, comment="Hex."),
-        sa.Column("parent_span_id", sa.Text(), nullable=True),
-        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("parent_span_id", sa.Text(), nullable=True, comment="Hex; null for a root."),
+        sa.Column("name", sa.Text(), nullable=False, comment="As the agent's instrumentation named it."),
         sa.Column("kind", sa.Text(), nullable=False, comment="llm, tool, agent, reward or other."),
         sa.Column("tool", sa.Text(), nullable=True, comment="Name of the tool, for kind tool."),
-        sa.Column("status", sa.Text(), nullable=False),
-        sa.Column("error_type", sa.Text(), nullable=True),
-        sa.Column("tool_call_id", sa.Text(), nullable=True),
+        sa.Column("status", sa.Text(), nullable=False, comment="ok, error or unset."),
+        sa.Column("error_type", sa.Text(), nullable=True, comment="Class of the error; null without one."),
+        sa.Column(
+            "tool_call_id",
+            sa.Text(),
+            nullable=True,
+            comment="The call's id as the model's answer gave it; null where the span tells none.",
+        ),
         sa.Column(
             "response_id",
             sa.Text(),
             nullable=True,
             comment="The model answer that asked for it: joins the span to its call.",
         ),
-        sa.Column("start_ns", sa.BigInteger(), nullable=False),
-        sa.Column("end_ns", sa.BigInteger(), nullable=False),
+        sa.Column(
+            "start_ns", sa.BigInteger(), nullable=False, comment="Nanoseconds since the epoch, by the agent's clock."
+        ),
+        sa.Column(
+            "end_ns", sa.BigInteger(), nullable=False, comment="Nanoseconds since the epoch, by the agent's clock."
+        ),
         sa.Column("scope", sa.Text(), nullable=True, comment="Instrumentation scope."),
-        sa.Column("attributes", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
+        sa.Column(
+            "attributes", postgresql.JSONB(astext_type=sa.Text()), nullable=False, comment="As sent, long values cut."
+        ),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -344,32 +390,37 @@ def upgrade() -> None:
     op.create_table(
         "state_transitions",
         sa.Column("entity", sa.Text(), nullable=False, comment="run, group, rollout or attempt."),
-        sa.Column("from_state", sa.Text(), nullable=False),
-        sa.Column("to_state", sa.Text(), nullable=False),
+        sa.Column("from_state", sa.Text(), nullable=False, comment="A state the entity may leave."),
+        sa.Column("to_state", sa.Text(), nullable=False, comment="A state that may follow it."),
         sa.PrimaryKeyConstraint("entity", "from_state", "to_state", name=op.f("pk_state_transitions")),
         comment="Writer: migrations. Which state may follow which (libs.contracts.states); triggers refuse every other change.",
     )
     op.create_table(
         "step_samples",
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("sample_id", sa.Text(), nullable=False),
-        sa.Column("step", sa.Integer(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run of the step."),
+        sa.Column("sample_id", sa.Text(), nullable=False, comment="Id of the row in samples."),
+        sa.Column("step", sa.Integer(), nullable=False, comment="Number of the step."),
         sa.PrimaryKeyConstraint("run_id", "sample_id", name=op.f("pk_step_samples")),
         comment="Writer: trainer. A sample that a step's loss saw: the primary key is the promise of exactly once.",
     )
     op.create_index(op.f("ix_step_samples_run_id_step"), "step_samples", ["run_id", "step"], unique=False)
     op.create_table(
         "runs",
-        sa.Column("id", sa.Text(), nullable=False),
-        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("id", sa.Text(), nullable=False, comment="run-<random>; groups, rollouts and samples begin with it."),
+        sa.Column("name", sa.Text(), nullable=False, comment="Chosen by whoever made it."),
         sa.Column(
             "config",
             postgresql.JSONB(astext_type=sa.Text()),
             nullable=False,
             comment="libs.contracts.config.RunConfig.",
         ),
-        sa.Column("dataset_id", sa.Text(), nullable=False),
-        sa.Column("intent", sa.Text(), nullable=False),
+        sa.Column("dataset_id", sa.Text(), nullable=False, comment="Its training tasks."),
+        sa.Column(
+            "intent",
+            sa.Text(),
+            nullable=False,
+            comment="running, paused or cancelled: what the controller works towards.",
+        ),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -385,9 +436,9 @@ def upgrade() -> None:
     op.create_index(op.f("ix_runs_created_at_id"), "runs", ["created_at", "id"], unique=False)
     op.create_table(
         "tasks",
-        sa.Column("dataset_id", sa.Text(), nullable=False),
+        sa.Column("dataset_id", sa.Text(), nullable=False, comment="Dataset it belongs to."),
         sa.Column("number", sa.Integer(), nullable=False, comment="Position in the upload, from 0."),
-        sa.Column("row_sha256", sa.LargeBinary(), nullable=False),
+        sa.Column("row_sha256", sa.LargeBinary(), nullable=False, comment="Digest of the row as uploaded."),
         sa.Column(
             "payload",
             postgresql.JSONB(astext_type=sa.Text()),
@@ -403,14 +454,14 @@ def upgrade() -> None:
     op.create_table(
         "evaluations",
         sa.Column("id", sa.Text(), nullable=False, comment="<run>.e<number>"),
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("dataset_id", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run whose policy is measured."),
+        sa.Column("number", sa.Integer(), nullable=False, comment="From 1 within the run."),
+        sa.Column("dataset_id", sa.Text(), nullable=False, comment="Held-out tasks."),
         sa.Column(
             "policy_version", sa.Integer(), nullable=True, comment="Null: the last version, once training has ended."
         ),
-        sa.Column("rollouts_per_task", sa.Integer(), nullable=False),
-        sa.Column("max_tasks", sa.Integer(), nullable=True),
+        sa.Column("rollouts_per_task", sa.Integer(), nullable=False, comment="Siblings per task."),
+        sa.Column("max_tasks", sa.Integer(), nullable=True, comment="Only the first so many tasks; null for all."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -426,11 +477,11 @@ def upgrade() -> None:
     )
     op.create_table(
         "policy_versions",
-        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run that made it."),
         sa.Column("version", sa.Integer(), nullable=False, comment="0 is the base model."),
         sa.Column("path", sa.Text(), nullable=False, comment="Hugging Face folder, as trainer and engines see it."),
         sa.Column("content_sha256", sa.Text(), nullable=False, comment="Over the weight files."),
-        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
+        sa.Column("size_bytes", sa.BigInteger(), nullable=False, comment="Sum over its weight files."),
         sa.Column(
             "pruned_at",
             sa.DateTime(timezone=True),
@@ -450,12 +501,28 @@ def upgrade() -> None:
     )
     op.create_table(
         "run_status",
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("phase", sa.Text(), nullable=False, comment="Transitions: libs.contracts.states.RUN_TRANSITIONS."),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="The run."),
+        sa.Column(
+            "phase",
+            sa.Text(),
+            nullable=False,
+            comment="pending → cancelled, evaluating, failed, paused, running; running → cancelled, completed, evaluating, failed, paused; paused → cancelled, evaluating, failed, running; evaluating → cancelled, completed, failed, paused, running; completed → evaluating; failed → cancelled, running; cancelled → nothing",
+        ),
         sa.Column("reason", sa.Text(), nullable=True, comment="Why it failed or waits, for people."),
-        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("updated_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True, comment="First time it ran."),
+        sa.Column(
+            "finished_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When it completed, failed or was cancelled.",
+        ),
+        sa.Column(
+            "updated_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("now()"),
+            nullable=False,
+            comment="When the phase last changed.",
+        ),
         sa.CheckConstraint(
             "phase IN ('pending', 'running', 'paused', 'evaluating', 'completed', 'failed', 'cancelled')",
             name=op.f("ck_run_status_phase_known"),
@@ -466,7 +533,7 @@ def upgrade() -> None:
     )
     op.create_table(
         "steps",
-        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run that is trained."),
         sa.Column(
             "number", sa.Integer(), nullable=False, comment="From 1; makes the policy version of the same number."
         ),
@@ -479,7 +546,7 @@ def upgrade() -> None:
         sa.Column(
             "checkpoint", sa.Text(), nullable=False, comment="Folder of optimiser state, RNG and high-water mark."
         ),
-        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=False, comment="When its samples were loaded."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -494,11 +561,11 @@ def upgrade() -> None:
     op.create_table(
         "groups",
         sa.Column("id", sa.Text(), nullable=False, comment="<run or evaluation>.<number>"),
-        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run it is sampled for."),
         sa.Column("evaluation_id", sa.Text(), nullable=True, comment="Null for training."),
         sa.Column("number", sa.Integer(), nullable=False, comment="From 0 within the run or the evaluation."),
-        sa.Column("dataset_id", sa.Text(), nullable=False),
-        sa.Column("task_number", sa.Integer(), nullable=False),
+        sa.Column("dataset_id", sa.Text(), nullable=False, comment="Dataset of its task."),
+        sa.Column("task_number", sa.Integer(), nullable=False, comment="Its task within the dataset."),
         sa.Column("size", sa.Integer(), nullable=False, comment="Siblings."),
         sa.Column(
             "admitted_version",
@@ -506,7 +573,12 @@ def upgrade() -> None:
             nullable=False,
             comment="Policy version that engines served when the group was admitted.",
         ),
-        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column(
+            "state",
+            sa.Text(),
+            nullable=False,
+            comment="open → cancelled, complete; complete → nothing; cancelled → nothing",
+        ),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -514,7 +586,9 @@ def upgrade() -> None:
             nullable=False,
             comment="When the row was written (transaction time).",
         ),
-        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column(
+            "finished_at", sa.DateTime(timezone=True), nullable=True, comment="When it became complete or cancelled."
+        ),
         sa.CheckConstraint("state IN ('open', 'complete', 'cancelled')", name=op.f("ck_groups_state_known")),
         sa.ForeignKeyConstraint(
             ["evaluation_id"], ["evaluations.id"], name=op.f("fk_groups_evaluation_id_evaluations")
@@ -534,9 +608,9 @@ def upgrade() -> None:
     op.create_index("ix_groups_run_open", "groups", ["run_id"], unique=False, postgresql_where="state = 'open'")
     op.create_table(
         "group_credits",
-        sa.Column("group_id", sa.Text(), nullable=False),
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("verdict", sa.Text(), nullable=False),
+        sa.Column("group_id", sa.Text(), nullable=False, comment="The complete group."),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run of the group."),
+        sa.Column("verdict", sa.Text(), nullable=False, comment="credited, or excluded and its task sampled again."),
         sa.Column("reason", sa.Text(), nullable=True, comment="Why a group was excluded."),
         sa.Column(
             "credit_version",
@@ -544,16 +618,23 @@ def upgrade() -> None:
             nullable=False,
             comment="Grows when the credit code changes what it computes.",
         ),
-        sa.Column("counted_siblings", sa.Integer(), nullable=False),
+        sa.Column(
+            "counted_siblings", sa.Integer(), nullable=False, comment="Finished siblings, whose rewards were compared."
+        ),
         sa.Column(
             "has_variance",
             sa.Boolean(),
             nullable=False,
             comment="False: every advantage is zero and nothing can be learned.",
         ),
-        sa.Column("min_policy_version", sa.Integer(), nullable=True),
-        sa.Column("reward_mean", sa.Double(), nullable=True),
-        sa.Column("reward_std", sa.Double(), nullable=True),
+        sa.Column(
+            "min_policy_version",
+            sa.Integer(),
+            nullable=True,
+            comment="Over the trained tokens of its samples; null without samples.",
+        ),
+        sa.Column("reward_mean", sa.Double(), nullable=True, comment="Over counted siblings."),
+        sa.Column("reward_std", sa.Double(), nullable=True, comment="Over counted siblings, unbiased."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -570,10 +651,15 @@ def upgrade() -> None:
     op.create_table(
         "rollouts",
         sa.Column("id", sa.Text(), nullable=False, comment="<group>.<sibling>"),
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("group_id", sa.Text(), nullable=False),
-        sa.Column("sibling", sa.Integer(), nullable=False),
-        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run it is sampled for."),
+        sa.Column("group_id", sa.Text(), nullable=False, comment="Its group."),
+        sa.Column("sibling", sa.Integer(), nullable=False, comment="From 0 within the group."),
+        sa.Column(
+            "state",
+            sa.Text(),
+            nullable=False,
+            comment="queued → cancelled, excluded, finished; finished → nothing; excluded → nothing; cancelled → nothing",
+        ),
         sa.Column(
             "attempt", sa.Integer(), nullable=True, comment="The attempt whose outcome counts; null until finished."
         ),
@@ -587,7 +673,12 @@ def upgrade() -> None:
             nullable=False,
             comment="When the row was written (transaction time).",
         ),
-        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column(
+            "finished_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="When it became finished, excluded or cancelled.",
+        ),
         sa.CheckConstraint(
             "state IN ('queued', 'finished', 'excluded', 'cancelled')", name=op.f("ck_rollouts_state_known")
         ),
@@ -603,10 +694,15 @@ def upgrade() -> None:
     op.create_index(op.f("ix_rollouts_run_id_created_at_id"), "rollouts", ["run_id", "created_at", "id"], unique=False)
     op.create_table(
         "step_groups",
-        sa.Column("group_id", sa.Text(), nullable=False),
-        sa.Column("run_id", sa.Text(), nullable=False),
+        sa.Column("group_id", sa.Text(), nullable=False, comment="The credited group."),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run of the group."),
         sa.Column("step", sa.Integer(), nullable=True, comment="Null for a group refused as stale."),
-        sa.Column("verdict", sa.Text(), nullable=False),
+        sa.Column(
+            "verdict",
+            sa.Text(),
+            nullable=False,
+            comment="trained, no_variance (counted, nothing to learn) or stale (refused).",
+        ),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -622,13 +718,23 @@ def upgrade() -> None:
     op.create_index(op.f("ix_step_groups_run_id_step"), "step_groups", ["run_id", "step"], unique=False)
     op.create_table(
         "attempts",
-        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("rollout_id", sa.Text(), nullable=False, comment="Rollout that is executed."),
         sa.Column("number", sa.Integer(), nullable=False, comment="From 1."),
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("run_id", sa.Text(), nullable=False, comment="Run of the rollout."),
+        sa.Column(
+            "state",
+            sa.Text(),
+            nullable=False,
+            comment="leased → expired, running, settled; running → expired, settled; settled → nothing; expired → nothing",
+        ),
         sa.Column("lease_id", sa.Text(), nullable=False, comment="Fence: settling and heartbeats must name it."),
         sa.Column("owner", sa.Text(), nullable=False, comment="Runner process that holds the lease."),
-        sa.Column("lease_expires_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column(
+            "lease_expires_at",
+            sa.DateTime(timezone=True),
+            nullable=False,
+            comment="Pushed on by heartbeats; afterwards the attempt may be expired.",
+        ),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),
@@ -636,8 +742,8 @@ def upgrade() -> None:
             nullable=False,
             comment="When the row was written (transaction time).",
         ),
-        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True),
-        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True),
+        sa.Column("started_at", sa.DateTime(timezone=True), nullable=True, comment="When the agent was started."),
+        sa.Column("finished_at", sa.DateTime(timezone=True), nullable=True, comment="When it was settled or expired."),
         sa.CheckConstraint(
             "state IN ('leased', 'running', 'settled', 'expired')", name=op.f("ck_attempts_state_known")
         ),
@@ -658,12 +764,12 @@ def upgrade() -> None:
     )
     op.create_table(
         "external_rewards",
-        sa.Column("rollout_id", sa.Text(), nullable=False),
+        sa.Column("rollout_id", sa.Text(), nullable=False, comment="Rollout it is for."),
         sa.Column("key", sa.Text(), nullable=False, comment="Idempotency key given by the sender."),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("value", sa.Double(), nullable=False),
+        sa.Column("name", sa.Text(), nullable=False, comment="What is rewarded."),
+        sa.Column("value", sa.Double(), nullable=False, comment="Finite."),
         sa.Column("call_id", sa.Text(), nullable=True, comment="The model call it is for; null for the whole rollout."),
-        sa.Column("comment", sa.Text(), nullable=True),
+        sa.Column("comment", sa.Text(), nullable=True, comment="Words of whoever gave it."),
         sa.Column(
             "created_at",
             sa.DateTime(timezone=True),

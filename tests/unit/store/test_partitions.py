@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from sqlalchemy import func, select, text
+from sqlalchemy.exc import IntegrityError
+
+from libs.store import tables
+from libs.store.database import Database, Session
+from libs.store.partitions import create_run_partitions, drop_run_data
+from libs.store.tables import PARTITIONED
+from tests import builders
+
+
+async def partitions(session: Session) -> int | None:
+    return await session.scalar(
+        text("SELECT count(*) FROM pg_inherits JOIN pg_class c ON c.oid = inhrelid WHERE c.relkind = 'r'")
+    )
+
+
+async def test_a_run_gets_one_partition_of_each_big_table_however_often_asked(database: Database) -> None:
+    run = await builders.add_run(database)
+    async with database.session() as session:
+        await create_run_partitions(session, run.id)
+        assert await partitions(session) == len(PARTITIONED)
+
+
+async def test_two_callers_at_once_make_one_set(database: Database) -> None:
+    async def create() -> None:
+        async with database.session() as session:
+            await create_run_partitions(session, "run-new")
+
+    await asyncio.gather(*(create() for _ in range(4)))
+    async with database.session() as session:
+        assert await partitions(session) == len(PARTITIONED)
+
+
+async def test_dropping_a_run_leaves_other_runs_and_the_runs_own_history(database: Database) -> None:
+    gone, kept = [await builders.add_run(database) for _ in range(2)]
+    for run in (gone, kept):
+        _, rollouts = await builders.add_group(database, run)
+        await builders.finish_rollout(database, rollouts[0])
+        await builders.add_call(database, rollouts[0])
+        await builders.add_tool_span(database, rollouts[0], "memory")
+        await builders.add_sample(database, rollouts[0])
+    async with database.session() as session:
+        await drop_run_data(session, gone.id)
+        await drop_run_data(session, gone.id)
+    async with database.read() as session:
+        for table in (tables.ModelCall, tables.Span, tables.Sample):
+            assert (await session.scalars(select(table.run_id))).all() == [kept.id]
+        assert await session.scalar(select(func.count()).select_from(tables.Outcome)) == 2
+
+
+async def test_the_guards_and_keys_of_the_table_hold_in_its_partitions(database: Database) -> None:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run)
+    call = await builders.add_call(database, rollouts[0])
+    with pytest.raises(IntegrityError, match="append-only"):
+        async with database.session() as session:
+            await session.execute(text(f'DELETE FROM "model_calls__{run.id}"'))
+    with pytest.raises(IntegrityError, match="pkey"):
+        await builders.add_call(database, rollouts[0], id=call.id)
+    with pytest.raises(IntegrityError, match="status_known"):
+        await builders.add_call(database, rollouts[0], status="lost")
+
+
+async def test_a_run_without_partitions_is_refused_and_not_lost_silently(database: Database) -> None:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run)
+    with pytest.raises(IntegrityError, match="no partition of relation"):
+        await builders.add_call(database, rollouts[0], run_id="run-unknown")
+
+
+async def test_making_partitions_does_not_wait_for_writers_of_other_runs(database: Database) -> None:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run)
+    async with database.session() as creating:
+        await create_run_partitions(creating, "run-new")
+        # The partitions' transaction is still open.
+        await asyncio.wait_for(builders.add_call(database, rollouts[0]), timeout=10)
