@@ -1,0 +1,41 @@
+"""What the controller last saw of every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import delete, func
+from sqlalchemy.dialects.postgresql import insert
+
+from libs.contracts.states import EngineState
+from libs.store import tables
+from libs.store.database import Session
+
+
+@dataclass(frozen=True)
+class SeenEngine:
+    """What an engine serves, or why it does not."""
+
+    url: str
+    state: EngineState
+    run_id: str | None = None
+    policy_version: int | None = None
+    detail: str | None = None
+
+
+async def write_engines(session: Session, engines: Sequence[SeenEngine]) -> None:
+    """Writes what was seen; one row per url."""
+    if not engines:
+        return
+    statement = insert(tables.Engine)
+    written = {name: statement.excluded[name] for name in ("state", "run_id", "policy_version", "detail")}
+    await session.execute(
+        statement.on_conflict_do_update(index_elements=["url"], set_={**written, "updated_at": func.now()}),
+        [asdict(engine) for engine in engines],
+    )
+
+
+async def forget_other_engines(session: Session, urls: Sequence[str]) -> None:
+    """Removes engines that are no longer configured, so that no request is sent to them."""
+    await session.execute(delete(tables.Engine).where(tables.Engine.url.not_in(urls)))

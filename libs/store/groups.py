@@ -1,0 +1,407 @@
+"""What the controller reads and writes: runs' progress, groups, rollouts. Bulk statements, none in a loop.
+
+Writing twice is harmless everywhere: ids are deterministic, and states only move along `libs.contracts.states`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select, text
+from sqlalchemy.dialects.postgresql import insert
+
+from libs.contracts.config import RunConfig
+from libs.contracts.ids import rollout_id
+from libs.contracts.states import OutcomeKind, RolloutState, RunIntent, RunPhase
+from libs.store import tables
+from libs.store.database import ReadSession, Session
+
+
+@dataclass(frozen=True)
+class EvaluationFacts:
+    """How far an evaluation is. `groups` are admitted, of `expected`; `open_groups` of them have not ended."""
+
+    id: str
+    number: int
+    dataset_id: str
+    policy_version: int | None
+    rollouts_per_task: int
+    expected: int
+    groups: int
+    open_groups: int
+
+    @property
+    def finished(self) -> bool:
+        """Whether every group has ended."""
+        return self.groups >= self.expected and self.open_groups == 0
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Everything that decides what a run does next.
+
+    `counting_groups`: training groups that count or still may (`services.controller.admission`); `servable_versions`:
+    those whose files exist, as far as somebody may want them: the newest, and those of evaluations.
+    """
+
+    id: str
+    config: RunConfig
+    intent: RunIntent
+    phase: RunPhase
+    reason: str | None
+    dataset_id: str
+    task_count: int
+    created_at: datetime
+    steps_done: int
+    latest_version: int | None
+    servable_versions: frozenset[int]
+    counting_groups: int
+    open_training_groups: int
+    next_group: int
+    live_attempts: int
+    evaluations: tuple[EvaluationFacts, ...] = ()
+
+
+@dataclass(frozen=True)
+class AttemptFacts:
+    """The last attempt of a queued rollout, ended. `kind` is None when its lease expired.
+
+    `failures` counts the rollout's attempts except those that were cancelled.
+    """
+
+    rollout_id: str
+    run_id: str
+    attempt: int
+    kind: OutcomeKind | None
+    reward: float | None
+    failures: int
+    has_explicit_reward: bool
+
+
+@dataclass(frozen=True)
+class QueuedRollout:
+    """A queued rollout without a live attempt; `waited_seconds` since its last attempt ended, None before the first."""
+
+    rollout_id: str
+    attempt: int
+    waited_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What a queued rollout becomes: finished with a reward of its `attempt`, or excluded."""
+
+    rollout_id: str
+    state: RolloutState
+    attempt: int | None
+    reward: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where a run is from now on."""
+
+    run_id: str
+    phase: RunPhase
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class NewGroup:
+    """A group to be admitted; ids are deterministic, so admitting it twice makes one row."""
+
+    id: str
+    run_id: str
+    evaluation_id: str | None
+    number: int
+    dataset_id: str
+    task_number: int
+    size: int
+    admitted_version: int
+
+    @property
+    def rollout_ids(self) -> list[str]:
+        """The siblings, in order."""
+        return [rollout_id(self.id, sibling) for sibling in range(self.size)]
+
+
+_RUNS = text("""
+    SELECT r.id, r.config, r.intent, r.dataset_id, r.created_at, d.task_count,
+           coalesce(s.phase, 'pending') AS phase, s.reason,
+           (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
+           (SELECT max(version) FROM policy_versions WHERE run_id = r.id) AS latest_version,
+           (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
+            WHERE o.run_id = r.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
+           g.counting, g.open, g.next_number
+    FROM runs r
+    JOIN datasets d ON d.id = r.dataset_id
+    LEFT JOIN run_status s ON s.run_id = r.id
+    LEFT JOIN LATERAL (
+        SELECT count(*) FILTER (WHERE g.state <> 'cancelled' AND c.verdict IS DISTINCT FROM 'excluded'
+                                AND t.verdict IS DISTINCT FROM 'stale') AS counting,
+               count(*) FILTER (WHERE g.state = 'open') AS open,
+               max(g.number) + 1 AS next_number
+        FROM groups g
+        LEFT JOIN group_credits c ON c.group_id = g.id
+        LEFT JOIN step_groups t ON t.group_id = g.id
+        WHERE g.run_id = r.id AND g.evaluation_id IS NULL
+    ) g ON true
+    WHERE coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled') OR r.id = ANY(:reopened)
+    ORDER BY r.created_at, r.id
+""")
+
+# Groups of an evaluation have consecutive numbers from 0, so the largest tells how many there are.
+_EVALUATIONS = text("""
+    SELECT e.id, e.run_id, e.number, e.dataset_id, e.policy_version, e.rollouts_per_task,
+           least(d.task_count, coalesce(e.max_tasks, d.task_count)) AS expected, g.groups, g.open
+    FROM evaluations e
+    JOIN datasets d ON d.id = e.dataset_id
+    LEFT JOIN run_status s ON s.run_id = e.run_id
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS groups, count(*) FILTER (WHERE state = 'open') AS open
+        FROM groups WHERE run_id = e.run_id AND evaluation_id = e.id
+    ) g
+    WHERE coalesce(s.phase, 'pending') NOT IN ('failed', 'cancelled') AND NOT (e.id = ANY(:finished))
+""")
+
+_SERVABLE = text("""
+    SELECT run_id, version FROM policy_versions
+    WHERE pruned_at IS NULL AND run_id = ANY(:runs)
+    AND (version = (SELECT max(version) FROM policy_versions newest WHERE newest.run_id = policy_versions.run_id)
+         OR (run_id, version) IN (SELECT run_id, policy_version FROM evaluations WHERE run_id = ANY(:runs)))
+""")
+
+_ENDED = text("""
+    SELECT r.id AS rollout_id, r.run_id, a.number AS attempt, o.kind, o.reward,
+           (SELECT count(*) FROM attempts b LEFT JOIN outcomes p ON p.rollout_id = b.rollout_id AND p.attempt = b.number
+            WHERE b.rollout_id = r.id AND p.kind IS DISTINCT FROM 'cancelled') AS failures,
+           EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = a.number
+                   AND w.response_id IS NULL AND w.tool_call_id IS NULL)
+           OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id AND x.call_id IS NULL) AS explicit
+    FROM rollouts r
+    CROSS JOIN LATERAL (SELECT number, state FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
+    LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number
+    WHERE r.state = 'queued' AND a.state IN ('settled', 'expired')
+""")
+
+_RESOLVE = text("""
+    UPDATE rollouts r
+    SET state = v.state, attempt = v.attempt, reward = v.reward, reason = v.reason, finished_at = now()
+    FROM unnest(CAST(:ids AS text[]), CAST(:states AS text[]), CAST(:attempts AS integer[]),
+                CAST(:rewards AS double precision[]), CAST(:reasons AS text[]))
+        AS v (id, state, attempt, reward, reason)
+    WHERE r.id = v.id AND r.state = 'queued'
+""")
+
+_COMPLETE = text("""
+    UPDATE groups g SET state = 'complete', finished_at = now()
+    WHERE g.state = 'open' AND NOT EXISTS (SELECT FROM rollouts r WHERE r.group_id = g.id AND r.state = 'queued')
+    RETURNING g.id
+""")
+
+_QUEUED = text("""
+    SELECT r.id AS rollout_id, coalesce(a.number, 0) AS attempt,
+           extract(epoch FROM clock_timestamp() - a.finished_at)::double precision AS waited
+    FROM rollouts r
+    JOIN runs u ON u.id = r.run_id
+    JOIN groups g ON g.id = r.group_id
+    LEFT JOIN LATERAL (
+        SELECT number, state, finished_at FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a ON true
+    WHERE r.state = 'queued' AND u.intent = 'running' AND (a.number IS NULL OR a.state IN ('settled', 'expired'))
+    ORDER BY g.created_at, g.number, r.sibling
+""")
+
+_CANCEL_ROLLOUTS = text("""
+    UPDATE rollouts SET state = 'cancelled', reason = :reason, finished_at = now()
+    WHERE state = 'queued' AND run_id = ANY(:runs)
+""")
+
+_CANCEL_GROUPS = text("""
+    UPDATE groups SET state = 'cancelled', finished_at = now() WHERE state = 'open' AND run_id = ANY(:runs)
+""")
+
+_PHASES = text("""
+    INSERT INTO run_status AS s (run_id, phase, reason, started_at, finished_at)
+    SELECT v.id, v.phase, v.reason, CASE WHEN v.phase IN ('running', 'evaluating') THEN now() END,
+           CASE WHEN v.phase IN ('completed', 'failed', 'cancelled') THEN now() END
+    FROM unnest(CAST(:ids AS text[]), CAST(:phases AS text[]), CAST(:reasons AS text[])) AS v (id, phase, reason)
+    ON CONFLICT (run_id) DO UPDATE SET
+        phase = excluded.phase, reason = excluded.reason, finished_at = excluded.finished_at,
+        started_at = coalesce(s.started_at, excluded.started_at),
+        updated_at = CASE WHEN s.phase = excluded.phase THEN s.updated_at ELSE now() END
+""")
+
+_BARREN = text("""
+    SELECT s.run_id, (array_agg(latest.detail ORDER BY r.finished_at DESC))[1] AS detail
+    FROM run_status s
+    CROSS JOIN LATERAL (
+        SELECT id FROM groups g
+        WHERE g.run_id = s.run_id AND g.evaluation_id IS NULL AND g.state = 'complete' AND g.created_at >= s.updated_at
+        ORDER BY number DESC LIMIT :groups
+    ) g
+    JOIN rollouts r ON r.group_id = g.id
+    LEFT JOIN LATERAL (
+        SELECT concat_ws(': ', o.kind, o.detail, nullif(right(o.stderr_tail, 500), '')) AS detail
+        FROM outcomes o WHERE o.rollout_id = r.id ORDER BY o.attempt DESC LIMIT 1
+    ) latest ON true
+    WHERE s.phase = 'running'
+    GROUP BY s.run_id
+    HAVING count(DISTINCT g.id) >= :groups AND NOT bool_or(r.reason = 'succeeded')
+""")
+
+
+async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = ()) -> list[RunFacts]:
+    """Every run that is not over, and completed ones that have an unfinished evaluation, oldest first.
+
+    Args: finished_evaluations: known to be finished for good, so that they need not be counted again.
+    """
+    evaluations: dict[str, list[EvaluationFacts]] = {}
+    for row in await session.execute(_EVALUATIONS, {"finished": list(finished_evaluations)}):
+        evaluations.setdefault(row.run_id, []).append(_evaluation(row))
+    reopened = [run for run, found in evaluations.items() if not all(one.finished for one in found)]
+    rows = (await session.execute(_RUNS, {"reopened": reopened})).all()
+    servable: dict[str, set[int]] = {}
+    for row in await session.execute(_SERVABLE, {"runs": [row.id for row in rows]}):
+        servable.setdefault(row.run_id, set()).add(row.version)
+    return [_run(row, servable.get(row.id, set()), evaluations.get(row.id, [])) for row in rows]
+
+
+async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str, RunConfig]:
+    """The documents of runs."""
+    rows = await session.execute(select(tables.Run.id, tables.Run.config).where(tables.Run.id.in_(list(run_ids))))
+    return {row.id: RunConfig.model_validate(row.config) for row in rows}
+
+
+async def version_path(session: ReadSession, run_id: str, version: int) -> str:
+    """The folder of a policy version.
+
+    Raises: LookupError: the trainer has not made it.
+    """
+    row = await session.get(tables.PolicyVersion, (run_id, version))
+    if row is None:
+        raise LookupError(f"{run_id} has no policy version {version}")
+    return row.path
+
+
+async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
+    """Queued rollouts whose last attempt has ended, for the controller to resolve."""
+    return [
+        AttemptFacts(
+            rollout_id=row.rollout_id,
+            run_id=row.run_id,
+            attempt=row.attempt,
+            kind=None if row.kind is None else OutcomeKind(row.kind),
+            reward=row.reward,
+            failures=row.failures,
+            has_explicit_reward=row.explicit,
+        )
+        for row in await session.execute(_ENDED)
+    ]
+
+
+async def resolve_rollouts(session: Session, resolutions: Sequence[Resolution]) -> None:
+    """Ends rollouts. Idempotency key: the rollout; one that has ended already stays as it is."""
+    if resolutions:
+        columns = {
+            "ids": [one.rollout_id for one in resolutions],
+            "states": [str(one.state) for one in resolutions],
+            "attempts": [one.attempt for one in resolutions],
+            "rewards": [one.reward for one in resolutions],
+            "reasons": [one.reason for one in resolutions],
+        }
+        await session.execute(_RESOLVE, columns)
+
+
+async def complete_groups(session: Session) -> list[str]:
+    """Completes every open group whose rollouts have all ended; their ids."""
+    return list(await session.scalars(_COMPLETE))
+
+
+async def queued_rollouts(session: ReadSession) -> list[QueuedRollout]:
+    """Rollouts that wait for an attempt, in the order of admission; none of paused runs."""
+    rows = await session.execute(_QUEUED)
+    return [QueuedRollout(row.rollout_id, row.attempt, row.waited) for row in rows]
+
+
+async def admit_groups(session: Session, groups: Sequence[NewGroup], trace_parents: Mapping[str, str]) -> None:
+    """Writes groups and their rollouts. Idempotency key: the deterministic ids; what exists stays as it is.
+
+    Args: trace_parents: rollout id to W3C trace context.
+    """
+    if not groups:
+        return
+    await session.execute(insert(tables.Group).on_conflict_do_nothing(), [asdict(group) for group in groups])
+    rollouts = [
+        {
+            "id": rollout,
+            "run_id": group.run_id,
+            "group_id": group.id,
+            "sibling": sibling,
+            "trace_parent": trace_parents.get(rollout),
+        }
+        for group in groups
+        for sibling, rollout in enumerate(group.rollout_ids)
+    ]
+    await session.execute(insert(tables.Rollout).on_conflict_do_nothing(), rollouts)
+
+
+async def write_phases(session: Session, phases: Sequence[Phase]) -> None:
+    """Moves runs on; `started_at` is the first move to work, `finished_at` the last end."""
+    if not phases:
+        return
+    columns = {
+        "ids": [one.run_id for one in phases],
+        "phases": [str(one.phase) for one in phases],
+        "reasons": [one.reason for one in phases],
+    }
+    await session.execute(_PHASES, columns)
+
+
+async def cancel_open_work(session: Session, run_ids: Sequence[str], reason: str) -> None:
+    """Cancels queued rollouts and open groups of runs; runners notice at their next heartbeat."""
+    await session.execute(_CANCEL_ROLLOUTS, {"runs": list(run_ids), "reason": reason})
+    await session.execute(_CANCEL_GROUPS, {"runs": list(run_ids)})
+
+
+async def barren_runs(session: ReadSession, groups: int) -> dict[str, str]:
+    """Running runs whose last `groups` complete training groups of this phase hold no success, and the last cause."""
+    rows = await session.execute(_BARREN, {"groups": groups})
+    return {row.run_id: row.detail or "every lease was lost" for row in rows}
+
+
+def _evaluation(row: Any) -> EvaluationFacts:
+    return EvaluationFacts(
+        id=row.id,
+        number=row.number,
+        dataset_id=row.dataset_id,
+        policy_version=row.policy_version,
+        rollouts_per_task=row.rollouts_per_task,
+        expected=row.expected,
+        groups=row.groups,
+        open_groups=row.open,
+    )
+
+
+def _run(row: Any, servable: set[int], evaluations: Sequence[EvaluationFacts]) -> RunFacts:
+    return RunFacts(
+        id=row.id,
+        config=RunConfig.model_validate(row.config),
+        intent=RunIntent(row.intent),
+        phase=RunPhase(row.phase),
+        reason=row.reason,
+        dataset_id=row.dataset_id,
+        task_count=row.task_count,
+        created_at=row.created_at,
+        steps_done=row.steps_done or 0,
+        latest_version=row.latest_version,
+        servable_versions=frozenset(servable),
+        counting_groups=row.counting or 0,
+        open_training_groups=row.open or 0,
+        next_group=row.next_number or 0,
+        live_attempts=row.live_attempts,
+        evaluations=tuple(evaluations),
+    )

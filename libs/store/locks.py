@@ -1,0 +1,64 @@
+"""Advisory locks on a connection of their own: held exactly as long as the connection lives."""
+
+from __future__ import annotations
+
+import hashlib
+
+from psycopg import AsyncConnection, OperationalError
+
+
+class LockLost(Exception):
+    """The connection that held the lock is gone, and with it the lock: stop acting."""
+
+
+class AdvisoryLock:
+    """One named lock of a database, held by at most one connection.
+
+    Args: name: such as `controller` or `trainer:run-abc`; lower-level code sees its first 63 bits of SHA-256.
+    """
+
+    def __init__(self, dsn: str, name: str) -> None:
+        self.name = name
+        self._dsn = dsn
+        self._key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1
+        self._connection: AsyncConnection[tuple[object, ...]] | None = None
+
+    async def acquire(self) -> bool:
+        """Takes the lock if nobody holds it.
+
+        Raises: psycopg.OperationalError: Postgres is away.
+        """
+        if self._connection is None:
+            # Keepalives: a connection that died silently releases the lock on the server within half a minute.
+            self._connection = await AsyncConnection.connect(
+                self._dsn,
+                autocommit=True,
+                connect_timeout=10,
+                keepalives_idle=10,
+                keepalives_interval=5,
+                keepalives_count=4,
+            )
+        try:
+            row = await (await self._connection.execute("SELECT pg_try_advisory_lock(%s)", (self._key,))).fetchone()
+        except OperationalError:
+            await self.release()
+            raise
+        return bool(row and row[0])
+
+    async def check(self) -> None:
+        """Proves that the connection lives.
+
+        Raises: LockLost: it does not.
+        """
+        try:
+            if self._connection is None:
+                raise LockLost(f"the lock {self.name!r} is not held")
+            await self._connection.execute("SELECT 1")
+        except OperationalError as error:
+            raise LockLost(f"the connection that held the lock {self.name!r} is gone") from error
+
+    async def release(self) -> None:
+        """Closes the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()

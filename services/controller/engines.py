@@ -1,0 +1,223 @@
+"""Brings every engine to the wanted policy version, over SGLang's control endpoints, and notices when one falls back.
+
+A version changes as: pause (in-flight requests go back to the engine's queue, new ones are held) -> load -> continue,
+the last in a `finally`. Agents never see it: the gateway waits. The engine's own word (`/model_info`) decides what it
+serves, never what we believe; an engine that restarted with other weights is seen at the next look and brought back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import httpx
+from prometheus_client import Counter, Gauge, Histogram
+
+from libs.contracts.ids import parse_weight_version, weight_version
+from libs.contracts.states import EngineState
+from libs.queue.wake import Topic, Wake
+from libs.store.database import Database
+from libs.store.engines import SeenEngine, forget_other_engines, write_engines
+from libs.telemetry import SECONDS_BUCKETS, logger
+from services.controller.settings import Settings
+
+log = logger()
+
+UPDATES = Counter("controller_engine_updates_total", "Weight updates of engines.", ["result"])
+UPDATE_SECONDS = Histogram("controller_engine_update_seconds", "Pause to continue.", buckets=SECONDS_BUCKETS)
+SERVING = Gauge("controller_engines_serving", "Engines that serve the wanted version.")
+
+
+class EngineRefused(Exception):
+    """The engine answered, and did not do what it was asked; the message is its own."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The policy that every engine should serve."""
+
+    run_id: str
+    version: int
+    path: str
+
+
+class EngineClient:
+    """The control endpoints of one engine. Bodies are always JSON: SGLang answers 400 to an empty one."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient, *, update_seconds: float) -> None:
+        self.url = url
+        self._http = http
+        self._update_seconds = update_seconds
+
+    async def weight_version(self) -> str:
+        """What the engine says that it serves.
+
+        Raises: httpx.HTTPError: it does not answer.
+        """
+        answer = await self._http.get(f"{self.url}/model_info")
+        answer.raise_for_status()
+        return str(answer.json().get("weight_version"))
+
+    async def update(self, wanted: Wanted) -> None:
+        """Pauses, loads and continues. Safe to repeat.
+
+        Raises: EngineRefused: the weights could not be loaded, the old ones stay; httpx.HTTPError: it does not answer.
+        """
+        await self._post("/pause_generation", {"mode": "retract"})
+        try:
+            await self._load(wanted)
+        finally:
+            # Shielded: an engine that stays paused would hold every agent for good.
+            await asyncio.shield(asyncio.ensure_future(self.resume()))
+
+    async def resume(self) -> None:
+        """Lets a paused engine go on; changes nothing on one that is not paused."""
+        await self._post("/continue_generation", {})
+
+    async def _load(self, wanted: Wanted) -> None:
+        body = {
+            "model_path": wanted.path,
+            "weight_version": weight_version(wanted.run_id, wanted.version),
+            "flush_cache": True,
+        }
+        answer = await self._post("/update_weights_from_disk", body, seconds=self._update_seconds)
+        told = answer.json()
+        if not told.get("success"):
+            raise EngineRefused(str(told.get("message"))[:500])
+
+    async def _post(self, path: str, body: dict[str, object], seconds: float | None = None) -> httpx.Response:
+        limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
+        answer = await self._http.post(self.url + path, json=body, timeout=limit)
+        if answer.status_code >= 400:
+            raise EngineRefused(f"{path} answered {answer.status_code}: {answer.text[:500]}")
+        return answer
+
+
+class Fleet:
+    """Every configured engine, and what it was last seen serving."""
+
+    def __init__(self, settings: Settings, database: Database, wake: Wake) -> None:
+        self._settings = settings
+        self._database = database
+        self._wake = wake
+        self._wanted: Wanted | None = None
+        self._changed = asyncio.Event()
+        self._seen: dict[str, SeenEngine] = {}
+        self._resumed: set[str] = set()
+
+    def want(self, wanted: Wanted | None) -> None:
+        """Changes what engines should serve; None leaves them as they are."""
+        if wanted is not None and wanted != self._wanted:
+            self._wanted = wanted
+            self._changed.set()
+
+    def wants(self, run_id: str, version: int) -> bool:
+        """Whether this is what engines are being brought to already."""
+        return self._wanted is not None and (self._wanted.run_id, self._wanted.version) == (run_id, version)
+
+    def served_version(self, run_id: str) -> int | None:
+        """The oldest version that a serving engine has of the run; None when none serves it."""
+        versions = [
+            engine.policy_version
+            for engine in self._seen.values()
+            if engine.state is EngineState.SERVING and engine.run_id == run_id and engine.policy_version is not None
+        ]
+        return min(versions, default=None)
+
+    def trouble(self) -> str | None:
+        """Why no engine serves, for people; None when one does."""
+        if any(engine.state is EngineState.SERVING for engine in self._seen.values()):
+            return None
+        return "; ".join(f"{engine.url}: {engine.detail}" for engine in self._seen.values() if engine.detail) or None
+
+    async def keep(self) -> None:
+        """Looks and corrects, for ever."""
+        headers = {}
+        if self._settings.engine_admin_key is not None:
+            headers["Authorization"] = f"Bearer {self._settings.engine_admin_key.get_secret_value()}"
+        timeout = httpx.Timeout(self._settings.engine_answer_seconds)
+        async with httpx.AsyncClient(timeout=timeout, headers=headers, trust_env=False) as http:
+            seconds = self._settings.engine_update_seconds
+            clients = [EngineClient(url, http, update_seconds=seconds) for url in self._settings.engine_urls]
+            while True:
+                self._changed.clear()
+                try:
+                    await self._look_at_all(clients)
+                # The loop must live: Postgres may be restarting, and engines are looked at again.
+                except Exception:
+                    log.exception("engines not seen")
+                await self._pause()
+
+    async def _look_at_all(self, clients: Sequence[EngineClient]) -> None:
+        if not self._seen:
+            async with self._database.session() as session:
+                await forget_other_engines(session, self._settings.engine_urls)
+        await asyncio.gather(*(self._look_and_correct(client) for client in clients))
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(self._settings.engine_poll_seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _look_and_correct(self, client: EngineClient) -> None:
+        wanted = self._wanted
+        try:
+            await self._resume_once(client)
+            seen = await _look(client)
+            if wanted is not None and (seen.run_id, seen.policy_version) != (wanted.run_id, wanted.version):
+                await self._note(SeenEngine(client.url, EngineState.UPDATING, detail=f"loading {wanted.version}"))
+                seen = await _correct(client, wanted)
+        except (httpx.HTTPError, ValueError) as error:
+            self._resumed.discard(client.url)
+            seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=_cause(error))
+        except EngineRefused as error:
+            UPDATES.labels("refused").inc()
+            seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=str(error))
+        await self._note(seen)
+
+    async def _resume_once(self, client: EngineClient) -> None:
+        """At first sight: a controller that was killed between pause and continue left the engine paused."""
+        if client.url not in self._resumed:
+            await client.resume()
+            self._resumed.add(client.url)
+
+    async def _note(self, seen: SeenEngine) -> None:
+        """Keeps what was seen, and writes it where it is new."""
+        if self._seen.get(seen.url) == seen:
+            return
+        async with self._database.session() as session:
+            await write_engines(session, [seen])
+        self._seen[seen.url] = seen
+        log.info("engine seen", url=seen.url, state=seen.state, version=seen.policy_version, detail=seen.detail)
+        SERVING.set(_count_serving(list(self._seen.values()), self._wanted))
+        await self._wake.notify(Topic.ENGINES)
+
+
+async def _look(client: EngineClient) -> SeenEngine:
+    told = await client.weight_version()
+    try:
+        run_id, version = parse_weight_version(told)
+    except ValueError:
+        return SeenEngine(client.url, EngineState.UPDATING, detail=f"serves {told!r}, which no run gave it")
+    return SeenEngine(client.url, EngineState.SERVING, run_id, version)
+
+
+async def _correct(client: EngineClient, wanted: Wanted) -> SeenEngine:
+    with UPDATE_SECONDS.time():
+        await client.update(wanted)
+    UPDATES.labels("done").inc()
+    return await _look(client)
+
+
+def _count_serving(engines: Sequence[SeenEngine], wanted: Wanted | None) -> int:
+    if wanted is None:
+        return 0
+    target = (EngineState.SERVING, wanted.run_id, wanted.version)
+    return sum((engine.state, engine.run_id, engine.policy_version) == target for engine in engines)
+
+
+def _cause(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

@@ -1,0 +1,93 @@
+"""Which run has the engines, which evaluation is due, and the phase of every run. Pure functions over `RunFacts`.
+
+One run at a time has the engines. The others wait in `pending` (or stay `paused`) with the reason; a paused run keeps
+them until its live attempts have ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
+from libs.store.groups import EvaluationFacts, RunFacts
+
+_AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
+
+
+def due_evaluation(run: RunFacts) -> tuple[EvaluationFacts, int] | None:
+    """The first unfinished evaluation whose version exists, and that version.
+
+    Version null means the last one once training has ended.
+    """
+    for evaluation in sorted(run.evaluations, key=lambda evaluation: evaluation.number):
+        version = _version_of(run, evaluation)
+        if not evaluation.finished and version is not None and version in run.servable_versions:
+            return evaluation, version
+    return None
+
+
+def active_run(runs: Sequence[RunFacts]) -> str | None:
+    """The run that has the engines: the one at work or finishing its open groups, else the oldest that wants them."""
+    by_age = sorted(runs, key=lambda run: (run.created_at, run.id))
+    holding = [run for run in by_age if run.phase in _AT_WORK or (run.phase is RunPhase.PAUSED and run.live_attempts)]
+    wanting = [run for run in by_age if _wants_engines(run)]
+    return next((run.id for run in [*holding, *wanting]), None)
+
+
+def next_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
+    """The phase that follows from what people want and what has been done, and why it waits if it does."""
+    wanted, reason = _wanted_phase(run, active)
+    if wanted is run.phase or wanted in RUN_TRANSITIONS[run.phase]:
+        return wanted, reason
+    return run.phase, run.reason
+
+
+def wanted_version(run: RunFacts, served: int | None) -> int | None:
+    """The version that engines should serve: the newest, or that of the due evaluation.
+
+    An evaluation of another version than the served one waits until open training groups have ended on theirs.
+    """
+    if not run.servable_versions:
+        return None
+    due = due_evaluation(run)
+    if due is None:
+        return run.latest_version
+    _, version = due
+    if run.open_training_groups and served is not None and served != version:
+        return served if served in run.servable_versions else run.latest_version
+    return version
+
+
+def trained(run: RunFacts) -> bool:
+    """Whether every step of the run is done."""
+    return run.steps_done >= run.config.training.steps
+
+
+def _wanted_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
+    if run.intent is RunIntent.CANCELLED:
+        return RunPhase.CANCELLED, None
+    if run.phase is RunPhase.FAILED:
+        return RunPhase.FAILED, run.reason
+    if run.phase is RunPhase.COMPLETED and due_evaluation(run) is None:
+        return RunPhase.COMPLETED, run.reason
+    if run.intent is RunIntent.PAUSED:
+        return RunPhase.PAUSED, None
+    if trained(run) and due_evaluation(run) is None and run.phase in _AT_WORK:
+        return RunPhase.COMPLETED, None
+    if run.id != active:
+        return run.phase, f"waiting for an engine: {active} has them" if active else run.reason
+    return (RunPhase.RUNNING if due_evaluation(run) is None else RunPhase.EVALUATING), None
+
+
+def _wants_engines(run: RunFacts) -> bool:
+    if run.intent is not RunIntent.RUNNING:
+        return False
+    if run.phase is RunPhase.COMPLETED:
+        return due_evaluation(run) is not None
+    return run.phase in {RunPhase.PENDING, RunPhase.PAUSED}
+
+
+def _version_of(run: RunFacts, evaluation: EvaluationFacts) -> int | None:
+    if evaluation.policy_version is not None:
+        return evaluation.policy_version
+    return run.latest_version if trained(run) else None

@@ -1,0 +1,41 @@
+"""Settings of the controller, read from `CONTROLLER_` variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from libs.service import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """How often the controller looks, which engines it leads, and how it starts trainers."""
+
+    model_config = SettingsConfigDict(env_prefix="CONTROLLER_")
+
+    tick_seconds: float = Field(default=0.3, gt=0)
+    """Longest pause between two looks; a wake-up shortens it."""
+    engine_urls: list[str] = Field(default_factory=lambda: ["http://127.0.0.1:30000"])
+    """Every engine of the platform, as a JSON list; no trailing slashes."""
+    engine_admin_key: SecretStr | None = None
+    """Bearer key of the engines' control endpoints, where they ask for one."""
+    engine_poll_seconds: float = Field(default=1.0, gt=0)
+    """Pause between two looks at what the engines serve."""
+    engine_answer_seconds: float = Field(default=5.0, gt=0)
+    """An engine that does not tell what it serves within this time is unreachable."""
+    engine_update_seconds: float = Field(default=600.0, gt=0)
+    """Bound on loading new weights."""
+    retry_seconds: float = Field(default=0.5, ge=0)
+    """Wait before the second attempt of a rollout; doubles with every further one, up to a minute."""
+    enqueue_again_seconds: float = Field(default=2.0, gt=0)
+    """How often all waiting rollouts are put into the task queue again; those still in it stay. Redis may be wiped."""
+    barren_groups: int = Field(default=16, ge=1)
+    """A run whose last so many training groups hold no success at all fails with the cause: its agent cannot work."""
+    trainer_restarts: int = Field(default=3, ge=0)
+    """Restarts of a trainer in a row without a step in between, before the run fails with its last words."""
+    trainer_stop_seconds: float = Field(default=20.0, ge=0)
+    """Between SIGTERM and SIGKILL of a trainer that is no longer wanted."""
+    log_folder: Path = Path("logs")
+    """Where trainers' output goes, one file a run."""

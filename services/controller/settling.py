@@ -1,0 +1,48 @@
+"""From the end of an attempt to the end of its rollout: counted, left out, or tried again. Pure functions.
+
+A rollout's reward is that of its outcome. One that ended well and printed none counts when its reward doors or its
+telemetry gave a reward for the whole rollout: it then starts from 0 and credit adds those. One with no reward at all is
+the agent's own failure, like a crash or a timeout, and the run's `sampling.agent_failure` decides. Infrastructure
+failures and lost leases are tried again up to `sampling.max_attempts` and then excluded; they never become a reward.
+"""
+
+from __future__ import annotations
+
+from libs.contracts.config import Sampling
+from libs.contracts.states import OutcomeKind, RolloutState
+from libs.store.groups import AttemptFacts, Resolution
+
+NO_REWARD = "no_reward"
+LEASE_LOST = "lease_lost"
+
+
+def resolve(ended: AttemptFacts, sampling: Sampling) -> Resolution | None:
+    """What becomes of the rollout; None when it is to be tried again."""
+    match ended.kind:
+        case OutcomeKind.SUCCEEDED if ended.reward is not None or ended.has_explicit_reward:
+            return _finished(ended, ended.reward or 0.0, OutcomeKind.SUCCEEDED)
+        case OutcomeKind.SUCCEEDED:
+            return _failed(ended, NO_REWARD, sampling)
+        case OutcomeKind.AGENT_ERROR | OutcomeKind.TIMEOUT:
+            return _failed(ended, ended.kind, sampling)
+        case OutcomeKind.INFRA_ERROR | OutcomeKind.CANCELLED | None:
+            if ended.failures < sampling.max_attempts:
+                return None
+            return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, ended.kind or LEASE_LOST)
+
+
+def _failed(ended: AttemptFacts, reason: str, sampling: Sampling) -> Resolution:
+    match sampling.agent_failure:
+        case "reward":
+            return _finished(ended, sampling.failure_reward, reason)
+        case "exclude":
+            return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, reason)
+
+
+def _finished(ended: AttemptFacts, reward: float, reason: str) -> Resolution:
+    return Resolution(ended.rollout_id, RolloutState.FINISHED, ended.attempt, reward, reason)
+
+
+def retry_seconds(attempt: int, base: float) -> float:
+    """How long to wait after the `attempt`-th execution failed: the base, doubled each time, at most a minute."""
+    return min(60.0, base * 2.0 ** (attempt - 1))

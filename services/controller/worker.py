@@ -1,0 +1,286 @@
+"""The controller's loop: one leader, one tick at a time; every part of a tick is a function that may run twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from prometheus_client import Counter, Gauge, Histogram
+from psycopg import OperationalError
+
+from libs.contracts.states import RunPhase
+from libs.queue.connection import QueueUnavailable
+from libs.queue.leases import expire_overdue
+from libs.queue.stream import RolloutQueue
+from libs.queue.wake import Topic, Wake
+from libs.service import Checks, pause
+from libs.store import groups as store
+from libs.store.database import Database, Session
+from libs.store.locks import AdvisoryLock, LockLost
+from libs.store.migrate import check_schema
+from libs.telemetry import SECONDS_BUCKETS, inject, logger, span
+from services.controller import admission, phases, settling
+from services.controller.engines import Fleet, Wanted
+from services.controller.settings import Settings
+from services.controller.trainers import Trainers
+
+log = logger()
+
+LEADING = Gauge("controller_leading", "1 while this process leads.")
+TICK_SECONDS = Histogram("controller_tick_seconds", "One look at everything.", buckets=SECONDS_BUCKETS)
+TICK_FAILURES = Counter("controller_tick_failures_total", "Ticks that raised.")
+GROUPS_ADMITTED = Counter("controller_groups_admitted_total", "Groups admitted.", ["kind"])
+ROLLOUTS_ENDED = Counter("controller_rollouts_ended_total", "Rollouts that ended.", ["state", "reason"])
+LEASES_EXPIRED = Counter("controller_leases_expired_total", "Leases whose runner stopped renewing them.")
+ROLLOUTS_QUEUED = Gauge("controller_rollouts_queued", "Rollouts that wait for an attempt.")
+
+LOCK_NAME = "controller"
+MAX_EVALUATION_GROUPS = 1000
+"""Groups of an evaluation admitted in one tick."""
+
+
+class Controller:
+    """Everything that leading needs; `tick` is the whole of it."""
+
+    def __init__(
+        self, settings: Settings, database: Database, queue: RolloutQueue, wake: Wake, fleet: Fleet, trainers: Trainers
+    ) -> None:
+        self._settings = settings
+        self._database = database
+        self._queue = queue
+        self._wake = wake
+        self._fleet = fleet
+        self._trainers = trainers
+        self._finished_evaluations: set[str] = set()
+        self._enqueued_at = 0.0
+        self._enqueued: set[str] = set()
+
+    async def tick(self) -> None:
+        """Settles what ended, moves runs on, admits what may be sampled, and hands it to the runners."""
+        await self.settle()
+        await self.expire_leases()
+        runs = await self.move_runs()
+        active = phases.active_run(runs)
+        for run in runs:
+            if run.id == active:
+                await self.direct_engines(run)
+                await self.admit(run)
+        self.direct_trainers(runs, active)
+        await self.enqueue()
+
+    async def settle(self) -> None:
+        """Ends rollouts whose last attempt ended, and groups whose rollouts all have."""
+        async with self._database.session() as session:
+            ended = await store.ended_attempts(session)
+            configs = await store.run_configs(session, {one.run_id for one in ended})
+            resolved = [settling.resolve(one, configs[one.run_id].sampling) for one in ended]
+            resolutions = [one for one in resolved if one is not None]
+            await store.resolve_rollouts(session, resolutions)
+            complete = await store.complete_groups(session)
+            barren = await store.barren_runs(session, self._settings.barren_groups) if complete else {}
+            await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in barren.items()})
+        for one in resolutions:
+            ROLLOUTS_ENDED.labels(one.state, one.reason).inc()
+        if complete:
+            await self._wake.notify(Topic.GROUPS)
+
+    async def expire_leases(self) -> None:
+        """Ends leases that are not renewed; their rollouts are settled by the next tick."""
+        async with self._database.session() as session:
+            expired = await expire_overdue(session)
+        for one in expired:
+            LEASES_EXPIRED.inc()
+            log.warning("lease expired", rollout_id=one.rollout_id, attempt=one.attempt, owner=one.owner)
+
+    async def move_runs(self) -> list[store.RunFacts]:
+        """Writes phases that changed and cancels the work of runs that ended early; the runs as they are now."""
+        async with self._database.session() as session:
+            await _fail(session, self._trainers.take_failures())
+            runs = await store.load_runs(session, self._finished_evaluations)
+            moved = _moves(runs, phases.active_run(runs), self._fleet)
+            await store.write_phases(session, moved)
+            cancelled = [one.run_id for one in moved if one.phase is RunPhase.CANCELLED]
+            await store.cancel_open_work(session, cancelled, "the run was cancelled")
+            if moved:
+                runs = await store.load_runs(session, self._finished_evaluations)
+        self._finished_evaluations |= {one.id for run in runs for one in run.evaluations if one.finished}
+        for one in moved:
+            log.info("run moved", run_id=one.run_id, phase=one.phase, reason=one.reason)
+        if moved:
+            await self._wake.notify(Topic.RUNS)
+        return runs
+
+    async def direct_engines(self, run: store.RunFacts) -> None:
+        """Tells the fleet which version of the active run to serve."""
+        version = phases.wanted_version(run, self._fleet.served_version(run.id))
+        if version is not None and not self._fleet.wants(run.id, version):
+            async with self._database.read() as session:
+                path = await store.version_path(session, run.id, version)
+            self._fleet.want(Wanted(run.id, version, path))
+
+    def direct_trainers(self, runs: Sequence[store.RunFacts], active: str | None) -> None:
+        """Keeps a trainer for the active run while it has steps to do."""
+        at_work = {RunPhase.RUNNING, RunPhase.EVALUATING}
+        wanting = [run for run in runs if run.id == active and run.phase in at_work and not phases.trained(run)]
+        self._trainers.want({run.id: run.steps_done for run in wanting})
+
+    async def admit(self, run: store.RunFacts) -> None:
+        """Writes the groups that may be sampled now."""
+        served = self._fleet.served_version(run.id)
+        groups = [] if served is None else groups_to_admit(run, served)
+        if not groups:
+            return
+        traces = {}
+        for rollout_id in (rollout_id for group in groups for rollout_id in group.rollout_ids):
+            with span("rollout admitted", attributes={"rollout.id": rollout_id}):
+                traces[rollout_id] = inject() or ""
+        async with self._database.session() as session:
+            await store.admit_groups(session, groups, traces)
+        GROUPS_ADMITTED.labels("training" if groups[0].evaluation_id is None else "evaluation").inc(len(groups))
+        log.info("groups admitted", run_id=run.id, groups=len(groups), first=groups[0].id, version=served)
+
+    async def enqueue(self) -> None:
+        """Hands waiting rollouts to the runners: new ones at once, all every few seconds, since Redis may forget."""
+        async with self._database.read() as session:
+            queued = await store.queued_rollouts(session)
+        ROLLOUTS_QUEUED.set(len(queued))
+        due = [one.rollout_id for one in queued if self._is_due(one)]
+        if time.monotonic() - self._enqueued_at > self._settings.enqueue_again_seconds:
+            self._enqueued.clear()
+            self._enqueued_at = time.monotonic()
+        try:
+            await self._queue.enqueue([rollout_id for rollout_id in due if rollout_id not in self._enqueued])
+        except QueueUnavailable as error:
+            log.warning("rollouts not enqueued", cause=str(error))
+            return
+        self._enqueued |= set(due)
+
+    def _is_due(self, queued: store.QueuedRollout) -> bool:
+        if queued.waited_seconds is None:
+            return True
+        return queued.waited_seconds >= settling.retry_seconds(queued.attempt, self._settings.retry_seconds)
+
+
+def groups_to_admit(run: store.RunFacts, served: int) -> list[store.NewGroup]:
+    """The groups of a run that may be sampled while its engines serve a version: an evaluation's, else training's."""
+    due = phases.due_evaluation(run)
+    if run.phase is RunPhase.EVALUATING and due is not None:
+        evaluation, version = due
+        if served != version:
+            return []
+        return admission.evaluation_groups(
+            run.id,
+            evaluation.id,
+            evaluation.dataset_id,
+            first_number=evaluation.groups,
+            count=min(MAX_EVALUATION_GROUPS, evaluation.expected - evaluation.groups),
+            rollouts_per_task=evaluation.rollouts_per_task,
+            version=version,
+        )
+    if run.phase is not RunPhase.RUNNING or due is not None:
+        return []
+    sampling = run.config.sampling
+    count = admission.training_groups_wanted(
+        sampling, steps=run.config.training.steps, served_version=served, counting=run.counting_groups
+    )
+    return admission.training_groups(
+        run.id,
+        run.dataset_id,
+        sampling,
+        task_count=run.task_count,
+        first_number=run.next_group,
+        count=count,
+        served_version=served,
+    )
+
+
+def _moves(runs: Sequence[store.RunFacts], active: str | None, fleet: Fleet) -> list[store.Phase]:
+    moves = []
+    for run in runs:
+        phase, reason = phases.next_phase(run, active)
+        if run.id == active and reason is None and phase in {RunPhase.RUNNING, RunPhase.EVALUATING}:
+            reason = _waits_for(run, fleet)
+        if (phase, reason) != (run.phase, run.reason):
+            moves.append(store.Phase(run.id, phase, reason))
+    return moves
+
+
+def _waits_for(run: store.RunFacts, fleet: Fleet) -> str | None:
+    """Why the active run does not sample, for people."""
+    if run.latest_version is None:
+        return "the trainer is preparing policy version 0"
+    trouble = fleet.trouble()
+    return None if trouble is None else f"no engine serves: {trouble}"
+
+
+async def _fail(session: Session, causes: dict[str, str]) -> None:
+    if causes:
+        await store.write_phases(session, [store.Phase(run, RunPhase.FAILED, cause) for run, cause in causes.items()])
+        await store.cancel_open_work(session, list(causes), "the run failed")
+        log.error("runs failed", causes=causes)
+
+
+async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
+    """Leads whenever no other controller does, until asked to stop."""
+    database = Database(settings.database_url)
+    wake = Wake(settings.redis_url)
+    queue = RolloutQueue(settings.redis_url)
+    checks.add("database", database.ping)
+    checks.add("schema", lambda: check_schema(database))
+    checks.add("queue", queue.ping)
+    try:
+        while not stop.is_set():
+            lock = AdvisoryLock(settings.database_url, LOCK_NAME)
+            try:
+                if await lock.acquire():
+                    await lead(settings, database, queue, wake, lock, stop)
+            except (OperationalError, LockLost) as error:
+                log.warning("not leading", cause=str(error))
+            finally:
+                await lock.release()
+                LEADING.set(0)
+            await pause(stop, 1.0)
+    finally:
+        await queue.close()
+        await wake.close()
+        await database.close()
+
+
+async def lead(
+    settings: Settings, database: Database, queue: RolloutQueue, wake: Wake, lock: AdvisoryLock, stop: asyncio.Event
+) -> None:
+    """Ticks until asked to stop, or raises LockLost: whatever this process started is stopped by then."""
+    log.info("leading")
+    LEADING.set(1)
+    trainers = Trainers(settings)
+    fleet = Fleet(settings, database, wake)
+    controller = Controller(settings, database, queue, wake, fleet, trainers)
+    keeping = asyncio.create_task(fleet.keep(), name="engines")
+    try:
+        while not stop.is_set():
+            await lock.check()
+            try:
+                with TICK_SECONDS.time():
+                    await controller.tick()
+            # The loop must live: Postgres may be restarting, and the next tick sees the same rows.
+            except Exception:
+                TICK_FAILURES.inc()
+                log.exception("tick failed")
+            if keeping.done():
+                keeping.result()
+            await _until_next(wake, stop, settings.tick_seconds)
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, trainers.stop(), return_exceptions=True)
+
+
+async def _until_next(wake: Wake, stop: asyncio.Event, seconds: float) -> None:
+    """Sleeps until something changed, the time is over, or the end is asked for."""
+    topics = (Topic.OUTCOMES, Topic.SAMPLES, Topic.VERSIONS, Topic.RUNS, Topic.ENGINES)
+    waiting = asyncio.create_task(wake.wait(*topics, timeout_seconds=seconds))
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (waiting, stopping):
+        task.cancel()
+    await asyncio.gather(waiting, stopping, return_exceptions=True)

@@ -1,0 +1,103 @@
+"""From how an agent ended to the outcome of its attempt: exit code, and the last JSON line of stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from libs.contracts.states import OutcomeKind
+from libs.queue.leases import Outcome
+from services.runner.process import Ended
+
+SIGKILL = 9
+FACTS_BYTES = 64 * 1024
+
+
+class BrokenReward(Exception):
+    """The agent printed a reward that is no finite number."""
+
+
+def judge(ended: Ended) -> Outcome:
+    """The verdict on an attempt that ran to its end.
+
+    A timeout is `timeout`, whatever was printed. A program that could not be started, and a SIGKILL that the platform
+    did not send (the machine ran out of memory), are `infra_error`: they are retried and never trained. Any other exit
+    code than 0, and a reward that is no finite number, are `agent_error`. An exit with 0 and no reward line is
+    `succeeded` with no reward: the controller asks the reward doors.
+    """
+    kind, detail = _failure(ended)
+    reward: float | None = None
+    facts: dict[str, Any] = {}
+    stdout = _text(ended.stdout)
+    if kind is OutcomeKind.SUCCEEDED:
+        try:
+            reward, facts = last_reward(stdout)
+        except BrokenReward as error:
+            kind, detail = OutcomeKind.AGENT_ERROR, str(error)
+    return Outcome(kind, reward, facts, ended.exit_code, detail, stdout, _text(ended.stderr))
+
+
+def _failure(ended: Ended) -> tuple[OutcomeKind, str | None]:
+    """The kind that the way it ended gives, with its cause; `succeeded` when nothing failed."""
+    if ended.start_error is not None:
+        return OutcomeKind.INFRA_ERROR, f"the agent could not be started: {ended.start_error}"
+    if ended.timed_out:
+        return OutcomeKind.TIMEOUT, f"stopped after {ended.seconds:.1f} s"
+    if ended.exit_code == -SIGKILL:
+        return OutcomeKind.INFRA_ERROR, "ended by a SIGKILL that the platform did not send: is memory short?"
+    if ended.exit_code is not None and ended.exit_code < 0:
+        return OutcomeKind.AGENT_ERROR, f"the agent was ended by signal {-ended.exit_code}"
+    if ended.exit_code != 0:
+        return OutcomeKind.AGENT_ERROR, f"the agent exited with code {ended.exit_code}"
+    return OutcomeKind.SUCCEEDED, None
+
+
+def last_reward(stdout: str) -> tuple[float | None, dict[str, Any]]:
+    """The reward and the whole object of the last line that is a JSON object with `reward` or `rewards`.
+
+    `reward` is a number; `rewards` an object of numbers, whose sum counts where `reward` is absent.
+
+    Raises: BrokenReward: the line names a reward but is broken JSON, or the reward is no finite number.
+    """
+    for line in reversed(stdout.splitlines()):
+        line = line.strip()
+        if not line.startswith("{") or '"reward' not in line:
+            continue
+        try:
+            facts = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise BrokenReward(f"the last line with a reward is broken JSON ({error}): {line[:200]}") from error
+        if "reward" in facts:
+            return _number("reward", facts["reward"]), _bounded(facts)
+        if "rewards" in facts:
+            return _sum(facts["rewards"]), _bounded(facts)
+    return None, {}
+
+
+def _sum(rewards: object) -> float:
+    if not isinstance(rewards, dict) or not rewards:
+        raise BrokenReward(f"'rewards' must be an object of numbers, not {str(rewards)[:200]}")
+    total = sum(_number(f"rewards.{name}", value) for name, value in rewards.items())
+    return _number("rewards", total)
+
+
+def _number(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BrokenReward(f"{name!r} must be a number, not {str(value)[:200]!r}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise BrokenReward(f"{name!r} is not finite: {str(value)[:200]}")
+    return number
+
+
+def _bounded(facts: dict[str, Any]) -> dict[str, Any]:
+    size = len(json.dumps(facts))
+    return facts if size <= FACTS_BYTES else {"truncated": f"{size} characters, of which {FACTS_BYTES} would be kept"}
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", errors="replace")

@@ -1,0 +1,234 @@
+"""The runner's loop: take leases while there is room, run agents, renew, settle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Sequence
+
+from prometheus_client import Counter, Gauge, Histogram
+from sqlalchemy.exc import SQLAlchemyError
+
+from libs.capability import KeyRing
+from libs.contracts.states import OutcomeKind
+from libs.queue import leases
+from libs.queue.connection import QueueUnavailable
+from libs.queue.leases import Lease, Outcome
+from libs.queue.stream import RolloutQueue
+from libs.queue.wake import Topic, Wake
+from libs.service import Checks, pause
+from libs.store.database import Database
+from libs.store.migrate import check_schema
+from libs.telemetry import SECONDS_BUCKETS, bind, logger
+from services.runner.attempt import Workplace, execute, user_ids
+from services.runner.doors import DoorWatch
+from services.runner.folder import Folders
+from services.runner.process import Processes
+from services.runner.settings import Settings
+
+log = logger()
+
+RUNNING = Gauge("runner_attempts_running", "Attempts at work.")
+ENDED = Counter("runner_attempts_ended_total", "Attempts that were settled.", ["kind"])
+LOST = Counter("runner_leases_lost_total", "Attempts stopped because their lease was lost or their rollout cancelled.")
+SECONDS = Histogram("runner_attempt_seconds", "Lease to verdict.", buckets=SECONDS_BUCKETS)
+
+
+class Runner:
+    """The attempts of one process."""
+
+    def __init__(
+        self, settings: Settings, database: Database, queue: RolloutQueue, wake: Wake, place: Workplace
+    ) -> None:
+        self.owner = place.folders.root.name
+        self._settings = settings
+        self._database = database
+        self._queue = queue
+        self._wake = wake
+        self._place = place
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._held: dict[str, asyncio.Task[Outcome]] = {}
+        self._room = asyncio.Event()
+        self._room.set()
+        self._stopping = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Works until asked to stop; then finishes or gives back what it holds."""
+        keeping = [asyncio.create_task(work) for work in (self._renew(), self._place.doors.keep())]
+        try:
+            while not stop.is_set():
+                await _first_of(self._room.wait(), stop.wait())
+                if not stop.is_set():
+                    await self._take(stop)
+            await self._drain()
+        finally:
+            for task in (*keeping, *self._tasks):
+                task.cancel()
+            await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
+
+    async def _take(self, stop: asyncio.Event) -> None:
+        """Leases as many rollouts as there is room for."""
+        room = self._settings.concurrency - len(self._tasks)
+        try:
+            deliveries = await self._queue.deliver(self.owner, room, self._settings.poll_seconds)
+            await self._lease_all([delivery.rollout_id for delivery in deliveries])
+            await self._queue.ack(deliveries)
+        except QueueUnavailable as error:
+            log.warning("task queue away, asking the store", cause=str(error))
+            await self._take_from_store(room)
+            await pause(stop, self._settings.poll_seconds)
+        except SQLAlchemyError as error:
+            # Not acknowledged: delivered again.
+            log.warning("no lease taken", cause=str(error).splitlines()[0])
+            await pause(stop, self._settings.poll_seconds)
+
+    async def _take_from_store(self, room: int) -> None:
+        try:
+            async with self._database.read() as session:
+                waiting = await leases.deliverable_rollouts(session, limit=room)
+            await self._lease_all(waiting)
+        except SQLAlchemyError as error:
+            log.warning("no lease taken", cause=str(error).splitlines()[0])
+
+    async def _lease_all(self, rollout_ids: Sequence[str]) -> None:
+        for rollout_id in rollout_ids:
+            async with self._database.session() as session:
+                lease = await leases.lease_rollout(session, rollout_id, self.owner, self._settings.lease_seconds)
+            if lease is not None:
+                task = asyncio.create_task(self._attempt(lease), name=f"{lease.rollout_id}/{lease.attempt}")
+                self._tasks.add(task)
+                task.add_done_callback(self._done)
+        self._measure()
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._measure()
+        if not task.cancelled() and task.exception() is not None:
+            log.error("attempt broke", attempt=task.get_name(), exc_info=task.exception())
+
+    def _measure(self) -> None:
+        RUNNING.set(len(self._tasks))
+        if len(self._tasks) < self._settings.concurrency:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    async def _attempt(self, lease: Lease) -> None:
+        with bind(run_id=lease.run_id, rollout_id=lease.rollout_id, attempt=lease.attempt):
+            began = time.monotonic()
+            outcome = await self._outcome(lease)
+            SECONDS.observe(time.monotonic() - began)
+            await self._settle(lease, outcome)
+
+    async def _outcome(self, lease: Lease) -> Outcome:
+        """How the attempt ends; `cancelled` or `infra_error` when this runner stops it itself."""
+        running = asyncio.create_task(self._execute(lease))
+        self._held[lease.lease_id] = running
+        try:
+            return await running
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                # This task was cancelled, and the agent's with it: its tree is dead by now.
+                raise
+            if self._stopping:
+                return Outcome(OutcomeKind.INFRA_ERROR, detail="the runner was stopped")
+            return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost or the rollout cancelled")
+        finally:
+            del self._held[lease.lease_id]
+
+    async def _execute(self, lease: Lease) -> Outcome:
+        async with self._database.session() as session:
+            if not await leases.start(session, lease):
+                return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost before the start")
+        log.info("attempt started")
+        return await execute(lease, self._place)
+
+    async def _settle(self, lease: Lease, outcome: Outcome) -> None:
+        """Writes the outcome; tries again while the store is away, for as long as the lease would live."""
+        until = time.monotonic() + self._settings.lease_seconds
+        while True:
+            try:
+                async with self._database.session() as session:
+                    held = await leases.settle(session, lease, outcome)
+                break
+            except SQLAlchemyError as error:
+                log.warning("outcome not settled", cause=str(error).splitlines()[0])
+                if time.monotonic() > until:
+                    return
+                await asyncio.sleep(min(1.0, self._settings.poll_seconds))
+        if held:
+            ENDED.labels(outcome.kind).inc()
+            await self._wake.notify(Topic.OUTCOMES)
+        log.info("attempt ended", kind=outcome.kind, settled=held, detail=outcome.detail)
+
+    async def _renew(self) -> None:
+        """Renews every lease in one statement, three times per lease time; what is not renewed is stopped."""
+        renewed = time.monotonic()
+        while True:
+            await asyncio.sleep(self._settings.lease_seconds / 3)
+            asked, held = set(self._held), None
+            try:
+                async with self._database.session() as session:
+                    held = await leases.heartbeat_all(session, asked, self._settings.lease_seconds)
+                renewed = time.monotonic()
+            except SQLAlchemyError as error:
+                log.warning("leases not renewed", cause=str(error).splitlines()[0])
+            if held is None and time.monotonic() - renewed > self._settings.lease_seconds:
+                # Another runner may have them by now.
+                held = set()
+            for lease_id in asked - held if held is not None else ():
+                self._stop_attempt(lease_id)
+
+    def _stop_attempt(self, lease_id: str) -> None:
+        running = self._held.get(lease_id)
+        if running is not None:
+            LOST.inc()
+            running.cancel()
+
+    async def _drain(self) -> None:
+        """Lets attempts finish for a while, then kills the rest and gives them back."""
+        if self._tasks:
+            log.info("draining", attempts=len(self._tasks))
+            await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
+        self._stopping = True
+        for running in list(self._held.values()):
+            running.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+async def _first_of(*waits: Awaitable[object]) -> None:
+    tasks = [asyncio.ensure_future(wait) for wait in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
+    """Executes attempts until asked to stop.
+
+    Raises: libs.capability.KeyRingError, ValueError: the settings name what is not there.
+    """
+    user = user_ids(settings.agent_user)
+    keys = KeyRing(settings.capability_keys_file)
+    folders = Folders(settings.work_folder, f"runner-{os.getpid()}-{secrets.token_hex(4)}", user)
+    doors = DoorWatch([settings.gateway_url, settings.collector_url])
+    processes = Processes()
+    processes.adopt_orphans()
+    database = Database(settings.database_url)
+    queue = RolloutQueue(settings.redis_url)
+    wake = Wake(settings.redis_url)
+    checks.add("database", database.ping)
+    checks.add("schema", lambda: check_schema(database))
+    checks.add("queue", queue.ping)
+    try:
+        place = Workplace(settings, keys, folders, processes, doors, user)
+        await Runner(settings, database, queue, wake, place).run(stop)
+    finally:
+        await queue.close()
+        await wake.close()
+        await database.close()
+        await asyncio.to_thread(folders.close)
