@@ -1,0 +1,251 @@
+"""What rollouts earned, computed from outcomes at each request: evaluations, steps, time series."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from sqlalchemy import select, text
+
+from libs.contracts import api
+from libs.store import tables
+from libs.store.database import ReadSession
+from libs.store.paging import decode_cursor, page
+
+Z95 = 1.959963984540054
+MAX_TEXTS = 20
+"""Values shown of a text fact, most frequent first."""
+
+# The outcome line's own reward is reported as the reward, with the policy for failures applied. Numbers too large for
+# statistics are left out: JSON knows no bound, double precision does.
+_EVALUATION_FACTS = text("""
+    SELECT groups.evaluation_id, fact.key AS name, jsonb_typeof(fact.value) AS kind,
+        CASE WHEN jsonb_typeof(fact.value) = 'string' THEN left(fact.value #>> '{}', 100) END AS text,
+        CASE WHEN jsonb_typeof(fact.value) = 'string' THEN count(*) ELSE count(number.value) END AS count,
+        sum(number.value) AS sum,
+        sum(number.value * number.value) AS squares,
+        bool_and(number.value IN (0, 1)) AS binary
+    FROM groups JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
+    JOIN outcomes ON outcomes.rollout_id = rollouts.id AND outcomes.attempt = rollouts.attempt
+    CROSS JOIN LATERAL jsonb_each(outcomes.facts) AS fact
+    CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(fact.value)
+        WHEN 'number' THEN CASE WHEN abs((fact.value #>> '{}')::numeric) < 1e150 THEN (fact.value #>> '{}')::float8 END
+        WHEN 'boolean' THEN (fact.value #>> '{}')::boolean::int::float8 END AS value) AS number
+    WHERE groups.evaluation_id = ANY(:evaluation_ids)
+        AND jsonb_typeof(fact.value) IN ('number', 'boolean', 'string') AND fact.key NOT IN ('reward', 'rewards')
+    GROUP BY groups.evaluation_id, fact.key, jsonb_typeof(fact.value),
+        CASE WHEN jsonb_typeof(fact.value) = 'string' THEN left(fact.value #>> '{}', 100) END
+""")
+
+_EVALUATION_ROLLOUTS = text("""
+    SELECT groups.evaluation_id, rollouts.state, count(*) AS count, sum(rollouts.reward) AS sum,
+        sum(rollouts.reward * rollouts.reward) AS squares, count(rollouts.reward) AS rewarded,
+        bool_and(rollouts.reward IN (0, 1)) AS binary, min(groups.admitted_version) AS version
+    FROM groups JOIN rollouts ON rollouts.group_id = groups.id
+    WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY groups.evaluation_id, rollouts.state
+""")
+
+_EXPECTED = text("""
+    SELECT evaluations.id, evaluations.rollouts_per_task * least(datasets.task_count, evaluations.max_tasks) AS rollouts
+    FROM evaluations JOIN datasets ON datasets.id = evaluations.dataset_id WHERE evaluations.id = ANY(:evaluation_ids)
+""")
+
+_STEP_REWARDS = text("""
+    SELECT step_groups.step, count(rollouts.id) AS rollouts, avg(rollouts.reward) AS reward_mean,
+        stddev_samp(rollouts.reward) AS reward_std
+    FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'
+    WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps) GROUP BY step_groups.step
+""")
+
+_STEP_VERDICTS = text("""
+    SELECT step, verdict, count(*) AS count FROM step_groups
+    WHERE run_id = :run_id AND step = ANY(:steps) GROUP BY step, verdict
+""")
+
+_STEP_FACTS = text("""
+    SELECT step_groups.step, fact.key AS name, avg(CASE jsonb_typeof(fact.value)
+        WHEN 'number' THEN CASE WHEN abs((fact.value #>> '{}')::numeric) < 1e150 THEN (fact.value #>> '{}')::float8 END
+        ELSE (fact.value #>> '{}')::boolean::int::float8 END) AS mean
+    FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'
+    JOIN outcomes ON outcomes.rollout_id = rollouts.id AND outcomes.attempt = rollouts.attempt
+    CROSS JOIN LATERAL jsonb_each(outcomes.facts) AS fact
+    WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps)
+        AND jsonb_typeof(fact.value) IN ('number', 'boolean') AND fact.key NOT IN ('reward', 'rewards')
+    GROUP BY step_groups.step, fact.key ORDER BY step_groups.step, fact.key
+""")
+
+Record = Mapping[Any, Any]
+
+
+def wilson(successes: float, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share (E. B. Wilson, 1927); within [0, 1] at every count.
+
+    Example: 8 of 10 give (0.4902, 0.9433).
+    """
+    share, z2 = successes / count, Z95 * Z95
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = Z95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def statistic(count: int, total: float, squares: float, *, binary: bool) -> api.Statistic:
+    """Mean and 95 % interval from a count, a sum and a sum of squares."""
+    mean = total / count
+    if binary:
+        low, high = wilson(total, count)
+        return api.Statistic(count=count, mean=mean, low=low, high=high)
+    variance = max(0.0, squares - count * mean * mean) / (count - 1) if count > 1 else 0.0
+    half = Z95 * math.sqrt(variance / count)
+    return api.Statistic(count=count, mean=mean, low=mean - half, high=mean + half)
+
+
+async def list_evaluations(
+    session: ReadSession, run_id: str, *, cursor: str | None, limit: int
+) -> api.Page[api.Evaluation]:
+    """Evaluations of a run in the order they were asked for, with results."""
+    table = tables.Evaluation
+    conditions = [table.run_id == run_id]
+    if key := decode_cursor(cursor, int):
+        conditions.append(table.number > cast(int, key[0]))
+    query = select(table).where(*conditions).order_by(table.number).limit(limit + 1)
+    found = await _with_results(session, (await session.scalars(query)).all())
+    return page(found, limit, lambda item: item, lambda item: (item.number,))
+
+
+async def get_evaluation(session: ReadSession, evaluation_id: str) -> api.Evaluation | None:
+    """One evaluation with its results as they are now."""
+    row = await session.get(tables.Evaluation, evaluation_id)
+    return None if row is None else (await _with_results(session, [row]))[0]
+
+
+async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation]) -> list[api.Evaluation]:
+    ids = {"evaluation_ids": [row.id for row in rows]}
+    states = _grouped((await session.execute(_EVALUATION_ROLLOUTS, ids)).mappings(), "evaluation_id")
+    facts = _grouped((await session.execute(_EVALUATION_FACTS, ids)).mappings(), "evaluation_id")
+    expected = {record["id"]: record["rollouts"] for record in (await session.execute(_EXPECTED, ids)).mappings()}
+    return [_evaluation(row, states[row.id], facts[row.id], expected[row.id]) for row in rows]
+
+
+def _evaluation(
+    row: tables.Evaluation, states: Sequence[Record], facts: Sequence[Record], expected: int
+) -> api.Evaluation:
+    counts = {record["state"]: record["count"] for record in states}
+    terminal = sum(count for state, count in counts.items() if state != "queued")
+    finished = next((record for record in states if record["state"] == "finished" and record["rewarded"]), None)
+    return api.Evaluation(
+        id=row.id,
+        run_id=row.run_id,
+        number=row.number,
+        dataset_id=row.dataset_id,
+        policy_version=row.policy_version,
+        measured_version=min((record["version"] for record in states), default=None),
+        rollouts_per_task=row.rollouts_per_task,
+        max_tasks=row.max_tasks,
+        created_at=row.created_at,
+        results=api.EvaluationResults(
+            rollouts=counts,
+            complete=terminal >= expected,
+            reward=_statistic(finished, "rewarded") if finished else None,
+            facts=_facts(facts),
+        ),
+    )
+
+
+def _facts(records: Sequence[Record]) -> list[api.Fact]:
+    found = []
+    for name, values in sorted(_grouped(records, "name").items()):
+        numbers = [record for record in values if record["kind"] != "string" and record["count"]]
+        texts = [record for record in values if record["kind"] == "string"]
+        if numbers:
+            found.append(_number_fact(name, numbers))
+        elif texts:
+            ordered = sorted(texts, key=lambda record: (-record["count"], record["text"]))[:MAX_TEXTS]
+            counts = {record["text"]: record["count"] for record in ordered}
+            found.append(api.Fact(name=name, kind="text", counts=counts))
+    return found
+
+
+def _number_fact(name: str, records: Sequence[Record]) -> api.Fact:
+    # A grader may write true in one rollout and 1 in another: they are one fact.
+    merged = {part: sum(record[part] for record in records) for part in ("count", "sum", "squares")}
+    binary = all(record["binary"] for record in records)
+    numbers = statistic(merged["count"], merged["sum"], merged["squares"], binary=binary)
+    return api.Fact(name=name, kind="share" if binary else "number", statistic=numbers)
+
+
+def _statistic(record: Record, count: str) -> api.Statistic:
+    return statistic(record[count], record["sum"], record["squares"], binary=record["binary"])
+
+
+async def list_steps(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> api.Page[api.Step]:
+    """Optimiser steps from the first, with what their rollouts earned."""
+    table = tables.Step
+    conditions = [table.run_id == run_id]
+    if key := decode_cursor(cursor, int):
+        conditions.append(table.number > cast(int, key[0]))
+    query = select(table).where(*conditions).order_by(table.number).limit(limit + 1)
+    steps = await _with_rewards(session, run_id, (await session.scalars(query)).all())
+    return page(steps, limit, lambda step: step, lambda step: (step.number,))
+
+
+async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables.Step]) -> list[api.Step]:
+    scope = {"run_id": run_id, "steps": [row.number for row in rows]}
+    rewards = {record["step"]: record for record in (await session.execute(_STEP_REWARDS, scope)).mappings()}
+    verdicts = _grouped((await session.execute(_STEP_VERDICTS, scope)).mappings(), "step")
+    facts = _grouped((await session.execute(_STEP_FACTS, scope)).mappings(), "step")
+    return [
+        api.Step(
+            number=row.number,
+            metrics={name: value for name, value in row.metrics.items() if _is_number(value)},
+            groups={record["verdict"]: record["count"] for record in verdicts[row.number]},
+            rollouts=rewards[row.number]["rollouts"] if row.number in rewards else 0,
+            reward_mean=rewards[row.number]["reward_mean"] if row.number in rewards else None,
+            reward_std=rewards[row.number]["reward_std"] if row.number in rewards else None,
+            facts={record["name"]: record["mean"] for record in facts[row.number] if record["mean"] is not None},
+            started_at=row.started_at,
+            created_at=row.created_at,
+        )
+        for row in rows
+    ]
+
+
+async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -> api.Metrics:
+    """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`.
+
+    Args: names: those wanted; empty for all
+    """
+    query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number)
+    steps = await _with_rewards(session, run_id, (await session.scalars(query)).all())
+    series: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
+    for step in steps:
+        seconds = (step.created_at - steps[0].started_at).total_seconds()
+        for name, value in _values(step):
+            series[name].append((step.number, seconds, value))
+    chosen = names or sorted(series)
+    return api.Metrics(
+        run_id=run_id,
+        names=sorted(series),
+        series=[api.Series(name=name, points=series.get(name, [])) for name in chosen],
+    )
+
+
+def _values(step: api.Step) -> Iterable[tuple[str, float]]:
+    yield from ((name, value) for name, value in step.metrics.items() if value is not None)
+    yield from ((f"fact.{name}", value) for name, value in step.facts.items())
+    if step.reward_mean is not None:
+        yield "reward_mean", step.reward_mean
+    if step.reward_std is not None:
+        yield "reward_std", step.reward_std
+
+
+def _is_number(value: object) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
+def _grouped(records: Iterable[Record], key: str) -> dict[Any, list[Record]]:
+    grouped: dict[Any, list[Record]] = defaultdict(list)
+    for record in records:
+        grouped[record[key]].append(record)
+    return grouped

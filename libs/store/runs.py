@@ -1,0 +1,239 @@
+"""Runs and evaluations: what people want, and how far it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import ColumnElement, func, select, text, tuple_
+
+from libs.contracts import api
+from libs.contracts.config import Evaluation as EvaluationConfig
+from libs.contracts.config import RunConfig
+from libs.contracts.ids import evaluation_id, new_id
+from libs.contracts.states import RunIntent, RunPhase
+from libs.store import tables
+from libs.store.database import ReadSession, Session
+from libs.store.datasets import find_dataset
+from libs.store.paging import decode_cursor, page
+from libs.store.partitions import create_run_partitions
+
+
+class UnknownRun(LookupError):
+    """No run has this id."""
+
+
+class ActionRefused(ValueError):
+    """The run is in a state where this cannot be asked; `allowed` is what can."""
+
+    def __init__(self, message: str, allowed: list[str]) -> None:
+        super().__init__(f"{message}; allowed now: {', '.join(allowed) or 'nothing'}")
+        self.allowed = allowed
+
+
+INTENT_OF_ACTION = {"pause": RunIntent.PAUSED, "resume": RunIntent.RUNNING, "cancel": RunIntent.CANCELLED}
+
+_PROGRESS = text("""
+    SELECT runs.id, coalesce(status.phase, 'pending') AS phase, status.reason, status.started_at, status.finished_at,
+        coalesce(last_step.number, 0) AS step,
+        (SELECT max(version) FROM policy_versions WHERE run_id = runs.id) AS policy_version,
+        coalesce((
+            SELECT jsonb_object_agg(state, count) FROM (
+                SELECT rollouts.state, count(*) FROM rollouts JOIN groups ON groups.id = rollouts.group_id
+                WHERE rollouts.run_id = runs.id AND groups.evaluation_id IS NULL GROUP BY rollouts.state
+            ) AS states
+        ), '{}') AS rollouts,
+        (
+            SELECT avg(rollouts.reward) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
+            WHERE step_groups.run_id = runs.id AND step_groups.step = last_step.number AND rollouts.state = 'finished'
+        ) AS reward_mean
+    FROM runs LEFT JOIN run_status AS status ON status.run_id = runs.id
+    LEFT JOIN LATERAL (SELECT max(number) AS number FROM steps WHERE steps.run_id = runs.id) AS last_step ON true
+    WHERE runs.id = ANY(:run_ids)
+""")
+
+
+async def create_run(session: Session, config: RunConfig) -> api.Run:
+    """A run with its partitions and the evaluations its document asks for.
+
+    Raises: UnknownDataset: of `dataset` or `evaluation.dataset`
+    """
+    dataset = await find_dataset(session, config.dataset)
+    row = tables.Run(
+        id=new_id("run"),
+        name=config.name,
+        config=config.model_dump(mode="json"),
+        dataset_id=dataset.id,
+        intent="running",
+    )
+    session.add(row)
+    await session.flush()
+    await create_run_partitions(session, row.id)
+    if config.evaluation is not None:
+        await _add_planned_evaluations(session, row.id, config.evaluation)
+    await session.refresh(row)
+    return (await _with_progress(session, [row]))[0]
+
+
+async def _add_planned_evaluations(session: Session, run_id: str, plan: EvaluationConfig) -> None:
+    dataset = await find_dataset(session, plan.dataset)
+    versions = [0] * plan.at_start + [None] * plan.at_end
+    session.add_all(
+        tables.Evaluation(
+            id=evaluation_id(run_id, number),
+            run_id=run_id,
+            number=number,
+            dataset_id=dataset.id,
+            policy_version=version,
+            rollouts_per_task=plan.rollouts_per_task,
+            max_tasks=plan.max_tasks,
+        )
+        for number, version in enumerate(versions, 1)
+    )
+    await session.flush()
+
+
+async def get_run(session: ReadSession, run_id: str) -> api.Run:
+    """One run with its progress.
+
+    Raises: UnknownRun
+    """
+    return (await _with_progress(session, [await check_run(session, run_id)]))[0]
+
+
+async def check_run(session: ReadSession, run_id: str) -> tables.Run:
+    """The run's row.
+
+    Raises: UnknownRun
+    """
+    row = await session.get(tables.Run, run_id)
+    if row is None:
+        raise UnknownRun(_unknown(run_id))
+    return row
+
+
+def _unknown(run_id: str) -> str:
+    return f"no run has the id {run_id!r}: list runs to find it"
+
+
+async def list_runs(
+    session: ReadSession, *, name: str | None, phase: RunPhase | None, cursor: str | None, limit: int
+) -> api.Page[api.Run]:
+    """Runs, newest first."""
+    table, status = tables.Run, tables.RunStatus
+    conditions: list[ColumnElement[bool]] = [table.name == name] if name else []
+    if phase is not None:
+        conditions.append(func.coalesce(status.phase, str(RunPhase.PENDING)) == str(phase))
+    if key := decode_cursor(cursor, datetime, str):
+        conditions.append(tuple_(table.created_at, table.id) < tuple_(*key))
+    query = select(table).outerjoin(status, status.run_id == table.id).where(*conditions)
+    newest = query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)
+    runs = await _with_progress(session, (await session.scalars(newest)).all())
+    return page(runs, limit, lambda run: run, lambda run: (run.created_at, run.id))
+
+
+async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> list[api.Run]:
+    result = await session.execute(_PROGRESS, {"run_ids": [row.id for row in rows]})
+    found = {record["id"]: record for record in result.mappings()}
+    runs = []
+    for row in rows:
+        record, config = found[row.id], RunConfig.model_validate(row.config)
+        runs.append(
+            api.Run(
+                id=row.id,
+                name=row.name,
+                dataset_id=row.dataset_id,
+                intent=row.intent,
+                phase=record["phase"],
+                reason=record["reason"],
+                created_at=row.created_at,
+                started_at=record["started_at"],
+                finished_at=record["finished_at"],
+                progress=api.Progress(
+                    step=record["step"],
+                    steps=config.training.steps,
+                    policy_version=record["policy_version"],
+                    rollouts=record["rollouts"],
+                    reward_mean=record["reward_mean"],
+                ),
+                allowed_actions=allowed_actions(RunIntent(row.intent), RunPhase(record["phase"])),
+                config=config,
+            )
+        )
+    return runs
+
+
+def allowed_actions(intent: RunIntent, phase: RunPhase) -> list[str]:
+    """What may be asked of a run as it is now."""
+    if intent is RunIntent.CANCELLED or phase is RunPhase.CANCELLED:
+        return []
+    if phase is RunPhase.COMPLETED:
+        return ["evaluate"]
+    if phase is RunPhase.FAILED:
+        return ["cancel"]
+    return ["resume" if intent is RunIntent.PAUSED else "pause", "cancel", "evaluate"]
+
+
+async def ask_of_run(session: Session, run_id: str, action: str) -> api.Run:
+    """Pause, resume or cancel; asking for what is already wanted changes nothing.
+
+    Raises: UnknownRun; ActionRefused: not in the run's present state
+    """
+    row = await _locked_run(session, run_id)
+    run = (await _with_progress(session, [row]))[0]
+    wanted = INTENT_OF_ACTION[action]
+    over = run.phase in {RunPhase.COMPLETED, RunPhase.FAILED}
+    if action not in run.allowed_actions and (over or row.intent != wanted):
+        raise ActionRefused(f"cannot {action} run {run_id}: it is {run.phase}", run.allowed_actions)
+    row.intent = wanted
+    await session.flush()
+    return (await _with_progress(session, [row]))[0]
+
+
+async def _locked_run(session: Session, run_id: str) -> tables.Run:
+    row = await session.scalar(select(tables.Run).where(tables.Run.id == run_id).with_for_update())
+    if row is None:
+        raise UnknownRun(_unknown(run_id))
+    return row
+
+
+async def create_evaluation(session: Session, run_id: str, request: api.EvaluationRequest) -> str:
+    """The id of a new evaluation; what the request leaves out comes from the run's document.
+
+    Raises: UnknownRun; UnknownDataset; ActionRefused: the run was cancelled or failed, or the version cannot be served
+    """
+    row = await _locked_run(session, run_id)
+    run = (await _with_progress(session, [row]))[0]
+    if "evaluate" not in run.allowed_actions:
+        raise ActionRefused(f"cannot evaluate run {run_id}: it is {run.phase}", run.allowed_actions)
+    if request.policy_version is not None:
+        await _check_servable(session, run, request.policy_version)
+    plan = run.config.evaluation
+    dataset = await find_dataset(session, request.dataset or (plan.dataset if plan else run.config.dataset))
+    last = await session.scalar(select(func.max(tables.Evaluation.number)).where(tables.Evaluation.run_id == run_id))
+    number = (last or 0) + 1
+    session.add(
+        tables.Evaluation(
+            id=evaluation_id(run_id, number),
+            run_id=run_id,
+            number=number,
+            dataset_id=dataset.id,
+            policy_version=request.policy_version,
+            rollouts_per_task=request.rollouts_per_task or (plan.rollouts_per_task if plan else 1),
+            max_tasks=request.max_tasks or (plan.max_tasks if plan else None),
+        )
+    )
+    await session.flush()
+    return evaluation_id(run_id, number)
+
+
+async def _check_servable(session: ReadSession, run: api.Run, version: int) -> None:
+    table = tables.PolicyVersion
+    query = select(table.version).where(table.run_id == run.id, table.pruned_at.is_(None)).order_by(table.version)
+    versions = list(await session.scalars(query))
+    # Version 0 is the base model, which every run gets at its start.
+    if version not in versions and not (version == 0 and not versions):
+        shown = ", ".join(map(str, versions)) or "only 0 so far"
+        raise ActionRefused(
+            f"run {run.id} has no weights of version {version} (there are {shown})", run.allowed_actions
+        )

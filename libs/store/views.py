@@ -1,0 +1,351 @@
+"""What happened, for people and plots: rollouts, model calls, spans, samples, versions, engines. Reads only."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any, cast
+
+import numpy as np
+from sqlalchemy import ColumnElement, Row, Select, func, select, text, tuple_
+
+from libs.contracts import api
+from libs.contracts.ids import run_of
+from libs.contracts.states import RolloutState
+from libs.store import tables
+from libs.store.database import ReadSession, Session
+from libs.store.paging import decode_cursor, page
+
+
+class UnknownRollout(LookupError):
+    """No rollout has this id."""
+
+
+class UnknownCall(LookupError):
+    """The rollout has no such model call."""
+
+
+class RewardConflict(ValueError):
+    """The key was used for another reward."""
+
+
+def _rollouts() -> Select[tables.Rollout, tables.Group, int | None]:
+    rollout, group, consumed = tables.Rollout, tables.Group, tables.StepGroup
+    joined = select(rollout, group, consumed.step).join(group, group.id == rollout.group_id)
+    return joined.outerjoin(consumed, consumed.group_id == group.id)
+
+
+async def list_rollouts(
+    session: ReadSession,
+    *,
+    run_id: str | None = None,
+    group_id: str | None = None,
+    evaluation: str | None = None,
+    state: RolloutState | None = None,
+    step: int | None = None,
+    version: int | None = None,
+    task_number: int | None = None,
+    cursor: str | None,
+    limit: int,
+) -> api.Page[api.Rollout]:
+    """Rollouts, newest first.
+
+    Args: evaluation: id of an evaluation, or `none` for training rollouts alone; version: the admitted one
+    """
+    rollout, group = tables.Rollout, tables.Group
+    equal = (
+        (rollout.run_id, run_id),
+        (rollout.group_id, group_id),
+        (rollout.state, state),
+        (tables.StepGroup.step, step),
+        (group.admitted_version, version),
+        (group.task_number, task_number),
+    )
+    conditions: list[ColumnElement[bool]] = [column == value for column, value in equal if value is not None]
+    if evaluation is not None:
+        is_training = group.evaluation_id.is_(None)
+        conditions.append(is_training if evaluation == "none" else group.evaluation_id == evaluation)
+    if key := decode_cursor(cursor, datetime, str):
+        conditions.append(tuple_(rollout.created_at, rollout.id) < tuple_(*key))
+    query = _rollouts().where(*conditions).order_by(rollout.created_at.desc(), rollout.id.desc()).limit(limit + 1)
+    rows = (await session.execute(query)).all()
+    return page(rows, limit, _rollout, lambda row: (row[0].created_at, row[0].id))
+
+
+def _rollout(row: Row[tables.Rollout, tables.Group, int | None]) -> api.Rollout:
+    rollout, group, step = row
+    return api.Rollout(
+        id=rollout.id,
+        run_id=rollout.run_id,
+        group_id=rollout.group_id,
+        evaluation_id=group.evaluation_id,
+        sibling=rollout.sibling,
+        dataset_id=group.dataset_id,
+        task_number=group.task_number,
+        admitted_version=group.admitted_version,
+        step=step,
+        state=rollout.state,
+        attempt=rollout.attempt,
+        reward=rollout.reward,
+        reason=rollout.reason,
+        created_at=rollout.created_at,
+        finished_at=rollout.finished_at,
+    )
+
+
+async def get_rollout(session: ReadSession, rollout_id: str) -> api.RolloutDetail:
+    """A rollout with its task, attempts, outcomes and rewards.
+
+    Raises: UnknownRollout
+    """
+    row = (await session.execute(_rollouts().where(tables.Rollout.id == rollout_id))).one_or_none()
+    if row is None:
+        raise UnknownRollout(_unknown(rollout_id))
+    rollout = _rollout(row)
+    task = await session.get(tables.Task, (rollout.dataset_id, rollout.task_number))
+    return api.RolloutDetail(
+        **rollout.model_dump(),
+        task=task.payload if task else {},
+        attempts=await _attempts(session, rollout_id),
+        rewards=await list_rewards(session, rollout_id),
+    )
+
+
+async def check_rollout(session: ReadSession, rollout_id: str) -> None:
+    """Returns when the rollout exists.
+
+    Raises: UnknownRollout
+    """
+    if await session.get(tables.Rollout, rollout_id) is None:
+        raise UnknownRollout(_unknown(rollout_id))
+
+
+def _unknown(rollout_id: str) -> str:
+    return f"no rollout has the id {rollout_id!r}: list the run's rollouts to find it"
+
+
+async def _attempts(session: ReadSession, rollout_id: str) -> list[api.Attempt]:
+    attempt, outcome = tables.Attempt, tables.Outcome
+    same = (outcome.rollout_id == attempt.rollout_id) & (outcome.attempt == attempt.number)
+    query = select(attempt, outcome).outerjoin(outcome, same).where(attempt.rollout_id == rollout_id)
+    rows = (await session.execute(query.order_by(attempt.number))).tuples()
+    return [_attempt(execution, ended) for execution, ended in rows]
+
+
+def _attempt(execution: tables.Attempt, ended: tables.Outcome | None) -> api.Attempt:
+    return api.Attempt(
+        number=execution.number,
+        state=execution.state,
+        owner=execution.owner,
+        lease_expires_at=execution.lease_expires_at,
+        created_at=execution.created_at,
+        started_at=execution.started_at,
+        finished_at=execution.finished_at,
+        outcome=None if ended is None else api.Outcome.model_validate(ended, from_attributes=True),
+    )
+
+
+async def list_rewards(session: ReadSession, rollout_id: str) -> list[api.Reward]:
+    """Rewards of the agent's doors and of people, in the order they came."""
+    table = tables.Reward
+    given = await session.scalars(select(table).where(table.rollout_id == rollout_id))
+    rewards = [api.Reward.model_validate(row, from_attributes=True) for row in given]
+    rewards += [_external(row) for row in await session.scalars(_external_rewards(rollout_id))]
+    return sorted(rewards, key=lambda reward: (reward.created_at, reward.key))
+
+
+def _external_rewards(rollout_id: str) -> Select[tables.ExternalReward]:
+    return select(tables.ExternalReward).where(tables.ExternalReward.rollout_id == rollout_id)
+
+
+def _external(row: tables.ExternalReward) -> api.Reward:
+    return api.Reward(
+        key=row.key,
+        attempt=None,
+        source="external",
+        name=row.name,
+        value=row.value,
+        call_id=row.call_id,
+        comment=row.comment,
+        created_at=row.created_at,
+    )
+
+
+async def add_external_reward(session: Session, rollout_id: str, request: api.RewardRequest) -> tuple[api.Reward, bool]:
+    """The reward and whether it is new. The repeat key is rollout and `key`; a repeat changes nothing.
+
+    Raises: UnknownRollout; UnknownCall; RewardConflict: the key was used for another reward
+    """
+    # The row lock orders two senders of one key.
+    found = await session.scalar(select(tables.Rollout).where(tables.Rollout.id == rollout_id).with_for_update())
+    if found is None:
+        raise UnknownRollout(_unknown(rollout_id))
+    existing = await session.get(tables.ExternalReward, (rollout_id, request.key))
+    if existing is not None:
+        if api.RewardRequest.model_validate(existing, from_attributes=True) != request:
+            raise RewardConflict(f"key {request.key!r} was used for another reward of this rollout: send a new key")
+        return _external(existing), False
+    if request.call_id is not None:
+        await _check_call(session, found, request.call_id)
+    row = tables.ExternalReward(rollout_id=rollout_id, **request.model_dump())
+    session.add(row)
+    await session.flush()
+    await session.refresh(row)
+    return _external(row), True
+
+
+async def _check_call(session: ReadSession, rollout: tables.Rollout, call_id: str) -> None:
+    call = await session.get(tables.ModelCall, (rollout.run_id, call_id))
+    if call is None or call.rollout_id != rollout.id:
+        raise UnknownCall(f"rollout {rollout.id} has no model call {call_id!r}: list its calls")
+
+
+async def list_calls(
+    session: ReadSession,
+    rollout_id: str,
+    *,
+    attempt: int | None = None,
+    prompt: bool = False,
+    cursor: str | None,
+    limit: int,
+) -> api.Page[api.Call]:
+    """Model calls of a rollout in the order they arrived, with their credit.
+
+    Args: attempt: null for all; prompt: whether the prompt's token ids are given too
+    """
+    call, credit = tables.ModelCall, tables.CallCredit
+    conditions = [call.run_id == run_of(rollout_id), call.rollout_id == rollout_id]
+    if attempt is not None:
+        conditions.append(call.attempt == attempt)
+    if key := decode_cursor(cursor, int, str):
+        conditions.append(tuple_(call.sequence, call.id) > tuple_(*key))
+    same = (credit.run_id == call.run_id) & (credit.call_id == call.id)
+    query = select(call, credit).outerjoin(credit, same).where(*conditions).order_by(call.sequence, call.id)
+    rows = (await session.execute(query.limit(limit + 1))).all()
+    return page(rows, limit, lambda row: _call(row[0], row[1], prompt), lambda row: (row[0].sequence, row[0].id))
+
+
+def _call(row: tables.ModelCall, credit: tables.CallCredit | None, prompt: bool) -> api.Call:
+    arrays = {
+        "prompt_ids": _ints(row.prompt_ids) if prompt else None,
+        "sampled_ids": _ints(row.sampled_ids),
+        "logprobs": _floats(row.generator_logprobs),
+        "policy_versions": _ints(row.policy_versions),
+    }
+    plain = {name: getattr(row, name) for name in api.Call.model_fields if name not in {*arrays, "credit"}}
+    shown = None if credit is None else api.CallCredit.model_validate(_columns(credit, api.CallCredit))
+    return api.Call(**plain, **arrays, credit=shown)
+
+
+def _columns(row: object, model: type[api.CallCredit]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in model.model_fields}
+
+
+def _ints(array: bytes) -> list[int]:
+    return cast(list[int], np.frombuffer(array, "<i4").tolist())
+
+
+def _floats(array: bytes) -> list[float]:
+    return cast(list[float], np.frombuffer(array, "<f4").astype(float).tolist())
+
+
+async def list_spans(
+    session: ReadSession, rollout_id: str, *, attempt: int | None, kind: str | None, cursor: str | None, limit: int
+) -> api.Page[api.Span]:
+    """Spans of a rollout by start."""
+    span = tables.Span
+    conditions = [span.run_id == run_of(rollout_id), span.rollout_id == rollout_id]
+    if attempt is not None:
+        conditions.append(span.attempt == attempt)
+    if kind is not None:
+        conditions.append(span.kind == kind)
+    if key := decode_cursor(cursor, int, str):
+        conditions.append(tuple_(span.start_ns, span.span_id) > tuple_(*key))
+    query = select(span).where(*conditions).order_by(span.start_ns, span.span_id).limit(limit + 1)
+    rows = (await session.scalars(query)).all()
+    return page(
+        rows,
+        limit,
+        lambda row: api.Span.model_validate(row, from_attributes=True),
+        lambda row: (row.start_ns, row.span_id),
+    )
+
+
+async def list_samples(
+    session: ReadSession,
+    run_id: str,
+    *,
+    rollout_id: str | None = None,
+    step: int | None = None,
+    tokens: bool = False,
+    cursor: str | None,
+    limit: int,
+) -> api.Page[api.Sample]:
+    """Samples of a run by id, with the step that trained each.
+
+    Args: tokens: whether the arrays are given too
+    """
+    sample, consumed = tables.Sample, tables.StepSample
+    conditions: list[ColumnElement[bool]] = [sample.run_id == run_id]
+    if rollout_id is not None:
+        conditions.append(sample.rollout_id == rollout_id)
+    if step is not None:
+        conditions.append(consumed.step == step)
+    if key := decode_cursor(cursor, str):
+        conditions.append(sample.id > cast(str, key[0]))
+    same = (consumed.run_id == sample.run_id) & (consumed.sample_id == sample.id)
+    query = select(sample, consumed.step).outerjoin(consumed, same).where(*conditions).order_by(sample.id)
+    rows = (await session.execute(query.limit(limit + 1))).all()
+    return page(rows, limit, lambda row: _sample(row[0], row[1], tokens), lambda row: (row[0].id,))
+
+
+def _sample(row: tables.Sample, step: int | None, tokens: bool) -> api.Sample:
+    arrays: dict[str, list[int] | list[float]] = {}
+    if tokens:
+        arrays = {
+            "token_ids": _ints(row.token_ids),
+            "mask": list(row.mask),
+            "generator_logprobs": _floats(row.generator_logprobs),
+            "advantages": _floats(row.advantages),
+            "policy_versions": _ints(row.policy_versions),
+        }
+    shown = {name: getattr(row, name) for name in api.Sample.model_fields if hasattr(row, name)}
+    return api.Sample(**{**shown, **dict.fromkeys(_ARRAYS), **arrays, "step": step})
+
+
+_ARRAYS = ("token_ids", "mask", "generator_logprobs", "advantages", "policy_versions")
+
+
+async def list_policy_versions(
+    session: ReadSession, run_id: str, *, cursor: str | None, limit: int
+) -> api.Page[api.PolicyVersion]:
+    """Policy versions of a run from 0."""
+    table = tables.PolicyVersion
+    conditions = [table.run_id == run_id]
+    if key := decode_cursor(cursor, int):
+        conditions.append(table.version > cast(int, key[0]))
+    query = select(table).where(*conditions).order_by(table.version).limit(limit + 1)
+    rows = (await session.scalars(query)).all()
+    return page(
+        rows,
+        limit,
+        lambda row: api.PolicyVersion.model_validate(row, from_attributes=True),
+        lambda row: (row.version,),
+    )
+
+
+async def list_engines(session: ReadSession) -> list[api.Engine]:
+    """Every engine that the controller has seen."""
+    rows = await session.scalars(select(tables.Engine).order_by(tables.Engine.url))
+    return [api.Engine.model_validate(row, from_attributes=True) for row in rows]
+
+
+async def count_work(session: ReadSession) -> tuple[int, int]:
+    """Queued rollouts and live attempts."""
+    queued = select(func.count()).select_from(tables.Rollout).where(tables.Rollout.state == "queued")
+    live = select(func.count()).select_from(tables.Attempt).where(tables.Attempt.state.in_(("leased", "running")))
+    return await session.scalar(queued) or 0, await session.scalar(live) or 0
+
+
+async def schema_revision(session: ReadSession) -> str | None:
+    """The migration that the database is at."""
+    return cast(str | None, await session.scalar(text("SELECT max(version_num) FROM alembic_version")))

@@ -1,0 +1,129 @@
+"""The application: routes, error answers, and what the lifespan owns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy import exc
+
+from libs.contracts import api
+from libs.service import Checks, problem_response
+from libs.service import create_app as create_service
+from libs.store.access import KeyReused
+from libs.store.database import Database
+from libs.store.datasets import DatasetConflict, UnknownDataset
+from libs.store.migrate import check_schema
+from libs.store.paging import BadCursor
+from libs.store.runs import ActionRefused, UnknownRun
+from libs.store.views import RewardConflict, UnknownCall, UnknownRollout
+from services.api import access, datasets, platform, rollouts, runs
+from services.api.refusals import on_refused
+from services.api.settings import Settings
+from services.api.upload import BadUpload, UploadTooLarge
+
+Handler = Callable[[Request, Any], Awaitable[Response]]
+
+DATABASE_SECONDS = 2
+"""Asked of clients while the database is away."""
+
+_STATUSES: dict[type[Exception], tuple[int, str]] = {
+    UnknownDataset: (404, "unknown"),
+    UnknownRun: (404, "unknown"),
+    UnknownRollout: (404, "unknown"),
+    UnknownCall: (404, "unknown"),
+    DatasetConflict: (409, "conflict"),
+    RewardConflict: (409, "conflict"),
+    ActionRefused: (409, "state"),
+    KeyReused: (422, "key_reused"),
+    BadCursor: (400, "cursor"),
+    BadUpload: (422, "invalid"),
+    UploadTooLarge: (413, "too_large"),
+}
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The API; its lifespan opens and closes the database."""
+    checks = Checks()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        database = Database(settings.database_url, pool_size=10)
+        app.state.database = database
+        app.state.uploads = asyncio.Semaphore(settings.max_uploads)
+        checks.add("database", database.ping)
+        checks.add("schema", lambda: check_schema(database))
+        try:
+            yield
+        finally:
+            await database.close()
+
+    app = create_service(
+        "api",
+        lifespan=lifespan,
+        checks=checks,
+        max_body_bytes=2**20,
+        body_limits={"/v1/datasets": settings.max_upload_bytes + 2**16},
+        error_handlers=_handlers(),
+        openapi_url="/openapi.json",
+        title="Leyden",
+        version="1",
+        description="Datasets, runs and everything that rollouts left behind.",
+        responses=_PROBLEMS,
+    )
+    app.state.settings = settings
+    app.state.first_admin_token = settings.first_admin_token()
+    for module in (datasets, runs, rollouts, platform, access):
+        app.include_router(module.router)
+    return app
+
+
+def openapi_document() -> dict[str, Any]:
+    """The OpenAPI document, without a database."""
+    return create_app(Settings()).openapi()
+
+
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    "default": {
+        "description": "What went wrong and what to do, as RFC 9457 problem details.",
+        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
+        "model": api.Problem,
+    }
+}
+
+
+def _handlers() -> dict[type[Exception], Handler]:
+    handlers: dict[type[Exception], Handler] = dict.fromkeys(_STATUSES, _on_known)
+    handlers[RequestValidationError] = on_refused
+    handlers |= dict.fromkeys((exc.OperationalError, exc.InterfaceError, exc.TimeoutError), _on_database_away)
+    handlers[exc.DataError] = _on_bad_value
+    return handlers
+
+
+async def _on_known(_request: Request, error: Exception) -> Response:
+    status, cause = _STATUSES[type(error)]
+    extensions: dict[str, object] = {}
+    if isinstance(error, BadUpload):
+        extensions["errors"] = [problem.model_dump() for problem in error.problems]
+    if isinstance(error, ActionRefused):
+        extensions["allowed_actions"] = error.allowed
+    return problem_response(status, str(error), cause=cause, extensions=extensions)
+
+
+async def _on_database_away(_request: Request, _error: Exception) -> Response:
+    return problem_response(
+        503,
+        "the database does not answer: try again, and see `leyden doctor`",
+        cause="database",
+        headers={"retry-after": str(DATABASE_SECONDS)},
+    )
+
+
+async def _on_bad_value(_request: Request, _error: Exception) -> Response:
+    return problem_response(
+        422, "a value cannot be stored: it holds the character U+0000 or a number out of range", cause="invalid"
+    )

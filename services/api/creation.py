@@ -1,0 +1,69 @@
+"""Creates happen once: the answer to an Idempotency-Key is stored in the transaction that made it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Header, Request, Response
+from pydantic import BaseModel
+
+from libs.service import JsonResponse
+from libs.store.access import StoredAnswer, keep_answer, recall_answer
+from libs.store.database import Database, Session
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=255,
+        description="The same key with the same request gets the first answer and creates nothing; with another, 422.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Create:
+    """One create request: who asks, its key if any, and the digest that tells a repeat from a reuse."""
+
+    caller: str
+    key: str | None
+    digest: bytes
+
+
+def create_request(request: Request, caller: str, key: str | None, *parts: BaseModel | str) -> Create:
+    """The identity of a create: method, path and everything in its body."""
+    digest = hashlib.sha256(f"{request.method} {request.url.path}".encode())
+    for part in parts:
+        digest.update(b"\0" + (part if isinstance(part, str) else part.model_dump_json()).encode())
+    return Create(caller, key, digest.digest())
+
+
+async def create_once(
+    database: Database, create: Create, work: Callable[[Session], Awaitable[tuple[BaseModel, bool]]]
+) -> Response:
+    """201 with what `work` made, 200 when it found an equal thing, or the first answer again for a repeated key.
+
+    Raises: KeyReused: the key came with another request
+    """
+    async with database.session() as session:
+        if create.key is not None:
+            stored = await recall_answer(session, create.caller, create.key, create.digest)
+            if stored is not None:
+                return _replayed(stored)
+        made, is_new = await work(session)
+        answer = StoredAnswer(201 if is_new else 200, made.model_dump(mode="json", by_alias=True))
+        await keep(session, create, answer)
+    return JsonResponse(answer.body, answer.status_code)
+
+
+async def keep(session: Session, create: Create, answer: StoredAnswer) -> None:
+    """Stores the answer where the request had a key."""
+    if create.key is not None:
+        await keep_answer(session, create.caller, create.key, create.digest, answer)
+
+
+def _replayed(stored: StoredAnswer) -> Response:
+    return JsonResponse(stored.body, stored.status_code, headers={"idempotency-replayed": "true"})

@@ -1,0 +1,134 @@
+"""Routes of datasets and their tasks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import PurePath
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.datastructures import UploadFile
+from starlette.requests import ClientDisconnect
+
+from libs.contracts import api
+from libs.service import JsonResponse, Problem
+from libs.store.access import StoredAnswer, recall_answer
+from libs.store.database import Database
+from libs.store.datasets import find_dataset, list_datasets, list_tasks, store_dataset
+from services.api.auth import Reader, Writer
+from services.api.creation import IdempotencyKey, create_request, keep
+from services.api.parameters import Cursor, Limit, Store
+from services.api.settings import Settings
+from services.api.upload import Limits, read_rows
+
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+
+CHUNK_BYTES = 65536
+NAME_PATTERN = r"^[\w][\w .:-]*$"
+Name = Annotated[
+    str | None,
+    Query(max_length=200, pattern=NAME_PATTERN, description="Name of the dataset; of a multipart upload also a field."),
+]
+_ROWS = {"type": "string", "description": "One JSON object per line, or one JSON array of objects."}
+_BODY = {
+    "required": True,
+    "content": {
+        "application/x-ndjson": {"schema": _ROWS},
+        "application/json": {"schema": {"type": "array", "items": {"type": "object"}}},
+        "multipart/form-data": {
+            "schema": {
+                "type": "object",
+                "properties": {"name": {"type": "string"}, "file": {"type": "string", "format": "binary"}},
+                "required": ["file"],
+            }
+        },
+    },
+}
+
+
+@router.post("", response_model=api.Dataset, status_code=201, openapi_extra={"requestBody": _BODY})
+async def upload_dataset(
+    request: Request, caller: Writer, store: Store, name: Name = None, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Upload a dataset: JSON Lines or a JSON array, as the body or as `file` of a multipart form.
+
+    Rows are stored as they arrive, in one transaction: a bad row is reported with its line and reason, and then nothing
+    is stored. An equal upload under the same name answers 200 with the first one.
+    """
+    uploads: asyncio.Semaphore = request.app.state.uploads
+    async with uploads:
+        if request.headers.get("content-type", "").startswith("multipart/form-data"):
+            async with request.form(max_files=1, max_fields=4) as form:
+                file, given = form.get("file"), form.get("name")
+                if not isinstance(file, UploadFile):
+                    raise Problem(422, "the form has no file: send the rows in a field named `file`", cause="invalid")
+                stem = PurePath(file.filename or "").stem
+                chosen = name or (given if isinstance(given, str) and given else stem)
+                return await _store(request, store, caller, idempotency_key, chosen, _pieces(file))
+        settings: Settings = request.app.state.settings
+        chunks = _arriving(request, settings.upload_silence_seconds)
+        return await _store(request, store, caller, idempotency_key, name, chunks)
+
+
+async def _store(
+    request: Request, store: Database, caller: str, key: str | None, name: str | None, chunks: AsyncIterator[bytes]
+) -> Response:
+    if not name:
+        raise Problem(422, "the dataset has no name: add ?name=NAME to the address", cause="invalid")
+    settings: Settings = request.app.state.settings
+    limits = Limits(settings.max_upload_bytes, settings.max_row_bytes, settings.max_reported_rows)
+    async with store.session() as session:
+        stored = await store_dataset(session, name, read_rows(chunks, limits))
+        create = create_request(request, caller, key, name, stored.dataset.content_sha256)
+        if key is not None and (first := await recall_answer(session, caller, key, create.digest)):
+            return JsonResponse(first.body, first.status_code, headers={"idempotency-replayed": "true"})
+        answer = StoredAnswer(201 if stored.created else 200, stored.dataset.model_dump(mode="json"))
+        await keep(session, create, answer)
+    return JsonResponse(answer.body, answer.status_code)
+
+
+async def _arriving(request: Request, silence_seconds: float) -> AsyncIterator[bytes]:
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(silence_seconds):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            raise Problem(408, f"nothing arrived for {silence_seconds:g} s: send the upload again") from None
+        except ClientDisconnect:
+            raise Problem(400, "the sender went away") from None
+        if chunk is None:
+            return
+        yield chunk
+
+
+async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:
+    while chunk := await file.read(CHUNK_BYTES):
+        yield chunk
+
+
+@router.get("")
+async def get_datasets(
+    store: Store, caller: Reader, name: str | None = None, cursor: Cursor = None, limit: Limit = 50
+) -> api.Page[api.Dataset]:
+    """List datasets, newest first."""
+    async with store.read() as session:
+        return await list_datasets(session, name=name, cursor=cursor, limit=limit)
+
+
+@router.get("/{dataset_id}")
+async def get_dataset(store: Store, caller: Reader, dataset_id: str) -> api.Dataset:
+    """Show one dataset, by id or name."""
+    async with store.read() as session:
+        return await find_dataset(session, dataset_id)
+
+
+@router.get("/{dataset_id}/tasks")
+async def get_tasks(
+    store: Store, caller: Reader, dataset_id: str, cursor: Cursor = None, limit: Limit = 100
+) -> api.Page[api.Task]:
+    """List the tasks of a dataset in the order of its upload."""
+    async with store.read() as session:
+        dataset = await find_dataset(session, dataset_id)
+        return await list_tasks(session, dataset.id, cursor=cursor, limit=limit)

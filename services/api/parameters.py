@@ -1,0 +1,19 @@
+"""Parameters that every list takes, and the database that every route reads."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+from fastapi import Depends, Query, Request
+
+from libs.store.database import Database
+
+Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=1000, description="Items on a page.")]
+
+
+def _database(request: Request) -> Database:
+    return cast(Database, request.app.state.database)
+
+
+Store = Annotated[Database, Depends(_database)]

@@ -1,0 +1,37 @@
+"""Routes of the platform itself."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from libs.contracts import api
+from libs.store import views
+from services.api.auth import Reader
+from services.api.parameters import Store
+
+router = APIRouter(prefix="/v1", tags=["platform"])
+
+
+@router.get("/health")
+async def get_health(store: Store, caller: Reader) -> api.Health:
+    """Show the platform: database, schema, engines and work at hand."""
+    async with store.read() as session:
+        engines = await views.list_engines(session)
+        queued, live = await views.count_work(session)
+        revision = await views.schema_revision(session)
+    serving = any(engine.state != "unreachable" for engine in engines)
+    return api.Health(
+        status="ok" if serving else "degraded",
+        database="ok",
+        schema_revision=revision,
+        engines=engines,
+        queued_rollouts=queued,
+        live_attempts=live,
+    )
+
+
+@router.get("/engines")
+async def get_engines(store: Store, caller: Reader) -> api.Page[api.Engine]:
+    """List engines and what each was last seen serving."""
+    async with store.read() as session:
+        return api.Page(items=await views.list_engines(session))

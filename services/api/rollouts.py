@@ -1,0 +1,109 @@
+"""Routes of rollouts: what each agent did, token by token, and rewards that people give."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel
+
+from libs.contracts import api
+from libs.contracts.states import RolloutState
+from libs.store import views
+from libs.store.database import Session
+from services.api.auth import Reader, Writer
+from services.api.creation import IdempotencyKey, create_once, create_request
+from services.api.parameters import Cursor, Limit, Store
+
+router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"])
+
+Attempt = Annotated[int | None, Query(ge=1, description="All attempts when left out.")]
+
+
+@router.get("")
+async def get_rollouts(
+    store: Store,
+    caller: Reader,
+    run: str | None = None,
+    group: str | None = None,
+    evaluation: Annotated[str | None, Query(description="Id of one, or `none` for training rollouts alone.")] = None,
+    state: RolloutState | None = None,
+    step: Annotated[int | None, Query(ge=1, description="The optimiser step that consumed them.")] = None,
+    version: Annotated[int | None, Query(ge=0, description="The policy version they were admitted at.")] = None,
+    task: Annotated[int | None, Query(ge=0, description="Number of the task in its dataset.")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> api.Page[api.Rollout]:
+    """List rollouts, newest first."""
+    async with store.read() as session:
+        return await views.list_rollouts(
+            session,
+            run_id=run,
+            group_id=group,
+            evaluation=evaluation,
+            state=state,
+            step=step,
+            version=version,
+            task_number=task,
+            cursor=cursor,
+            limit=limit,
+        )
+
+
+@router.get("/{rollout_id}")
+async def get_rollout(store: Store, caller: Reader, rollout_id: str) -> api.RolloutDetail:
+    """Show a rollout with its task, attempts, outcomes and rewards."""
+    async with store.read() as session:
+        return await views.get_rollout(session, rollout_id)
+
+
+@router.get("/{rollout_id}/calls")
+async def get_calls(
+    store: Store,
+    caller: Reader,
+    rollout_id: str,
+    attempt: Attempt = None,
+    prompt: Annotated[bool, Query(description="Whether to give the prompt's token ids too.")] = False,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> api.Page[api.Call]:
+    """List the model calls of a rollout with tokens, log-probabilities, policy versions and credit."""
+    async with store.read() as session:
+        await views.check_rollout(session, rollout_id)
+        return await views.list_calls(session, rollout_id, attempt=attempt, prompt=prompt, cursor=cursor, limit=limit)
+
+
+@router.get("/{rollout_id}/spans")
+async def get_spans(
+    store: Store,
+    caller: Reader,
+    rollout_id: str,
+    attempt: Attempt = None,
+    kind: Annotated[str | None, Query(description="llm, tool, agent, reward or other.")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> api.Page[api.Span]:
+    """List the spans of a rollout by start."""
+    async with store.read() as session:
+        await views.check_rollout(session, rollout_id)
+        return await views.list_spans(session, rollout_id, attempt=attempt, kind=kind, cursor=cursor, limit=limit)
+
+
+@router.post("/{rollout_id}/rewards", response_model=api.Reward, status_code=201)
+async def create_reward(
+    request: Request,
+    asked: api.RewardRequest,
+    caller: Writer,
+    store: Store,
+    rollout_id: str,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Give a reward to a rollout or one of its calls; the same `key` again answers 200 and changes nothing.
+
+    It counts when it comes before the rollout's group is credited.
+    """
+
+    async def work(session: Session) -> tuple[BaseModel, bool]:
+        return await views.add_external_reward(session, rollout_id, asked)
+
+    return await create_once(store, create_request(request, caller, idempotency_key, asked), work)

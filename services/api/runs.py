@@ -1,0 +1,166 @@
+"""Routes of runs: create and steer them, and what they made."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import BaseModel
+
+from libs.contracts import api
+from libs.contracts.config import RunConfig
+from libs.contracts.states import RunPhase
+from libs.service import Problem
+from libs.store import results, runs, views
+from libs.store.database import Session
+from services.api.auth import Reader, Writer
+from services.api.creation import IdempotencyKey, create_once, create_request
+from services.api.parameters import Cursor, Limit, Store
+
+router = APIRouter(prefix="/v1/runs", tags=["runs"])
+
+
+@router.post("", response_model=api.Run, status_code=201)
+async def create_run(
+    request: Request, config: RunConfig, caller: Writer, store: Store, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Create a run from its document; it begins as soon as an engine is free."""
+
+    async def work(session: Session) -> tuple[BaseModel, bool]:
+        return await runs.create_run(session, config), True
+
+    return await create_once(store, create_request(request, caller, idempotency_key, config), work)
+
+
+@router.get("")
+async def get_runs(
+    store: Store,
+    caller: Reader,
+    name: str | None = None,
+    phase: RunPhase | None = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> api.Page[api.Run]:
+    """List runs, newest first."""
+    async with store.read() as session:
+        return await runs.list_runs(session, name=name, phase=phase, cursor=cursor, limit=limit)
+
+
+@router.get("/{run_id}")
+async def get_run(store: Store, caller: Reader, run_id: str) -> api.Run:
+    """Show a run: what is wanted, where it is, how far it has come."""
+    async with store.read() as session:
+        return await runs.get_run(session, run_id)
+
+
+@router.post("/{run_id}/pause")
+async def pause_run(store: Store, caller: Writer, run_id: str) -> api.Run:
+    """Pause a run: rollouts under way end, no new ones begin. 409 where that cannot be asked; a repeat is harmless."""
+    async with store.session() as session:
+        return await runs.ask_of_run(session, run_id, "pause")
+
+
+@router.post("/{run_id}/resume")
+async def resume_run(store: Store, caller: Writer, run_id: str) -> api.Run:
+    """Resume a paused run. 409 where that cannot be asked; a repeat is harmless."""
+    async with store.session() as session:
+        return await runs.ask_of_run(session, run_id, "resume")
+
+
+@router.post("/{run_id}/cancel")
+async def cancel_run(store: Store, caller: Writer, run_id: str) -> api.Run:
+    """Cancel a run for good. 409 where it has ended; a repeat is harmless."""
+    async with store.session() as session:
+        return await runs.ask_of_run(session, run_id, "cancel")
+
+
+@router.get("/{run_id}/evaluations")
+async def get_evaluations(
+    store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 50
+) -> api.Page[api.Evaluation]:
+    """List evaluations of a run with their results as they are now."""
+    async with store.read() as session:
+        await runs.check_run(session, run_id)
+        return await results.list_evaluations(session, run_id, cursor=cursor, limit=limit)
+
+
+@router.get("/{run_id}/evaluations/{number}")
+async def get_evaluation(store: Store, caller: Reader, run_id: str, number: int) -> api.Evaluation:
+    """Show one evaluation: reward and facts with counts and 95 % intervals."""
+    async with store.read() as session:
+        found = await results.get_evaluation(session, f"{run_id}.e{number}")
+    if found is None:
+        raise Problem(404, f"run {run_id!r} has no evaluation {number}: list its evaluations", cause="unknown")
+    return found
+
+
+@router.get("/{run_id}/steps")
+async def get_steps(
+    store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100
+) -> api.Page[api.Step]:
+    """List optimiser steps with the trainer's metrics and what their rollouts earned."""
+    async with store.read() as session:
+        await runs.check_run(session, run_id)
+        return await results.list_steps(session, run_id, cursor=cursor, limit=limit)
+
+
+@router.get("/{run_id}/metrics")
+async def get_metrics(
+    store: Store,
+    caller: Reader,
+    run_id: str,
+    names: Annotated[list[str] | None, Query(description="Series wanted; all when left out.")] = None,
+) -> api.Metrics:
+    """Time series over the steps of a run, for plots."""
+    async with store.read() as session:
+        await runs.check_run(session, run_id)
+        return await results.get_metrics(session, run_id, names or [])
+
+
+@router.get("/{run_id}/policies")
+async def get_policies(
+    store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100
+) -> api.Page[api.PolicyVersion]:
+    """List policy versions from 0, the base model."""
+    async with store.read() as session:
+        await runs.check_run(session, run_id)
+        return await views.list_policy_versions(session, run_id, cursor=cursor, limit=limit)
+
+
+@router.get("/{run_id}/samples")
+async def get_samples(
+    store: Store,
+    caller: Reader,
+    run_id: str,
+    rollout: str | None = None,
+    step: int | None = None,
+    tokens: bool = False,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> api.Page[api.Sample]:
+    """List the token sequences made for the loss, with the step that trained each."""
+    async with store.read() as session:
+        await runs.check_run(session, run_id)
+        return await views.list_samples(
+            session, run_id, rollout_id=rollout, step=step, tokens=tokens, cursor=cursor, limit=limit
+        )
+
+
+@router.post("/{run_id}/evaluations", response_model=api.Evaluation, status_code=201)
+async def create_evaluation(
+    request: Request,
+    asked: api.EvaluationRequest,
+    caller: Writer,
+    store: Store,
+    run_id: str,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Measure one policy version on a dataset; what is left out comes from the run's own `evaluation`."""
+
+    async def work(session: Session) -> tuple[BaseModel, bool]:
+        evaluation_id = await runs.create_evaluation(session, run_id, asked)
+        made = await results.get_evaluation(session, evaluation_id)
+        assert made is not None
+        return made, True
+
+    return await create_once(store, create_request(request, caller, idempotency_key, asked), work)

@@ -1,0 +1,39 @@
+"""Settings of the API, read from `API_` variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from libs.service import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """Where it listens, who is the first administrator, and how much one request may bring."""
+
+    model_config = SettingsConfigDict(env_prefix="API_")
+
+    port: int = Field(default=8000, ge=0, le=65535)
+    """HTTP port; 0 takes a free one."""
+    admin_token: SecretStr | None = None
+    """A bearer token with every scope, for the first administrator; further tokens are made through the API."""
+    admin_token_file: Path | None = None
+    """File that holds the admin token, instead of `admin_token`."""
+    max_upload_bytes: int = Field(default=512 * 2**20, ge=1024)
+    """Size of one dataset upload."""
+    max_row_bytes: int = Field(default=2**20, ge=64)
+    """Size of one row of a dataset."""
+    max_reported_rows: int = Field(default=20, ge=1)
+    """Bad rows reported of one upload."""
+    max_uploads: int = Field(default=4, ge=1)
+    """Uploads at once; more wait. Each holds a database connection for as long as its sender takes."""
+    upload_silence_seconds: float = Field(default=30.0, gt=0)
+    """How long the sender of an upload may pause before it is given up."""
+
+    def first_admin_token(self) -> str | None:
+        """The bootstrap token; None when only tokens in the database open the API."""
+        if self.admin_token is not None:
+            return self.admin_token.get_secret_value()
+        return self.admin_token_file.read_text().strip() if self.admin_token_file else None

@@ -1,0 +1,309 @@
+"""Rows out of an upload as its bytes arrive: JSON Lines or one JSON array, told apart by the first character.
+
+Memory holds one chunk and one row. After the first bad row nothing is given on any more, but the rest is still read so
+that people learn of all they have to mend, up to a limit.
+
+BadUpload       rows were refused; `problems` has each with its line and reason
+UploadTooLarge  more bytes than one upload may bring
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import math
+import re
+from collections.abc import AsyncIterable, AsyncIterator
+from dataclasses import dataclass
+from typing import NoReturn
+
+from libs.contracts.api import FieldProblem
+
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_SPACE = " \t\r\n"
+_SPACES = re.compile(r"[ \t\r\n]*")
+# An incomplete value fails to parse within this distance of the end of what has arrived: the longest token but strings.
+_TOKEN = 16
+
+
+class BadUpload(ValueError):
+    """Rows were refused and nothing was stored."""
+
+    def __init__(self, problems: list[FieldProblem]) -> None:
+        super().__init__(f"{len(problems)} or more rows were refused; nothing was stored")
+        self.problems = problems
+
+
+class UploadTooLarge(ValueError):
+    """The upload is larger than allowed."""
+
+
+class _Refused(ValueError):
+    """Why a row cannot be stored."""
+
+
+class _Hopeless(ValueError):
+    """Why nothing after this place can be read."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of one upload."""
+
+    upload_bytes: int
+    row_bytes: int
+    problems: int
+
+
+@dataclass(frozen=True)
+class _Row:
+    place: str
+    text: str | None
+    """Canonical JSON; None when refused."""
+    reason: str = ""
+
+
+async def read_rows(chunks: AsyncIterable[bytes], limits: Limits) -> AsyncIterator[str]:
+    """Canonical JSON text (sorted keys, no spaces) of each row.
+
+    Raises: BadUpload: after the last chunk, or once `limits.problems` rows were refused; UploadTooLarge
+    """
+    problems: list[FieldProblem] = []
+    count = 0
+    async for row in _rows(_decoded(chunks, limits), limits):
+        count += 1
+        if row.text is None:
+            problems.append(FieldProblem(path=row.place, message=row.reason))
+            if len(problems) >= limits.problems:
+                break
+        elif not problems:
+            yield row.text
+    if problems:
+        raise BadUpload(problems)
+    if not count:
+        raise BadUpload([FieldProblem(path="line 1", message="the upload is empty: send one JSON object per line")])
+
+
+async def _decoded(chunks: AsyncIterable[bytes], limits: Limits) -> AsyncIterator[str]:
+    """UTF-8 text without a byte order mark."""
+    decoder, received = codecs.getincrementaldecoder("utf-8-sig")(), 0
+    async for chunk in chunks:
+        received += len(chunk)
+        if received > limits.upload_bytes:
+            raise UploadTooLarge(f"the upload exceeds {limits.upload_bytes} bytes: split it into several datasets")
+        if text := _decode(decoder, chunk, received):
+            yield text
+    _decode(decoder, b"", received, final=True)
+
+
+def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, received: int, *, final: bool = False) -> str:
+    try:
+        return decoder.decode(chunk, final)
+    except UnicodeDecodeError as error:
+        place = received - len(chunk) + error.start
+        raise BadUpload(
+            [FieldProblem(path=f"byte {place}", message=f"not UTF-8 ({error.reason}): save the file as UTF-8")]
+        ) from None
+
+
+async def _rows(texts: AsyncIterator[str], limits: Limits) -> AsyncIterator[_Row]:
+    head = ""
+    async for text in texts:
+        head += text
+        if head.lstrip(_SPACE):
+            break
+    reader = _array_rows if head.lstrip(_SPACE).startswith("[") else _line_rows
+    async for row in reader(_chained(head, texts), limits):
+        yield row
+
+
+async def _chained(head: str, rest: AsyncIterator[str]) -> AsyncIterator[str]:
+    yield head
+    async for text in rest:
+        yield text
+
+
+async def _line_rows(texts: AsyncIterator[str], limits: Limits) -> AsyncIterator[_Row]:
+    number, pending = 0, ""
+    async for text in texts:
+        *lines, pending = (pending + text).split("\n")
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield _line_row(number, line, limits)
+        if len(pending) > limits.row_bytes:
+            yield _Row(f"line {number + 1}", None, _too_long(limits))
+            return
+    if pending.strip():
+        yield _line_row(number + 1, pending, limits)
+
+
+def _line_row(number: int, line: str, limits: Limits) -> _Row:
+    place = f"line {number}"
+    try:
+        return _Row(place, _canonical(_parse(line), limits))
+    except _Refused as error:
+        return _Row(place, None, str(error))
+
+
+def _parse(line: str) -> object:
+    try:
+        return _strict.decode(line.strip())
+    except json.JSONDecodeError as error:
+        raise _Refused(f"not JSON: {error.msg} at column {error.colno}") from None
+    except RecursionError:
+        raise _Refused("nested too deeply") from None
+    except _Refused:
+        raise
+    except ValueError as error:
+        raise _Refused(f"not JSON: {error}") from None
+
+
+async def _array_rows(texts: AsyncIterator[str], limits: Limits) -> AsyncIterator[_Row]:
+    scanner = _ArrayScanner(limits)
+    try:
+        async for text in texts:
+            for row in scanner.feed(text):
+                yield row
+        scanner.finish()
+    except _Hopeless as error:
+        yield _Row(f"line {scanner.line} (row {scanner.count + 1})", None, str(error))
+
+
+class _ArrayScanner:
+    """Takes the elements off the front of an array as they become complete."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.count = 0
+        self.line = 1
+        self._limits = limits
+        self._buffer = ""
+        self._at = 0
+        self._wanted = "["
+        """What may come next: `[`, `first` or a further `value`, `next` (a comma or the end), or `end`."""
+
+    def feed(self, text: str) -> list[_Row]:
+        """The rows that this text completes."""
+        self._buffer = self._buffer[self._at :] + text
+        self._at = 0
+        rows: list[_Row] = []
+        while self._skip_space() and self._step(rows):
+            pass
+        return rows
+
+    def finish(self) -> None:
+        """Raises when the array has not ended."""
+        if self._wanted == "end":
+            return
+        try:
+            _lenient.raw_decode(self._buffer, self._at)
+        except json.JSONDecodeError as error:
+            # What is left could not be completed; the parser's own words say where it fails.
+            if self._at < len(self._buffer):
+                raise _Hopeless(f"not JSON: {error.msg}") from None
+        raise _Hopeless("the array does not end: add ]")
+
+    def _skip_space(self) -> bool:
+        space = _SPACES.match(self._buffer, self._at)
+        assert space is not None
+        self._move_to(space.end())
+        return self._at < len(self._buffer)
+
+    def _step(self, rows: list[_Row]) -> bool:
+        """Consumes one token or element; False when more must arrive first."""
+        first = self._buffer[self._at]
+        match self._wanted:
+            case "[":
+                self._wanted = "first"
+            case "first" if first == "]":
+                self._wanted = "end"
+            case "first" | "value":
+                return self._element(rows)
+            case "next" if first in ",]":
+                self._wanted = "value" if first == "," else "end"
+            case "next":
+                raise _Hopeless(f"expected , or ] after a row, not {first!r}")
+            case _:
+                raise _Hopeless(f"unexpected {first!r} after the end of the array")
+        self._move_to(self._at + 1)
+        return True
+
+    def _element(self, rows: list[_Row]) -> bool:
+        end = self._end_of_element()
+        if end is None:
+            return False
+        place = f"line {self.line} (row {self.count + 1})"
+        try:
+            rows.append(_Row(place, _canonical(_parse(self._buffer[self._at : end]), self._limits)))
+        except _Refused as error:
+            rows.append(_Row(place, None, str(error)))
+        self._move_to(end)
+        self.count += 1
+        self._wanted = "next"
+        return True
+
+    def _end_of_element(self) -> int | None:
+        """Where the value at the present place ends; None when it is not complete yet."""
+        try:
+            end = _lenient.raw_decode(self._buffer, self._at)[1]
+        except json.JSONDecodeError as error:
+            incomplete = error.msg.startswith("Unterminated string") or error.pos >= len(self._buffer) - _TOKEN
+            if not incomplete:
+                raise _Hopeless(f"not JSON: {error.msg}") from None
+            if len(self._buffer) - self._at > self._limits.row_bytes:
+                raise _Hopeless(_too_long(self._limits)) from None
+            return None
+        except (RecursionError, ValueError) as error:
+            raise _Hopeless(f"not readable: {error}") from None
+        # A number or word that ends with the buffer may go on in the next chunk.
+        return end if end < len(self._buffer) or self._buffer[end - 1] in '}]"' else None
+
+    def _move_to(self, place: int) -> None:
+        self.line += self._buffer.count("\n", self._at, place)
+        self._at = place
+
+
+def _canonical(value: object, limits: Limits) -> str:
+    if not isinstance(value, dict):
+        raise _Refused(f"a row must be a JSON object, not {_KINDS.get(type(value), 'a number')}")
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise _Refused("a text holds half of a surrogate pair, which is not Unicode") from None
+    if size > limits.row_bytes:
+        raise _Refused(_too_long(limits))
+    if _NUL.search(text):
+        raise _Refused("a text holds the character U+0000, which Postgres cannot store")
+    return text
+
+
+_KINDS: dict[type, str] = {list: "an array", str: "a text", bool: "true or false", type(None): "null"}
+
+
+def _too_long(limits: Limits) -> str:
+    return f"the row is longer than {limits.row_bytes} bytes"
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _Refused(f"key {twice!r} appears twice in one object")
+    return found
+
+
+def _constant(name: str) -> NoReturn:
+    raise _Refused(f"{name} is not JSON: write null or a number")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise _Refused(f"{digits[:40]} is too large for a number")
+    return value
+
+
+_strict = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
+_lenient = json.JSONDecoder()
