@@ -1,0 +1,237 @@
+"""Model calls: the gateway's durable record, and what it reads back (answers of an attempt, engines, defaults)."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+import orjson
+import psycopg
+from psycopg import sql
+from psycopg.types.json import Jsonb
+from sqlalchemy import exc as _db
+from sqlalchemy import select
+
+from libs.contracts.states import CallStatus, EngineState
+from libs.store import tables
+from libs.store.database import Database, ReadSession
+
+Json = dict[str, Any]
+
+# Postgres stores no NUL in JSON; the escape counts only after an even number of backslashes.
+_NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
+
+CONNECT_TIMEOUT_SECONDS = 5
+WRITE_TIMEOUT_SECONDS = 15
+
+
+class StoreAway(Exception):
+    """Postgres cannot be reached, or did not say whether it committed: write again with `may_exist`."""
+
+
+class CallRefused(Exception):
+    """A call that Postgres will never store: its run has no partition, or a value is out of range."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewCall:
+    """One row of `model_calls`, columns in the table's words; arrays as bytes."""
+
+    run_id: str
+    id: str
+    rollout_id: str
+    attempt: int
+    request_id: str
+    choice: int
+    sequence: int
+    status: CallStatus
+    trainable: bool
+    untrainable_reason: str | None
+    request_sha256: bytes
+    request: Json
+    messages: Json
+    response: Json | None
+    prompt_ids: bytes
+    sampled_ids: bytes
+    generator_logprobs: bytes
+    policy_versions: bytes
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    min_policy_version: int | None
+    max_policy_version: int | None
+    temperature: float
+    finish_reason: str | None
+    trace_id: str | None
+    parent_span_id: str | None
+    queued_seconds: float
+    first_token_seconds: float | None
+    total_seconds: float
+
+
+_COLUMNS = tuple(field.name for field in fields(NewCall))
+_OTHER_TYPES = {
+    "attempt": "int4", "choice": "int4", "sequence": "int8", "trainable": "bool", "request_sha256": "bytea",
+    "request": "jsonb", "messages": "jsonb", "response": "jsonb", "prompt_ids": "bytea", "sampled_ids": "bytea",
+    "generator_logprobs": "bytea", "policy_versions": "bytea", "prompt_tokens": "int4", "completion_tokens": "int4",
+    "cached_tokens": "int4", "min_policy_version": "int4", "max_policy_version": "int4", "temperature": "float8",
+    "queued_seconds": "float8", "first_token_seconds": "float8", "total_seconds": "float8",
+}  # fmt: skip
+_TYPES = [_OTHER_TYPES.get(name, "text") for name in _COLUMNS]
+_NAMES = sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))
+_COPY = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)")
+_TABLE = sql.Identifier("model_calls")
+_INCOMING = sql.Identifier("incoming_model_calls")
+
+
+class CallWriter:
+    """One connection of its own that writes calls by COPY, a transaction per `write`.
+
+    COPY outside a transaction block commits by itself: two round trips for a durable row. Not for concurrent use.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: psycopg.AsyncConnection[tuple[object, ...]] | None = None
+
+    async def write(self, calls: Sequence[NewCall], *, may_exist: bool = False) -> None:
+        """Makes the calls durable, all or none; returns after the commit.
+
+        Args: may_exist: an earlier try may have committed; calls whose id exists are left as they are
+        Raises: StoreAway: try again; CallRefused: one of the calls cannot be stored, so none was
+        """
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
+                connection = await self._connected()
+                await (_merge(connection, calls) if may_exist else _copy(connection, _TABLE, calls))
+        except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
+            await self.close()
+            raise CallRefused(str(error)) from error
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            await self.close()
+            raise StoreAway(str(error)) from error
+
+    async def close(self) -> None:
+        """Closes the connection; the next `write` opens another."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _connected(self) -> psycopg.AsyncConnection[tuple[object, ...]]:
+        if self._connection is None:
+            self._connection = await psycopg.AsyncConnection.connect(
+                self._dsn,
+                autocommit=True,
+                connect_timeout=CONNECT_TIMEOUT_SECONDS,
+                options=f"-c statement_timeout={WRITE_TIMEOUT_SECONDS * 1000} -c timezone=UTC",
+                # A server that vanished without a word is noticed within seconds.
+                keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
+                tcp_user_timeout=15_000,
+            )
+        return self._connection
+
+
+@asynccontextmanager
+async def reading(database: Database) -> AsyncIterator[ReadSession]:
+    """A read-only transaction in which a store that is away raises `StoreAway`."""
+    try:
+        async with database.read() as session:
+            yield session
+    except (_db.OperationalError, _db.InterfaceError, _db.TimeoutError, OSError) as error:
+        raise StoreAway(str(error)) from error
+
+
+async def completed_calls(
+    session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, after_sequence: int
+) -> Sequence[tables.ModelCall]:
+    """Completed calls of an attempt later than a sequence number, oldest first, choices of a request in order."""
+    table = tables.ModelCall
+    rows = await session.scalars(
+        select(table)
+        .where(
+            table.run_id == run_id,
+            table.rollout_id == rollout_id,
+            table.attempt == attempt,
+            table.sequence > after_sequence,
+            table.status == CallStatus.COMPLETED,
+        )
+        .order_by(table.sequence, table.choice)
+    )
+    return rows.all()
+
+
+async def completed_requests(
+    session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, request_sha256: bytes
+) -> Sequence[tables.ModelCall]:
+    """The completed calls that answered one body within an attempt, latest request first, its choices in order."""
+    table = tables.ModelCall
+    rows = await session.scalars(
+        select(table)
+        .where(
+            table.run_id == run_id,
+            table.rollout_id == rollout_id,
+            table.attempt == attempt,
+            table.request_sha256 == request_sha256,
+            table.status == CallStatus.COMPLETED,
+        )
+        .order_by(table.sequence.desc(), table.choice)
+    )
+    return rows.all()
+
+
+async def serving_engines(session: ReadSession) -> Sequence[tables.Engine]:
+    """The engines that the controller last saw serving a policy."""
+    table = tables.Engine
+    rows = await session.scalars(select(table).where(table.state == EngineState.SERVING).order_by(table.url))
+    return rows.all()
+
+
+async def default_temperature(session: ReadSession, run_id: str) -> float | None:
+    """The temperature that a run gives to calls that name none; None when it names none either, or is unknown."""
+    config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id))
+    temperature = ((config or {}).get("sampling") or {}).get("temperature")
+    return None if temperature is None else float(temperature)
+
+
+async def _copy(
+    connection: psycopg.AsyncConnection[tuple[object, ...]], target: sql.Identifier, calls: Sequence[NewCall]
+) -> None:
+    async with connection.cursor() as cursor, cursor.copy(_COPY.format(target, _NAMES)) as copy:
+        copy.set_types(_TYPES)
+        for call in calls:
+            await copy.write_row([_sendable(value) for value in _values(call)])
+
+
+async def _merge(connection: psycopg.AsyncConnection[tuple[object, ...]], calls: Sequence[NewCall]) -> None:
+    async with connection.transaction():
+        await connection.execute(
+            sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA").format(
+                _INCOMING, _NAMES, _TABLE
+            )
+        )
+        await _copy(connection, _INCOMING, calls)
+        await connection.execute(
+            sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {} ON CONFLICT DO NOTHING").format(
+                _TABLE, _NAMES, _NAMES, _INCOMING
+            )
+        )
+
+
+def _values(call: NewCall) -> tuple[object, ...]:
+    # `dataclasses.astuple` would copy the documents.
+    return tuple(getattr(call, name) for name in _COLUMNS)
+
+
+def _sendable(value: object) -> object:
+    return Jsonb(value, dumps=_dumps) if isinstance(value, dict) else value
+
+
+def _dumps(document: object) -> bytes:
+    text = orjson.dumps(document)
+    return _NUL.sub(rb"\1\\ufffd", text) if rb"\u0000" in text else text

@@ -1,0 +1,109 @@
+"""The gateway's application; its lifespan opens and closes everything it owns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from libs.capability import KeyRing
+from libs.service import create_app as create_service_app
+from libs.store.calls import CallWriter
+from libs.store.database import Database
+from services.gateway.engines import Directory
+from services.gateway.errors import GatewayError, NotServed, TooLarge, error_response
+from services.gateway.forward import Gateway
+from services.gateway.history import History
+from services.gateway.reading import Reader
+from services.gateway.record import Recorder
+from services.gateway.render import ChatModel
+from services.gateway.routes import router
+from services.gateway.sample import Sampler
+from services.gateway.settings import Settings
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application; nothing is opened before its lifespan begins."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with _opened(app, settings):
+            yield
+
+    app = create_service_app(
+        "gateway",
+        lifespan=lifespan,
+        max_body_bytes=settings.max_body_bytes,
+        error_handlers={GatewayError: _on_gateway_error, HTTPException: _on_http_exception},
+        unexpected=_on_unexpected,
+    )
+    app.include_router(router)
+    return app
+
+
+@asynccontextmanager
+async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    model = ChatModel(settings.model_path, context_length=settings.context_length)
+    database = Database(settings.database_url)
+    reader = Reader(database, hold_seconds=settings.record_hold_seconds)
+    directory = Directory(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
+    writer = CallWriter(settings.database_url)
+    recorder = Recorder(writer, hold_seconds=settings.record_hold_seconds)
+    async with _engine_client(settings) as http:
+        gateway = Gateway(
+            model,
+            history=History(model, max_bytes=settings.history_bytes),
+            sampler=Sampler(http, directory, api_key=settings.engine_api_key, hold_seconds=settings.hold_seconds),
+            recorder=recorder,
+            reader=reader,
+            max_choices=settings.max_choices,
+            max_calls=settings.max_calls,
+        )
+        app.state.gateway, app.state.settings = gateway, settings
+        app.state.key_ring = KeyRing(settings.capability_keys_file)
+        app.state.checks.add("store", database.ping)
+        loops = [asyncio.create_task(directory.run()), asyncio.create_task(recorder.run())]
+        try:
+            yield
+        finally:
+            await gateway.close()
+            await recorder.drain()
+            for loop in loops:
+                loop.cancel()
+            await asyncio.wait(loops)
+            await writer.close()
+            await database.close()
+
+
+def _engine_client(settings: Settings) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        # As many connections as there are calls: waiting in line would hide the engine's own queue.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=settings.engine_silence_seconds),
+    )
+
+
+async def _on_gateway_error(_request: Request, error: Any) -> Response:
+    return error_response(error)
+
+
+async def _on_http_exception(_request: Request, error: Any) -> Response:
+    """What the framework and the body limit raise, in OpenAI's shape."""
+    if error.status_code == 413:
+        response = error_response(TooLarge(f"{error.detail}.", code="body_too_large"))
+    else:
+        message = f"{error.detail}: the address is <base URL>/chat/completions or <base URL>/models."
+        refused = NotServed(message, code="not_found" if error.status_code == 404 else "method_not_allowed")
+        refused.status = error.status_code
+        response = error_response(refused)
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _on_unexpected(_error: Exception) -> Response:
+    return error_response(GatewayError("An error of the gateway; it is logged under this answer's x-request-id."))

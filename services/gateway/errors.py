@@ -1,0 +1,97 @@
+"""Errors as OpenAI's clients understand them: `{"error": {"message", "type", "param", "code"}}`.
+
+GatewayError             base: status, type, param, code
+  BadRequest             400: the body cannot be served as it stands
+    ContextOverflow      400: the prompt leaves no room in the model's context
+  KeyRefused             401 or 403: the capability does not open this door
+  NotServed              404: no such address
+  TooLarge               413: the body exceeds the limit
+  Unavailable            503 with Retry-After: an engine or the store was away for longer than a request is held
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.responses import Response
+
+from libs.service.problems import JsonResponse
+
+
+class GatewayError(Exception):
+    """An answer other than 200.
+
+    Args: message: for people, names the remedy; param: the field of the body that is wrong; code: for machines.
+    """
+
+    status = 500
+    type = "api_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after_seconds: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after_seconds = retry_after_seconds
+
+    def body(self) -> dict[str, Any]:
+        """The answer's JSON, also used as the error event of a stream."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class BadRequest(GatewayError):
+    """The body cannot be served as it stands."""
+
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextOverflow(BadRequest):
+    """The prompt leaves no room in the model's context."""
+
+    def __init__(self, context_length: int, prompt_tokens: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context_length} tokens, and the messages are"
+            f" {prompt_tokens} tokens. Send fewer or shorter messages.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+class KeyRefused(GatewayError):
+    """The capability does not open this door. `status` is 401 for a bad key and 403 for another attempt's door."""
+
+    type = "authentication_error"
+
+    def __init__(self, message: str, *, status: int, cause: str) -> None:
+        super().__init__(message, code="invalid_api_key" if status == 401 else cause)
+        self.status = status
+
+
+class NotServed(GatewayError):
+    """No such address."""
+
+    status = 404
+    type = "invalid_request_error"
+
+
+class TooLarge(GatewayError):
+    """The body exceeds the limit."""
+
+    status = 413
+    type = "invalid_request_error"
+
+
+class Unavailable(GatewayError):
+    """An engine or the store was away for longer than a request is held. Nothing of it is trained."""
+
+    status = 503
+    type = "service_unavailable"
+
+
+def error_response(error: GatewayError) -> Response:
+    """The error as an HTTP answer."""
+    retry = {} if error.retry_after_seconds is None else {"retry-after": str(error.retry_after_seconds)}
+    return JsonResponse(error.body(), error.status, retry)

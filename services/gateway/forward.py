@@ -1,0 +1,337 @@
+"""One model call from body to durable record: parse, find a repeat, render, sample, record, and only then the end.
+
+A call lives in a task of its own and answers may be listening or not: a repeat of an SDK joins the call that its first
+try began, and when the last listener has hung up the call is cancelled, aborted at the engine and recorded as such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from libs.contracts.ids import new_call_id, weight_version
+from libs.contracts.states import CallStatus
+from libs.store.calls import NewCall
+from libs.telemetry import logger, parse_traceparent
+from services.gateway import metrics
+from services.gateway.answer import Answer, Completion, finished_answer, logprobs_of
+from services.gateway.door import Door
+from services.gateway.errors import BadRequest, GatewayError, Unavailable
+from services.gateway.history import History, Prompt
+from services.gateway.reading import Reader
+from services.gateway.record import Recorder
+from services.gateway.render import ChatModel
+from services.gateway.repeats import Repeats, Retry
+from services.gateway.request import ChatRequest, parse_answer, parse_request
+from services.gateway.sample import Choice, Job, Sampler
+
+log = logger()
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One request to the model while it is in hand. `arrived_at` is `perf_counter()`, `sequence` wall time in ns."""
+
+    door: Door
+    request: ChatRequest
+    prompt: Prompt
+    temperature: float
+    choices: list[Choice]
+    digest: bytes
+    trace_id: str | None
+    parent_span_id: str | None
+    arrived_at: float
+    sequence: int
+    task: asyncio.Task[Completion] | None = None
+    watchers: set[asyncio.Event] = field(default_factory=set)
+    is_recorded: bool = False
+
+    @property
+    def request_id(self) -> str:
+        """The id of the first choice, which names the answer."""
+        return self.choices[0].call_id
+
+    @contextmanager
+    def watched(self) -> Iterator[asyncio.Event]:
+        """An event set at every progress. Leaving the block as the last watcher of an unfinished call cancels it."""
+        progress = asyncio.Event()
+        self.watchers.add(progress)
+        try:
+            yield progress
+        finally:
+            self.watchers.discard(progress)
+            if not self.watchers and self.task is not None and not self.task.done():
+                self.task.cancel()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it will come to an answer as far as anyone knows: it is not being cancelled."""
+        return self.task is not None and not self.task.cancelling()
+
+    def progressed(self) -> None:
+        """Tells everyone who watches."""
+        for watcher in self.watchers:
+            watcher.set()
+
+
+class Gateway:
+    """The way of a call through the gateway's parts."""
+
+    def __init__(
+        self,
+        model: ChatModel,
+        *,
+        history: History,
+        sampler: Sampler,
+        recorder: Recorder,
+        reader: Reader,
+        max_choices: int,
+        max_calls: int,
+    ) -> None:
+        self.model = model
+        self._history = history
+        self._sampler = sampler
+        self._recorder = recorder
+        self._reader = reader
+        self._repeats: Repeats[Call] = Repeats()
+        self._max_choices = max_choices
+        self._max_calls = max_calls
+        self._in_hand: set[asyncio.Task[Completion]] = set()
+
+    async def begin(self, door: Door, body: bytes, headers: Mapping[str, str]) -> tuple[ChatRequest, Call | Completion]:
+        """The request, and the call that was begun for it, or the answer that an earlier try has already got.
+
+        Raises: BadRequest: the body cannot be served; Unavailable: too much in hand, or the store is away
+        """
+        arrived_at, sequence = time.perf_counter(), time.time_ns()
+        request = parse_request(body, max_choices=self._max_choices)
+        retry = Retry.of(headers)
+        digest = hashlib.sha256(retry.key.encode() + body).digest()
+        repeated = await self._repeated(door, request, digest, retry) if retry.is_repeat else None
+        if repeated is not None:
+            return request, repeated
+        if len(self._in_hand) >= self._max_calls:
+            raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1)
+        call = await self._prepare(door, request, digest, headers, arrived_at, sequence)
+        self._start(call)
+        return request, call
+
+    async def close(self) -> None:
+        """Cancels what is in hand; every call is recorded as aborted before this returns."""
+        for task in self._in_hand:
+            task.cancel()
+        if self._in_hand:
+            await asyncio.wait(self._in_hand)
+
+    async def _repeated(
+        self, door: Door, request: ChatRequest, digest: bytes, retry: Retry
+    ) -> Call | Completion | None:
+        call = self._repeats.join(door, digest, retry)
+        if call is not None and call.is_alive:
+            metrics.REPLAYS.labels("in_hand").inc()
+            return call
+        stored = await self._reader.completions(
+            door, digest, lambda choice: logprobs_of(self.model, request, choice, 0)
+        )
+        completion = next((done for done in stored if self._repeats.claim(done.request_id, retry)), None)
+        if completion is not None:
+            metrics.REPLAYS.labels("store").inc()
+        return completion
+
+    async def _prepare(
+        self,
+        door: Door,
+        request: ChatRequest,
+        digest: bytes,
+        headers: Mapping[str, str],
+        arrived_at: float,
+        sequence: int,
+    ) -> Call:
+        prompt = await self._history.prompt(door.key, request, lambda after: self._reader.answers(door, after))
+        self._check_vocabulary(request, prompt)
+        temperature = request.sampling.temperature
+        if temperature is None:
+            temperature = await self._reader.temperature(door.run_id)
+        if prompt.is_fork:
+            metrics.FORKS.inc()
+        seed = request.sampling.seed
+        parent = parse_traceparent(headers.get("traceparent"))
+        return Call(
+            door=door,
+            request=request,
+            prompt=prompt,
+            temperature=temperature,
+            choices=[
+                Choice(new_call_id(), index, None if seed is None else seed + index) for index in range(request.choices)
+            ],
+            digest=digest,
+            trace_id=parent.trace_id if parent else None,
+            parent_span_id=parent.span_id if parent else None,
+            arrived_at=arrived_at,
+            sequence=sequence,
+        )
+
+    def _check_vocabulary(self, request: ChatRequest, prompt: Prompt) -> None:
+        # One id beyond the vocabulary kills a real engine.
+        size = self.model.vocab_size
+        if len(prompt.ids) and not 0 <= int(prompt.ids.min()) <= int(prompt.ids.max()) < size:
+            raise BadRequest("The messages hold a token that the model does not know.", param="messages")
+        for token in request.sampling.logit_bias:
+            if not token.isdecimal() or int(token) >= size:
+                raise BadRequest(
+                    f"logit_bias names token '{token}', but ids go from 0 to {size - 1}.",
+                    param="logit_bias",
+                    code="invalid_value",
+                )
+
+    def _start(self, call: Call) -> None:
+        call.task = asyncio.create_task(self._serve(call), name=f"call {call.request_id}")
+        self._in_hand.add(call.task)
+        self._repeats.add(call.door, call.digest, call.request_id, call)
+        metrics.IN_HAND.inc()
+        call.task.add_done_callback(lambda task: self._ended(call, task))
+
+    def _ended(self, call: Call, task: asyncio.Task[Completion]) -> None:
+        self._in_hand.discard(task)
+        self._repeats.remove(call.door, call.digest, call)
+        metrics.IN_HAND.dec()
+        if not task.cancelled():
+            # Everyone may have hung up: an exception that nobody fetches is no accident.
+            task.exception()
+        call.progressed()
+
+    async def _serve(self, call: Call) -> Completion:
+        try:
+            await self._sample(call)
+            return await self._complete(call)
+        except asyncio.CancelledError:
+            await self._record_unfinished(call, CallStatus.ABORTED, "the agent hung up")
+            raise
+        except GatewayError as error:
+            if not isinstance(error, BadRequest) or any(choice.sampled_ids for choice in call.choices):
+                await self._record_unfinished(call, CallStatus.FAILED, error.message)
+            raise
+        except Exception:
+            await self._record_unfinished(call, CallStatus.FAILED, "an error of the gateway")
+            raise
+
+    async def _sample(self, call: Call) -> None:
+        request = call.request
+        room = self.model.context_length - len(call.prompt.ids)
+        job = Job(
+            run_id=call.door.run_id,
+            rollout_id=call.door.rollout_id,
+            prompt_ids=call.prompt.ids,
+            sampling=request.sampling,
+            temperature=call.temperature,
+            max_tokens=min(request.sampling.max_tokens or room, room),
+            top_logprobs=request.top_logprobs,
+            eos_ids=sorted(self.model.eos_ids),
+            stream=request.stream,
+        )
+        if len(call.choices) == 1:
+            await self._sampler.sample(job, call.choices[0], call.progressed)
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice in call.choices:
+                    group.create_task(self._sampler.sample(job, choice, call.progressed))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _complete(self, call: Call) -> Completion:
+        answers = [finished_answer(self.model, call.request, choice) for choice in call.choices]
+        reason = call.request.sampling.untrainable_reason(call.temperature)
+        rows = [
+            _row(call, choice, CallStatus.COMPLETED, reason, answer)
+            for choice, answer in zip(call.choices, answers, strict=True)
+        ]
+        await self._record(call, rows)
+        # A later choice with the same text must not hide the first: agents go on with the first.
+        for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
+            sampled = np.asarray(choice.sampled_ids, dtype=np.int32)
+            self._history.remember(call.door.key, call.prompt, parse_answer(answer.message), sampled)
+        _count(call, rows)
+        return _completion(call, answers)
+
+    async def _record(self, call: Call, rows: Sequence[NewCall]) -> None:
+        # From here on the write goes on whatever happens to whoever waits for it.
+        call.is_recorded = True
+        await self._recorder.record(rows)
+
+    async def _record_unfinished(self, call: Call, status: CallStatus, reason: str) -> None:
+        if call.is_recorded:
+            return
+        log.info("call unfinished", call_id=call.request_id, status=status, reason=reason)
+        metrics.CALLS.labels(status).inc(len(call.choices))
+        with suppress(GatewayError):
+            await self._record(call, [_row(call, choice, status, reason, None) for choice in call.choices])
+
+
+def _row(call: Call, choice: Choice, status: CallStatus, reason: str | None, answer: Answer | None) -> NewCall:
+    ended_at = choice.ended_at or time.perf_counter()
+    versions = choice.policy_versions
+    return NewCall(
+        run_id=call.door.run_id,
+        id=choice.call_id,
+        rollout_id=call.door.rollout_id,
+        attempt=call.door.attempt,
+        request_id=call.request_id,
+        choice=choice.index,
+        sequence=call.sequence,
+        status=status,
+        trainable=reason is None,
+        untrainable_reason=reason,
+        request_sha256=call.digest,
+        request=call.request.recorded,
+        messages=call.request.conversation,
+        response=None if answer is None else answer.message,
+        prompt_ids=call.prompt.ids.astype("<i4", copy=False).tobytes(),
+        sampled_ids=np.asarray(choice.sampled_ids, dtype="<i4").tobytes(),
+        generator_logprobs=np.asarray(choice.logprobs, dtype="<f4").tobytes(),
+        policy_versions=np.asarray(versions, dtype="<i4").tobytes(),
+        prompt_tokens=len(call.prompt.ids),
+        completion_tokens=len(choice.sampled_ids),
+        cached_tokens=choice.cached_tokens,
+        min_policy_version=min(versions, default=None),
+        max_policy_version=max(versions, default=None),
+        temperature=call.temperature,
+        finish_reason=None if answer is None else answer.finish_reason,
+        trace_id=call.trace_id,
+        parent_span_id=call.parent_span_id,
+        queued_seconds=(choice.accepted_at or ended_at) - call.arrived_at,
+        first_token_seconds=None if choice.first_token_at is None else choice.first_token_at - call.arrived_at,
+        total_seconds=ended_at - call.arrived_at,
+    )
+
+
+def _completion(call: Call, answers: Sequence[Answer]) -> Completion:
+    version = max((version for choice in call.choices for version in choice.policy_versions), default=None)
+    return Completion(
+        request_id=call.request_id,
+        model=call.request.model,
+        created=call.sequence // 1_000_000_000,
+        fingerprint=None if version is None else weight_version(call.door.run_id, version),
+        answers=tuple(answers),
+        prompt_tokens=len(call.prompt.ids),
+        completion_tokens=sum(len(choice.sampled_ids) for choice in call.choices),
+        cached_tokens=call.choices[0].cached_tokens,
+    )
+
+
+def _count(call: Call, rows: Sequence[NewCall]) -> None:
+    metrics.CALLS.labels(CallStatus.COMPLETED).inc(len(rows))
+    metrics.CALL_SECONDS.observe(time.perf_counter() - call.arrived_at)
+    metrics.TOKENS.labels("prompt").inc(sum(row.prompt_tokens for row in rows))
+    metrics.TOKENS.labels("cached").inc(sum(row.cached_tokens for row in rows))
+    metrics.TOKENS.labels("sampled").inc(sum(row.completion_tokens for row in rows))
+    metrics.UNTRAINABLE.inc(sum(not row.trainable for row in rows))
+    first_tokens = [row.first_token_seconds for row in rows if row.first_token_seconds is not None]
+    if first_tokens:
+        metrics.FIRST_TOKEN_SECONDS.observe(min(first_tokens))

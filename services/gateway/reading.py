@@ -1,0 +1,140 @@
+"""What the gateway reads back from the store: answers of an attempt, repeats, engines, a run's default temperature."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+import numpy as np
+
+from libs.contracts.ids import weight_version
+from libs.store.calls import (
+    StoreAway,
+    completed_calls,
+    completed_requests,
+    default_temperature,
+    reading,
+    serving_engines,
+)
+from libs.store.database import Database
+from libs.store.tables import ModelCall
+from services.gateway.answer import Answer, Completion
+from services.gateway.door import Door
+from services.gateway.engines import Endpoint
+from services.gateway.errors import Unavailable
+from services.gateway.history import Conversation, StoredAnswer
+from services.gateway.request import Json, parse_answer, parse_conversation
+from services.gateway.sample import Choice
+
+T = TypeVar("T")
+SpellLogprobs = Callable[[Choice], Json | None]
+RETRY_SECONDS = 0.25
+
+
+class Reader:
+    """The store as the gateway reads it; while Postgres is away a request waits here, at most `hold_seconds`."""
+
+    def __init__(self, database: Database, *, hold_seconds: float) -> None:
+        self._database = database
+        self._hold_seconds = hold_seconds
+        self._temperatures: dict[str, float | None] = {}
+
+    async def endpoints(self) -> list[Endpoint]:
+        """The serving engines.
+
+        Raises: StoreAway
+        """
+        async with reading(self._database) as session:
+            rows = await serving_engines(session)
+        return [Endpoint(row.url.rstrip("/"), row.run_id, row.policy_version) for row in rows if row.run_id is not None]
+
+    async def temperature(self, run_id: str) -> float:
+        """What a call that names no temperature gets: the run's, else OpenAI's default of 1."""
+        if run_id not in self._temperatures:
+
+            async def read() -> float | None:
+                async with reading(self._database) as session:
+                    return await default_temperature(session, run_id)
+
+            # A run's document never changes.
+            self._temperatures[run_id] = await self._held(read)
+        temperature = self._temperatures[run_id]
+        return 1.0 if temperature is None else temperature
+
+    async def answers(self, door: Door, after_sequence: int) -> list[StoredAnswer]:
+        """The attempt's completed calls that arrived later than a sequence number, oldest first."""
+
+        async def read() -> list[StoredAnswer]:
+            async with reading(self._database) as session:
+                rows = await completed_calls(
+                    session, door.run_id, door.rollout_id, door.attempt, after_sequence=after_sequence
+                )
+                return [_stored_answer(row) for row in rows]
+
+        return await self._held(read)
+
+    async def completions(self, door: Door, request_sha256: bytes, spell: SpellLogprobs) -> list[Completion]:
+        """What the attempt has already been answered to this body, latest first.
+
+        Args: spell: log-probabilities of a choice as the request wants them; alternatives to a token are not kept
+        """
+
+        async def read() -> list[Completion]:
+            async with reading(self._database) as session:
+                rows = await completed_requests(
+                    session, door.run_id, door.rollout_id, door.attempt, request_sha256=request_sha256
+                )
+                return [_completion(list(group), spell) for _, group in groupby(rows, key=lambda row: row.request_id)]
+
+        return await self._held(read)
+
+    async def _held(self, read: Callable[[], Awaitable[T]]) -> T:
+        deadline = asyncio.get_running_loop().time() + self._hold_seconds
+        while True:
+            try:
+                return await read()
+            except StoreAway as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise Unavailable(
+                        "The store is away; try again.", code="store_unavailable", retry_after_seconds=5
+                    ) from error
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+def _stored_answer(row: ModelCall) -> StoredAnswer:
+    turns, tools = parse_conversation(row.messages)
+    return StoredAnswer(
+        row.sequence,
+        Conversation(turns, tools, row.request.get("chat_template_kwargs") or {}),
+        parse_answer(row.response or {"role": "assistant"}),
+        np.frombuffer(row.prompt_ids, dtype="<i4"),
+        np.frombuffer(row.sampled_ids, dtype="<i4"),
+    )
+
+
+def _completion(rows: Sequence[ModelCall], spell: SpellLogprobs) -> Completion:
+    first = rows[0]
+    version = first.max_policy_version
+    return Completion(
+        request_id=first.request_id,
+        model=str(first.request.get("model")),
+        created=first.sequence // 1_000_000_000,
+        fingerprint=None if version is None else weight_version(first.run_id, version),
+        answers=tuple(_answer(row, spell) for row in rows),
+        prompt_tokens=first.prompt_tokens,
+        completion_tokens=sum(row.completion_tokens for row in rows),
+        cached_tokens=first.cached_tokens,
+    )
+
+
+def _answer(row: ModelCall, spell: SpellLogprobs) -> Answer:
+    choice = Choice(
+        row.id,
+        row.choice,
+        None,
+        sampled_ids=np.frombuffer(row.sampled_ids, dtype="<i4").tolist(),
+        logprobs=np.frombuffer(row.generator_logprobs, dtype="<f4").tolist(),
+    )
+    return Answer(row.choice, row.response or {}, row.finish_reason or "stop", spell(choice))

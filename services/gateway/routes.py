@@ -1,0 +1,170 @@
+"""HTTP in, HTTP out: the agents' addresses under `/r/{rollout}/{attempt}/v1`."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from fastapi import APIRouter, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from libs.service import JsonResponse
+from services.gateway.answer import KEEPALIVE, ChoiceStream, Completion, envelope, event, model_body, models_body
+from services.gateway.door import open_door
+from services.gateway.errors import GatewayError, error_response
+from services.gateway.forward import Call, Gateway
+from services.gateway.request import ChatRequest
+
+router = APIRouter(prefix="/r/{rollout}/{attempt}")
+
+HUNG_UP = 499
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(rollout: str, attempt: str, request: Request) -> Response:
+    """A chat completion, whole or as a stream."""
+    door = open_door(request.app.state.key_ring, request.headers, rollout, attempt)
+    gateway: Gateway = request.app.state.gateway
+    chat, call = await gateway.begin(door, await request.body(), request.headers)
+    if chat.stream:
+        settings = request.app.state.settings
+        return EventStream(gateway, chat, call, settings.keepalive_after_seconds, settings.keepalive_seconds)
+    if isinstance(call, Completion):
+        return JsonResponse(call.body())
+    completion = await _until_hung_up(call, request.receive)
+    return Response(status_code=HUNG_UP) if completion is None else JsonResponse(completion.body())
+
+
+@router.get("/v1/models")
+async def models(rollout: str, attempt: str, request: Request) -> Response:
+    """The model behind this door."""
+    open_door(request.app.state.key_ring, request.headers, rollout, attempt)
+    return JsonResponse(models_body(request.app.state.gateway.model.name))
+
+
+@router.get("/v1/models/{name:path}")
+async def model(rollout: str, attempt: str, name: str, request: Request) -> Response:
+    """Any name is served by the policy."""
+    open_door(request.app.state.key_ring, request.headers, rollout, attempt)
+    return JsonResponse(model_body(name))
+
+
+class EventStream(Response):
+    """Server-sent events of a call. The last ones leave after the record is durable.
+
+    Nothing is sent before the first token, so that an error keeps its HTTP status, unless the wait is long: then
+    comments keep the connection open, and an error becomes an event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: ChatRequest,
+        call: Call | Completion,
+        keepalive_after_seconds: float,
+        keepalive_seconds: float,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        # The length of a stream is not known.
+        self.raw_headers = [header for header in self.raw_headers if header[0] != b"content-length"]
+        self._gateway = gateway
+        self._request = request
+        self._call = call
+        self._keepalive_after_seconds = keepalive_after_seconds
+        self._keepalive_seconds = keepalive_seconds
+        self._has_started = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends until the end of the call, or until the agent hangs up."""
+        pump = asyncio.create_task(self._pump(send))
+        hangup = asyncio.create_task(_hung_up(receive))
+        try:
+            await asyncio.wait({pump, hangup}, return_when=asyncio.FIRST_COMPLETED)
+            if pump.done():
+                pump.result()
+        except GatewayError as error:
+            await self._fail(error, scope, receive, send)
+        finally:
+            for task in (pump, hangup):
+                task.cancel()
+            await asyncio.wait({pump, hangup})
+
+    async def _pump(self, send: Send) -> None:
+        if isinstance(self._call, Completion):
+            completion = self._call
+            await self._send(send, completion.whole_chunks())
+        else:
+            completion = await self._follow(self._call, send)
+        await self._send(send, completion.last_chunks(include_usage=self._request.include_usage), more=False)
+
+    async def _follow(self, call: Call, send: Send) -> Completion:
+        assert call.task is not None
+        streams = [ChoiceStream(self._gateway.model, self._request, choice) for choice in call.choices]
+        with call.watched() as progress:
+            patience = self._keepalive_after_seconds
+            while not call.task.done():
+                moved = await _set_within(progress, patience)
+                progress.clear()
+                data = b"".join(self._chunk(call, chunk) for stream in streams if (chunk := stream.chunk()) is not None)
+                if data or not moved:
+                    patience = self._keepalive_seconds
+                    await self._send(send, data or KEEPALIVE)
+            completion = _result(call.task)
+        rest = [stream.last_chunk(answer) for stream, answer in zip(streams, completion.answers, strict=True)]
+        await self._send(send, b"".join(self._chunk(call, chunk) for chunk in rest if chunk is not None))
+        return completion
+
+    def _chunk(self, call: Call, chunk: dict[str, object]) -> bytes:
+        head = envelope(
+            "chat.completion.chunk", call.request_id, self._request.model, call.sequence // 1_000_000_000, None
+        )
+        return event({**head, "choices": [chunk]})
+
+    async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        if not self._has_started:
+            self._has_started = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _fail(self, error: GatewayError, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._has_started:
+            await error_response(error)(scope, receive, send)
+            return
+        await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
+
+
+async def _until_hung_up(call: Call, receive: Receive) -> Completion | None:
+    """The call's answer; None when the agent hung up before."""
+    assert call.task is not None
+    hangup = asyncio.create_task(_hung_up(receive))
+    try:
+        with call.watched():
+            await asyncio.wait({call.task, hangup}, return_when=asyncio.FIRST_COMPLETED)
+            return _result(call.task) if call.task.done() else None
+    finally:
+        hangup.cancel()
+        with suppress(asyncio.CancelledError):
+            await hangup
+
+
+def _result(task: asyncio.Task[Completion]) -> Completion:
+    if task.cancelled():
+        raise GatewayError("The gateway is stopping; try again.", code="stopping", retry_after_seconds=1)
+    return task.result()
+
+
+async def _hung_up(receive: Receive) -> None:
+    """Returns when the client has gone. The body has been read before."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

@@ -1,0 +1,348 @@
+"""Sampling at an engine, through whatever happens to it: SGLang's native `/generate`, tokens in and tokens out.
+
+An engine that dies, is paused with abort, or is given to another run costs a request nothing but time. The tokens that
+came so far are kept, and another request asks for the rest after them: each token was sampled by the policy version
+that its span names, after exactly the tokens before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import aiohttp
+import numpy as np
+import orjson
+
+from libs.contracts.ids import parse_weight_version
+from libs.telemetry import inject, logger
+from services.gateway.engines import Directory, Endpoint, Patience
+from services.gateway.errors import BadRequest
+from services.gateway.metrics import ENGINE_RETRIES
+from services.gateway.render import TokenIds
+from services.gateway.request import Json, Sampling
+
+ABORT_SECONDS = 5.0
+"""How long the rest of an aborted answer is waited for."""
+RETRY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0)
+_OVERFLOW_HINTS = ("context length", "longer than", "exceeds the maximum", "maximum allowed length")
+
+Progressed = Callable[[], None]
+TopLogprobs = list[tuple[float, int]]
+
+log = logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the choices of one request have in common. `max_tokens` already fits into the context."""
+
+    run_id: str
+    rollout_id: str
+    prompt_ids: TokenIds
+    sampling: Sampling
+    temperature: float
+    max_tokens: int
+    top_logprobs: int
+    eos_ids: Sequence[int]
+    stream: bool
+
+
+@dataclass(slots=True, eq=False)
+class Choice:
+    """One answer while it grows; lists have one entry per sampled token. Times are `time.perf_counter()`."""
+
+    call_id: str
+    index: int
+    seed: int | None
+    sampled_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    finish: Literal["stop", "length"] | None = None
+    cached_tokens: int = 0
+    accepted_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+
+
+class EngineLost(Exception):
+    """An engine did not finish a request; the request may be sent again. `cause` is a metric's label."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
+
+
+class Sampler:
+    """Asks engines for tokens.
+
+    Args: http: its read timeout says when a silent engine is lost
+    """
+
+    def __init__(
+        self, http: aiohttp.ClientSession, directory: Directory, *, api_key: str | None, hold_seconds: float
+    ) -> None:
+        self._http = http
+        self._directory = directory
+        self._headers = {"content-type": "application/json"}
+        if api_key is not None:
+            self._headers["authorization"] = f"Bearer {api_key}"
+        self._hold_seconds = hold_seconds
+
+    async def sample(self, job: Job, choice: Choice, progressed: Progressed) -> None:
+        """Fills the choice until it is finished; cancelled, it aborts at the engine and keeps what came until then.
+
+        Args: progressed: called after new tokens; never when `job.stream` is false, save at the end
+        Raises: Unavailable: no engine served the run for too long; BadRequest: the engine refuses the request
+        """
+        patience = Patience(self._hold_seconds)
+        tries = failures = 0
+        while choice.finish is None:
+            endpoint = await self._directory.pick(job.run_id, job.rollout_id, patience)
+            before = len(choice.sampled_ids)
+            try:
+                await self._one_request(endpoint, job, choice, _request_id(choice.call_id, tries), progressed)
+            except EngineLost as lost:
+                log.info("engine request lost", engine=endpoint.url, cause=lost.cause, detail=str(lost)[:200])
+                ENGINE_RETRIES.labels(lost.cause).inc()
+                if len(choice.sampled_ids) > before:
+                    patience.renew()
+                    failures = 0
+                await self._step_back(endpoint, lost, patience, failures)
+                failures += 1
+            tries += 1
+        choice.ended_at = time.perf_counter()
+
+    async def _step_back(self, endpoint: Endpoint, lost: EngineLost, patience: Patience, failures: int) -> None:
+        if lost.cause != "aborted":
+            self._directory.suspect(endpoint.url)
+        await asyncio.sleep(min(patience.left(), RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]))
+
+    async def _one_request(
+        self, endpoint: Endpoint, job: Job, choice: Choice, rid: str, progressed: Progressed
+    ) -> None:
+        budget = job.max_tokens - len(choice.sampled_ids)
+        if budget <= 0:
+            choice.finish = "length"
+            return
+        answer = _Absorber(job, choice, progressed)
+        body = _engine_request(job, choice, rid, budget, endpoint.weight_version)
+        work = asyncio.create_task(self._exchange(endpoint, body, answer, stream=job.stream))
+        try:
+            await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await self._abort(endpoint, rid, work)
+            raise
+
+    async def _exchange(self, endpoint: Endpoint, body: bytes, answer: _Absorber, *, stream: bool) -> None:
+        headers = self._headers
+        if (traceparent := inject()) is not None:
+            headers = {**headers, "traceparent": traceparent}
+        began = time.perf_counter()
+        try:
+            async with self._http.post(f"{endpoint.url}/generate", data=body, headers=headers) as response:
+                if response.status != 200:
+                    raise _refusal(response.status, await response.text())
+                if stream:
+                    async for document in _events(response):
+                        answer.absorb(document, began)
+                else:
+                    answer.absorb(orjson.loads(await response.read()), began)
+        except (KeyError, TypeError, orjson.JSONDecodeError) as error:
+            raise EngineLost("malformed", f"{type(error).__name__}: {error}") from error
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            raise EngineLost("connection", f"{type(error).__name__}: {error}") from error
+        if answer.choice.finish is None:
+            raise EngineLost(
+                "aborted" if answer.was_aborted else "connection", "the answer ended before it was finished"
+            )
+
+    async def _abort(self, endpoint: Endpoint, rid: str, work: asyncio.Task[None]) -> None:
+        """Stops generation and waits shortly for the tokens made until then."""
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                async with self._http.post(f"{endpoint.url}/abort_request", json={"rid": rid}, headers=self._headers):
+                    pass
+                await asyncio.wait({work})
+        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+            log.info("abort not delivered", engine=endpoint.url, error=str(error))
+        finally:
+            work.cancel()
+            await asyncio.wait({work})
+            if not work.cancelled():
+                # Aborted answers end unfinished: there is nothing left to tell anyone.
+                work.exception()
+
+
+class _Absorber:
+    """Moves what one engine request has told into the choice; answers are cumulative within a request."""
+
+    def __init__(self, job: Job, choice: Choice, progressed: Progressed) -> None:
+        self.choice = choice
+        self.was_aborted = False
+        self._run_id = job.run_id
+        self._base = len(choice.sampled_ids)
+        self._top = job.top_logprobs
+        self._progressed = progressed
+        self._stream = job.stream
+
+    def absorb(self, document: Json, began: float) -> None:
+        """Raises: EngineLost: the engine serves another run, or its answer lacks what must be recorded"""
+        if "error" in document:
+            error = document["error"]
+            raise _refusal(int(error.get("code") or 500), str(error.get("message")))
+        meta = document["meta_info"]
+        ids, entries = document.get("output_ids") or [], meta.get("output_token_logprobs") or []
+        finish = meta.get("finish_reason")
+        if finish is not None and len(ids) != len(entries):
+            raise EngineLost("malformed", f"{len(ids)} tokens with {len(entries)} log-probabilities")
+        self._take(ids, entries, meta, min(len(ids), len(entries)), began)
+        self._end(finish)
+
+    def _take(self, ids: list[int], entries: list[list[Any]], meta: Json, total: int, began: float) -> None:
+        choice = self.choice
+        known = len(choice.sampled_ids) - self._base
+        versions = _policy_versions(meta, known, total, self._run_id)
+        until = known + len(versions)
+        if until > known:
+            now = time.perf_counter()
+            choice.accepted_at = choice.accepted_at or began
+            if choice.first_token_at is None:
+                choice.first_token_at = now if self._stream else None
+                choice.cached_tokens = int(meta.get("cached_tokens") or 0)
+            choice.sampled_ids.extend(ids[known:until])
+            choice.logprobs.extend(entry[0] for entry in entries[known:until])
+            choice.policy_versions.extend(versions)
+            if self._top:
+                tops = (meta.get("output_top_logprobs") or [])[known:until]
+                choice.top_logprobs.extend([(entry[0], entry[1]) for entry in top or []] for top in tops)
+            self._progressed()
+        if until < total:
+            raise EngineLost("wrong_run", "the engine has changed to another run")
+
+    def _end(self, finish: Json | None) -> None:
+        if finish is None:
+            return
+        if finish["type"] == "abort":
+            self.was_aborted = True
+            return
+        self.choice.accepted_at = self.choice.accepted_at or time.perf_counter()
+        self.choice.finish = "length" if finish["type"] == "length" else "stop"
+
+
+def _policy_versions(meta: Json, start: int, end: int, run_id: str) -> list[int]:
+    """The policy version of each token in [start, end), cut before the first that another run's weights sampled.
+
+    Raises: EngineLost: the engine does not say which weights it serves
+    """
+    spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": end}]
+    versions: list[int] = []
+    for span in spans:
+        first, last = max(start, span["start"]), min(end, span["end"])
+        if last <= first:
+            continue
+        try:
+            serving, version = parse_weight_version(str(span["version"]))
+        except ValueError as error:
+            raise EngineLost("wrong_run", str(error)) from error
+        if serving != run_id:
+            return versions
+        versions.extend([version] * (last - first))
+    return versions
+
+
+def _engine_request(job: Job, choice: Choice, rid: str, budget: int, weight_version: str | None) -> bytes:
+    sampling = job.sampling
+    prompt = job.prompt_ids
+    if choice.sampled_ids:
+        prompt = np.concatenate([prompt, np.asarray(choice.sampled_ids, dtype=np.int32)])
+    parameters: Json = {
+        "temperature": job.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_new_tokens": budget,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(job.eos_ids),
+        # Exact text: nothing hidden, nothing trimmed.
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "no_stop_trim": True,
+        **_rare_parameters(sampling, len(choice.sampled_ids)),
+    }
+    if choice.seed is not None:
+        parameters["sampling_seed"] = choice.seed
+    request: Json = {
+        "rid": rid,
+        "input_ids": prompt,
+        "sampling_params": parameters,
+        "return_logprob": True,
+        "top_logprobs_num": job.top_logprobs,
+        "stream": job.stream,
+    }
+    if weight_version is not None:
+        # Keys and values of other weights must never serve as this prompt's prefix, whatever the engine flushed.
+        request["extra_key"] = weight_version
+    return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _rare_parameters(sampling: Sampling, sampled: int) -> Json:
+    rare: Json = {
+        "min_p": sampling.min_p,
+        "min_new_tokens": max(0, sampling.min_tokens - sampled),
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "logit_bias": sampling.logit_bias,
+    }
+    chosen = {name: value for name, value in rare.items() if value}
+    if sampling.repetition_penalty != 1.0:
+        chosen["repetition_penalty"] = sampling.repetition_penalty
+    return chosen
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
+    """The documents of an event stream. Of several that arrived together only the last: they are cumulative."""
+    buffer = b""
+    async for data in response.content.iter_any():
+        buffer += data
+        complete, separator, rest = buffer.rpartition(b"\n\n")
+        if not separator:
+            continue
+        buffer = rest
+        events = [line[5:].strip() for line in complete.split(b"\n") if line.startswith(b"data:")]
+        documents = [event for event in events if event != b"[DONE]"]
+        if documents:
+            yield orjson.loads(documents[-1])
+
+
+def _refusal(status: int, text: str) -> Exception:
+    """What an engine's error means: the request's fault, or the engine's."""
+    message = _message(text)
+    if status not in {400, 413, 422}:
+        return EngineLost("refused", f"HTTP {status}: {message}")
+    overflow = any(hint in message.lower() for hint in _OVERFLOW_HINTS)
+    return BadRequest(
+        f"The engine refuses the request: {message}",
+        param="messages" if overflow else None,
+        code="context_length_exceeded" if overflow else "engine_refused",
+    )
+
+
+def _message(text: str) -> str:
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text[:500]
+    if isinstance(document, dict):
+        inner = document.get("error")
+        found = inner.get("message") if isinstance(inner, dict) else document.get("message", inner)
+        return str(found or text)[:500]
+    return text[:500]
+
+
+def _request_id(call_id: str, tries: int) -> str:
+    # An engine refuses a request id that is still live: each try has its own.
+    return f"{call_id}-{tries}" if tries else call_id

@@ -1,0 +1,47 @@
+"""What the gateway reads from its environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """Settings of the gateway, prefix `GATEWAY_`."""
+
+    model_config = SettingsConfigDict(env_prefix="GATEWAY_")
+
+    port: int = Field(default=8001, ge=0, le=65535)
+    """HTTP port of the agents' door, health and metrics included; 0 takes a free one."""
+    model_path: Path = Path("model")
+    """Hugging Face folder of the base model: tokenizer, chat template and context length are read from it."""
+    engine_urls: list[str] = Field(default_factory=list)
+    """Engines to use while the controller has registered none, as a JSON list of URLs; for a gateway on its own."""
+    engine_api_key: str | None = Field(default=None, repr=False)
+    """Sent to engines as a bearer token."""
+    engine_poll_seconds: float = Field(default=0.2, gt=0)
+    """How often the engines' table is read while requests come; ten times slower when none do."""
+    engine_silence_seconds: float = Field(default=600.0, gt=0)
+    """An engine that sends nothing for this long is taken for lost, and the request goes to another."""
+    hold_seconds: float = Field(default=300.0, gt=0)
+    """How long a request waits for an engine that serves its run, before 503 with Retry-After."""
+    record_hold_seconds: float = Field(default=30.0, gt=0)
+    """How long an answer waits for Postgres to store its record, before 503 with Retry-After."""
+    keepalive_after_seconds: float = Field(default=30.0, gt=0)
+    """A stream without its first token for this long begins with a comment; before, an error keeps its HTTP status."""
+    keepalive_seconds: float = Field(default=5.0, gt=0)
+    """Time between comments of a stream that waits."""
+    max_calls: int = Field(default=4096, ge=1)
+    """Requests in hand; beyond them 503 with Retry-After."""
+    max_choices: int = Field(default=64, ge=1, le=128)
+    """Largest `n` of a request."""
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
+    """Largest body of a request."""
+    history_bytes: int = Field(default=256 * 2**20, ge=2**16)
+    """Memory for the tokens of answered calls; what is dropped is read from the store again."""
+    context_length: int | None = Field(default=None, ge=16)
+    """Prompt and answer together, where the engines allow less than the model's own context."""
