@@ -140,6 +140,8 @@ class EmbeddedPostgres:
         }
         if not self.durable:
             settings |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+            # Without replication a new database is copied and not logged.
+            settings |= {"wal_level": "minimal", "max_wal_senders": "0"}
         command = [str(binaries / "postgres"), "-D", str(self.data)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]

@@ -5,7 +5,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -32,15 +34,20 @@ def wait_until_dead(pid: int) -> None:
 
 
 @pytest.fixture
-def postgres(tmp_path: Path):
-    server = EmbeddedPostgres(tmp_path / "postgres", durable=False)
+def folder(server_folder: Path) -> Path:
+    return Path(tempfile.mkdtemp(dir=server_folder))
+
+
+@pytest.fixture
+def postgres(folder: Path) -> Iterator[EmbeddedPostgres]:
+    server = EmbeddedPostgres(folder / "postgres", durable=False)
     yield server
     server.stop()
 
 
 @pytest.fixture
-def cache(tmp_path: Path):
-    server = EmbeddedRedis(tmp_path / "redis")
+def cache(folder: Path) -> Iterator[EmbeddedRedis]:
+    server = EmbeddedRedis(folder / "redis")
     yield server
     server.stop()
 
@@ -66,7 +73,7 @@ def test_what_was_committed_survives_a_restart_and_a_kill(postgres: EmbeddedPost
         assert connection.execute("SELECT n FROM kept").fetchall() == [(1,)]
 
 
-def test_servers_outlive_a_starter_that_was_killed(tmp_path: Path) -> None:
+def test_servers_outlive_a_starter_that_was_killed(folder: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path;"
         "from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis;"
@@ -74,8 +81,8 @@ def test_servers_outlive_a_starter_that_was_killed(tmp_path: Path) -> None:
         "print(EmbeddedPostgres(folder / 'p', durable=False).start(), EmbeddedRedis(folder / 'r').start(), flush=True);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, timeout=60)
-    postgres, cache = EmbeddedPostgres(tmp_path / "p"), EmbeddedRedis(tmp_path / "r")
+    ended = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, timeout=60)
+    postgres, cache = EmbeddedPostgres(folder / "p"), EmbeddedRedis(folder / "r")
     try:
         assert ended.returncode == -signal.SIGKILL
         assert f"{postgres.start()} {cache.start()}\n" == ended.stdout.decode()
@@ -164,8 +171,8 @@ def test_a_broken_data_folder_is_reported_with_the_log_and_the_remedy(postgres: 
         postgres.start()
 
 
-def test_a_folder_closed_to_others_works_for_root_too(tmp_path: Path) -> None:
-    closed = tmp_path / "closed"
+def test_a_folder_closed_to_others_works_for_root_too(folder: Path) -> None:
+    closed = folder / "closed"
     closed.mkdir(mode=0o700)
     server = EmbeddedPostgres(closed / "a folder", durable=False)
     try:
