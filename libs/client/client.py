@@ -1,0 +1,230 @@
+"""The REST API as methods: each returns the bodies of `libs.contracts.api`, lists as iterators over all pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel
+
+from libs.client.errors import NotFound
+from libs.client.transport import Content, Parameters, Transport, file_chunks
+from libs.contracts import api
+from libs.contracts.config import RunConfig
+
+Item = TypeVar("Item", bound=BaseModel)
+PAGE = 200
+
+
+class Leyden:
+    """A platform at an address.
+
+    Args: base_url: such as `http://127.0.0.1:8000`; patience_seconds: how long requests that are safe to repeat are
+        tried while nobody answers.
+    """
+
+    def __init__(
+        self, base_url: str, token: str | None = None, *, timeout_seconds: float = 60.0, patience_seconds: float = 10.0
+    ) -> None:
+        self._http = Transport(base_url, token, timeout_seconds=timeout_seconds, patience_seconds=patience_seconds)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._http.close()
+
+    def __enter__(self) -> Leyden:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def health(self) -> api.Health:
+        """Database, schema, engines and work at hand."""
+        return api.Health.model_validate_json(self._http.get("/v1/health"))
+
+    def upload_dataset(self, name: str, rows: Path | bytes | Iterable[Mapping[str, Any]]) -> api.Dataset:
+        """Stores a dataset from a JSONL or JSON file, its bytes, or objects; an equal one under this name is found."""
+        content: Content
+        if isinstance(rows, Path):
+            content = file_chunks(rows)
+        else:
+            content = rows if isinstance(rows, bytes) else "\n".join(map(json.dumps, rows)).encode()
+        body = self._http.create(
+            "/v1/datasets", content, parameters={"name": name}, content_type="application/x-ndjson"
+        )
+        return api.Dataset.model_validate_json(body)
+
+    def dataset(self, id_or_name: str) -> api.Dataset:
+        """One dataset."""
+        return api.Dataset.model_validate_json(self._http.get(f"/v1/datasets/{_part(id_or_name)}"))
+
+    def datasets(self, *, name: str | None = None) -> Iterator[api.Dataset]:
+        """Datasets, newest first."""
+        return self._pages("/v1/datasets", api.Dataset, {"name": name})
+
+    def tasks(self, dataset: str) -> Iterator[api.Task]:
+        """Tasks of a dataset in the order of its upload."""
+        return self._pages(f"/v1/datasets/{_part(dataset)}/tasks", api.Task)
+
+    def create_run(self, config: RunConfig | Mapping[str, Any], *, key: str | None = None) -> api.Run:
+        """Creates a run; it begins when an engine is free.
+
+        Args: key: the same key with the same document creates nothing and gives the first answer
+        """
+        document = config.model_dump(mode="json") if isinstance(config, RunConfig) else dict(config)
+        return api.Run.model_validate_json(self._http.create("/v1/runs", json.dumps(document).encode(), key=key))
+
+    def run(self, run_id: str) -> api.Run:
+        """One run by its id."""
+        return api.Run.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}"))
+
+    def find_run(self, id_or_name: str) -> api.Run:
+        """A run by its id, or the newest of this name.
+
+        Raises: NotFound
+        """
+        try:
+            return self.run(id_or_name)
+        except NotFound:
+            newest = next(self.runs(name=id_or_name), None)
+            if newest is None:
+                raise NotFound(f"no run has the id or name {id_or_name!r}: list runs to find it") from None
+            return newest
+
+    def runs(self, *, name: str | None = None, phase: str | None = None) -> Iterator[api.Run]:
+        """Runs, newest first."""
+        return self._pages("/v1/runs", api.Run, {"name": name, "phase": phase})
+
+    def pause_run(self, run_id: str) -> api.Run:
+        """Rollouts under way end, no new ones begin."""
+        return self._ask(run_id, "pause")
+
+    def resume_run(self, run_id: str) -> api.Run:
+        """Goes on."""
+        return self._ask(run_id, "resume")
+
+    def cancel_run(self, run_id: str) -> api.Run:
+        """Ends a run for good."""
+        return self._ask(run_id, "cancel")
+
+    def _ask(self, run_id: str, action: str) -> api.Run:
+        return api.Run.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/{action}"))
+
+    def evaluate_run(
+        self, run_id: str, request: api.EvaluationRequest | None = None, *, key: str | None = None
+    ) -> api.Evaluation:
+        """Measures a policy version on a dataset; what is left out comes from the run's document."""
+        content = (request or api.EvaluationRequest()).model_dump_json().encode()
+        body = self._http.create(f"/v1/runs/{_part(run_id)}/evaluations", content, key=key)
+        return api.Evaluation.model_validate_json(body)
+
+    def evaluations(self, run_id: str) -> Iterator[api.Evaluation]:
+        """Evaluations of a run with their results so far."""
+        return self._pages(f"/v1/runs/{_part(run_id)}/evaluations", api.Evaluation)
+
+    def evaluation(self, run_id: str, number: int) -> api.Evaluation:
+        """One evaluation with its results so far."""
+        return api.Evaluation.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/evaluations/{number}"))
+
+    def steps(self, run_id: str) -> Iterator[api.Step]:
+        """Optimiser steps from the first."""
+        return self._pages(f"/v1/runs/{_part(run_id)}/steps", api.Step)
+
+    def metrics(self, run_id: str, names: Sequence[str] = ()) -> api.Metrics:
+        """Time series over the steps; all of them when no names are given."""
+        return api.Metrics.model_validate_json(
+            self._http.get(f"/v1/runs/{_part(run_id)}/metrics", {"names": list(names)})
+        )
+
+    def policies(self, run_id: str) -> Iterator[api.PolicyVersion]:
+        """Policy versions from 0."""
+        return self._pages(f"/v1/runs/{_part(run_id)}/policies", api.PolicyVersion)
+
+    def samples(
+        self, run_id: str, *, rollout: str | None = None, step: int | None = None, tokens: bool = False
+    ) -> Iterator[api.Sample]:
+        """Token sequences made for the loss."""
+        parameters: Parameters = {"rollout": rollout, "step": step, "tokens": tokens}
+        return self._pages(f"/v1/runs/{_part(run_id)}/samples", api.Sample, parameters)
+
+    def rollouts(
+        self,
+        *,
+        run: str | None = None,
+        group: str | None = None,
+        evaluation: str | None = None,
+        state: str | None = None,
+        step: int | None = None,
+        version: int | None = None,
+        task: int | None = None,
+    ) -> Iterator[api.Rollout]:
+        """Rollouts, newest first; `evaluation="none"` for training rollouts alone."""
+        parameters: Parameters = {
+            "run": run,
+            "group": group,
+            "evaluation": evaluation,
+            "state": state,
+            "step": step,
+            "version": version,
+            "task": task,
+        }
+        return self._pages("/v1/rollouts", api.Rollout, parameters)
+
+    def rollout(self, rollout_id: str) -> api.RolloutDetail:
+        """A rollout with its task, attempts, outcomes and rewards."""
+        return api.RolloutDetail.model_validate_json(self._http.get(f"/v1/rollouts/{_part(rollout_id)}"))
+
+    def calls(self, rollout_id: str, *, attempt: int | None = None, prompt: bool = False) -> Iterator[api.Call]:
+        """Model calls of a rollout, token by token, with credit."""
+        parameters: Parameters = {"attempt": attempt, "prompt": prompt}
+        return self._pages(f"/v1/rollouts/{_part(rollout_id)}/calls", api.Call, parameters)
+
+    def spans(self, rollout_id: str, *, attempt: int | None = None, kind: str | None = None) -> Iterator[api.Span]:
+        """Spans of a rollout by start."""
+        parameters: Parameters = {"attempt": attempt, "kind": kind}
+        return self._pages(f"/v1/rollouts/{_part(rollout_id)}/spans", api.Span, parameters)
+
+    def give_reward(self, rollout_id: str, request: api.RewardRequest) -> api.Reward:
+        """Gives a reward of a person or an outside system; its own key makes a repeat harmless."""
+        body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/rewards", request.model_dump_json().encode())
+        return api.Reward.model_validate_json(body)
+
+    def engines(self) -> Iterator[api.Engine]:
+        """What each engine was last seen serving."""
+        return self._pages("/v1/engines", api.Engine)
+
+    def create_token(self, name: str, scopes: Sequence[api.ApiScope]) -> api.IssuedToken:
+        """Makes a bearer token; its secret is in this answer alone."""
+        request = api.TokenRequest(name=name, scopes=list(scopes))
+        return api.IssuedToken.model_validate_json(
+            self._http.create_once("/v1/tokens", request.model_dump_json().encode())
+        )
+
+    def tokens(self) -> Iterator[api.Token]:
+        """Tokens without their secrets."""
+        return self._pages("/v1/tokens", api.Token)
+
+    def revoke_token(self, token_id: str) -> None:
+        """Ends a token."""
+        self._http.delete(f"/v1/tokens/{_part(token_id)}")
+
+    def _pages(self, path: str, model: type[Item], parameters: Parameters | None = None) -> Iterator[Item]:
+        cursor: str | None = None
+        while True:
+            body = self._http.get(path, {**(parameters or {}), "cursor": cursor, "limit": PAGE})
+            found = api.Page[model].model_validate_json(body)  # type: ignore[valid-type]  # a class made at run time
+            yield from found.items
+            cursor = found.next_cursor
+            if cursor is None:
+                return
+
+
+def _part(text: str) -> str:
+    """One segment of a path."""
+    return quote(text, safe="")

@@ -1,0 +1,107 @@
+"""Requests that are safe to repeat are repeated while the platform restarts; the others never are."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import httpx
+
+from libs.client.errors import Unreachable, error_of
+
+Parameters = Mapping[str, str | int | float | bool | list[str] | None]
+Content = bytes | Callable[[], Iterator[bytes]]
+CHUNK_BYTES = 65536
+
+
+class Transport:
+    """One connection pool with a token.
+
+    Args: patience_seconds: how long a repeatable request is tried while nobody answers or the answer is 503.
+    """
+
+    def __init__(self, base_url: str, token: str | None, *, timeout_seconds: float, patience_seconds: float) -> None:
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(base_url=base_url, headers=headers, timeout=timeout_seconds)
+        self._patience_seconds = patience_seconds
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def get(self, path: str, parameters: Parameters | None = None) -> bytes:
+        """The body of a successful answer."""
+        return self._send("GET", path, parameters=parameters)
+
+    def delete(self, path: str) -> None:
+        """Deletes; a repeat changes nothing."""
+        self._send("DELETE", path)
+
+    def create(
+        self,
+        path: str,
+        content: Content,
+        *,
+        parameters: Parameters | None = None,
+        content_type: str = "application/json",
+        key: str | None = None,
+    ) -> bytes:
+        """Posts with an Idempotency-Key, so that it may be repeated and still happens once."""
+        headers = {"content-type": content_type, "idempotency-key": key or secrets.token_hex(16)}
+        return self._send("POST", path, parameters=parameters, content=content, headers=headers)
+
+    def post(self, path: str) -> bytes:
+        """Posts what a repeat does not change."""
+        return self._send("POST", path)
+
+    def create_once(self, path: str, content: bytes) -> bytes:
+        """Posts what must not be repeated."""
+        headers = {"content-type": "application/json"}
+        return self._send("POST", path, content=content, headers=headers, patience_seconds=0.0)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        parameters: Parameters | None = None,
+        content: Content | None = None,
+        headers: Mapping[str, str] | None = None,
+        patience_seconds: float | None = None,
+    ) -> bytes:
+        given = {name: value for name, value in (parameters or {}).items() if value is not None}
+        patience = self._patience_seconds if patience_seconds is None else patience_seconds
+        deadline, pause = time.monotonic() + patience, 0.1
+        while True:
+            try:
+                body = content() if callable(content) else content
+                response = self._client.request(method, path, params=given, content=body, headers=headers)
+            except httpx.TransportError as error:
+                failure: Exception = self._unreachable(error)
+            else:
+                if response.is_success:
+                    return response.content
+                failure = error_of(response)
+            if not isinstance(failure, Unreachable) or time.monotonic() + pause > deadline:
+                raise failure
+            time.sleep(pause)
+            pause = min(2.0, pause * 2)
+
+    def _unreachable(self, error: httpx.TransportError) -> Unreachable:
+        return Unreachable(
+            f"no answer from {self._client.base_url}: {error or type(error).__name__};"
+            " start the platform with `leyden up`, or name another with --url or LEYDEN_URL"
+        )
+
+
+def file_chunks(path: Path) -> Callable[[], Iterator[bytes]]:
+    """Reads the file anew at each try."""
+
+    def read() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+
+    return read
