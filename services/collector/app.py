@@ -1,0 +1,97 @@
+"""The collector's application: its lifespan owns the database, the writer and the budget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from fastapi import FastAPI, Request, Response
+from prometheus_client import Counter
+from starlette.exceptions import HTTPException
+
+from libs.capability import CapabilityError, KeyRing
+from libs.service import Problem, create_app
+from libs.service.problems import on_http_exception
+from libs.store.calls import StoreAway
+from libs.store.database import Database
+from libs.store.spans import TelemetryRefused
+from services.collector.batch import BatchWriter
+from services.collector.intake import Budget, Overloaded
+from services.collector.routes import router, status_response
+from services.collector.settings import Settings
+
+REFUSED = Counter("collector_refused_requests", "Requests answered with an error of the collector's own.", ["cause"])
+
+
+def create_collector(settings: Settings) -> FastAPI:
+    """The collector as an ASGI application.
+
+    Raises: KeyRingError: the key ring file cannot be read
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        database = Database(settings.database_url, pool_size=settings.database_pool_size)
+        writer = BatchWriter(database, max_batch_rows=settings.max_batch_rows, write_seconds=settings.write_seconds)
+        app.state.writer = writer
+        app.state.checks.add("database", database.ping)
+        writing = asyncio.create_task(writer.run(), name="batch writer")
+        app.state.checks.add("writer", lambda: _alive(writing))
+        yield
+        writing.cancel()
+        with suppress(asyncio.CancelledError):
+            await writing
+        await database.close()
+
+    app = create_app(
+        "collector",
+        lifespan=lifespan,
+        max_body_bytes=settings.max_body_bytes,
+        error_handlers={
+            HTTPException: _on_http_exception,
+            CapabilityError: _on_capability_error,
+            Overloaded: _on_unavailable,
+            StoreAway: _on_unavailable,
+            TelemetryRefused: _on_refused,
+        },
+    )
+    app.state.settings = settings
+    app.state.key_ring = KeyRing(settings.capability_keys_file)
+    app.state.budget = Budget(settings.max_bytes_in_flight)
+    app.include_router(router)
+    return app
+
+
+async def _alive(task: asyncio.Task[None]) -> None:
+    if task.done():
+        raise RuntimeError("the batch writer has ended")
+
+
+async def _on_http_exception(request: Request, error: HTTPException) -> Response:
+    cause = error.cause if isinstance(error, Problem) else None
+    REFUSED.labels(cause or str(error.status_code)).inc()
+    if request.url.path.endswith(("/v1/traces", "/v1/logs")):
+        return status_response(request, error.status_code, error.detail, dict(error.headers or {}))
+    return await on_http_exception(request, error)
+
+
+async def _on_capability_error(request: Request, error: CapabilityError) -> Response:
+    return await _on_http_exception(request, Problem(error.status, str(error), cause=error.cause))
+
+
+async def _on_unavailable(request: Request, error: StoreAway | Overloaded) -> Response:
+    settings: Settings = request.app.state.settings
+    away = isinstance(error, StoreAway)
+    problem = Problem(
+        503,
+        "the store cannot be reached: send again" if away else "too much is waiting to be stored: send again",
+        cause="store_away" if away else "overloaded",
+        retry_after_seconds=settings.retry_after_seconds,
+    )
+    return await _on_http_exception(request, problem)
+
+
+async def _on_refused(request: Request, error: TelemetryRefused) -> Response:
+    detail = f"the store cannot take these rows: {error}"
+    return await _on_http_exception(request, Problem(400, detail, cause="refused"))

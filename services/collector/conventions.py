@@ -1,0 +1,240 @@
+"""What a span means: OpenTelemetry GenAI and OpenInference read into the columns of `spans`, and its rewards.
+
+Rewards: the attributes `rl.reward` and `agentlightning.reward.N.value`, and the event `gen_ai.evaluation.result` with
+`gen_ai.evaluation.score.value`, on a span or as a log record. A reward is for the model answer that its event or its
+span names by `gen_ai.response.id`, else for the tool call the span names, else for the whole rollout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import orjson
+
+from libs.contracts.states import SpanStatus
+from libs.store.spans import NewReward, NewSpan
+from services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireLog, WireSpan
+
+EVALUATION_EVENT = "gen_ai.evaluation.result"
+TRUNCATED = "leyden.truncated"
+MAX_NAME_LENGTH = 512
+
+_KINDS_BY_OPERATION = {
+    "chat": "llm",
+    "text_completion": "llm",
+    "generate_content": "llm",
+    "execute_tool": "tool",
+    "invoke_agent": "agent",
+    "create_agent": "agent",
+    "invoke_workflow": "agent",
+}
+_KINDS_BY_OPENINFERENCE = {"LLM": "llm", "TOOL": "tool", "AGENT": "agent", "EVALUATOR": "reward"}
+_TOOL_CALL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "tool.id")
+_TOOL_NAMES = ("gen_ai.tool.name", "tool.name")
+# Both ids are minted by the gateway, so that one seen anywhere names its call.
+_MINTED_TOOL_CALL = re.compile(r"call_c[0-9a-f]{24}_\d+")
+_MINTED_RESPONSE = re.compile(r"chatcmpl-c[0-9a-f]{24}")
+_LIGHTNING_REWARD = re.compile(r"agentlightning\.reward\.(\d+)\.value")
+_MAX_INT8 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The attempt that a request speaks for."""
+
+    run_id: str
+    rollout_id: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of a span is kept."""
+
+    attributes: int
+    text_length: int
+
+
+class SpanRejected(Exception):
+    """A span that cannot be stored; the request's others can."""
+
+
+def span_row(span: WireSpan, sender: Sender, limits: Limits) -> NewSpan:
+    """A span as the store keeps it.
+
+    Raises: SpanRejected: its ids or times are invalid
+    """
+    if len(span.trace_id) != 32 or len(span.span_id) != 16 or not int(span.trace_id, 16) or not int(span.span_id, 16):
+        raise SpanRejected("a span needs a trace id of 16 bytes and a span id of 8, not all zero")
+    if not 0 <= span.start_ns <= _MAX_INT8 or not 0 <= span.end_ns <= _MAX_INT8:
+        raise SpanRejected(f"span {span.span_id} has a time outside of 64-bit nanoseconds")
+    attributes = span.attributes
+    kind = _kind(span)
+    error_type = _error_type(span)
+    return NewSpan(
+        run_id=sender.run_id,
+        rollout_id=sender.rollout_id,
+        attempt=sender.attempt,
+        trace_id=span.trace_id,
+        span_id=span.span_id,
+        parent_span_id=span.parent_span_id or None,
+        name=_short(span.name) or "",
+        kind=kind,
+        tool=_tool(span) if kind == "tool" else None,
+        status=_status(span, kind, error_type),
+        error_type=error_type,
+        tool_call_id=_tool_call_id(attributes, kind),
+        response_id=_response_id(attributes, kind),
+        start_ns=span.start_ns,
+        end_ns=span.end_ns,
+        scope=_short(span.scope),
+        attributes=_attributes_json(attributes, limits),
+    )
+
+
+def span_rewards(span: WireSpan, row: NewSpan, sender: Sender) -> Iterator[NewReward]:
+    """The finite rewards that a span carries, keyed `trace:span:position`; positions are stable across repeats."""
+    for position, (name, value, response_id) in enumerate(_rewards_on(span)):
+        if value is None or not math.isfinite(value):
+            continue
+        yield NewReward(
+            rollout_id=sender.rollout_id,
+            attempt=sender.attempt,
+            key=f"{row.trace_id}:{row.span_id}:{position}",
+            run_id=sender.run_id,
+            source="telemetry",
+            name=name,
+            value=value,
+            response_id=response_id or row.response_id,
+            tool_call_id=row.tool_call_id,
+        )
+
+
+def log_reward(log: WireLog, sender: Sender) -> NewReward | None:
+    """The reward of an evaluation event sent as a log record; None for every other record.
+
+    A record has no id, so its key is a digest of what it says: a repeat is the same row.
+    """
+    attributes = log.event.attributes
+    if EVALUATION_EVENT not in (log.event.name, attributes.get("event.name")):
+        return None
+    name, value, response_id = _evaluation(attributes)
+    if value is None or not math.isfinite(value):
+        return None
+    facts = orjson.dumps([log.trace_id, log.span_id, log.time_ns, name, value, response_id])
+    return NewReward(
+        rollout_id=sender.rollout_id,
+        attempt=sender.attempt,
+        key=f"log:{hashlib.sha256(facts).hexdigest()[:32]}",
+        run_id=sender.run_id,
+        source="telemetry",
+        name=name,
+        value=value,
+        response_id=response_id,
+        tool_call_id=_short(attributes.get("gen_ai.tool.call.id")),
+    )
+
+
+def _kind(span: WireSpan) -> str:
+    attributes = span.attributes
+    operation = _KINDS_BY_OPERATION.get(str(attributes.get("gen_ai.operation.name")))
+    kind = operation or _KINDS_BY_OPENINFERENCE.get(str(attributes.get("openinference.span.kind")).upper())
+    if kind is not None:
+        return kind
+    return "reward" if next(_rewards_on(span), None) else "other"
+
+
+def _tool(span: WireSpan) -> str:
+    for name in _TOOL_NAMES:
+        if tool := _short(span.attributes.get(name)):
+            return tool
+    return _short(span.name.removeprefix("execute_tool ")) or "unknown"
+
+
+def _error_type(span: WireSpan) -> str | None:
+    named = span.attributes.get("error.type")
+    if named is None:
+        exceptions = (event.attributes for event in span.events if event.name == "exception")
+        named = next((attributes.get("exception.type") or "exception" for attributes in exceptions), None)
+    return _short(named)
+
+
+def _status(span: WireSpan, kind: str, error_type: str | None) -> SpanStatus:
+    if span.status_code == STATUS_ERROR or error_type is not None:
+        return SpanStatus.ERROR
+    # Most instrumentation leaves a success unset; a tool without a sign of failure has succeeded.
+    return SpanStatus.OK if span.status_code == STATUS_OK or kind == "tool" else SpanStatus.UNSET
+
+
+def _tool_call_id(attributes: Attributes, kind: str) -> str | None:
+    named = next((attributes[name] for name in _TOOL_CALL_IDS if attributes.get(name)), None)
+    if named is None and kind == "tool":
+        named = _only_match(_MINTED_TOOL_CALL, attributes)
+    return _short(named)
+
+
+def _response_id(attributes: Attributes, kind: str) -> str | None:
+    named = attributes.get("gen_ai.response.id")
+    if named is None and kind in {"llm", "tool"}:
+        named = _only_match(_MINTED_RESPONSE, attributes)
+    return _short(named)
+
+
+def _only_match(pattern: re.Pattern[str], attributes: Attributes) -> str | None:
+    """The one id that texts of the attributes hold; None where a whole conversation holds several."""
+    found = {match for value in attributes.values() if isinstance(value, str) for match in pattern.findall(value)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _rewards_on(span: WireSpan) -> Iterator[tuple[str, float | None, str | None]]:
+    if "rl.reward" in span.attributes:
+        yield "rl.reward", _number(span.attributes["rl.reward"]), None
+    lightning = [name for name in span.attributes if name.startswith("agentlightning.reward.")]
+    for attribute in sorted(filter(_LIGHTNING_REWARD.fullmatch, lightning)):
+        name = span.attributes.get(attribute.removesuffix("value") + "name")
+        yield _short(name) or "agentlightning.reward", _number(span.attributes[attribute]), None
+    for event in span.events:
+        if event.name == EVALUATION_EVENT:
+            yield _evaluation(event.attributes)
+
+
+def _evaluation(attributes: Attributes) -> tuple[str, float | None, str | None]:
+    name = _short(attributes.get("gen_ai.evaluation.name")) or EVALUATION_EVENT
+    value = _number(attributes.get("gen_ai.evaluation.score.value"))
+    return name, value, _short(attributes.get("gen_ai.response.id"))
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value)
+
+
+def _short(value: object) -> str | None:
+    return None if value is None else str(value)[:MAX_NAME_LENGTH].replace("\0", "\ufffd") or None
+
+
+def _attributes_json(attributes: Attributes, limits: Limits) -> str:
+    kept = dict(list(attributes.items())[: limits.attributes])
+    cut = len(kept) < len(attributes)
+    for name, value in kept.items():
+        shorter = _cut(value, limits.text_length)
+        cut = cut or shorter is not value
+        kept[name] = shorter
+    if cut:
+        kept[TRUNCATED] = True
+    text = orjson.dumps(kept).decode()
+    # Postgres stores no NUL; a text that spells the escape out keeps its backslash doubled.
+    return re.sub(r"(?<!\\)((?:\\\\)*)\\u0000", r"\1\\ufffd", text) if r"\u0000" in text else text
+
+
+def _cut(value: object, length: int) -> object:
+    if isinstance(value, str):
+        return value if len(value) <= length else value[:length]
+    if isinstance(value, list | dict) and len(orjson.dumps(value)) > length:
+        return orjson.dumps(value)[:length].decode(errors="ignore")
+    return value

@@ -1,0 +1,70 @@
+"""One request's body into the rows it asks to store, and what of it cannot be stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from libs.store.spans import NewReward, NewSpan
+from services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
+from services.collector.otlp import (
+    WireLog,
+    WireSpan,
+    logs_from_json,
+    logs_from_protobuf,
+    spans_from_json,
+    spans_from_protobuf,
+)
+
+REWARDS_NOT_GRANTED = "rewards were ignored: the key does not grant scope reward"
+
+
+@dataclass(slots=True)
+class Rows:
+    """What a request asks to store. `rejected` counts spans left out, `message` says why, for people."""
+
+    spans: list[NewSpan] = field(default_factory=list)
+    rewards: list[NewReward] = field(default_factory=list)
+    rejected: int = 0
+    message: str = ""
+
+    def __len__(self) -> int:
+        return len(self.spans) + len(self.rewards)
+
+
+def decode_traces(body: bytes, *, json: bool, sender: Sender, limits: Limits, rewards_granted: bool) -> Rows:
+    """The rows of an ExportTraceServiceRequest.
+
+    Args: rewards_granted: whether the sender may give rewards; if not, they are left out and the message says so
+    Raises: BadBody: nothing of the body can be read
+    """
+    wire: Iterable[WireSpan] = spans_from_json(body) if json else spans_from_protobuf(body)
+    rows = Rows()
+    for span in wire:
+        try:
+            row = span_row(span, sender, limits)
+        except SpanRejected as error:
+            rows.rejected += 1
+            rows.message = str(error)
+            continue
+        rows.spans.append(row)
+        rows.rewards.extend(span_rewards(span, row, sender))
+    return rows if rewards_granted else _without_rewards(rows)
+
+
+def decode_logs(body: bytes, *, json: bool, sender: Sender, rewards_granted: bool) -> Rows:
+    """The rewards among an ExportLogsServiceRequest's records; other records are accepted and not kept.
+
+    Raises: BadBody: nothing of the body can be read
+    """
+    wire: Iterable[WireLog] = logs_from_json(body) if json else logs_from_protobuf(body)
+    rewards = [reward for log in wire if (reward := log_reward(log, sender)) is not None]
+    rows = Rows(rewards=rewards)
+    return rows if rewards_granted else _without_rewards(rows)
+
+
+def _without_rewards(rows: Rows) -> Rows:
+    if rows.rewards:
+        rows.rewards = []
+        rows.message = rows.message or REWARDS_NOT_GRANTED
+    return rows

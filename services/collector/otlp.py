@@ -1,0 +1,233 @@
+"""OTLP bodies, protobuf and JSON, into plain spans and log records; nothing here knows what an attribute means.
+
+JSON is read as the OTLP specification has it (ids in hex, 64-bit integers as texts or numbers, unknown fields ignored),
+which `google.protobuf.json_format` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import orjson
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+MAX_DEPTH = 8
+"""Nesting kept of lists and maps inside an attribute."""
+STATUS_ERROR = 2
+STATUS_OK = 1
+
+Attributes = dict[str, Any]
+_T = TypeVar("_T")
+
+
+class BadBody(Exception):
+    """The body is not what its content type says; the message tells where."""
+
+
+@dataclass(slots=True)
+class WireEvent:
+    """A span event, or a log record seen as one."""
+
+    name: str
+    attributes: Attributes
+
+
+@dataclass(slots=True)
+class WireSpan:
+    """A span as sent: ids in lower-case hex of whatever length, times in nanoseconds since the epoch."""
+
+    trace_id: str
+    span_id: str
+    parent_span_id: str
+    name: str
+    start_ns: int
+    end_ns: int
+    status_code: int
+    scope: str
+    attributes: Attributes
+    events: list[WireEvent] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class WireLog:
+    """A log record as sent."""
+
+    trace_id: str
+    span_id: str
+    time_ns: int
+    event: WireEvent
+
+
+def spans_from_protobuf(body: bytes) -> list[WireSpan]:
+    """The spans of an ExportTraceServiceRequest, in order.
+
+    Raises: BadBody: not such a message
+    """
+    request = _parse(ExportTraceServiceRequest, body)
+    return [
+        WireSpan(
+            trace_id=span.trace_id.hex(),
+            span_id=span.span_id.hex(),
+            parent_span_id=span.parent_span_id.hex(),
+            name=span.name,
+            start_ns=span.start_time_unix_nano,
+            end_ns=span.end_time_unix_nano,
+            status_code=span.status.code,
+            scope=scope_spans.scope.name,
+            attributes=_protobuf_attributes(span.attributes),
+            events=[WireEvent(event.name, _protobuf_attributes(event.attributes)) for event in span.events],
+        )
+        for resource_spans in request.resource_spans
+        for scope_spans in resource_spans.scope_spans
+        for span in scope_spans.spans
+    ]
+
+
+def logs_from_protobuf(body: bytes) -> list[WireLog]:
+    """The records of an ExportLogsServiceRequest, in order.
+
+    Raises: BadBody: not such a message
+    """
+    request = _parse(ExportLogsServiceRequest, body)
+    return [
+        WireLog(
+            trace_id=record.trace_id.hex(),
+            span_id=record.span_id.hex(),
+            time_ns=record.time_unix_nano or record.observed_time_unix_nano,
+            event=WireEvent(record.event_name, _protobuf_attributes(record.attributes)),
+        )
+        for resource_logs in request.resource_logs
+        for scope_logs in resource_logs.scope_logs
+        for record in scope_logs.log_records
+    ]
+
+
+def spans_from_json(body: bytes) -> list[WireSpan]:
+    """The spans of an ExportTraceServiceRequest in OTLP's JSON, in order.
+
+    Raises: BadBody: not such a document
+    """
+    return _walk(lambda: [_json_span(span, scope) for scope, span in _json_items(_loads(body), "Spans", "spans")])
+
+
+def logs_from_json(body: bytes) -> list[WireLog]:
+    """The records of an ExportLogsServiceRequest in OTLP's JSON, in order.
+
+    Raises: BadBody: not such a document
+    """
+    return _walk(lambda: [_json_log(record) for _, record in _json_items(_loads(body), "Logs", "logRecords")])
+
+
+def _parse(kind: Any, body: bytes) -> Any:
+    try:
+        return kind.FromString(body)
+    except DecodeError as error:
+        raise BadBody(f"not an {kind.DESCRIPTOR.name}: {error}") from error
+
+
+def _protobuf_attributes(pairs: Iterable[Any]) -> Attributes:
+    return {pair.key: _protobuf_value(pair.value, 0) for pair in pairs}
+
+
+def _protobuf_value(value: Any, depth: int) -> Any:
+    kind = value.WhichOneof("value")
+    if kind == "string_value":
+        return value.string_value
+    if kind is None or depth >= MAX_DEPTH:
+        return None
+    if kind == "array_value":
+        return [_protobuf_value(item, depth + 1) for item in value.array_value.values]
+    if kind == "kvlist_value":
+        return {pair.key: _protobuf_value(pair.value, depth + 1) for pair in value.kvlist_value.values}
+    if kind == "bytes_value":
+        return value.bytes_value.hex()
+    return getattr(value, kind)
+
+
+def _loads(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadBody(f"not JSON: {error}") from error
+
+
+def _walk(read: Callable[[], _T]) -> _T:
+    try:
+        return read()
+    except (AttributeError, TypeError, ValueError, KeyError, RecursionError) as error:
+        raise BadBody(f"not an OTLP document: {type(error).__name__}: {error}") from error
+
+
+def _json_items(document: Mapping[str, Any], noun: str, items: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for resource in document.get(f"resource{noun}") or ():
+        for scoped in resource.get(f"scope{noun}") or ():
+            scope = (scoped.get("scope") or {}).get("name") or ""
+            for item in scoped.get(items) or ():
+                yield str(scope), item
+
+
+def _json_span(span: Mapping[str, Any], scope: str) -> WireSpan:
+    return WireSpan(
+        trace_id=_hex(span, "traceId"),
+        span_id=_hex(span, "spanId"),
+        parent_span_id=_hex(span, "parentSpanId"),
+        name=str(span.get("name") or ""),
+        start_ns=int(span.get("startTimeUnixNano") or 0),
+        end_ns=int(span.get("endTimeUnixNano") or 0),
+        status_code=int((span.get("status") or {}).get("code") or 0),
+        scope=scope,
+        attributes=_json_attributes(span.get("attributes")),
+        events=[
+            WireEvent(str(event.get("name") or ""), _json_attributes(event.get("attributes")))
+            for event in span.get("events") or ()
+        ],
+    )
+
+
+def _json_log(record: Mapping[str, Any]) -> WireLog:
+    return WireLog(
+        trace_id=_hex(record, "traceId"),
+        span_id=_hex(record, "spanId"),
+        time_ns=int(record.get("timeUnixNano") or record.get("observedTimeUnixNano") or 0),
+        event=WireEvent(str(record.get("eventName") or ""), _json_attributes(record.get("attributes"))),
+    )
+
+
+def _int64(content: object) -> int:
+    number = int(str(content))
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"intValue {str(content)[:30]} exceeds 64 bits")
+    return number
+
+
+def _hex(item: Mapping[str, Any], name: str) -> str:
+    text = str(item.get(name) or "").lower()
+    try:
+        bytes.fromhex(text)
+    except ValueError:
+        # An id that is no hex is the sender's, span by span: an empty one is refused with its span alone.
+        return ""
+    return text
+
+
+def _json_attributes(pairs: Iterable[Mapping[str, Any]] | None) -> Attributes:
+    return {str(pair["key"]): _json_value(pair.get("value"), 0) for pair in pairs or ()}
+
+
+def _json_value(value: Mapping[str, Any] | None, depth: int) -> Any:
+    if not value or depth >= MAX_DEPTH:
+        return None
+    kind, content = next(iter(value.items()))
+    if kind == "intValue":
+        return _int64(content)
+    if kind == "doubleValue":
+        return float(content)
+    if kind == "arrayValue":
+        return [_json_value(item, depth + 1) for item in content.get("values") or ()]
+    if kind == "kvlistValue":
+        return {str(pair["key"]): _json_value(pair.get("value"), depth + 1) for pair in content.get("values") or ()}
+    return content

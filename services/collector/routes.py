@@ -1,0 +1,188 @@
+"""The collector's doors: `/v1/traces` and `/v1/logs` as OTLP/HTTP has them, `/reward` as plain JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Request, Response
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+from libs.capability import KeyRing, key_from_headers, verify
+from libs.contracts.capability import Capability, Scope
+from libs.service import JsonResponse, Problem
+from libs.store.spans import NewReward
+from services.collector.batch import BatchWriter
+from services.collector.conventions import Limits, Sender
+from services.collector.decode import Rows, decode_logs, decode_traces
+from services.collector.intake import Budget, read_body
+from services.collector.otlp import BadBody
+from services.collector.settings import Settings
+
+JSON = "application/json"
+PROTOBUF = "application/x-protobuf"
+INVALID_ARGUMENT, UNAVAILABLE, UNKNOWN = 3, 14, 2
+# Decoding more than this on the event loop would hold up everybody else's requests.
+THREAD_BYTES = 256 * 1024
+
+router = APIRouter()
+
+# Postgres stores no NUL.
+Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
+
+
+class RewardBody(BaseModel):
+    """A reward for the rollout, or for the model answer or tool call that it names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    value: FiniteFloat | None = None
+    values: dict[Text, FiniteFloat] | None = Field(default=None, min_length=1, max_length=100)
+    name: Text = "reward"
+    key: Text | None = None
+    response_id: Text | None = None
+    tool_call_id: Text | None = None
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> RewardBody:
+        if (self.value is None) == (self.values is None):
+            raise ValueError("give either value (a number) or values (an object of names to numbers)")
+        return self
+
+
+@router.post("/r/{rollout_id}/{attempt}/v1/traces")
+async def traces(rollout_id: str, attempt: int, request: Request) -> Response:
+    """Stores the spans of an ExportTraceServiceRequest; 200 means durable."""
+
+    def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
+        settings: Settings = request.app.state.settings
+        limits = Limits(settings.max_attributes, settings.max_attribute_length)
+        return decode_traces(body, json=is_json(request), sender=sender, limits=limits, rewards_granted=granted)
+
+    rows = await _stored(request, rollout_id, attempt, decode)
+    return _export_response(request, ExportTraceServiceResponse(), "rejectedSpans", rows)
+
+
+@router.post("/r/{rollout_id}/{attempt}/v1/logs")
+async def logs(rollout_id: str, attempt: int, request: Request) -> Response:
+    """Stores the evaluation results of an ExportLogsServiceRequest as rewards; other records are not kept."""
+
+    def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
+        return decode_logs(body, json=is_json(request), sender=sender, rewards_granted=granted)
+
+    rows = await _stored(request, rollout_id, attempt, decode)
+    return _export_response(request, ExportLogsServiceResponse(), "rejectedLogRecords", rows)
+
+
+@router.post("/r/{rollout_id}/{attempt}/reward")
+async def reward(
+    rollout_id: str,
+    attempt: int,
+    body: RewardBody,
+    request: Request,
+    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+) -> Response:
+    """Stores a reward; 200 means durable.
+
+    Idempotent by `key`, else by the Idempotency-Key header, else by the body itself: a repeat changes nothing.
+    """
+    capability = _verified(request, rollout_id, attempt, Scope.REWARD)
+    key = body.key or idempotency_key or hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]
+    rows = Rows(rewards=_reward_rows(body, key, _sender(capability)))
+    writer: BatchWriter = request.app.state.writer
+    await writer.store(rows)
+    return JsonResponse({"key": key, "rewards": len(rows.rewards)})
+
+
+def is_json(request: Request) -> bool:
+    """Whether the request speaks OTLP's JSON; answers then do too."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON
+
+
+def status_response(request: Request, status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    """An error as OTLP has it: a google.rpc.Status in the request's own format."""
+    code = {400: INVALID_ARGUMENT, 503: UNAVAILABLE}.get(status, UNKNOWN)
+    if is_json(request):
+        return JsonResponse({"code": code, "message": message}, status, headers)
+    return Response(Status(code=code, message=message).SerializeToString(), status, headers, media_type=PROTOBUF)
+
+
+async def _stored(
+    request: Request, rollout_id: str, attempt: int, decode: Callable[[bytes, Sender, bool], Rows]
+) -> Rows:
+    capability = _verified(request, rollout_id, attempt, Scope.TELEMETRY)
+    if not is_json(request) and not _is_protobuf(request):
+        raise Problem(415, f"send {PROTOBUF} or {JSON}", cause="content_type_unknown")
+    settings: Settings = request.app.state.settings
+    budget: Budget = request.app.state.budget
+    writer: BatchWriter = request.app.state.writer
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    with budget.share() as share:
+        body = await read_body(
+            request.stream(), encoding, share, max_bytes=settings.max_body_bytes, seconds=settings.body_seconds
+        )
+        rows = await _decoded(decode, body, _sender(capability), Scope.REWARD in capability.scopes)
+        await writer.store(rows)
+    return rows
+
+
+async def _decoded(decode: Callable[[bytes, Sender, bool], Rows], body: bytes, sender: Sender, granted: bool) -> Rows:
+    try:
+        if len(body) > THREAD_BYTES:
+            return await asyncio.to_thread(decode, body, sender, granted)
+        return decode(body, sender, granted)
+    except BadBody as error:
+        raise Problem(400, str(error), cause="bad_body") from error
+
+
+def _is_protobuf(request: Request) -> bool:
+    return request.headers.get("content-type", PROTOBUF).partition(";")[0].strip().lower() == PROTOBUF
+
+
+def _verified(request: Request, rollout_id: str, attempt: int, scope: Scope) -> Capability:
+    ring: KeyRing = request.app.state.key_ring
+    return verify(ring, key_from_headers(request.headers), rollout_id=rollout_id, attempt=attempt, scope=scope)
+
+
+def _sender(capability: Capability) -> Sender:
+    return Sender(capability.run_id, capability.rollout_id, capability.attempt)
+
+
+def _reward_rows(body: RewardBody, key: str, sender: Sender) -> list[NewReward]:
+    single = {} if body.value is None else {body.name: body.value}
+    return [
+        NewReward(
+            rollout_id=sender.rollout_id,
+            attempt=sender.attempt,
+            key=key if body.values is None else f"{key}:{name}",
+            run_id=sender.run_id,
+            source="door",
+            name=name,
+            value=value,
+            response_id=body.response_id,
+            tool_call_id=body.tool_call_id,
+        )
+        for name, value in (body.values or single).items()
+    ]
+
+
+def _export_response(
+    request: Request,
+    response: ExportTraceServiceResponse | ExportLogsServiceResponse,
+    rejected_name: str,
+    rows: Rows,
+) -> Response:
+    """Full success leaves `partial_success` unset, as the specification asks."""
+    if is_json(request):
+        partial = {rejected_name: rows.rejected, "errorMessage": rows.message}
+        return JsonResponse({"partialSuccess": partial} if rows.message else {})
+    if rows.message:
+        response.partial_success.error_message = rows.message
+        if isinstance(response, ExportTraceServiceResponse):
+            response.partial_success.rejected_spans = rows.rejected
+    return Response(response.SerializeToString(), media_type=PROTOBUF)

@@ -1,0 +1,35 @@
+"""Settings of the collector, read from `COLLECTOR_…` and the shared `LEYDEN_…`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """How much the collector takes, and how it writes."""
+
+    model_config = SettingsConfigDict(env_prefix="COLLECTOR_")
+
+    port: int = Field(default=8003, ge=0, le=65535)
+    """HTTP port; OTLP arrives at /r/{rollout}/{attempt}/v1/traces."""
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
+    """Largest request, counted after decompression; beyond it 413."""
+    max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
+    """Bytes of all requests not yet durable; beyond it 503 with Retry-After, and exporters send again."""
+    body_seconds: float = Field(default=30.0, gt=0)
+    """How long a client may take to send its body."""
+    retry_after_seconds: int = Field(default=1, ge=1)
+    """What a 503 tells exporters to wait."""
+    write_seconds: float = Field(default=10.0, gt=0)
+    """How long one transaction may take before its requests are answered with 503."""
+    max_batch_rows: int = Field(default=5_000, ge=1)
+    """Rows that one transaction takes from waiting requests; a single larger request is still one transaction."""
+    max_attributes: int = Field(default=128, ge=1)
+    """Attributes kept of a span; the rest is dropped and the span marked `leyden.truncated`."""
+    max_attribute_length: int = Field(default=16_384, ge=16)
+    """Characters kept of a text inside an attribute."""
+    database_pool_size: int = Field(default=2, ge=1)
+    """Connections to Postgres; one writes at a time."""
