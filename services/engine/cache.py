@@ -1,0 +1,153 @@
+"""The prefix cache: keys and values of token prefixes, kept after the sequences that computed them have left.
+
+A radix tree over token ids points into a store of slots, one slot per token. A namespace, made of the weights' epoch and
+the request's salt, is a tree of its own: what old weights computed is never found by a request to new ones. Rows copy
+what they find, so nothing in the tree is ever pinned, and any leaf may be evicted at any moment.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from services.engine.config import ModelConfig
+from services.engine.rows import TokenIds, common_length
+
+Slots = npt.NDArray[np.int64]
+
+# Eviction frees at least this share of the store at once, so that it is rare.
+_EVICTED_SHARE = 1 / 16
+
+
+@dataclass(eq=False)
+class _Node:
+    """A run of tokens below its parent; `slots` says where each one's keys and values are."""
+
+    token_ids: TokenIds
+    slots: Slots
+    parent: _Node | None
+    used: int
+    children: dict[int, _Node] = field(default_factory=dict)
+
+
+class PrefixCache:
+    """Finds the longest stored prefix of a sequence, and stores prefixes within a budget of tokens.
+
+    Not safe for threads: the scheduler's thread owns it.
+    """
+
+    def __init__(self, config: ModelConfig, capacity: int) -> None:
+        """Args:    capacity: tokens the store can hold; its memory is taken as it fills"""
+        self._store = torch.empty(capacity, config.layers, 2, config.kv_heads, config.head_dim)
+        self._free = list(range(capacity - 1, -1, -1))
+        self._roots: dict[Hashable, _Node] = {}
+        self._clock = itertools.count()
+
+    @property
+    def used_tokens(self) -> int:
+        """Tokens stored now."""
+        return len(self._store) - len(self._free)
+
+    def find(self, namespace: Hashable, token_ids: TokenIds) -> Slots:
+        """Slots of the longest stored prefix of `token_ids`, possibly none; marks it as used."""
+        found = [slots for _, slots in self._walk(namespace, token_ids)]
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def read(self, slots: Slots) -> Tensor:
+        """Keys and values [n, L, 2, K, D] of slots, as a copy."""
+        return self._store.index_select(0, torch.from_numpy(slots))
+
+    def claim(self, namespace: Hashable, token_ids: TokenIds) -> tuple[int, Slots]:
+        """Enters a sequence into the tree: (tokens that were there already, slots to `write` for those that follow).
+
+        Fewer slots than missing tokens come back when the store is full of prefixes of this very sequence.
+        """
+        known = 0
+        node = self._roots.setdefault(namespace, self._new_node(np.empty(0, np.int32), np.empty(0, np.int64), None))
+        for node, slots in self._walk(namespace, token_ids):
+            known += len(slots)
+        slots = self._allocate(len(token_ids) - known, keep=node)
+        if len(slots):
+            fresh = token_ids[known : known + len(slots)].copy()
+            node.children[int(fresh[0])] = self._new_node(fresh, slots, node)
+        return known, slots
+
+    def write(self, slots: Slots, kv: Tensor) -> None:
+        """Stores keys and values [n, L, 2, K, D] at slots that `claim` gave; must follow it at once."""
+        self._store.index_copy_(0, torch.from_numpy(slots), kv)
+
+    def flush(self) -> None:
+        """Forgets everything."""
+        self._roots.clear()
+        self._free = list(range(len(self._store) - 1, -1, -1))
+
+    def _walk(self, namespace: Hashable, token_ids: TokenIds) -> Iterator[tuple[_Node, Slots]]:
+        """Nodes that spell a prefix of `token_ids`, from the root on; the last one is split where it diverges."""
+        node, done = self._roots.get(namespace), 0
+        while node is not None and done < len(token_ids):
+            child = node.children.get(int(token_ids[done]))
+            if child is None:
+                return
+            matched = common_length(child.token_ids, token_ids[done:])
+            if matched < len(child.token_ids):
+                child = self._split(child, matched)
+            child.used = next(self._clock)
+            yield child, child.slots
+            node, done = child, done + matched
+
+    def _split(self, node: _Node, length: int) -> _Node:
+        """The new node that holds the first `length` tokens of `node`, above it."""
+        assert node.parent is not None
+        upper = self._new_node(node.token_ids[:length], node.slots[:length], node.parent)
+        node.parent.children[int(upper.token_ids[0])] = upper
+        node.token_ids, node.slots, node.parent = node.token_ids[length:], node.slots[length:], upper
+        upper.children[int(node.token_ids[0])] = node
+        return upper
+
+    def _new_node(self, token_ids: TokenIds, slots: Slots, parent: _Node | None) -> _Node:
+        return _Node(token_ids, slots, parent, next(self._clock))
+
+    def _allocate(self, count: int, keep: _Node) -> Slots:
+        if count > len(self._free):
+            self._evict(max(count - len(self._free), int(len(self._store) * _EVICTED_SHARE)), keep)
+        count = min(count, len(self._free))
+        taken = self._free[len(self._free) - count :]
+        del self._free[len(self._free) - count :]
+        return np.array(taken, np.int64)
+
+    def _evict(self, count: int, keep: _Node) -> None:
+        """Frees at least `count` slots, least recently used leaves first, but never `keep` nor what leads to it."""
+        kept = set(map(id, _lineage(keep)))
+        leaves = [(node.used, id(node), node) for node in self._nodes() if not node.children and id(node) not in kept]
+        heapq.heapify(leaves)
+        while count > 0 and leaves:
+            _, _, leaf = heapq.heappop(leaves)
+            parent = leaf.parent
+            assert parent is not None
+            self._free.extend(leaf.slots.tolist())
+            count -= len(leaf.slots)
+            del parent.children[int(leaf.token_ids[0])]
+            if not parent.children and parent.parent is not None and id(parent) not in kept:
+                heapq.heappush(leaves, (parent.used, id(parent), parent))
+        self._roots = {name: root for name, root in self._roots.items() if root.children or id(root) in kept}
+
+    def _nodes(self) -> Iterator[_Node]:
+        """Every node but the roots."""
+        pending = [child for root in self._roots.values() for child in root.children.values()]
+        while pending:
+            node = pending.pop()
+            pending.extend(node.children.values())
+            yield node
+
+
+def _lineage(node: _Node | None) -> Iterator[_Node]:
+    while node is not None:
+        yield node
+        node = node.parent

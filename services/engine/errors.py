@@ -1,0 +1,25 @@
+"""Errors that callers tell apart.
+
+EngineError          base
+├─ BadRequest        the client's request is wrong: HTTP 400 with the message
+├─ WeightsRefused    weights could not be loaded; what was served before is served on
+└─ UnsupportedModel  the folder holds a model this engine cannot run
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """Base of the engine's errors."""
+
+
+class BadRequest(EngineError):  # noqa: N818 - named as HTTP names it
+    """A request that cannot be served as written; the message names the remedy."""
+
+
+class WeightsRefused(EngineError):  # noqa: N818 - states what happened
+    """Weights that are missing, misshapen or not finite; nothing was changed."""
+
+
+class UnsupportedModel(EngineError):  # noqa: N818 - states what happened
+    """A model outside of what the engine runs: dense Llama and Qwen2 style decoders."""

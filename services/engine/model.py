@@ -1,0 +1,77 @@
+"""The forward pass of a dense Llama or Qwen2 style decoder over a flat batch of tokens.
+
+Legend: N tokens of any mixture of sequences, V vocabulary, E hidden size, H query heads, K key-value heads, D head
+size. What a token attends to is the business of the `Attention` given to `Model.hidden`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from services.engine.config import ModelConfig
+from services.engine.weights import Layer, Weights
+
+
+class Attention(Protocol):
+    """Stores a layer's new keys and values and attends with its queries; one object per forward pass."""
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """[N, H, D] queries, [N, K, D] keys and values, rotated -> [N, H * D]."""
+        ...
+
+
+class Model:
+    """Weights and the arithmetic on them. Everything but the linear products is float32."""
+
+    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+        self.config = config
+        self.weights = weights
+        self._cos, self._sin = _rotary_tables(config)
+
+    def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+        """[N] ids at [N] positions -> [N, E], normalised and ready for `logits`."""
+        x = F.embedding(token_ids, self.weights.embedding)
+        cos, sin = self._cos[positions], self._sin[positions]
+        for index, layer in enumerate(self.weights.layers):
+            x += layer.output(self._attend(index, layer, self._norm(x, layer.input_norm), cos, sin, attention))
+            x += self._mlp(layer, self._norm(x, layer.mlp_norm))
+        return self._norm(x, self.weights.norm)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[M, E] -> [M, V]."""
+        return self.weights.head(hidden)
+
+    def _attend(self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
+        config = self.config
+        rotated_heads = config.heads + config.kv_heads
+        qkv = layer.qkv(x).view(len(x), rotated_heads + config.kv_heads, config.head_dim)
+        rotated = _rotate(qkv[:, :rotated_heads], cos, sin)
+        return attention.attend(
+            index, rotated[:, : config.heads], rotated[:, config.heads :], qkv[:, rotated_heads:]
+        )
+
+    def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
+        inner = self.config.intermediate_size
+        gate_up = layer.gate_up(x)
+        return layer.down(F.silu(gate_up[:, :inner]).mul_(gate_up[:, inner:]))
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return F.rms_norm(x, (self.config.hidden_size,), weight, self.config.norm_eps)
+
+
+def _rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """[context_length, 1, D] cosines and sines."""
+    frequencies = torch.tensor(config.rope.frequencies(config.head_dim), dtype=torch.float32)
+    angles = torch.outer(torch.arange(config.context_length, dtype=torch.float32), frequencies)
+    angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)
+    return angles.cos(), angles.sin()
+
+
+def _rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = heads.shape[-1] // 2
+    turned = torch.cat([-heads[..., half:], heads[..., :half]], dim=-1)
+    return torch.addcmul(heads * cos, turned, sin)

@@ -1,0 +1,293 @@
+"""Continuous batching: at every step sequences join, advance by one token and leave.
+
+A step computes prompts first, packed and in chunks, then decodes one token for every sequence whose prompt is done. A
+prompt's last token is decoded, not prefilled, so that sampling happens in one place. A prompt that another one is just
+computing waits for it and finds its tokens in the cache at the next step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+
+from services.engine.attention import DecodeAttention, PrefillAttention
+from services.engine.cache import PrefixCache
+from services.engine.model import Model
+from services.engine.prefixes import LEAST_GAIN, choose_lengths, longest_match
+from services.engine.rows import SharedPrefix, TokenIds, Workspace, common_length
+from services.engine.sampling import Sampler, logprobs_of, top_logprobs_of
+from services.engine.sequence import Finish, Namespace, Sequence
+
+# A prompt waits for another one that computes at least this many tokens it needs, too.
+_WORTH_WAITING = 16
+# Room for output that a new row is given at once; longer outputs move to wider rows as they grow.
+_FIRST_ROOM = 64
+# Rows of logits computed at a time for log-probabilities of prompts; bounds memory.
+_LOGIT_ROWS = 128
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a scheduler; all counts of tokens or sequences."""
+
+    max_running: int = 128
+    max_total_tokens: int = 65536
+    prefill_tokens: int = 2048
+
+
+@dataclass
+class Totals:
+    """What a scheduler has done since it started."""
+
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    cached_tokens: int = 0
+    retractions: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Scheduler:
+    """All sequences in flight. One thread calls it; nothing in it blocks.
+
+    `version` labels tokens; `epoch` counts changes of weights and keeps their cached prefixes apart.
+    """
+
+    model: Model
+    limits: Limits
+    sampler: Sampler
+    version: str
+    epoch: int = 0
+    totals: Totals = field(default_factory=Totals)
+
+    def __post_init__(self) -> None:
+        self.cache = PrefixCache(self.model.config, self.limits.max_total_tokens)
+        self.waiting: deque[Sequence] = deque()
+        self.prefilling: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._workspace = Workspace(self.model.config)
+        self._prefixes: list[SharedPrefix] = []
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.prefilling or self.running)
+
+    @property
+    def in_flight(self) -> list[Sequence]:
+        return [*self.running, *self.prefilling, *self.waiting]
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of the sequences that have rows."""
+        return sum(sequence.length for sequence in (*self.running, *self.prefilling))
+
+    def submit(self, sequence: Sequence) -> None:
+        self.waiting.append(sequence)
+
+    def abort(self, sequences: Iterable[Sequence]) -> None:
+        """Ends sequences with what they have."""
+        for sequence in sequences:
+            queued = sequence in self.waiting and not sequence.admitted
+            self._leave(sequence)
+            sequence.end(Finish("abort", message="Abort in waiting queue" if queued else "Aborted"))
+
+    def retract(self, sequences: Iterable[Sequence]) -> None:
+        """Sends sequences back to the queue, oldest first; what they computed is computed again, or found cached."""
+        for sequence in sorted(sequences, key=lambda sequence: sequence.received_at, reverse=True):
+            self._leave(sequence)
+            sequence.computed, sequence.retractions = 0, sequence.retractions + 1
+            self.totals.retractions += 1
+            self.waiting.appendleft(sequence)
+
+    def flush_cache(self) -> bool:
+        """Empties the prefix cache; refused while a sequence has a row."""
+        if self.running or self.prefilling:
+            return False
+        self.cache.flush()
+        return True
+
+    def replace_model(self, model: Model, version: str | None) -> None:
+        """Serves other weights from the next step on; rows keep what the old ones computed."""
+        self.model = model
+        self.epoch += 1
+        self.version = self.version if version is None else version
+
+    @torch.inference_mode()
+    def step(self) -> list[Sequence]:
+        """One iteration; the sequences that gained a token or ended."""
+        started = time.perf_counter()
+        self._admit()
+        ended = self._prefill() if self.prefilling else []
+        self._make_room()
+        advanced = self._decode() if self.running else []
+        self.totals.seconds += time.perf_counter() - started
+        return ended + advanced
+
+    def _admit(self) -> None:
+        """Gives rows to waiting sequences, in order, as far as limits and this step's prompt tokens allow."""
+        budget = self.limits.prefill_tokens - sum(s.target - s.computed for s in self.prefilling)
+        held = self.held_tokens
+        computing = [sequence.token_ids() for sequence in self.prefilling]
+        chosen: list[tuple[Sequence, TokenIds, int]] = []
+        for sequence in list(self.waiting):
+            full = len(self.running) + len(self.prefilling) + len(chosen) >= self.limits.max_running
+            if full or budget <= 0 or held + sequence.length + 1 > self.limits.max_total_tokens:
+                break
+            token_ids = sequence.token_ids()
+            cached = self._cached_length(sequence, token_ids)
+            if any(common_length(token_ids, other) - cached >= _WORTH_WAITING for other in computing):
+                continue
+            if cached < sequence.target:
+                computing.append(token_ids)
+            budget -= sequence.target - cached
+            held += sequence.length + 1
+            chosen.append((sequence, token_ids, cached))
+        if chosen:
+            self._seat_all(chosen)
+
+    def _cached_length(self, sequence: Sequence, token_ids: TokenIds) -> int:
+        sequence.namespace = Namespace(self.epoch, sequence.prompt.salt)
+        return len(self.cache.find(sequence.namespace, token_ids[: sequence.needed_from]))
+
+    def _seat_all(self, chosen: list[tuple[Sequence, TokenIds, int]]) -> None:
+        joined = {id(sequence) for sequence, _, _ in chosen}
+        self.waiting = deque(sequence for sequence in self.waiting if id(sequence) not in joined)
+        shared: dict[int, int] = {}
+        for namespace in {sequence.namespace for sequence, _, _ in chosen}:
+            part = [entry for entry in chosen if entry[0].namespace == namespace]
+            peers = [s.token_ids() for s in (*self.running, *self.prefilling) if s.namespace == namespace]
+            lengths = choose_lengths([(ids, cached) for _, ids, cached in part], peers)
+            shared.update((id(sequence), length) for (sequence, _, _), length in zip(part, lengths, strict=True))
+        for sequence, token_ids, _ in chosen:
+            self._seat(sequence, token_ids, shared[id(sequence)])
+
+    def _seat(self, sequence: Sequence, token_ids: TokenIds, shared: int) -> None:
+        assert sequence.namespace is not None
+        slots = self.cache.find(sequence.namespace, token_ids[: sequence.needed_from])
+        prefix = longest_match(self._prefixes, sequence.namespace, token_ids[: len(slots)])
+        if shared >= (0 if prefix is None else len(prefix)) + LEAST_GAIN or (prefix is None and shared):
+            kv = self.cache.read(slots[:shared])
+            prefix = self._workspace.share(sequence.namespace, token_ids[:shared].copy(), kv)
+            self._prefixes.append(prefix)
+        start = 0 if prefix is None else len(prefix)
+        room = min(sequence.max_length - sequence.length, _FIRST_ROOM)
+        sequence.row = self._workspace.seat(prefix, sequence.length - start + room)
+        self._workspace.write(sequence.row, self.cache.read(slots[start:]))
+        sequence.computed = len(slots)
+        if not sequence.admitted:
+            sequence.admitted, sequence.admitted_at = True, time.monotonic()
+            sequence.cached_tokens = len(slots)
+            self.totals.cached_tokens += len(slots)
+        self.prefilling.append(sequence)
+
+    def _prefill(self) -> list[Sequence]:
+        """Computes prompts up to this step's budget; the sequences that end here because no output was asked for."""
+        budget = self.limits.prefill_tokens
+        batch: list[tuple[Sequence, TokenIds]] = []
+        for sequence in self.prefilling:
+            count = min(budget, sequence.target - sequence.computed)
+            if count > 0:
+                ids = sequence.token_ids()[sequence.computed : sequence.computed + count]
+                batch.append((sequence, ids))
+                budget -= count
+        if batch:
+            self._prefill_batch(batch)
+        done = [sequence for sequence in self.prefilling if sequence.computed == sequence.target]
+        self.prefilling = [sequence for sequence in self.prefilling if sequence.computed < sequence.target]
+        self.running.extend(done)
+        ended = [sequence for sequence in done if sequence.length >= sequence.max_length]
+        for sequence in ended:
+            self._leave(sequence)
+            sequence.end(Finish("length"))
+        return ended
+
+    def _prefill_batch(self, batch: list[tuple[Sequence, TokenIds]]) -> None:
+        rows, counts = [], []
+        for sequence, ids in batch:
+            assert sequence.row is not None
+            self._workspace.reserve(sequence.row, sequence.row.length + len(ids))
+            rows.append(sequence.row)
+            counts.append(len(ids))
+        attention = PrefillAttention(rows, counts, self.model.config.heads)
+        token_ids = torch.tensor([token for _, ids in batch for token in ids.tolist()])
+        positions = torch.cat([torch.arange(s.computed, s.computed + len(ids)) for s, ids in batch])
+        hidden = self.model.hidden(token_ids, positions, attention)
+        self.totals.prefill_tokens += len(token_ids)
+        begin = 0
+        for (sequence, ids), row in zip(batch, rows, strict=True):
+            row.length += len(ids)
+            self._read_prompt_logprobs(sequence, hidden[begin : begin + len(ids)])
+            sequence.computed += len(ids)
+            begin += len(ids)
+            self._remember(sequence)
+
+    def _read_prompt_logprobs(self, sequence: Sequence, hidden: torch.Tensor) -> None:
+        """Log-probabilities of the prompt's tokens that follow these hidden states, where they were asked for."""
+        prompt = sequence.prompt
+        if not prompt.return_logprob or prompt.logprob_start_len < 0 or sequence.output_ids:
+            return
+        first = max(sequence.computed, prompt.logprob_start_len)
+        following = sequence.prompt_ids[first + 1 : sequence.computed + len(hidden) + 1].tolist()
+        wanted = hidden[first - sequence.computed :]
+        for begin in range(0, len(following), _LOGIT_ROWS):
+            logits = self.model.logits(wanted[begin : begin + _LOGIT_ROWS])
+            sequence.input_logprobs += logprobs_of(logits, following[begin : begin + _LOGIT_ROWS])
+            if prompt.top_logprobs_num:
+                sequence.input_top_logprobs += top_logprobs_of(logits, prompt.top_logprobs_num)
+
+    def _make_room(self) -> None:
+        """Sends the youngest back while the next tokens would not fit the budget."""
+        while len(self.running) > 1 and self.held_tokens + len(self.running) > self.limits.max_total_tokens:
+            self.retract([max(self.running, key=lambda sequence: sequence.received_at)])
+
+    def _decode(self) -> list[Sequence]:
+        """One token for every running sequence."""
+        by_row = {}
+        for sequence in self.running:
+            assert sequence.row is not None
+            self._workspace.reserve(sequence.row, sequence.row.length + 1)
+            by_row[id(sequence.row)] = sequence
+        attention = DecodeAttention([s.row for s in self.running if s.row is not None], self.model.config.heads)
+        batch = [by_row[id(row)] for row in attention.rows]
+        token_ids = torch.tensor([sequence.last_id for sequence in batch])
+        positions = torch.tensor([sequence.computed for sequence in batch])
+        logits = self.model.logits(self.model.hidden(token_ids, positions, attention))
+        drawn = self.sampler.sample(logits, [sequence.draw for sequence in batch])
+        for sequence, row, token in zip(batch, attention.rows, drawn, strict=True):
+            row.length += 1
+            sequence.computed += 1
+            sequence.take(token, self.version)
+        # After all rows have grown: a row that leaves makes another one move, with the tokens it counts.
+        for sequence in batch:
+            if sequence.finish is not None:
+                self._leave(sequence)
+        self.totals.decode_tokens += len(batch)
+        return batch
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Takes a sequence out of wherever it is; its keys and values stay in the cache."""
+        for place in (self.running, self.prefilling, self.waiting):
+            if sequence in place:
+                place.remove(sequence)
+        if sequence.row is None:
+            return
+        self._remember(sequence)
+        prefix = sequence.row.prefix
+        self._workspace.release(sequence.row)
+        sequence.row = None
+        if prefix is not None and prefix.users == 0:
+            self._prefixes.remove(prefix)
+
+    def _remember(self, sequence: Sequence) -> None:
+        """Stores what a row has computed, unless its weights are no longer served."""
+        namespace, row = sequence.namespace, sequence.row
+        assert namespace is not None and row is not None
+        if namespace.epoch != self.epoch:
+            return
+        known, slots = self.cache.claim(namespace, sequence.token_ids()[: sequence.computed])
+        if len(slots):
+            self.cache.write(slots, self._workspace.read(row, known, known + len(slots)))
