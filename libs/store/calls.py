@@ -26,7 +26,6 @@ Json = dict[str, Any]
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
 CONNECT_TIMEOUT_SECONDS = 5
-WRITE_TIMEOUT_SECONDS = 15
 
 
 class StoreAway(Exception):
@@ -92,10 +91,13 @@ class CallWriter:
     """One connection of its own that writes calls by COPY, a transaction per `write`.
 
     COPY outside a transaction block commits by itself: two round trips for a durable row. Not for concurrent use.
+
+    Args: timeout_seconds: bound on one `write`, after which the store counts as away
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, timeout_seconds: float = 10.0) -> None:
         self._dsn = dsn
+        self._timeout_seconds = timeout_seconds
         self._connection: psycopg.AsyncConnection[tuple[object, ...]] | None = None
 
     async def write(self, calls: Sequence[NewCall], *, may_exist: bool = False) -> None:
@@ -105,7 +107,7 @@ class CallWriter:
         Raises: StoreAway: try again; CallRefused: one of the calls cannot be stored, so none was
         """
         try:
-            async with asyncio.timeout(WRITE_TIMEOUT_SECONDS):
+            async with asyncio.timeout(self._timeout_seconds):
                 connection = await self._connected()
                 await (_merge(connection, calls) if may_exist else _copy(connection, _TABLE, calls))
         except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
@@ -127,7 +129,7 @@ class CallWriter:
                 self._dsn,
                 autocommit=True,
                 connect_timeout=CONNECT_TIMEOUT_SECONDS,
-                options=f"-c statement_timeout={WRITE_TIMEOUT_SECONDS * 1000} -c timezone=UTC",
+                options=f"-c statement_timeout={round(self._timeout_seconds * 1000)} -c timezone=UTC",
                 # A server that vanished without a word is noticed within seconds.
                 keepalives_idle=5,
                 keepalives_interval=2,

@@ -52,7 +52,7 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     database = Database(settings.database_url)
     reader = Reader(database, hold_seconds=settings.record_hold_seconds)
     directory = Directory(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
-    writer = CallWriter(settings.database_url)
+    writer = CallWriter(settings.database_url, timeout_seconds=min(10.0, settings.record_hold_seconds))
     recorder = Recorder(writer, hold_seconds=settings.record_hold_seconds)
     async with _engine_client(settings) as http:
         gateway = Gateway(

@@ -28,14 +28,17 @@ CHATML_FORGETTING = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 VOCAB_SIZE = 320
-EOS = 258
+HE = 256
+"""The one merge, `he`: the text may also be sampled as two tokens, which no encoder would give back."""
+EOS = 259
 
 
 def make_chat_model(folder: Path, template: str = CHATML, *, context_length: int = 4096) -> Path:
-    """The folder: ids 0 to 255 are bytes (in the alphabet's order), then <|endoftext|>, <|im_start|>, <|im_end|>."""
+    """The folder: ids 0 to 255 are bytes in the alphabet's order, then `he`, <|endoftext|>, <|im_start|>, <|im_end|>."""
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    vocabulary = {letter: index for index, letter in enumerate(alphabet)} | {"he": HE}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("h", "e")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     marks = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -44,7 +44,8 @@ class FakeEngine:
             document: Json = {}
             async for document in self._answer(body):  # noqa: B007 - the last one is the whole answer
                 pass
-            return self._cut(request) if not document else web.json_response(document)
+            finished = bool(document) and document["meta_info"]["finish_reason"] is not None
+            return web.json_response(document) if finished else self._cut(request)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         finished = False

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openai import AsyncOpenAI
+from sqlalchemy import select
 
 from libs.capability import KeyRing, sign, write_keys
 from libs.contracts.capability import Capability, Scope
 from libs.service import serving
+from libs.store import tables
+from libs.store.database import Database
 from services.gateway.app import create_app
+from services.gateway.render import ChatModel
 from services.gateway.settings import Settings
+from tests import builders
+from tests.fakes import engine as fake
+from tests.fakes.chat_model import CHATML, EOS, make_chat_model
+from tests.fakes.engine import FakeEngine
 
 
 @dataclass
@@ -61,8 +69,80 @@ async def running_gateway(
     if not keys.exists():
         write_keys(keys, {"test": "s" * 40})
     values = {"hold_seconds": 10.0, "record_hold_seconds": 5.0, "engine_poll_seconds": 0.02, **settings}
-    app = create_app(
-        Settings(model_path=model_path, database_url=database_url, capability_keys_file=keys, **values)
-    )
+    app = create_app(Settings(model_path=model_path, database_url=database_url, capability_keys_file=keys, **values))
     async with serving(app, shutdown_seconds=2) as port:
         yield GatewayUnderTest(f"http://127.0.0.1:{port}", KeyRing(keys), run_id)
+
+
+@dataclass
+class Scene:
+    """A run, an engine that says what it is told, and a gateway between it and the test."""
+
+    run_id: str
+    model: ChatModel
+    engine: FakeEngine
+    gateway: GatewayUnderTest
+    database: Database
+    folder: Path
+    settings: dict[str, Any]
+
+    @property
+    def rollout_id(self) -> str:
+        """The rollout whose door the tests use."""
+        return f"{self.run_id}.0.0"
+
+    def client(self, **options: Any) -> AsyncOpenAI:
+        """The agent's client of attempt 1."""
+        return self.gateway.client(self.rollout_id, **options)
+
+    async def calls(self) -> Sequence[tables.ModelCall]:
+        """Every recorded call, in order."""
+        async with self.database.read() as session:
+            table = tables.ModelCall
+            return (await session.scalars(select(table).order_by(table.sequence, table.choice))).all()
+
+    def another_gateway(self, **settings: Any) -> Any:
+        """A second gateway on the same store and engine: a replica, or the same one after a restart."""
+        return running_gateway(self.folder, run_id=self.run_id, **{**self.settings, **settings})
+
+
+Says = Callable[[dict[str, Any]], Sequence[int]] | str | Sequence[str]
+
+
+@asynccontextmanager
+async def scene(
+    folder: Path,
+    database: Database,
+    *,
+    says: Says = "Hello.",
+    template: str = CHATML,
+    context_length: int = 4096,
+    run: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Scene]:
+    """Everything running. `says` is one text for every call, or one per call in order, each ended by the end of turn."""
+    created = await builders.add_run(database, config=run)
+    model = ChatModel(make_chat_model(folder / "model", template, context_length=context_length))
+    said = FakeEngine(_script(model, says), model.decode, f"{created.id}:0", **(engine or {}))
+    async with fake.running(said):
+        values = {
+            "model_path": folder / "model",
+            "database_url": database.dsn,
+            "engine_urls": [said.url],
+            **settings,
+        }
+        async with running_gateway(folder, run_id=created.id, **values) as gateway:
+            yield Scene(created.id, model, said, gateway, database, folder, values)
+
+
+def _script(model: ChatModel, says: Says) -> Callable[[dict[str, Any]], Sequence[int]]:
+    if callable(says):
+        return says
+    texts = [says] if isinstance(says, str) else list(says)
+
+    def next_text(_body: dict[str, Any]) -> Sequence[int]:
+        text = texts.pop(0) if len(texts) > 1 else texts[0]
+        return [*model.encode(text).tolist(), EOS]
+
+    return next_text

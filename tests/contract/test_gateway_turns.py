@@ -1,0 +1,270 @@
+"""Later turns of an attempt begin with the exact tokens of the calls they continue; tools survive the way there and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+
+from libs.store import tables
+from tests.fakes.chat_model import CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS
+from tests.fakes.gateway import Scene, scene
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Weather in a city",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+SAMPLED_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city":  "Paris"}}\n</tool_call>'
+
+
+def ids(data: bytes) -> list[int]:
+    return np.frombuffer(data, "<i4").tolist()
+
+
+def tokens_of(call: tables.ModelCall) -> list[int]:
+    return ids(call.prompt_ids) + ids(call.sampled_ids)
+
+
+def begins_with(later: tables.ModelCall, earlier: tables.ModelCall) -> bool:
+    return ids(later.prompt_ids)[: len(tokens_of(earlier))] == tokens_of(earlier)
+
+
+def forks() -> float:
+    return REGISTRY.get_sample_value("gateway_forks_total") or 0.0
+
+
+def say(*tokens: int) -> Any:
+    return lambda _body: tokens
+
+
+async def converse(stage: Scene, *questions: str, **parameters: Any) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    async with stage.client() as client:
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            create: Any = client.chat.completions.create
+            answer = await create(model="m", messages=messages, **parameters)
+            messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+    return messages
+
+
+async def test_a_later_prompt_begins_with_tokens_no_encoder_would_give(tmp_path, database):
+    letters = [ord("h") - 33, ord("e") - 33]
+    async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
+        await converse(stage, "a", "b", "c")
+        first, second, third = await stage.calls()
+        appended = stage.model.encode("\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n").tolist()
+        # What was sampled as two tokens is one token to the encoder.
+        assert len(stage.model.encode("he")) == 1
+    assert ids(first.sampled_ids) == [*letters, EOS]
+    assert ids(second.prompt_ids) == tokens_of(first) + appended
+    assert begins_with(third, second)
+
+
+@pytest.mark.parametrize("parameters", [{"max_tokens": 2}, {"stop": "lo"}])
+async def test_a_turn_that_did_not_end_itself_is_closed_for_the_model(tmp_path, database, parameters):
+    async with scene(tmp_path, database, says="hello") as stage:
+        await converse(stage, "a", "b", **parameters)
+        first, second = await stage.calls()
+        appended = stage.model.encode("<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n").tolist()
+    assert ids(first.sampled_ids)[-1] != EOS
+    assert ids(second.prompt_ids) == tokens_of(first) + appended
+
+
+async def test_an_agent_that_trims_and_respells_what_it_echoes_still_continues_its_tokens(tmp_path, database):
+    async with (
+        scene(
+            tmp_path, database, says=[f"Let me see.\n{SAMPLED_CALL}", " It rains. ", "bye"], template=CHATML_WITH_TOOLS
+        ) as stage,
+        stage.client() as client,
+    ):
+        messages: list[Any] = [{"role": "user", "content": "weather?"}]
+        answer = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        (call,) = answer.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        # What LangChain sends back: a name, and the arguments spelled anew.
+        echoed = {"name": "weather", "arguments": '{"city": "Paris"}'}
+        messages += [
+            {
+                "role": "assistant",
+                "name": "agent",
+                "content": "Let me see.",
+                "tool_calls": [{"id": call.id, "type": "function", "function": echoed}],
+            },
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+        ]
+        answer = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        content = (answer.choices[0].message.content or "").strip()
+        messages += [
+            {"role": "assistant", "content": [{"type": "text", "text": content}]},
+            {"role": "user", "content": "?"},
+        ]
+        await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        first, second, third = await stage.calls()
+    assert call.function.arguments == '{"city":  "Paris"}'
+    assert begins_with(second, first)
+    assert begins_with(third, second)
+
+
+async def test_branches_continue_the_call_they_come_from(tmp_path, database):
+    async with scene(tmp_path, database, says=["left", "right", "x", "y"]) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        root = [{"role": "user", "content": "?"}]
+        await create(model="m", messages=root, n=1)
+        await create(model="m", messages=root, n=1)
+        for text in ("right", "left"):
+            await create(model="m", messages=[*root, {"role": "assistant", "content": text}, *root])
+        left, right, after_right, after_left = await stage.calls()
+    assert begins_with(after_right, right)
+    assert begins_with(after_left, left)
+
+
+async def test_history_that_the_agent_rewrote_or_wrote_itself_is_encoded_and_begins_a_branch(tmp_path, database):
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[{"role": "user", "content": "a"}])
+        changed = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "never said"},
+            {"role": "user", "content": "b"},
+        ]
+        await create(model="m", messages=changed)
+        _, second = await stage.calls()
+        text = stage.model.decode(ids(second.prompt_ids))
+    assert "never said<|im_end|>" in text
+
+
+async def test_a_template_that_rewrites_history_forks_and_is_counted(tmp_path, database):
+    before = forks()
+    async with scene(tmp_path, database, says="<think>x</think>yes", template=CHATML_FORGETTING) as stage:
+        await converse(stage, "a", "b")
+        first, second = await stage.calls()
+        text = stage.model.decode(ids(second.prompt_ids))
+    assert not begins_with(second, first)
+    assert "<think>" not in text
+    assert forks() - before == 1
+
+
+@pytest.mark.parametrize("template", [None, CHATML_WITH_TOOLS])
+async def test_the_tokens_of_a_turn_survive_a_restart_and_are_shared_by_replicas(tmp_path, database, template):
+    options: dict[str, Any] = {} if template is None else {"template": template}
+    letters = [ord("h") - 33, ord("e") - 33]
+    async with scene(tmp_path, database, says=say(*letters, EOS), **options) as stage:
+        messages = await converse(stage, "a", "b")
+        async with stage.another_gateway() as other, other.client(stage.rollout_id) as client:
+            create: Any = client.chat.completions.create
+            messages.append({"role": "user", "content": "c"})
+            answer = await create(model="m", messages=messages)
+        messages += [answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "d"}]
+        async with stage.client() as client:
+            create = client.chat.completions.create
+            await create(model="m", messages=messages)
+        _, second, third, fourth = await stage.calls()
+    assert begins_with(third, second)
+    assert begins_with(fourth, third)
+
+
+async def test_other_attempts_share_nothing(tmp_path, database):
+    letters = [ord("h") - 33, ord("e") - 33]
+    async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
+        messages = await converse(stage, "a")
+        async with stage.gateway.client(stage.rollout_id, 2) as client:
+            create: Any = client.chat.completions.create
+            await create(model="m", messages=[*messages, {"role": "user", "content": "b"}])
+        first, second = await stage.calls()
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert not begins_with(second, first)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("template", [None, CHATML_WITH_TOOLS])
+async def test_tool_calls_come_back_with_their_arguments_as_sampled(tmp_path, database, template, stream):
+    options: dict[str, Any] = {} if template is None else {"template": template}
+    says = f"Let me see. \n{SAMPLED_CALL}\n{SAMPLED_CALL}"
+    async with scene(tmp_path, database, says=says, **options) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        answer = await create(model="m", messages=[{"role": "user", "content": "?"}], tools=TOOLS, stream=stream)
+        message, finish = await _message(answer, stream=stream)
+        (call,) = await stage.calls()
+        prompt = stage.model.decode(ids(call.prompt_ids))
+    assert '"description": "Weather in a city"' in prompt
+    assert (message["content"], finish) == ("Let me see.", "tool_calls")
+    assert [(call["id"], call["name"], call["arguments"]) for call in message["calls"]] == [
+        (f"call_{call.id}_{k}", "weather", '{"city":  "Paris"}') for k in range(2)
+    ]
+    assert call.response is not None
+    assert [entry["id"] for entry in call.response["tool_calls"]] == [f"call_{call.id}_0", f"call_{call.id}_1"]
+
+
+async def _message(answer: Any, *, stream: bool) -> tuple[dict[str, Any], str]:
+    if not stream:
+        choice = answer.choices[0]
+        calls = [
+            {"id": c.id, "name": c.function.name, "arguments": c.function.arguments} for c in choice.message.tool_calls
+        ]
+        return {"content": choice.message.content, "calls": calls}, choice.finish_reason
+    content, calls, finish = "", [], ""
+    async for chunk in answer:
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            calls += [
+                {"id": c.id, "name": c.function.name, "arguments": c.function.arguments}
+                for c in choice.delta.tool_calls or []
+            ]
+            finish = choice.finish_reason or finish
+    return {"content": content, "calls": calls}, finish
+
+
+async def test_the_generic_form_shows_calls_and_results_to_a_model_without_tools(tmp_path, database):
+    async with scene(tmp_path, database, says=[SAMPLED_CALL, "rain"]) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
+        answer = await create(model="m", messages=messages, tools=TOOLS)
+        call = answer.choices[0].message.tool_calls[0]
+        messages += [
+            answer.choices[0].message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+        ]
+        await create(model="m", messages=messages, tools=TOOLS)
+        first, second = await stage.calls()
+        text = stage.model.decode(ids(second.prompt_ids))
+    assert begins_with(second, first)
+    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert text.endswith(
+        f"{SAMPLED_CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_call_that_cannot_be_parsed_stays_content(tmp_path, database, stream):
+    broken = 'I try <tool_call>{"name": "weather", "arguments": {"city": }</tool_call>'
+    async with scene(tmp_path, database, says=broken) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        answer = await create(model="m", messages=[{"role": "user", "content": "?"}], tools=TOOLS, stream=stream)
+        if stream:
+            message, finish = await _message(answer, stream=True)
+            content = message["content"]
+        else:
+            content, finish = answer.choices[0].message.content, answer.choices[0].finish_reason
+    assert (content, finish) == (broken, "stop")
+
+
+async def test_without_parallel_calls_the_first_counts_and_with_none_none_is_parsed(tmp_path, database):
+    async with scene(tmp_path, database, says=SAMPLED_CALL * 2) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        messages = [{"role": "user", "content": "?"}]
+        single = await create(model="m", messages=messages, tools=TOOLS, parallel_tool_calls=False)
+        plain = await create(model="m", messages=messages, tools=TOOLS, tool_choice="none")
+        required = await create(model="m", messages=messages, tools=TOOLS, tool_choice="required")
+    assert len(single.choices[0].message.tool_calls) == 1
+    assert (plain.choices[0].message.content, plain.choices[0].message.tool_calls) == (SAMPLED_CALL * 2, None)
+    assert len(required.choices[0].message.tool_calls) == 2
