@@ -69,7 +69,9 @@ class RunFacts:
 class AttemptFacts:
     """The last attempt of a queued rollout, ended. `kind` is None when its lease expired.
 
-    `failures` counts the rollout's attempts except those that were cancelled.
+    `failures` counts the rollout's attempts except those that were cancelled. Of an attempt that failed, `seconds` is
+    how long it ran, `held_seconds` how long its model calls waited for an engine, and `call_failed` whether the gateway
+    gave up on one of them.
     """
 
     rollout_id: str
@@ -79,6 +81,9 @@ class AttemptFacts:
     reward: float | None
     failures: int
     has_explicit_reward: bool
+    seconds: float = 0.0
+    held_seconds: float = 0.0
+    call_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,11 +186,20 @@ _ENDED = text("""
             WHERE b.rollout_id = r.id AND p.kind IS DISTINCT FROM 'cancelled') AS failures,
            EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = a.number
                    AND w.response_id IS NULL AND w.tool_call_id IS NULL)
-           OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id AND x.call_id IS NULL) AS explicit
+           OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id AND x.call_id IS NULL) AS explicit,
+           coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
+           coalesce(c.held, 0) AS held, coalesce(c.failed, false) AS call_failed
     FROM rollouts r
-    CROSS JOIN LATERAL (SELECT number, state FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
+    CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
     LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number
+    LEFT JOIN LATERAL (
+        SELECT sum(queued_seconds) AS held, bool_or(status = 'failed') AS failed FROM model_calls m
+        WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = a.number AND m.choice = 0
+    ) c ON o.kind IN ('agent_error', 'timeout')
     WHERE r.state = 'queued' AND a.state IN ('settled', 'expired')
+        -- A moment for the gateway to record the calls that the agent's end broke off.
+        AND (o.kind IS NULL OR o.kind NOT IN ('agent_error', 'timeout')
+             OR a.finished_at < clock_timestamp() - interval '1 second')
 """)
 
 _RESOLVE = text("""
@@ -298,6 +312,9 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             reward=row.reward,
             failures=row.failures,
             has_explicit_reward=row.explicit,
+            seconds=row.seconds,
+            held_seconds=row.held,
+            call_failed=row.call_failed,
         )
         for row in await session.execute(_ENDED)
     ]

@@ -42,20 +42,17 @@ def next_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]
     return run.phase, run.reason
 
 
-def wanted_version(run: RunFacts, served: int | None) -> int | None:
-    """The version that engines should serve: the newest, or that of the due evaluation.
+def wanted_version(run: RunFacts) -> int | None:
+    """The version that engines should serve: the newest, or that of the due evaluation, which then stays until its end.
 
-    An evaluation of another version than the served one waits until open training groups have ended on theirs.
+    An evaluation that has not begun lets open training groups end on the newest version first. None before version 0.
     """
-    if not run.servable_versions:
-        return None
     due = due_evaluation(run)
     if due is None:
         return run.latest_version
-    _, version = due
-    if run.open_training_groups and served is not None and served != version:
-        return served if served in run.servable_versions else run.latest_version
-    return version
+    evaluation, version = due
+    waits = run.open_training_groups and not evaluation.groups
+    return run.latest_version if waits else version
 
 
 def trained(run: RunFacts) -> bool:

@@ -4,6 +4,8 @@ A rollout's reward is that of its outcome. One that ended well and printed none 
 telemetry gave a reward for the whole rollout: it then starts from 0 and credit adds those. One with no reward at all is
 the agent's own failure, like a crash or a timeout, and the run's `sampling.agent_failure` decides. Infrastructure
 failures and lost leases are tried again up to `sampling.max_attempts` and then excluded; they never become a reward.
+So are failures of an agent whose model calls the gateway gave up, and timeouts of one that spent most of its time
+waiting for an engine.
 """
 
 from __future__ import annotations
@@ -14,21 +16,39 @@ from libs.store.groups import AttemptFacts, Resolution
 
 NO_REWARD = "no_reward"
 LEASE_LOST = "lease_lost"
+CALL_FAILED = "call_failed"
+HELD = "held"
+HELD_SHARE = 0.5
+"""Of an attempt's time: a timeout whose model calls were held for longer is ours."""
 
 
 def resolve(ended: AttemptFacts, sampling: Sampling) -> Resolution | None:
     """What becomes of the rollout; None when it is to be tried again."""
+    ours = _platform_failure(ended)
+    if ours is not None:
+        if ended.failures < sampling.max_attempts:
+            return None
+        return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, ours)
+    if ended.kind is not OutcomeKind.SUCCEEDED:
+        return _failed(ended, str(ended.kind), sampling)
+    if ended.reward is None and not ended.has_explicit_reward:
+        return _failed(ended, NO_REWARD, sampling)
+    return _finished(ended, ended.reward or 0.0, OutcomeKind.SUCCEEDED)
+
+
+def _platform_failure(ended: AttemptFacts) -> str | None:
+    """Why the attempt failed, if not by the agent."""
     match ended.kind:
-        case OutcomeKind.SUCCEEDED if ended.reward is not None or ended.has_explicit_reward:
-            return _finished(ended, ended.reward or 0.0, OutcomeKind.SUCCEEDED)
-        case OutcomeKind.SUCCEEDED:
-            return _failed(ended, NO_REWARD, sampling)
-        case OutcomeKind.AGENT_ERROR | OutcomeKind.TIMEOUT:
-            return _failed(ended, ended.kind, sampling)
-        case OutcomeKind.INFRA_ERROR | OutcomeKind.CANCELLED | None:
-            if ended.failures < sampling.max_attempts:
-                return None
-            return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, ended.kind or LEASE_LOST)
+        case None:
+            return LEASE_LOST
+        case OutcomeKind.INFRA_ERROR | OutcomeKind.CANCELLED:
+            return ended.kind
+        case OutcomeKind.AGENT_ERROR | OutcomeKind.TIMEOUT if ended.call_failed:
+            return CALL_FAILED
+        case OutcomeKind.TIMEOUT if ended.held_seconds > HELD_SHARE * ended.seconds:
+            return HELD
+        case _:
+            return None
 
 
 def _failed(ended: AttemptFacts, reason: str, sampling: Sampling) -> Resolution:

@@ -113,7 +113,7 @@ class Controller:
 
     async def direct_engines(self, run: store.RunFacts) -> None:
         """Tells the fleet which version of the active run to serve."""
-        version = phases.wanted_version(run, self._fleet.served_version(run.id))
+        version = phases.wanted_version(run)
         if version is not None and not self._fleet.wants(run.id, version):
             async with self._database.read() as session:
                 path = await store.version_path(session, run.id, version)

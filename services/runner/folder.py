@@ -75,7 +75,11 @@ class Folders:
 
 def _lock(folder: Path) -> IO[str]:
     lock = (folder / ".lock").open("w")
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise
     return lock
 
 

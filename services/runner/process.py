@@ -108,11 +108,15 @@ class Processes:
 
     def _kill_orphans(self) -> None:
         """Kills children of this process that are no keeper: what a dead keeper left, handed to us as its subreaper."""
-        mine = [pid for pid, parent in keeper.parents().items() if parent == os.getpid()]
-        for orphan in set(mine) - self._keepers:
-            keeper.signal_all([*keeper.descendants(orphan), orphan], signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(orphan, 0)
+        # Again until none is left: an orphan's own children become ours when it dies.
+        while orphans := self._orphans():
+            for orphan in orphans:
+                keeper.signal_all([*keeper.descendants(orphan), orphan], signal.SIGKILL)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(orphan, 0)
+
+    def _orphans(self) -> set[int]:
+        return {pid for pid, parent in keeper.parents().items() if parent == os.getpid()} - self._keepers
 
 
 def _start_keeper(command: Command, lifeline: int) -> subprocess.Popen[bytes]:

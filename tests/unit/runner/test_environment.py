@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from services.runner.environment import MAX_TASK_BYTES, Doors, Identity, environment_block
+
+DOORS = Doors("http://gateway:1", "http://collector:2", key="signed", grant_reward=False)
+IDENTITY = Identity("run-a", "run-a.0.1", 2, "00-trace")
+
+
+def block(*, task: dict[str, object] | None = None, doors: Doors = DOORS, **extra: str) -> dict[str, str]:
+    return environment_block(
+        IDENTITY,
+        doors,
+        task or {"question": "Café?"},
+        folder=Path("/w"),
+        task_file=Path("/t.json"),
+        scratch=Path("/s"),
+        path="/bin",
+        extra=extra,
+    )
+
+
+def test_the_agent_finds_its_doors_and_its_task() -> None:
+    found = block()
+    assert {
+        name: found.get(name)
+        for name in (
+            *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
+            *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_RESOURCE_ATTRIBUTES"),
+            *("LEYDEN_RUN_ID", "LEYDEN_ROLLOUT_ID", "LEYDEN_ATTEMPT", "LEYDEN_TASK_FILE", "LEYDEN_REWARD_URL"),
+            *("HOME", "TMPDIR", "PATH", "LANG", "TRACEPARENT", "OPENAI_CUSTOM_HEADERS"),
+        )
+    } == {
+        "OPENAI_BASE_URL": "http://gateway:1/r/run-a.0.1/2/v1",
+        "OPENAI_API_BASE": "http://gateway:1/r/run-a.0.1/2/v1",
+        "OPENAI_API_KEY": "signed",
+        "ANTHROPIC_BASE_URL": "http://gateway:1/r/run-a.0.1/2",
+        "ANTHROPIC_API_KEY": "signed",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:2/r/run-a.0.1/2",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20signed",
+        "OTEL_RESOURCE_ATTRIBUTES": "rollout.id=run-a.0.1,rollout.attempt=2",
+        "LEYDEN_RUN_ID": "run-a",
+        "LEYDEN_ROLLOUT_ID": "run-a.0.1",
+        "LEYDEN_ATTEMPT": "2",
+        "LEYDEN_TASK_FILE": "/t.json",
+        "LEYDEN_REWARD_URL": None,
+        "HOME": "/w",
+        "TMPDIR": "/s",
+        "PATH": "/bin",
+        "LANG": "C.UTF-8",
+        "TRACEPARENT": "00-trace",
+        "OPENAI_CUSTOM_HEADERS": "X-Rollout-Id: run-a.0.1\nX-Attempt: 2",
+    }
+    assert json.loads(found["LEYDEN_TASK"]) == {"question": "Café?"}
+
+
+def test_the_reward_door_is_told_only_where_it_is_granted() -> None:
+    granted = Doors("http://gateway:1", "http://collector:2", key="signed", grant_reward=True)
+    assert block(doors=granted)["LEYDEN_REWARD_URL"] == "http://collector:2/r/run-a.0.1/2/reward"
+
+
+def test_a_run_adds_its_own_names_and_never_the_platforms() -> None:
+    found = block(OPENAI_MODEL="policy", LANG="de_DE.UTF-8", LEYDEN_TASK="forged")
+    assert (found["OPENAI_MODEL"], found["LANG"]) == ("policy", "de_DE.UTF-8")
+    assert found["LEYDEN_TASK"] != "forged"
+
+
+def test_a_task_too_long_for_an_environment_is_in_the_file_alone() -> None:
+    assert "LEYDEN_TASK" not in block(task={"text": "x" * MAX_TASK_BYTES})

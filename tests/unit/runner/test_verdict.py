@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import pytest
+
+from libs.contracts.states import OutcomeKind
+from services.runner.process import Ended
+from services.runner.verdict import FACTS_BYTES, judge
+
+
+def ended(stdout: str | bytes = "", **changes: object) -> Ended:
+    values: dict[str, object] = {
+        "exit_code": 0,
+        "start_error": None,
+        "timed_out": False,
+        "clean": True,
+        "stdout": stdout if isinstance(stdout, bytes) else stdout.encode(),
+        "stderr": b"",
+        "stdout_total": len(stdout),
+        "stderr_total": 0,
+        "seconds": 1.0,
+        "cpu_seconds": 0.1,
+        "max_rss_bytes": 1,
+    }
+    return Ended(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("stdout", "reward", "facts"),
+    [
+        ('{"reward": 1}', 1.0, {"reward": 1}),
+        ('noise\n {"reward": -0.5, "success": true} \nmore noise\n\n', -0.5, {"reward": -0.5, "success": True}),
+        ('{"reward": 0.1}\n{"reward": 0.9}\n', 0.9, {"reward": 0.9}),
+        ('{"rewards": {"format": 0.25, "answer": 0.5}}', 0.75, {"rewards": {"format": 0.25, "answer": 0.5}}),
+        ('{"reward": 2, "rewards": {"a": 1}}', 2.0, {"reward": 2, "rewards": {"a": 1}}),
+        ('{"reward": 1}\n{"note": "no \\"reward\\" here"}', 1.0, {"reward": 1}),
+        ("", None, {}),
+        ('[{"reward": 1}]\n"reward"\n1.5', None, {}),
+    ],
+)
+def test_the_last_json_line_with_a_reward_counts(stdout: str, reward: float | None, facts: dict[str, object]) -> None:
+    outcome = judge(ended(stdout))
+    assert (outcome.kind, outcome.reward, outcome.facts) == (OutcomeKind.SUCCEEDED, reward, facts)
+
+
+@pytest.mark.parametrize(
+    ("line", "detail"),
+    [
+        ('{"reward": NaN}', "'reward' is not finite: nan"),
+        ('{"reward": -Infinity}', "'reward' is not finite: -inf"),
+        ('{"reward": 1e999}', "'reward' is not finite: inf"),
+        (f'{{"reward": 1{"0" * 400}}}', "'reward' is not finite: 1000"),
+        ('{"reward": true}', "'reward' must be a number, not 'True'"),
+        ('{"reward": "1"}', "'reward' must be a number, not '1'"),
+        ('{"reward": null}', "'reward' must be a number, not 'None'"),
+        ('{"reward": [1]}', "'reward' must be a number, not '[1]'"),
+        ('{"rewards": {"a": 1, "b": "x"}}', "'rewards.b' must be a number, not 'x'"),
+        ('{"rewards": {"a": 1e308, "b": 1e308}}', "'rewards' is not finite: inf"),
+        ('{"rewards": [1]}', "'rewards' must be an object of numbers, not [1]"),
+        ('{"rewards": {}}', "'rewards' must be an object of numbers, not {}"),
+        ('{"reward": 1', "the last line with a reward is broken JSON"),
+        ('{"reward":' + "[" * 100_000, "the last line with a reward is broken JSON"),
+    ],
+)
+def test_a_broken_reward_is_the_agents_error_and_is_named(line: str, detail: str) -> None:
+    outcome = judge(ended('{"reward": 1}\n' + line))
+    assert (outcome.kind, outcome.reward) == (OutcomeKind.AGENT_ERROR, None)
+    assert outcome.detail is not None
+    assert outcome.detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({"exit_code": 1}, OutcomeKind.AGENT_ERROR),
+        ({"exit_code": -11}, OutcomeKind.AGENT_ERROR),
+        ({"exit_code": -9}, OutcomeKind.INFRA_ERROR),
+        ({"exit_code": -9, "timed_out": True}, OutcomeKind.TIMEOUT),
+        ({"exit_code": 0, "timed_out": True}, OutcomeKind.TIMEOUT),
+        ({"exit_code": 127, "start_error": "No such file"}, OutcomeKind.INFRA_ERROR),
+    ],
+)
+def test_only_an_exit_with_zero_earns_the_printed_reward(changes: dict[str, object], kind: OutcomeKind) -> None:
+    outcome = judge(ended('{"reward": 1}', **changes))
+    assert (outcome.kind, outcome.reward, outcome.facts) == (kind, None, {})
+    assert outcome.detail
+
+
+def test_output_that_is_no_text_is_kept_readable() -> None:
+    outcome = judge(ended(stdout=b'\xff\xfe\n{"reward": 1}\n'))
+    assert outcome.stdout_tail == '\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}\n{"reward": 1}\n'
+
+
+def test_facts_are_bounded() -> None:
+    outcome = judge(ended('{"reward": 1, "note": "' + "x" * FACTS_BYTES + '"}'))
+    assert outcome.reward == 1.0
+    assert list(outcome.facts) == ["truncated"]
