@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, text, update
+from sqlalchemy import Row, func, text, update
 
 from libs.contracts.config import Agent, ProcessRunner, Sampling
 from libs.contracts.states import AttemptState, OutcomeKind
@@ -37,25 +37,29 @@ _MAY_RUN = f"""
         WHERE a.rollout_id = r.id AND o.kind IS DISTINCT FROM 'cancelled')
 """  # noqa: S608  # constants alone
 
-# NO KEY UPDATE: two leases of one rollout take turns, while inserts that refer to the rollout do not wait.
-_LOCK = text("SELECT FROM rollouts WHERE id = :rollout_id FOR NO KEY UPDATE")
+# NO KEY UPDATE: two leases of one rollout take turns, while inserts that refer to the rollout do not wait. In the order
+# of ids, so that two callers with the same rollouts never wait for each other.
+_LOCK = text("SELECT FROM rollouts WHERE id = ANY(:rollout_ids) ORDER BY id FOR NO KEY UPDATE")
 
-_EXPIRE_ONE = text("""
+_EXPIRE_THESE = text("""
     UPDATE attempts SET state = 'expired', finished_at = clock_timestamp()
-    WHERE rollout_id = :rollout_id AND state IN ('leased', 'running') AND lease_expires_at <= clock_timestamp()
+    WHERE rollout_id = ANY(:rollout_ids) AND state IN ('leased', 'running') AND lease_expires_at <= clock_timestamp()
 """)
 
 _LEASE = text(f"""
     WITH leased AS (
         INSERT INTO attempts (rollout_id, number, run_id, state, lease_id, owner, lease_expires_at)
         SELECT r.id, 1 + (SELECT coalesce(max(number), 0) FROM attempts WHERE rollout_id = r.id), r.run_id,
-               'leased', :lease_id, :owner, clock_timestamp() + make_interval(secs => :seconds)
-        FROM rollouts r JOIN runs u ON u.id = r.run_id
-        WHERE r.id = :rollout_id AND {_MAY_RUN}
-        RETURNING rollout_id, number, run_id, lease_expires_at
+               'leased', asked.lease_id, :owner, clock_timestamp() + make_interval(secs => :seconds)
+        FROM unnest(CAST(:rollout_ids AS text[]), CAST(:lease_ids AS text[])) AS asked (rollout_id, lease_id)
+        JOIN rollouts r ON r.id = asked.rollout_id
+        JOIN runs u ON u.id = r.run_id
+        WHERE {_MAY_RUN}
+        RETURNING rollout_id, number, run_id, lease_id, lease_expires_at
     )
-    SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_expires_at, r.group_id, r.trace_parent,
-           g.dataset_id, g.task_number, t.payload, u.config -> 'agent' AS agent, u.config -> 'runner' AS runner
+    SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
+           r.group_id, r.trace_parent, g.dataset_id, g.task_number, t.payload,
+           u.config -> 'agent' AS agent, u.config -> 'runner' AS runner
     FROM leased
     JOIN rollouts r ON r.id = leased.rollout_id
     JOIN groups g ON g.id = r.group_id
@@ -141,24 +145,36 @@ class ExpiredAttempt:
 
 
 async def lease_rollout(session: Session, rollout_id: str, owner: str, seconds: float) -> Lease | None:
-    """The next attempt of the rollout, or None when there is nothing to execute.
+    """The next attempt of one rollout, or None when there is nothing to execute; see `lease_rollouts`."""
+    leased = await lease_rollouts(session, [rollout_id], owner, seconds)
+    return leased[0] if leased else None
 
-    None means: it is finished or cancelled, its run is paused or cancelled, another lease is live, an outcome waits to
-    be settled by the controller, or `max_attempts` are used up. An overdue lease is expired first. Safe to repeat: of
-    two callers one gets the lease.
+
+async def lease_rollouts(session: Session, rollout_ids: Iterable[str], owner: str, seconds: float) -> list[Lease]:
+    """The next attempt of each rollout that may be executed, in the order asked for.
+
+    The others are finished or cancelled, their run is paused or cancelled, another lease is live, an outcome waits for
+    the controller, or `max_attempts` are used up. Overdue leases are expired first. Safe to repeat: of two callers one
+    gets the lease.
     """
-    parameters = {"rollout_id": rollout_id, "lease_id": secrets.token_hex(16), "owner": owner, "seconds": seconds}
-    await session.execute(_LOCK, parameters)
-    await session.execute(_EXPIRE_ONE, parameters)
-    row = (await session.execute(_LEASE, parameters)).one_or_none()
-    if row is None:
-        return None
+    ids = list(dict.fromkeys(rollout_ids))
+    if not ids:
+        return []
+    await session.execute(_LOCK, {"rollout_ids": ids})
+    await session.execute(_EXPIRE_THESE, {"rollout_ids": ids})
+    parameters = {"rollout_ids": ids, "lease_ids": [secrets.token_hex(16) for _ in ids]}
+    rows = await session.execute(_LEASE, {**parameters, "owner": owner, "seconds": seconds})
+    leased = {row.rollout_id: _lease(row) for row in rows}
+    return [leased[rollout_id] for rollout_id in ids if rollout_id in leased]
+
+
+def _lease(row: Row[Any]) -> Lease:
     return Lease(
         run_id=row.run_id,
         group_id=row.group_id,
         rollout_id=row.rollout_id,
         attempt=row.number,
-        lease_id=str(parameters["lease_id"]),
+        lease_id=row.lease_id,
         expires_at=row.lease_expires_at,
         dataset_id=row.dataset_id,
         task_number=row.task_number,

@@ -32,6 +32,7 @@ _USER = "leyden"
 _DATABASE = "leyden"
 _REDIS_PROCESS = "redis-server"
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+_REMEDY = "Set LEYDEN_DATABASE_URL to a server of your own, or put the data folder on a local disk with room."
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 # Postgres 18 of the wheel; an older data folder keeps the binaries that made it.
@@ -94,7 +95,10 @@ class EmbeddedPostgres:
             timeout=300,
         )
         if result.returncode != 0:
-            raise EmbeddedError(f"initdb failed: {result.stderr.decode(errors='replace')[-2000:]}")
+            raise EmbeddedError(
+                f"embedded Postgres in {self.folder} could not be initialised:\n"
+                f"{result.stderr.decode(errors='replace')[-2000:]}\n{_REMEDY}"
+            )
         _write_private(self.folder / "postgres.json", {"port": _free_port(), "password": password_file.read_text()})
         password_file.unlink()
         # Last: a folder named `data` is always a complete one.
@@ -162,10 +166,7 @@ class EmbeddedPostgres:
             time.sleep(0.02)
         if "could not create any TCP/IP sockets" in _tail(log):
             return False
-        raise EmbeddedError(
-            f"embedded Postgres in {self.folder} did not start:\n{_tail(log)}\n"
-            "Give a server of your own by setting LEYDEN_DATABASE_URL, or move the data folder to a local disk."
-        )
+        raise EmbeddedError(f"embedded Postgres in {self.folder} did not start:\n{_tail(log)}\n{_REMEDY}")
 
     def _answering_folder(self) -> Path | None:
         try:

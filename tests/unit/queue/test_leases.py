@@ -85,6 +85,36 @@ async def test_a_leased_rollout_is_not_leased_again(database: Database, rollout:
     assert await attempts(database, rollout) == [(1, "leased", "runner-a")]
 
 
+async def test_many_rollouts_are_leased_together_in_the_order_asked_for(
+    database: Database, rollout: tables.Rollout
+) -> None:
+    run = await builders.add_run(database)
+    _, [taken, free] = await builders.add_group(database, run)
+    await held(database, taken)
+    asked = [free.id, taken.id, rollout.id, free.id, "run-none.0.0"]
+    async with database.session() as session:
+        got = await leases.lease_rollouts(session, asked, "runner-b", 60)
+    assert [(one.rollout_id, one.run_id, one.attempt) for one in got] == [
+        (free.id, run.id, 1),
+        (rollout.id, rollout.run_id, 1),
+    ]
+    assert len({one.lease_id for one in got}) == 2
+    assert await settle(database, got[1]) is True
+
+
+async def test_two_runners_with_the_same_many_rollouts_share_them(database: Database) -> None:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run, size=40)
+    ids = [one.id for one in rollouts]
+
+    async def lease_all(order: list[str]) -> list[Lease]:
+        async with database.session() as session:
+            return await leases.lease_rollouts(session, order, "runner", 60)
+
+    shares = await asyncio.gather(lease_all(ids), lease_all(ids[::-1]), lease_all(ids))
+    assert sorted(one.rollout_id for share in shares for one in share) == sorted(ids)
+
+
 async def test_of_many_racing_runners_one_gets_the_lease(database: Database, rollout: tables.Rollout) -> None:
     got = await asyncio.gather(*(lease(database, rollout, f"runner-{n}") for n in range(8)))
     assert sum(one is not None for one in got) == 1
@@ -144,6 +174,13 @@ async def test_infrastructure_failures_use_up_attempts(database: Database, rollo
     for _ in range(3):
         await settle(database, await held(database, rollout), INFRA)
     assert await lease(database, rollout) is None
+
+
+async def test_leases_that_ran_out_use_up_attempts(database: Database, rollout: tables.Rollout) -> None:
+    for _ in range(3):
+        await make_overdue(database, await held(database, rollout))
+    assert await lease(database, rollout) is None
+    assert [state for _, state, _ in await attempts(database, rollout)] == ["expired"] * 3
 
 
 async def test_a_cancelled_attempt_uses_up_none(database: Database, rollout: tables.Rollout) -> None:
