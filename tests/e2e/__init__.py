@@ -1,0 +1,1 @@
+"""Real processes, real Postgres and Redis, an unmodified agent; workers are killed on the way."""

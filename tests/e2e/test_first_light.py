@@ -1,0 +1,31 @@
+"""One task travels to new weights through every hand-off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from libs.cli.platform import Platform
+from libs.cli.watch import watch_run
+from libs.client import Leyden
+from tests.truth import lost_calls, violations
+
+
+def test_a_two_armed_bandit_learns_the_better_arm(
+    platform: Platform, client: Leyden, bandit: Callable[..., dict[str, Any]], tmp_path: Path
+) -> None:
+    evaluation = {"dataset": "bandit", "rollouts_per_task": 8}
+    run = watch_run(client, client.create_run(bandit(evaluation=evaluation)).id, Console(quiet=True))
+
+    assert (run.phase, run.reason) == ("completed", None)
+    before, after = (e.results.reward for e in sorted(client.evaluations(run.id), key=lambda e: e.number))
+    assert before is not None
+    assert after is not None
+    assert 0.2 < before.mean < 0.8
+    assert after.mean > 0.95
+    assert [version.version for version in client.policies(run.id)] == list(range(9))
+    assert violations(platform.facts.database_url, run.id) == {}
+    assert lost_calls(platform.facts.database_url, run.id, tmp_path / "received.log") == []
