@@ -1,0 +1,58 @@
+"""`leyden dataset …`"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from libs.cli.context import context_of
+from libs.cli.output import AsJson, Count, print_facts, print_json, print_table
+
+app = typer.Typer(no_args_is_help=True, help="Datasets: the tasks that agents are given.")
+
+Dataset = Annotated[str, typer.Argument(help="Id or name.")]
+
+
+@app.command("upload")
+def upload(
+    ctx: typer.Context,
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON Lines, or one JSON array.")],
+    name: Annotated[str | None, typer.Option(help="Name of the dataset [default: the file's].")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Store a file of tasks, one JSON object each. Nothing is stored when a row is bad."""
+    with context_of(ctx).client() as leyden:
+        made = leyden.upload_dataset(name or file.stem, file)
+    if as_json:
+        print_json(made)
+    else:
+        print_facts([("dataset", made.id), ("name", made.name), ("tasks", made.task_count)])
+
+
+@app.command("list")
+def list_(ctx: typer.Context, limit: Count = 50, as_json: AsJson = False) -> None:
+    """List datasets, newest first."""
+    with context_of(ctx).client() as leyden:
+        found = list(itertools.islice(leyden.datasets(), limit))
+    if as_json:
+        print_json(found)
+    else:
+        rows = [(dataset.name, dataset.id, dataset.task_count, dataset.created_at) for dataset in found]
+        print_table(("name", "id", "tasks", "made"), rows, empty="No datasets yet: `leyden dataset upload FILE`.")
+
+
+@app.command("show")
+def show(ctx: typer.Context, dataset: Dataset, limit: Count = 5, as_json: AsJson = False) -> None:
+    """Show a dataset and its first tasks."""
+    with context_of(ctx).client() as leyden:
+        found = leyden.dataset(dataset)
+        tasks = list(itertools.islice(leyden.tasks(found.id), limit))
+    if as_json:
+        print_json({**found.model_dump(mode="json"), "tasks": [task.payload for task in tasks]})
+        return
+    print_facts([("dataset", found.id), ("name", found.name), ("tasks", found.task_count), ("made", found.created_at)])
+    print_table(("task", "payload"), [(task.number, json.dumps(task.payload, ensure_ascii=False)) for task in tasks])

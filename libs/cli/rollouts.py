@@ -1,0 +1,149 @@
+"""`leyden rollout …`"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from libs.cli.context import context_of
+from libs.cli.output import AsJson, Count, cell, console, print_facts, print_json, print_table
+from libs.contracts.api import Call, RolloutDetail, Span
+
+app = typer.Typer(no_args_is_help=True, help="Rollouts: what each agent did, token by token.")
+
+
+@app.command("list")
+def list_(
+    ctx: typer.Context,
+    run: Annotated[str | None, typer.Option(help="Id or name of a run.")] = None,
+    state: Annotated[str | None, typer.Option(help="queued, finished, excluded or cancelled.")] = None,
+    evaluation: Annotated[str | None, typer.Option(help="Id of one, or `none` for training alone.")] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="The optimiser step that consumed them.")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="The policy version they were admitted at.")] = None,
+    limit: Count = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List rollouts, newest first."""
+    with context_of(ctx).client() as leyden:
+        run_id = leyden.find_run(run).id if run else None
+        listed = leyden.rollouts(run=run_id, state=state, evaluation=evaluation, step=step, version=version)
+        found = list(itertools.islice(listed, limit))
+    if as_json:
+        print_json(found)
+        return
+    rows = [(r.id, r.state, r.reason, r.reward, r.task_number, r.admitted_version, r.step, r.created_at) for r in found]
+    print_table(("rollout", "state", "reason", "reward", "task", "version", "step", "made"), rows)
+
+
+@app.command("show")
+def show(
+    ctx: typer.Context,
+    rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Id of a rollout.")],
+    attempt: Annotated[int | None, typer.Option(min=1, help="Another than the attempt that counts.")] = None,
+    tokens: Annotated[bool, typer.Option("--tokens", help="Every sampled token with its log-probability.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show a trajectory: call by call what was said, which tools it used, what it earned."""
+    with context_of(ctx).client() as leyden:
+        found = leyden.rollout(rollout)
+        shown = attempt or found.attempt
+        calls = list(leyden.calls(rollout, attempt=shown, prompt=as_json))
+        spans = list(leyden.spans(rollout, attempt=shown))
+    if as_json:
+        print_json(
+            {
+                **found.model_dump(mode="json"),
+                "calls": [call.model_dump(mode="json", by_alias=True) for call in calls],
+                "spans": [span.model_dump(mode="json") for span in spans],
+            }
+        )
+        return
+    _print_rollout(found)
+    for number, call in enumerate(calls, 1):
+        _print_call(number, call, spans, tokens)
+    _print_unclaimed(calls, spans)
+
+
+def _print_rollout(rollout: RolloutDetail) -> None:
+    attempts = [f"{a.number} {a.outcome.kind if a.outcome else a.state}" for a in rollout.attempts]
+    print_facts(
+        [
+            ("rollout", rollout.id),
+            ("state", f"{rollout.state}{f' ({rollout.reason})' if rollout.reason else ''}"),
+            ("reward", rollout.reward),
+            ("task", json.dumps(rollout.task, ensure_ascii=False)),
+            ("policy version", rollout.admitted_version),
+            ("trained in step", rollout.step),
+            ("attempts", ", ".join(attempts)),
+        ]
+    )
+    counted = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
+    if counted is not None:
+        print_facts([("facts", counted.facts), ("detail", counted.detail)])
+    last = rollout.attempts[-1].outcome if rollout.attempts else None
+    if last is not None and last.kind != "succeeded" and last.stderr_tail:
+        console.print(Text(last.stderr_tail[-2000:], style="red"))
+    for reward in rollout.rewards:
+        print_facts([(f"reward {reward.name}", f"{reward.value:+.3g} from {reward.source}")])
+
+
+def _print_call(number: int, call: Call, spans: Sequence[Span], tokens: bool) -> None:
+    messages = call.messages.get("messages") or [{}]
+    console.print(Text(f"\ncall {number}  {call.id}  {call.status}", style="bold"))
+    console.print(Text(str(messages[-1].get("content", ""))[-600:], style="dim"))
+    console.print(Text(said(call)))
+    versions = sorted(set(call.policy_versions))
+    print_facts(
+        [
+            ("tokens", f"{call.prompt_tokens} + {call.completion_tokens} ({call.cached_tokens} cached)"),
+            ("log-probability", sum(call.logprobs)),
+            ("policy versions", ", ".join(map(str, versions))),
+            ("trainable", call.untrainable_reason or call.trainable),
+            *_credit(call),
+        ]
+    )
+    for span in spans:
+        if span.response_id == f"chatcmpl-{call.request_id}" and span.kind == "tool":
+            _print_span(span)
+    if tokens:
+        rows = zip(call.sampled_ids, call.logprobs, call.policy_versions, strict=True)
+        print_table(("token", "log-probability", "version"), [(t, f"{p:.4f}", v) for t, p, v in rows])
+
+
+def _credit(call: Call) -> list[tuple[str, object]]:
+    if call.credit is None:
+        return []
+    credit = call.credit
+    parts = (credit.intermediate_reward, credit.return_, credit.baseline, credit.advantage)
+    names = ("intermediate", "return", "baseline", "advantage")
+    words = ", ".join(f"{name} {cell(value)}" for name, value in zip(names, parts, strict=True))
+    return [("credit", f"{words} (state {credit.state_key or 'start'})")]
+
+
+def said(call: Call) -> str:
+    """What the model answered: its text, or the tool calls it made."""
+    response = call.response or {}
+    text = str(response.get("content") or "")
+    asked = [f"{t['function']['name']}({t['function']['arguments']})" for t in response.get("tool_calls") or []]
+    return "\n".join(filter(None, [text, *asked])) or "(nothing)"
+
+
+def _print_span(span: Span) -> None:
+    style = "red" if span.status == "error" else "green"
+    detail = f" {span.error_type}" if span.error_type else ""
+    milliseconds = (span.end_ns - span.start_ns) / 1e6
+    console.print(Text(f"  {span.tool or span.name}: {span.status}{detail} ({milliseconds:.0f} ms)", style=style))
+
+
+def _print_unclaimed(calls: Sequence[Call], spans: Sequence[Span]) -> None:
+    answers = {f"chatcmpl-{call.request_id}" for call in calls}
+    rest = [span for span in spans if span.kind == "tool" and span.response_id not in answers]
+    if rest:
+        console.print(Text("\ntool spans that name no call", style="bold"))
+        for span in rest:
+            _print_span(span)

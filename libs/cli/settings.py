@@ -1,0 +1,35 @@
+"""Settings of the command, read from `LEYDEN_` variables; options of the command line win."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Where the platform's files are, and which platform to speak to."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LEYDEN_", frozen=True, extra="ignore", use_attribute_docstrings=True, env_ignore_empty=True
+    )
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".leyden")
+    """Folder of the embedded database, secrets, logs and weights; `~/.leyden` by default."""
+    url: str | None = None
+    """Address of the API; that of the platform in `home` by default."""
+    token: str | None = Field(default=None, repr=False)
+    """Bearer token for the API; that of the platform in `home` by default."""
+    database_url: str | None = Field(default=None, repr=False)
+    """Postgres of your own for `leyden up`, as `postgresql://user:password@host:port/name`; embedded when unset."""
+    redis_url: str | None = Field(default=None, repr=False)
+    """Redis of your own for `leyden up`; embedded when unset."""
+    model_path: Path | None = None
+    """Hugging Face folder of the base model for `leyden up`; SmolLM2-135M-Instruct when unset."""
+
+
+def inherited_environment() -> dict[str, str]:
+    """What services get of the caller's environment: all of it, so that `TRAINER_…` and its like reach them."""
+    return dict(os.environ)

@@ -1,0 +1,144 @@
+"""The live table of a run: one row a step, from what the API tells."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from libs.client import Leyden
+from libs.contracts.api import Evaluation, Run, Step
+
+OVER = frozenset({"completed", "failed", "cancelled"})
+ROWS = 30
+
+
+def watch_run(
+    leyden: Leyden, run_id: str, console: Console, *, poll_seconds: float = 1.0, stopped: Callable[[], bool] = bool
+) -> Run:
+    """Shows a run until it is over or `stopped()`, and returns it as it was last seen.
+
+    On a terminal one table is drawn again and again; elsewhere each step is printed once as a line.
+    """
+    shown = 0
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        while True:
+            run, steps = leyden.run(run_id), list(leyden.steps(run_id))
+            evaluations = list(leyden.evaluations(run_id))
+            over = run.phase in OVER and all(evaluation.results.complete for evaluation in evaluations)
+            if console.is_terminal:
+                live.update(view(run, steps, evaluations), refresh=True)
+            else:
+                for step in steps[shown:]:
+                    console.print(line(step), soft_wrap=True)
+                shown = len(steps)
+            if over or run.phase in {"failed", "cancelled"} or stopped():
+                break
+            time.sleep(poll_seconds)
+    if not console.is_terminal:
+        console.print(summary(run), soft_wrap=True)
+    return run
+
+
+def view(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> RenderableType:
+    """Everything that a terminal shows of a run."""
+    parts: list[RenderableType] = [summary(run), step_table(steps[-ROWS:])]
+    measured = [evaluation for evaluation in evaluations if evaluation.results.rollouts]
+    if measured:
+        parts.append(evaluation_table(measured))
+    return Group(*parts)
+
+
+def summary(run: Run) -> Text:
+    """Where a run is, in one line."""
+    progress = run.progress
+    rollouts = ", ".join(f"{count} {state}" for state, count in sorted(progress.rollouts.items())) or "none"
+    words = f"{run.name} ({run.id}): {run.phase}, step {progress.step} of {progress.steps}, rollouts {rollouts}"
+    return Text(f"{words}: {run.reason}" if run.reason else words)
+
+
+def step_table(steps: Sequence[Step]) -> Table:
+    """Reward, facts, tokens and seconds per phase of each step."""
+    facts, phases = _names(steps)
+    table = Table("step", "reward", "±", *map(_title, facts), "tokens", *map(_title, phases), box=None, pad_edge=False)
+    for column in table.columns:
+        column.justify = "right"
+    for step in steps:
+        table.add_row(
+            str(step.number),
+            _number(step.reward_mean),
+            _number(step.reward_std),
+            *(_share(step.facts.get(name)) for name in facts),
+            _count(_tokens(step)),
+            *(_seconds(step.metrics.get(name)) for name in phases),
+        )
+    return table
+
+
+def line(step: Step) -> str:
+    """A step in one line, for logs."""
+    facts, phases = _names([step])
+    parts = [f"step {step.number}: reward {_number(step.reward_mean)} ± {_number(step.reward_std)}"]
+    parts += [f"{name} {_share(step.facts[name])}" for name in facts]
+    parts += [f"tokens {_count(_tokens(step))}"]
+    parts += [f"{_title(name)} {_seconds(step.metrics.get(name))}" for name in phases]
+    return ", ".join(parts)
+
+
+def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
+    """Reward and facts of each evaluation with their 95 % intervals."""
+    table = Table("evaluation", "version", "rollouts", "reward", "facts", box=None, pad_edge=False)
+    for evaluation in evaluations:
+        results = evaluation.results
+        shares = [
+            f"{fact.name} {fact.statistic.mean:.1%} [{fact.statistic.low:.1%}, {fact.statistic.high:.1%}]"
+            for fact in results.facts
+            if fact.kind == "share" and fact.statistic is not None
+        ]
+        texts = [f"{fact.name} {fact.counts}" for fact in results.facts if fact.counts is not None]
+        reward = results.reward
+        table.add_row(
+            str(evaluation.number),
+            str(evaluation.measured_version),
+            ", ".join(f"{count} {state}" for state, count in sorted(results.rollouts.items())),
+            f"{reward.mean:.3f} [{reward.low:.3f}, {reward.high:.3f}]" if reward else "–",
+            "\n".join([*shares, *texts]),
+        )
+    return table
+
+
+def _names(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
+    """Facts, and the metrics that are seconds of a phase, in the order they first appear."""
+    facts = list(dict.fromkeys(name for step in steps for name in step.facts))
+    phases = list(dict.fromkeys(name for step in steps for name in step.metrics if name.endswith("_seconds")))
+    return facts, phases
+
+
+def _tokens(step: Step) -> float | None:
+    return step.metrics.get("trained_tokens", step.metrics.get("tokens"))
+
+
+def _title(name: str) -> str:
+    return name.removesuffix("_seconds").replace("_", " ") + (" s" if name.endswith("_seconds") else "")
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _share(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.0%}" if 0 <= value <= 1 else f"{value:.2f}"
+
+
+def _count(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.0f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
