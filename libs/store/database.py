@@ -85,11 +85,13 @@ async def copy_rows(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
     *,
+    types: Sequence[str] | None = None,
     on_conflict_do_nothing: bool = False,
 ) -> None:
     """Writes rows by binary-safe COPY inside the session's transaction.
 
-    Args: on_conflict_do_nothing: rows whose key exists are left as they are (COPY into a temporary table, then INSERT).
+    Args: types: Postgres' name of each column's type; with them the binary format is used, which big arrays want;
+        on_conflict_do_nothing: rows whose key exists are left as they are (COPY into a temporary table, then INSERT).
     """
     connection = await raw_connection(session)
     names = sql.SQL(", ").join(map(sql.Identifier, columns))
@@ -101,7 +103,10 @@ async def copy_rows(
                     "CREATE TEMPORARY TABLE IF NOT EXISTS {} ON COMMIT DELETE ROWS AS SELECT {} FROM {} WITH NO DATA"
                 ).format(target, names, sql.Identifier(table))
             )
-        async with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(target, names)) as copy:
+        layout = sql.SQL("(FORMAT BINARY)" if types is not None else "")
+        async with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN {}").format(target, names, layout)) as copy:
+            if types is not None:
+                copy.set_types(types)
             for row in rows:
                 await copy.write_row(row)
         if on_conflict_do_nothing:

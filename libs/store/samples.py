@@ -1,0 +1,197 @@
+"""What credit reads and writes: complete groups with all that their siblings did, and the samples made of them.
+
+Reading takes a fixed number of statements however many groups are loaded; writing is COPY. A group is credited once:
+its row is locked while it is computed, and `group_credits` has one row per group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from psycopg.types.json import Jsonb
+from sqlalchemy import Row, text
+
+from libs.contracts.states import GroupVerdict
+from libs.store.database import ReadSession, Session, copy_rows
+
+Rows = Sequence[Row[Any]]
+
+
+class PendingGroup(NamedTuple):
+    """A complete training group without credit; `config` is the run's document."""
+
+    id: str
+    run_id: str
+    config: Mapping[str, Any]
+
+
+class SiblingRows(NamedTuple):
+    """What the counted attempts of finished siblings left, each list in a stable order.
+
+    rollouts: id, group_id, reward
+    calls: rollout_id, id, request_id, choice, sequence, status, trainable, prompt_ids, sampled_ids, generator_logprobs,
+        policy_versions, temperature, tool_calls (JSON list or null)
+    spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; tools
+    alone rewards: rollout_id, value, response_id, tool_call_id, call_id; the doors', telemetry's and people's
+    """
+
+    rollouts: Rows
+    calls: Rows
+    spans: Rows
+    rewards: Rows
+
+
+class NewGroupCredit(NamedTuple):
+    """One row of `group_credits`."""
+
+    group_id: str
+    run_id: str
+    verdict: GroupVerdict
+    reason: str | None
+    credit_version: int
+    counted_siblings: int
+    has_variance: bool
+    min_policy_version: int | None
+    reward_mean: float | None
+    reward_std: float | None
+
+
+class NewCallCredit(NamedTuple):
+    """One row of `credits`. `tools` is the column's document."""
+
+    run_id: str
+    call_id: str
+    rollout_id: str
+    parent_call_id: str | None
+    depth: int
+    state_key: str
+    tools: Mapping[str, object]
+    intermediate_reward: float
+    return_: float
+    baseline: float
+    advantage: float
+
+
+class NewSample(NamedTuple):
+    """One row of `samples`, arrays as bytes."""
+
+    run_id: str
+    id: str
+    group_id: str
+    rollout_id: str
+    branch: int
+    length: int
+    trained_tokens: int
+    token_ids: bytes
+    mask: bytes
+    generator_logprobs: bytes
+    advantages: bytes
+    temperatures: bytes
+    policy_versions: bytes
+    min_policy_version: int
+
+
+_LOCK = text("""
+    SELECT g.id FROM groups g
+    JOIN run_status s ON s.run_id = g.run_id
+    WHERE g.state = 'complete' AND g.evaluation_id IS NULL AND s.phase NOT IN ('completed', 'failed', 'cancelled')
+    AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
+    ORDER BY g.finished_at, g.id
+    LIMIT :count
+    FOR UPDATE OF g SKIP LOCKED
+""")
+
+# A statement of its own: what another worker committed before the lock was given is seen here, and not above.
+_PENDING = text("""
+    SELECT g.id, g.run_id, r.config FROM groups g
+    JOIN runs r ON r.id = g.run_id
+    WHERE g.id = ANY(:groups) AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
+    ORDER BY g.finished_at, g.id
+""")
+
+_ROLLOUTS = text("""
+    SELECT id, group_id, reward FROM rollouts
+    WHERE group_id = ANY(:groups) AND state = 'finished' AND reward IS NOT NULL AND attempt IS NOT NULL
+    ORDER BY group_id, sibling
+""")
+
+_CALLS = text("""
+    SELECT c.rollout_id, c.id, c.request_id, c.choice, c.sequence, c.status, c.trainable, c.prompt_ids, c.sampled_ids,
+           c.generator_logprobs, c.policy_versions, c.temperature, c.response -> 'tool_calls' AS tool_calls
+    FROM rollouts r
+    JOIN model_calls c ON c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = r.attempt
+    WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND c.run_id = ANY(:runs)
+    ORDER BY c.rollout_id, c.sequence, c.choice
+""")
+
+_SPANS = text("""
+    SELECT s.rollout_id, s.span_id, s.parent_span_id, s.scope, s.tool, s.status, s.tool_call_id, s.response_id,
+           s.start_ns, s.end_ns
+    FROM rollouts r
+    JOIN spans s ON s.run_id = r.run_id AND s.rollout_id = r.id AND s.attempt = r.attempt
+    WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND s.run_id = ANY(:runs) AND s.kind = 'tool'
+    ORDER BY s.rollout_id, s.start_ns, s.span_id
+""")
+
+_REWARDS = text("""
+    SELECT w.rollout_id, w.value, w.response_id, w.tool_call_id, NULL AS call_id, w.key
+    FROM rollouts r JOIN rewards w ON w.rollout_id = r.id AND w.attempt = r.attempt
+    WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
+    UNION ALL
+    SELECT x.rollout_id, x.value, NULL, NULL, x.call_id, x.key
+    FROM rollouts r JOIN external_rewards x ON x.rollout_id = r.id
+    WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
+    ORDER BY rollout_id, key
+""")
+
+_VERDICTS = text("""
+    INSERT INTO group_credits (group_id, run_id, verdict, reason, credit_version, counted_siblings, has_variance,
+                               min_policy_version, reward_mean, reward_std)
+    VALUES (:group_id, :run_id, :verdict, :reason, :credit_version, :counted_siblings, :has_variance,
+            :min_policy_version, :reward_mean, :reward_std)
+""")
+
+_CREDIT_TYPES = ["text", "text", "text", "text", "int4", "text", "jsonb", "float8", "float8", "float8", "float8"]
+_SAMPLE_TYPES = ["text", "text", "text", "text", "int4", "int4", "int4", *["bytea"] * 6, "int4"]
+
+
+async def lock_pending_groups(session: Session, count: int) -> list[PendingGroup]:
+    """Complete training groups without credit, oldest first, of runs that are not over.
+
+    They stay locked until the session ends; what another worker has locked is not among them.
+    """
+    locked = list(await session.scalars(_LOCK, {"count": count}))
+    if not locked:
+        return []
+    return [PendingGroup(row.id, row.run_id, row.config) for row in await session.execute(_PENDING, {"groups": locked})]
+
+
+async def load_siblings(session: ReadSession, groups: Sequence[PendingGroup]) -> SiblingRows:
+    """Everything that credit is computed from; rollouts that were excluded or cancelled are not among it."""
+    names = {"groups": [group.id for group in groups], "runs": sorted({group.run_id for group in groups})}
+    return SiblingRows(
+        rollouts=(await session.execute(_ROLLOUTS, names)).all(),
+        calls=(await session.execute(_CALLS, names)).all(),
+        spans=(await session.execute(_SPANS, names)).all(),
+        rewards=(await session.execute(_REWARDS, names)).all(),
+    )
+
+
+async def write_credit(
+    session: Session,
+    groups: Sequence[NewGroupCredit],
+    credits_: Sequence[NewCallCredit],
+    samples: Sequence[NewSample],
+) -> None:
+    """Writes verdicts, credits and samples. Idempotency key: the group, whose second verdict is refused.
+
+    Raises: IntegrityError: a group was credited before; nothing of this is written
+    """
+    if not groups:
+        return
+    await session.execute(_VERDICTS, [{**group._asdict(), "verdict": str(group.verdict)} for group in groups])
+    columns = [name.rstrip("_") for name in NewCallCredit._fields]
+    rows = [one._replace(tools=Jsonb(one.tools)) for one in credits_]  # type: ignore[arg-type]  # as psycopg sends it
+    await copy_rows(session, "credits", columns, rows, types=_CREDIT_TYPES)
+    await copy_rows(session, "samples", NewSample._fields, samples, types=_SAMPLE_TYPES)

@@ -1,0 +1,78 @@
+"""Which call continues which: by exact tokens, never by text.
+
+A call's parent is the call whose prompt and sampled tokens together are the longest beginning of its own prompt. A call
+without one is a root: the first of the rollout, a sub-agent's first, or a conversation that was rewritten on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.credit.records import Call
+
+
+@dataclass(slots=True)
+class Node:
+    """A call at its place in the forest. `depth` counts the calls before it on its path."""
+
+    call: Call
+    parent: Node | None
+    depth: int
+    children: list[Node] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """Nodes in the order of arrival, which puts parents before children."""
+
+    nodes: list[Node]
+
+    @property
+    def roots(self) -> list[Node]:
+        """Nodes without a parent, in order."""
+        return [node for node in self.nodes if node.parent is None]
+
+    @property
+    def leaves(self) -> list[Node]:
+        """Nodes that nothing continues, in order."""
+        return [node for node in self.nodes if not node.children]
+
+
+def call_forest(calls: Sequence[Call]) -> Forest:
+    """The forest of an attempt's calls.
+
+    Calls that sampled nothing are no part of it. Of calls that were cut short (the agent hung up) only those remain
+    that a later call continues: the others are attempts that an SDK repeated, and are not the agent's way.
+    """
+    sampled = sorted((call for call in calls if call.sampled), key=lambda call: call.order)
+    forest = _grow(sampled)
+    kept = [node.call for node in forest.nodes if node.call.completed or _leads_to_completed(node)]
+    return forest if len(kept) == len(sampled) else _grow(kept)
+
+
+def path_to(leaf: Node) -> list[Node]:
+    """The nodes from the root to a leaf."""
+    path = [leaf]
+    while path[-1].parent is not None:
+        path.append(path[-1].parent)
+    return path[::-1]
+
+
+def _grow(calls: Sequence[Call]) -> Forest:
+    nodes: list[Node] = []
+    # Longest sequence first, the latest first among equals.
+    candidates: list[tuple[bytes, Node]] = []
+    for call in calls:
+        parent = next((node for tokens, node in candidates if call.prompt.startswith(tokens)), None)
+        node = Node(call, parent, 0 if parent is None else parent.depth + 1)
+        if parent is not None:
+            parent.children.append(node)
+        nodes.append(node)
+        candidates.insert(0, (call.prompt + call.sampled, node))
+        candidates.sort(key=lambda candidate: -len(candidate[0]))
+    return Forest(nodes)
+
+
+def _leads_to_completed(node: Node) -> bool:
+    return any(child.call.completed or _leads_to_completed(child) for child in node.children)

@@ -1,0 +1,186 @@
+"""A group's story: its siblings' records become one advantage per call and the samples that carry it.
+
+Rewards add up. A rollout's outcome is the reward that the controller settled plus every reward given to the rollout as
+a whole; a call earns what its tools earned (AIR) plus every reward given to it. A reward that names an answer or a
+call nobody knows counts for the whole rollout. With AIR's α, calls earn α · status and outcomes count (1 - α);
+without, both count fully.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from libs.contracts.config import Air, Credit
+from services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
+from services.credit.baselines import Advantages, advantages_per_rollout, advantages_per_state
+from services.credit.forest import Forest, Node, call_forest
+from services.credit.paths import Path, paths
+from services.credit.records import Reward, Rollout
+from services.credit.rules import call_returns
+from services.credit.states import state_keys
+
+CREDIT_VERSION = 1
+"""Grows when what is computed changes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallCredit:
+    """The credit of one call, part by part."""
+
+    call_id: str
+    rollout_id: str
+    parent_call_id: str | None
+    depth: int
+    state_key: str
+    uses: list[ToolUse]
+    intermediate_reward: float
+    return_: float
+    baseline: float
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Credited:
+    """A group with credit. `outcomes` holds one number per counted sibling."""
+
+    credits: list[CallCredit]
+    samples: dict[str, list[Path]]
+    outcomes: list[float]
+
+    @property
+    def has_variance(self) -> bool:
+        """Whether any token that may be trained has an advantage."""
+        return any(path.advantages.any() for rows in self.samples.values() for path in rows)
+
+    @property
+    def min_policy_version(self) -> int | None:
+        """The oldest policy that sampled a token to be trained; None without such tokens."""
+        return min((path.min_policy_version for rows in self.samples.values() for path in rows), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Excluded:
+    """A group that cannot be compared, with the reason for people."""
+
+    reason: str
+    outcomes: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Earned:
+    """One rollout with its forest, states and returns; arrays [C] in the forest's order."""
+
+    rollout: Rollout
+    forest: Forest
+    uses: dict[str, list[ToolUse]]
+    states: dict[str, str]
+    outcome: float
+    intermediate_C: NDArray[np.float64]
+    returns_C: NDArray[np.float64]
+
+
+def credit_group(rollouts: Sequence[Rollout], credit: Credit, *, min_siblings: int) -> Credited | Excluded:
+    """Credit for the finished siblings of a group; those that were excluded or cancelled are not among them.
+
+    A rollout without model calls takes part in baselines with its outcome and makes no sample.
+    """
+    earned = [_earned(rollout, credit) for rollout in rollouts]
+    outcomes = [one.outcome for one in earned]
+    if len(rollouts) < min_siblings:
+        reason = f"{len(rollouts)} of its rollouts count and sampling.min_siblings asks for {min_siblings}"
+        return Excluded(reason, outcomes)
+    found = _advantages(earned, credit)
+    call_credits = _call_credits(earned, found)
+    advantages = {one.call_id: one.advantage for one in call_credits}
+    samples = {one.rollout.id: paths(one.forest, advantages) for one in earned}
+    return Credited(call_credits, samples, outcomes)
+
+
+def _earned(rollout: Rollout, credit: Credit) -> _Earned:
+    forest = call_forest(rollout.calls)
+    calls = [node.call for node in forest.nodes]
+    uses = tool_uses(calls, rollout.spans)
+    given, whole = _given(rollout, forest)
+    status_C = np.array([_status_reward(uses.get(call.id, []), credit.air) for call in calls], np.float64)
+    intermediate_C = status_C + given
+    outcome = rollout.outcome + whole
+    counted = outcome * _outcome_share(credit.air)
+    return _Earned(
+        rollout=rollout,
+        forest=forest,
+        uses=uses,
+        states=state_keys(forest, uses),
+        outcome=outcome,
+        intermediate_C=intermediate_C,
+        returns_C=call_returns(credit.rule, forest, intermediate_C, counted),
+    )
+
+
+def _status_reward(uses: Sequence[ToolUse], air: Air | None) -> float:
+    if air is None:
+        return 0.0
+    return air_reward(uses, air) * (1.0 if air.alpha is None else air.alpha)
+
+
+def _outcome_share(air: Air | None) -> float:
+    return 1.0 if air is None or air.alpha is None else 1.0 - air.alpha
+
+
+def _given(rollout: Rollout, forest: Forest) -> tuple[NDArray[np.float64], float]:
+    """Rewards given to calls, [C], and the sum of those given to the whole rollout."""
+    given_C = np.zeros(len(forest.nodes))
+    whole = 0.0
+    for reward in rollout.rewards:
+        place = _place(reward, forest)
+        if place is None:
+            whole += reward.value
+        else:
+            given_C[place] += reward.value
+    return given_C, whole
+
+
+def _place(reward: Reward, forest: Forest) -> int | None:
+    calls = [node.call for node in forest.nodes]
+    asking = call_of_tool(reward.tool_call_id, calls) if reward.tool_call_id is not None else None
+    for number, call in enumerate(calls):
+        if call is asking or call.id == reward.call_id:
+            return number
+    return next((i for i, call in enumerate(calls) if call.response_id == reward.response_id), None)
+
+
+def _advantages(earned: Sequence[_Earned], credit: Credit) -> Advantages:
+    returns_C = np.concatenate([one.returns_C for one in earned]) if earned else np.zeros(0)
+    rollouts_C = [one.rollout.id for one in earned for _ in one.forest.nodes]
+    if credit.baseline.per == "state":
+        states_C = [one.states[node.call.id] for one in earned for node in one.forest.nodes]
+        return advantages_per_state(credit.baseline.type, returns_C, rollouts_C, states_C)
+    share = _outcome_share(credit.air)
+    callless = {one.rollout.id: one.outcome * share for one in earned if not one.forest.nodes}
+    return advantages_per_rollout(credit.baseline.type, returns_C, rollouts_C, callless)
+
+
+def _call_credits(earned: Sequence[_Earned], found: Advantages) -> list[CallCredit]:
+    nodes = [(one, number, node) for one in earned for number, node in enumerate(one.forest.nodes)]
+    return [
+        _call_credit(one, number, node, float(baseline), float(advantage))
+        for (one, number, node), baseline, advantage in zip(nodes, found.baselines_C, found.advantages_C, strict=True)
+    ]
+
+
+def _call_credit(one: _Earned, number: int, node: Node, baseline: float, advantage: float) -> CallCredit:
+    return CallCredit(
+        call_id=node.call.id,
+        rollout_id=one.rollout.id,
+        parent_call_id=node.parent.call.id if node.parent is not None else None,
+        depth=node.depth,
+        state_key=one.states[node.call.id],
+        uses=one.uses.get(node.call.id, []),
+        intermediate_reward=float(one.intermediate_C[number]),
+        return_=float(one.returns_C[number]),
+        baseline=baseline,
+        advantage=advantage,
+    )

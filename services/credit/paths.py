@@ -1,0 +1,82 @@
+"""Samples: one row per root-to-leaf path of the forest, each sampled token trained in exactly one of them.
+
+Axes: T tokens of a path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from services.credit.forest import Forest, Node, path_to
+from services.credit.records import TOKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A row for the loss, arrays [T]. Where mask is 0: log-probability and advantage 0, temperature 1, version -1."""
+
+    branch: int
+    token_ids: NDArray[np.int32]
+    mask: NDArray[np.uint8]
+    generator_logprobs: NDArray[np.float32]
+    advantages: NDArray[np.float32]
+    temperatures: NDArray[np.float32]
+    policy_versions: NDArray[np.int32]
+
+    @property
+    def trained_tokens(self) -> int:
+        """How many tokens the row trains."""
+        return int(self.mask.sum())
+
+    @property
+    def min_policy_version(self) -> int:
+        """The oldest policy that sampled one of them."""
+        return int(self.policy_versions[self.mask == 1].min())
+
+
+def paths(forest: Forest, advantages: Mapping[str, float]) -> list[Path]:
+    """The rows of a rollout, in the order of their leaves.
+
+    A call is trained in the first path that holds it. Calls that no trainer can reproduce, or that were cut short,
+    stay in their rows as context. A path without a token to train makes no row.
+
+    Args: advantages: by call id, of every learnable call
+    """
+    rows: list[Path] = []
+    trained: set[str] = set()
+    for leaf in forest.leaves:
+        nodes = path_to(leaf)
+        fresh = [node for node in nodes if node.call.learnable and node.call.id not in trained]
+        if fresh:
+            rows.append(_row(len(rows), leaf, fresh, advantages))
+            trained.update(node.call.id for node in fresh)
+    return rows
+
+
+def _row(branch: int, leaf: Node, trained: list[Node], advantages: Mapping[str, float]) -> Path:
+    token_ids = np.frombuffer(leaf.call.prompt + leaf.call.sampled, TOKEN)
+    length = len(token_ids)
+    row = Path(
+        branch=branch,
+        token_ids=token_ids,
+        mask=np.zeros(length, np.uint8),
+        generator_logprobs=np.zeros(length, np.float32),
+        advantages=np.zeros(length, np.float32),
+        temperatures=np.ones(length, np.float32),
+        policy_versions=np.full(length, -1, np.int32),
+    )
+    for node in trained:
+        call = node.call
+        # A parent's tokens begin its child's prompt, so a call's place is the same in every path that holds it.
+        start = len(call.prompt) // TOKEN.itemsize
+        place = slice(start, start + len(call.sampled) // TOKEN.itemsize)
+        row.mask[place] = 1
+        row.generator_logprobs[place] = call.logprob_array()
+        row.advantages[place] = advantages[call.id]
+        row.temperatures[place] = call.temperature
+        row.policy_versions[place] = call.version_array()
+    return row

@@ -1,0 +1,113 @@
+"""The plain data that credit is computed from: one attempt of each sibling, as the store recorded it.
+
+Axes: P tokens of a call's prompt, S tokens it sampled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+TOKEN = np.dtype("<i4")
+LOGPROB = np.dtype("<f4")
+
+
+class BrokenRecord(ValueError):
+    """A recorded call contradicts itself; the message names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTool:
+    """A tool call in a model's answer."""
+
+    tool: str
+    tool_call_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One model call. Arrays are bytes as stored: prompt int32[P]; sampled, versions int32[S]; logprobs float32[S].
+
+    Raises: BrokenRecord: the arrays of the sampled tokens differ in length
+    """
+
+    id: str
+    request_id: str
+    choice: int
+    sequence: int
+    completed: bool
+    trainable: bool
+    prompt: bytes
+    sampled: bytes
+    logprobs: bytes
+    versions: bytes
+    temperature: float
+    asked: tuple[AskedTool, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.sampled) == len(self.logprobs) == len(self.versions) or len(self.sampled) % TOKEN.itemsize:
+            raise BrokenRecord(f"call {self.id}: tokens, log-probabilities and versions differ in length")
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Calls of an attempt in the order of arrival, choices of one request by number."""
+        return self.sequence, self.choice
+
+    @property
+    def response_id(self) -> str:
+        """The id in the answer that the agent got; all choices of one request share it."""
+        return f"chatcmpl-{self.request_id}"
+
+    @property
+    def learnable(self) -> bool:
+        """Whether the loss may see its tokens: complete, reproducible by a trainer, and sampled from a distribution."""
+        return self.completed and self.trainable and self.temperature > 0 and len(self.prompt) > 0
+
+    def logprob_array(self) -> NDArray[np.float32]:
+        """[S] natural log of the probabilities that the tokens were sampled with."""
+        return np.frombuffer(self.logprobs, LOGPROB)
+
+    def version_array(self) -> NDArray[np.int32]:
+        """[S] policy version of each sampled token."""
+        return np.frombuffer(self.versions, TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpan:
+    """What telemetry says of one use of a tool."""
+
+    span_id: str
+    parent_span_id: str | None
+    scope: str | None
+    tool: str
+    status: str
+    tool_call_id: str | None
+    response_id: str | None
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A number somebody gave: to the call that one of the ids names, else to the whole rollout."""
+
+    value: float
+    call_id: str | None = None
+    response_id: str | None = None
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A finished sibling: the counted attempt's calls in order, its tool spans, its rewards.
+
+    `outcome` is the rollout's reward as the controller settled it.
+    """
+
+    id: str
+    outcome: float
+    calls: list[Call] = field(default_factory=list)
+    spans: list[ToolSpan] = field(default_factory=list)
+    rewards: list[Reward] = field(default_factory=list)

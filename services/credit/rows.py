@@ -1,0 +1,147 @@
+"""Between the store's rows and the plain records that credit computes with."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from libs.contracts.ids import sample_id
+from libs.contracts.states import CallStatus, GroupVerdict
+from libs.store.samples import NewCallCredit, NewGroupCredit, NewSample, PendingGroup, SiblingRows
+from services.credit.group import CREDIT_VERSION, CallCredit, Credited, Excluded
+from services.credit.paths import Path
+from services.credit.records import LOGPROB, TOKEN, AskedTool, Call, Reward, Rollout, ToolSpan
+
+
+def rollouts_by_group(rows: SiblingRows) -> dict[str, list[Rollout]]:
+    """The finished siblings of each group, in order.
+
+    Raises: BrokenRecord: a call contradicts itself
+    """
+    groups: dict[str, list[Rollout]] = defaultdict(list)
+    rollouts: dict[str, Rollout] = {}
+    for row in rows.rollouts:
+        rollouts[row.id] = Rollout(row.id, row.reward)
+        groups[row.group_id].append(rollouts[row.id])
+    for row in rows.calls:
+        rollouts[row.rollout_id].calls.append(_call(row))
+    for row in rows.spans:
+        rollouts[row.rollout_id].spans.append(_span(row))
+    for row in rows.rewards:
+        rollouts[row.rollout_id].rewards.append(
+            Reward(row.value, call_id=row.call_id, response_id=row.response_id, tool_call_id=row.tool_call_id)
+        )
+    return groups
+
+
+def verdict_row(group: PendingGroup, result: Credited | Excluded) -> NewGroupCredit:
+    """The group's row; mean and (population) standard deviation are over the outcomes of counted siblings."""
+    outcomes = np.array(result.outcomes, np.float64)
+    credited = result if isinstance(result, Credited) else None
+    return NewGroupCredit(
+        group_id=group.id,
+        run_id=group.run_id,
+        verdict=GroupVerdict.CREDITED if credited else GroupVerdict.EXCLUDED,
+        reason=_reason(result),
+        credit_version=CREDIT_VERSION,
+        counted_siblings=len(outcomes),
+        has_variance=credited.has_variance if credited else False,
+        min_policy_version=credited.min_policy_version if credited else None,
+        reward_mean=float(outcomes.mean()) if len(outcomes) else None,
+        reward_std=float(outcomes.std()) if len(outcomes) else None,
+    )
+
+
+def credit_rows(group: PendingGroup, result: Credited | Excluded) -> list[NewCallCredit]:
+    """One row per call of the forest; none for an excluded group."""
+    return [_credit_row(group.run_id, one) for one in result.credits] if isinstance(result, Credited) else []
+
+
+def sample_rows(group: PendingGroup, result: Credited | Excluded) -> list[NewSample]:
+    """One row per path; none for an excluded group."""
+    if isinstance(result, Excluded):
+        return []
+    return [_sample_row(group, rollout, path) for rollout, rows in result.samples.items() for path in rows]
+
+
+def _reason(result: Credited | Excluded) -> str | None:
+    if isinstance(result, Excluded):
+        return result.reason
+    return None if any(result.samples.values()) else "no call of its rollouts can be trained"
+
+
+def _call(row: Any) -> Call:
+    return Call(
+        id=row.id,
+        request_id=row.request_id,
+        choice=row.choice,
+        sequence=row.sequence,
+        completed=row.status == CallStatus.COMPLETED,
+        trainable=row.trainable,
+        prompt=row.prompt_ids,
+        sampled=row.sampled_ids,
+        logprobs=row.generator_logprobs,
+        versions=row.policy_versions,
+        temperature=row.temperature,
+        asked=_asked(row.tool_calls),
+    )
+
+
+def _asked(tool_calls: Sequence[Mapping[str, Any]] | None) -> tuple[AskedTool, ...]:
+    return tuple(
+        AskedTool(str((call.get("function") or {}).get("name") or ""), str(call.get("id") or ""))
+        for call in tool_calls or ()
+    )
+
+
+def _span(row: Any) -> ToolSpan:
+    return ToolSpan(
+        span_id=row.span_id,
+        parent_span_id=row.parent_span_id,
+        scope=row.scope,
+        tool=row.tool or "unknown",
+        status=row.status,
+        tool_call_id=row.tool_call_id,
+        response_id=row.response_id,
+        start_ns=row.start_ns,
+        end_ns=row.end_ns,
+    )
+
+
+def _credit_row(run_id: str, one: CallCredit) -> NewCallCredit:
+    uses = [{"tool": use.tool, "status": str(use.status), "source": use.source} for use in one.uses]
+    return NewCallCredit(
+        run_id=run_id,
+        call_id=one.call_id,
+        rollout_id=one.rollout_id,
+        parent_call_id=one.parent_call_id,
+        depth=one.depth,
+        state_key=one.state_key,
+        tools={"calls": uses},
+        intermediate_reward=one.intermediate_reward,
+        return_=one.return_,
+        baseline=one.baseline,
+        advantage=one.advantage,
+    )
+
+
+def _sample_row(group: PendingGroup, rollout: str, path: Path) -> NewSample:
+    return NewSample(
+        run_id=group.run_id,
+        id=sample_id(rollout, path.branch),
+        group_id=group.id,
+        rollout_id=rollout,
+        branch=path.branch,
+        length=len(path.token_ids),
+        trained_tokens=path.trained_tokens,
+        token_ids=path.token_ids.astype(TOKEN, copy=False).tobytes(),
+        mask=path.mask.tobytes(),
+        generator_logprobs=path.generator_logprobs.astype(LOGPROB, copy=False).tobytes(),
+        advantages=path.advantages.astype(LOGPROB, copy=False).tobytes(),
+        temperatures=path.temperatures.astype(LOGPROB, copy=False).tobytes(),
+        policy_versions=path.policy_versions.astype(TOKEN, copy=False).tobytes(),
+        min_policy_version=path.min_policy_version,
+    )

@@ -1,0 +1,147 @@
+"""The loop: take complete groups, compute, write everything in one transaction, wake the trainer.
+
+Several workers are safe: a group is locked while it is computed. A worker that dies leaves nothing half-written, and
+the group to the next one. No waiting for late spans: a rollout ends after its agent's process has ended, whose
+exporter was answered only once its spans were durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from prometheus_client import Counter, Histogram
+
+from libs.contracts.config import RunConfig
+from libs.queue.wake import Topic, Wake
+from libs.service import Checks, pause
+from libs.store.database import Database, Session
+from libs.store.samples import PendingGroup, SiblingRows, load_siblings, lock_pending_groups, write_credit
+from libs.telemetry import SECONDS_BUCKETS, logger
+from services.credit.group import Credited, Excluded, credit_group
+from services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row
+from services.credit.settings import Settings
+
+GROUPS = Counter("credit_groups_total", "Groups that got a verdict.", ["verdict", "has_variance"])
+SAMPLES = Counter("credit_samples_total", "Samples written.")
+BATCH_SECONDS = Histogram(
+    "credit_batch_seconds", "Loading, computing and writing the groups of one transaction.", buckets=SECONDS_BUCKETS
+)
+
+RETRY_SECONDS = 1.0
+
+log = logger()
+
+Result = Credited | Excluded
+
+
+async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
+    """Credits groups until the event is set; the batch in hand is finished first."""
+    database = Database(settings.database_url, pool_size=settings.database_pool_size)
+    wake = Wake(settings.redis_url)
+    checks.add("database", database.ping)
+    try:
+        while not stop.is_set():
+            if not await _batch(database, wake, settings.groups_per_transaction):
+                await _wait(wake, stop, settings.poll_seconds)
+    finally:
+        await wake.close()
+        await database.close()
+
+
+async def credit_pending(database: Database, count: int) -> list[str]:
+    """Gives credit to at most `count` complete groups in one transaction; the ids of those that have it now."""
+    began = time.perf_counter()
+    async with database.session() as session:
+        groups = await lock_pending_groups(session, count)
+        if not groups:
+            return []
+        rows = await load_siblings(session, groups)
+        # Numpy and byte comparisons: off the loop, which answers health checks meanwhile.
+        results = await asyncio.to_thread(compute, groups, rows)
+        await _write(session, results)
+    BATCH_SECONDS.observe(time.perf_counter() - began)
+    for group, result in results:
+        _tell(group, result)
+    return [group.id for group in groups]
+
+
+def compute(groups: list[PendingGroup], rows: SiblingRows) -> list[tuple[PendingGroup, Result]]:
+    """The result of each group.
+
+    A group whose records cannot be understood is excluded with the reason, so that it does not stand in the way of
+    others.
+    """
+    configs = {group.run_id: RunConfig.model_validate(group.config) for group in groups}
+    return [(group, _computed(group, configs[group.run_id], _rows_of(group, rows))) for group in groups]
+
+
+def _computed(group: PendingGroup, config: RunConfig, rows: SiblingRows) -> Result:
+    try:
+        rollouts = rollouts_by_group(rows).get(group.id, [])
+        return credit_group(rollouts, config.credit, min_siblings=config.sampling.min_siblings)
+    # One group must not stop all: it is told, counted, and its task sampled again.
+    except Exception as error:
+        log.exception("credit not computed", group_id=group.id)
+        return Excluded(f"credit could not be computed: {type(error).__name__}: {error}", [])
+
+
+def _rows_of(group: PendingGroup, rows: SiblingRows) -> SiblingRows:
+    rollouts = [row for row in rows.rollouts if row.group_id == group.id]
+    ids = {row.id for row in rollouts}
+    return SiblingRows(
+        rollouts,
+        [row for row in rows.calls if row.rollout_id in ids],
+        [row for row in rows.spans if row.rollout_id in ids],
+        [row for row in rows.rewards if row.rollout_id in ids],
+    )
+
+
+async def _write(session: Session, results: list[tuple[PendingGroup, Result]]) -> None:
+    await write_credit(
+        session,
+        [verdict_row(group, result) for group, result in results],
+        [row for group, result in results for row in credit_rows(group, result)],
+        [row for group, result in results for row in sample_rows(group, result)],
+    )
+
+
+async def _batch(database: Database, wake: Wake, count: int) -> bool:
+    """Whether there was anything to do; trouble with the store is told and waited out."""
+    try:
+        credited = await credit_pending(database, count)
+    # The loop must live: Postgres comes back, and what was not committed is computed again.
+    except Exception:
+        log.exception("groups not credited")
+        await asyncio.sleep(RETRY_SECONDS)
+        return False
+    if credited:
+        await wake.notify(Topic.SAMPLES)
+    return bool(credited)
+
+
+async def _wait(wake: Wake, stop: asyncio.Event, seconds: float) -> None:
+    woken = asyncio.create_task(wake.wait(Topic.GROUPS, timeout_seconds=seconds))
+    stopped = asyncio.create_task(pause(stop, seconds))
+    _, pending = await asyncio.wait({woken, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+
+
+def _tell(group: PendingGroup, result: Result) -> None:
+    row = verdict_row(group, result)
+    samples = sum(map(len, result.samples.values())) if isinstance(result, Credited) else 0
+    GROUPS.labels(str(row.verdict), str(row.has_variance).lower()).inc()
+    SAMPLES.inc(samples)
+    log.info(
+        "group credited",
+        group_id=group.id,
+        run_id=group.run_id,
+        verdict=str(row.verdict),
+        reason=row.reason,
+        siblings=row.counted_siblings,
+        has_variance=row.has_variance,
+        reward_mean=row.reward_mean,
+        samples=samples,
+    )
