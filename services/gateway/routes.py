@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from libs.service import JsonResponse
 from services.gateway.answer import KEEPALIVE, ChoiceStream, Completion, envelope, event, model_body, models_body
-from services.gateway.door import open_door
+from services.gateway.door import Door
 from services.gateway.errors import GatewayError, error_response
 from services.gateway.forward import Call, Gateway
 from services.gateway.request import ChatRequest
@@ -23,7 +23,7 @@ HUNG_UP = 499
 @router.post("/v1/chat/completions")
 async def chat_completions(rollout: str, attempt: str, request: Request) -> Response:
     """A chat completion, whole or as a stream."""
-    door = open_door(request.app.state.key_ring, request.headers, rollout, attempt)
+    door = _door(request, rollout, attempt)
     gateway: Gateway = request.app.state.gateway
     chat, call = await gateway.begin(door, await request.body(), request.headers)
     if chat.stream:
@@ -38,14 +38,14 @@ async def chat_completions(rollout: str, attempt: str, request: Request) -> Resp
 @router.get("/v1/models")
 async def models(rollout: str, attempt: str, request: Request) -> Response:
     """The model behind this door."""
-    open_door(request.app.state.key_ring, request.headers, rollout, attempt)
+    _door(request, rollout, attempt)
     return JsonResponse(models_body(request.app.state.gateway.model.name))
 
 
 @router.get("/v1/models/{name:path}")
 async def model(rollout: str, attempt: str, name: str, request: Request) -> Response:
     """Any name is served by the policy."""
-    open_door(request.app.state.key_ring, request.headers, rollout, attempt)
+    _door(request, rollout, attempt)
     return JsonResponse(model_body(name))
 
 
@@ -133,6 +133,11 @@ class EventStream(Response):
             await error_response(error)(scope, receive, send)
             return
         await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
+
+
+def _door(request: Request, rollout: str, attempt: str) -> Door:
+    door: Door = request.app.state.doors.open(request.headers, rollout, attempt)
+    return door
 
 
 async def _until_hung_up(call: Call, receive: Receive) -> Completion | None:

@@ -1,4 +1,4 @@
-"""What happens to calls when agents hang up, engines die, weights change, Postgres is away, and SDKs repeat themselves."""
+"""Calls in trouble: agents hang up, engines die, weights change, Postgres is away, and SDKs repeat themselves."""
 
 from __future__ import annotations
 
@@ -357,9 +357,8 @@ async def test_an_answer_whose_record_cannot_be_stored_is_withheld(tmp_path, dat
 
 async def test_a_held_stream_is_kept_alive_and_its_error_is_an_event(tmp_path, database):
     settings: dict[str, Any] = {"engine_urls": [], "keepalive_after_seconds": 0.1, "keepalive_seconds": 0.1}
-    async with scene(tmp_path, database, hold_seconds=0.6, **settings) as stage:
-        async with raw_stream(stage) as response:
-            lines = [line async for line in response.aiter_lines() if line]
+    async with scene(tmp_path, database, hold_seconds=0.6, **settings) as stage, raw_stream(stage) as response:
+        lines = [line async for line in response.aiter_lines() if line]
     assert response.status_code == 200
     assert lines[0].startswith(": ") and lines[1].startswith(": ")
     assert '"code":"engine_unavailable"' in lines[-1]
@@ -368,15 +367,15 @@ async def test_a_held_stream_is_kept_alive_and_its_error_is_an_event(tmp_path, d
 
 async def test_calls_in_hand_are_bounded(tmp_path, database):
     go = asyncio.Event()
-    async with scene(tmp_path, database, engine={"pace": lambda _: go.wait()}, max_calls=1) as stage:
-        async with stage.client() as client:
-            create: Any = client.chat.completions.create
-            first = asyncio.create_task(create(model="m", messages=HI))
-            await until(lambda: len(stage.engine.requests) == 1)
-            with pytest.raises(openai.InternalServerError) as refused:
-                await create(model="m", messages=HI)
-            go.set()
-            await first
+    held: dict[str, Any] = {"pace": lambda _: go.wait()}
+    async with scene(tmp_path, database, engine=held, max_calls=1) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        first = asyncio.create_task(create(model="m", messages=HI))
+        await until(lambda: len(stage.engine.requests) == 1)
+        with pytest.raises(openai.InternalServerError) as refused:
+            await create(model="m", messages=HI)
+        go.set()
+        await first
     assert refused.value.code == "overloaded"
 
 

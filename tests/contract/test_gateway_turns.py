@@ -1,4 +1,4 @@
-"""Later turns of an attempt begin with the exact tokens of the calls they continue; tools survive the way there and back."""
+"""Later turns begin with the exact tokens of the calls they continue; tools survive the way there and back."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ EOS = 259
 
 
 def make_chat_model(folder: Path, template: str = CHATML, *, context_length: int = 4096) -> Path:
-    """The folder: ids 0 to 255 are bytes in the alphabet's order, then `he`, <|endoftext|>, <|im_start|>, <|im_end|>."""
+    """The folder: ids 0 to 255 are bytes in order, then `he`, <|endoftext|>, <|im_start|>, <|im_end|>."""
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(alphabet)} | {"he": HE}

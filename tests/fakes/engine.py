@@ -16,10 +16,10 @@ Json = dict[str, Any]
 
 @dataclass
 class FakeEngine:
-    """Answers requests with the tokens that `says` gives for their body, one chunk per token when streaming.
+    """Answers with the tokens that `says` gives for a request's body, in cumulative chunks when streaming.
 
-    `pace` is called before each token and may wait. `dies_after` tokens the connection is cut, once. A weight version set
-    while an answer is under way counts for the tokens after it.
+    `pace` is called before each token and may wait. `dies_after` tokens the connection is cut, once. A weight version
+    set while an answer is under way counts for the tokens after it.
     """
 
     says: Callable[[Json], Sequence[int]]

@@ -121,7 +121,7 @@ async def scene(
     engine: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
-    """Everything running. `says` is one text for every call, or one per call in order, each ended by the end of turn."""
+    """Everything running. `says` is one text for every call, or one per call in order, ended by the end of turn."""
     created = await builders.add_run(database, config=run)
     model = ChatModel(make_chat_model(folder / "model", template, context_length=context_length))
     said = FakeEngine(_script(model, says), model.decode, f"{created.id}:0", **(engine or {}))

@@ -1,0 +1,59 @@
+"""Tokens as text while they come."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.text import TextStream, cut_at_stop, showable
+
+
+def decode(ids: list[int]) -> str:
+    return bytes(ids).decode("utf-8", errors="replace")
+
+
+@given(st.text(max_size=40), st.lists(st.integers(1, 5), max_size=60))
+def test_any_text_comes_whole_in_whole_characters_however_its_tokens_are_cut(text, sizes):
+    data = list(text.encode("utf-8", "surrogatepass"))
+    if "\ufffd" in decode(data):
+        return
+    stream, shown = TextStream(decode), ""
+    while data:
+        size = sizes.pop() if sizes else 1
+        stream.feed(data[:size])
+        data = data[size:]
+        assert text.startswith(stream.text) and stream.text.startswith(shown)
+        shown = stream.text
+    assert stream.finish() == text
+
+
+def test_bytes_that_never_become_a_character_show_at_the_end():
+    stream = TextStream(decode)
+    stream.feed([0x61, 0xE6, 0x97])
+    assert stream.text == ""
+    assert stream.finish() == "a\ufffd"
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "tools", "shown"),
+    [
+        ("abc", [], False, "abc"),
+        ("abc", ["cd"], False, "ab"),
+        ("abcde", ["cd"], False, "ab"),
+        ("ab\n\nObs", ["\n\nObservation"], False, "ab"),
+        ("ab\n", ["x"], False, "ab\n"),
+        ("ab \n<tool", [], True, "ab"),
+        ("ab \n<tool_call>{}</tool_call>", [], True, "ab"),
+        ("ab \n", [], True, "ab"),
+        ("ab <toolbox", [], True, "ab <toolbox"),
+        ("aa", ["aab"], False, ""),
+    ],
+)
+def test_what_may_still_become_a_stop_or_a_call_is_held_back(text, stops, tools, shown):
+    assert text[: showable(text, stops, calls_tools=tools)] == shown
+
+
+def test_the_first_stop_string_in_the_text_cuts_it():
+    assert cut_at_stop("abcabc", ["cab", "bc"]) == ("a", "bc")
+    assert cut_at_stop("abc", ["x"]) == ("abc", None)
