@@ -1,0 +1,69 @@
+import pytest
+
+from libs.contracts.config import Air
+from services.credit.air import ToolUse, air_reward, tool_uses, without_duplicates
+from tests.unit.credit.cases import asking, call, span
+
+
+def test_status_earns_the_tools_weight() -> None:
+    air = Air(weights={"memory": 0.3, "search": 0.2}, default_weight=0.05, failure=-0.5)
+    uses = [ToolUse("memory", "ok", "time"), ToolUse("search", "error", "time"), ToolUse("new", "ok", "time")]
+    # 0.3 - 0.5 · 0.2 + 0.05; a status that nobody knows earns nothing.
+    assert air_reward([*uses, ToolUse("search", "unset", "answer")], air) == pytest.approx(0.25)
+    assert air_reward(uses, Air()) == 0.0
+
+
+def test_tool_call_id_goes_before_response_id_and_time() -> None:
+    first = asking("first", [1], [2], "search", at=0)
+    second = asking("second", [1, 2], [3], "search", at=10)
+    by_id = span("search", "error", at=12, tool_call_id=first.asked[0].tool_call_id, response_id=second.response_id)
+    by_response = span("search", at=1, response_id=second.response_id)
+    uses = tool_uses([first, second], [by_id, by_response])
+    assert uses[first.id] == [ToolUse("search", "error", "tool_call_id")]
+    assert uses[second.id] == [ToolUse("search", "ok", "response_id")]
+
+
+def test_ids_of_other_makers_fall_back_to_time() -> None:
+    calls = [call("a", [1], [2], at=0), call("b", [1, 2], [3], at=10)]
+    spans = [
+        span("search", at=5, tool_call_id="toolu_unknown", response_id="resp_unknown"),
+        span("memory", at=11),
+        span("early", at=-1),
+    ]
+    uses = tool_uses(calls, spans)
+    assert uses == {calls[0].id: [ToolUse("search", "ok", "time")], calls[1].id: [ToolUse("memory", "ok", "time")]}
+
+
+def test_by_time_a_call_that_asked_for_the_tool_goes_first() -> None:
+    asked = asking("asked", [1], [2], "search", at=0)
+    other = call("other", [9], [2], at=1)
+    uses = tool_uses([asked, other], [span("search", at=2), span("search", at=3)])
+    assert [use.source for use in uses[asked.id]] == ["time"]
+    assert [use.source for use in uses[other.id]] == ["time"]
+
+
+def test_a_tool_that_was_asked_for_without_a_span_is_kept_as_unknown() -> None:
+    asked = asking("asked", [1], [2], "search", "search", "memory", at=0)
+    uses = tool_uses([asked], [span("search", at=1)])
+    assert uses[asked.id] == [
+        ToolUse("search", "ok", "time"),
+        ToolUse("search", "unset", "answer"),
+        ToolUse("memory", "unset", "answer"),
+    ]
+
+
+def test_an_error_outweighs_an_ok_for_the_same_use() -> None:
+    same_id = [span("search", "ok", at=0, tool_call_id="x"), span("search", "error", at=5, tool_call_id="x")]
+    assert [one.status for one in without_duplicates(same_id)] == ["error"]
+    outer = span("search", "ok", at=0, seconds=2, scope="openinference")
+    inner = span("search", "error", at=0.5, seconds=1, scope="autogen-core")
+    assert [one.status for one in without_duplicates([inner, outer])] == ["error"]
+    child = span("search", "ok", at=0.5, seconds=1, scope="openinference", parent_span_id=outer.span_id)
+    assert len(without_duplicates([outer, child])) == 1
+
+
+def test_parallel_uses_of_one_tool_are_not_duplicates() -> None:
+    inside = [span("search", at=0, seconds=2), span("search", at=0.5, seconds=1)]
+    apart = [span("search", at=0, scope="a"), span("search", at=5, scope="b")]
+    different = [span("search", at=0, tool_call_id="x"), span("search", at=0, scope="b", tool_call_id="y")]
+    assert [len(without_duplicates(spans)) for spans in (inside, apart, different)] == [2, 2, 2]

@@ -1,0 +1,119 @@
+import pytest
+
+from libs.contracts.config import Credit
+from services.credit.group import Credited, Excluded, credit_group
+from services.credit.records import BrokenRecord, Reward, Rollout
+from tests.unit.credit.cases import asking, call, chain, rollout, span
+
+
+def credited(rollouts: list[Rollout], **credit: object) -> Credited:
+    result = credit_group(rollouts, Credit.model_validate(credit), min_siblings=1)
+    assert isinstance(result, Credited)
+    return result
+
+
+def advantages(result: Credited) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for one in result.credits:
+        found.setdefault(one.rollout_id, []).append(one.advantage)
+    return found
+
+
+IDENTICAL = {"rule": {"type": "identical"}}
+
+
+def test_identical_credit_of_a_group_by_hand() -> None:
+    # Outcomes 1, 0, 0.5, 0 with 2, 3, 1, 1 calls; mean 0.375.
+    group = [
+        rollout(name, outcome, chain(name, calls))
+        for name, outcome, calls in (("a", 1, 2), ("b", 0, 3), ("c", 0.5, 1), ("d", 0, 1))
+    ]
+    result = credited(group, **IDENTICAL)
+    assert advantages(result) == {"a": [0.625] * 2, "b": [-0.375] * 3, "c": [0.125], "d": [-0.375]}
+    assert result.outcomes == [1, 0, 0.5, 0]
+    assert (result.has_variance, result.min_policy_version) == (True, 3)
+
+
+def test_the_flight_agents_credit_by_hand() -> None:
+    # Sibling a: memory ok, search ok, answer, outcome 1. Sibling b: search fails, memory ok, answer, outcome 0.
+    # γ = 0.5, weights 0.3 and 0.2. a: G3 = 1, G2 = 0.2 + 0.5, G1 = 0.3 + 0.35; b: G3 = 0, G2 = 0.3, G1 = 0.15.
+    a = rollout("a", 1, chain("a", 3), span("memory", at=0.5), span("search", at=1.5))
+    b = rollout("b", 0, chain("b", 3), span("search", "error", at=0.5), span("memory", at=1.5))
+    air = {"weights": {"memory": 0.3, "search": 0.2}}
+    rule = {"type": "discounted", "gamma": 0.5}
+    by_state = credited([a, b], rule=rule, air=air, baseline={"type": "mean", "per": "state"})
+    assert [one.return_ for one in by_state.credits] == pytest.approx([0.65, 0.7, 1.0, 0.15, 0.3, 0.0])
+    assert [one.intermediate_reward for one in by_state.credits] == pytest.approx([0.3, 0.2, 0, 0, 0.3, 0])
+    # Only the first calls were made in the same state, mean 0.4; the others stand alone.
+    assert advantages(by_state)["a"] == pytest.approx([0.25, 0, 0])
+    assert advantages(by_state)["b"] == pytest.approx([-0.25, 0, 0])
+    by_rollout = credited([a, b], rule=rule, air=air)
+    # Values 2.35 / 3 and 0.45 / 3, mean 1.4 / 3.
+    mean = 1.4 / 3
+    assert advantages(by_rollout)["a"] == pytest.approx([0.65 - mean, 0.7 - mean, 1 - mean])
+    assert advantages(by_rollout)["b"] == pytest.approx([0.15 - mean, 0.3 - mean, -mean])
+
+
+def test_alpha_mixes_status_and_outcome() -> None:
+    # α = 0.25: the call earns 0.25 · 0.4 = 0.1 and the outcome counts 0.75 · 2 = 1.5.
+    one = rollout("a", 2, chain("a", 1), span("memory", at=0.5))
+    result = credited([one], air={"weights": {"memory": 0.4}, "alpha": 0.25}, baseline={"type": "none"}, **IDENTICAL)
+    assert [c.advantage for c in result.credits] == pytest.approx([1.6])
+
+
+def test_rewards_go_where_they_are_addressed() -> None:
+    first = asking("x0", [1], [10], "search", at=0)
+    second = call("x1", [1, 10, 2], [11], at=1)
+    rewards = [
+        Reward(0.5),
+        Reward(0.25, response_id=second.response_id),
+        Reward(0.125, tool_call_id=first.asked[0].tool_call_id),
+        Reward(0.0625, call_id=first.id),
+        Reward(1.0, response_id="chatcmpl-unknown"),
+    ]
+    one = Rollout("a", 2.0, [first, second], [], rewards)
+    result = credited([one], rule={"type": "discounted", "gamma": 1.0}, baseline={"type": "none"})
+    assert [c.intermediate_reward for c in result.credits] == [0.1875, 0.25]
+    assert [c.return_ for c in result.credits] == [3.9375, 3.75]
+    assert result.outcomes == [3.5]
+
+
+def test_equal_siblings_have_no_variance() -> None:
+    group = [rollout(name, 1, chain(name, 3)) for name in "ab"]
+    result = credited(group)
+    assert not result.has_variance
+    assert {c.advantage for c in result.credits} == {0.0}
+
+
+def test_too_few_siblings_are_excluded_with_the_reason() -> None:
+    result = credit_group([rollout("a", 1, chain("a", 1))], Credit(), min_siblings=2)
+    assert isinstance(result, Excluded)
+    assert "min_siblings" in result.reason
+    assert isinstance(credit_group([], Credit(), min_siblings=1), Excluded)
+
+
+def test_a_crash_before_the_first_call_counts_with_its_outcome() -> None:
+    result = credited([rollout("a", 1, chain("a", 1)), rollout("b", 0, [])], **IDENTICAL)
+    assert advantages(result) == {"a": [0.5]}
+    assert result.outcomes == [1, 0]
+
+
+def test_a_group_that_nobody_can_train_has_no_variance() -> None:
+    group = [rollout(n, r, [call(n, [1], [2], at=0, trainable=False)]) for n, r in (("a", 1), ("b", 0))]
+    result = credited(group, **IDENTICAL)
+    assert (result.has_variance, result.min_policy_version) == (False, None)
+    assert result.samples == {"a": [], "b": []}
+
+
+def test_computing_again_gives_the_same() -> None:
+    group = [rollout(n, r, chain(n, 4), span("s", at=0.5)) for n, r in (("a", 1.0), ("b", 0.0))]
+    first, second = credited(group), credited(group)
+    assert first.credits == second.credits
+    assert [row.advantages.tobytes() for row in first.samples["a"]] == [
+        row.advantages.tobytes() for row in second.samples["a"]
+    ]
+
+
+def test_a_broken_record_is_named() -> None:
+    with pytest.raises(BrokenRecord, match="differ in length"):
+        call("a", [1], [2, 3], at=0, logprobs=b"\0\0\0\0")

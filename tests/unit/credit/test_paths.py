@@ -1,0 +1,55 @@
+import numpy as np
+
+from services.credit.forest import call_forest
+from services.credit.paths import Path, paths
+from services.credit.records import Call
+from tests.unit.credit.cases import call, chain
+
+
+def rows(calls: list[Call]) -> list[Path]:
+    return paths(call_forest(calls), {one.id: 10.0 * (i + 1) for i, one in enumerate(calls)})
+
+
+def test_a_chain_is_one_row_with_each_calls_credit_on_its_tokens() -> None:
+    (row,) = rows(chain("a", 3))
+    assert row.token_ids.tolist() == [1, 10, 2, 11, 2, 12]
+    assert row.mask.tolist() == [0, 1, 0, 1, 0, 1]
+    assert row.advantages.tolist() == [0, 10, 0, 20, 0, 30]
+    assert row.generator_logprobs.tolist() == [0, -0.5, 0, -0.5, 0, -0.5]
+    assert row.policy_versions.tolist() == [-1, 3, -1, 3, -1, 3]
+    assert row.temperatures.tolist() == [1, np.float32(0.8), 1, np.float32(0.8), 1, np.float32(0.8)]
+    assert (row.branch, row.trained_tokens, row.min_policy_version) == (0, 3, 3)
+
+
+def test_each_sampled_token_is_trained_in_exactly_one_row() -> None:
+    calls = [
+        call("root", [1], [2, 3], at=0),
+        call("left", [1, 2, 3, 4], [5], at=1),
+        call("right", [1, 2, 3, 6], [7, 8], at=2),
+        call("deeper", [1, 2, 3, 6, 7, 8, 9], [10], at=3),
+    ]
+    left, right = rows(calls)
+    assert (left.token_ids.tolist(), left.mask.tolist()) == ([1, 2, 3, 4, 5], [0, 1, 1, 0, 1])
+    assert right.token_ids.tolist() == [1, 2, 3, 6, 7, 8, 9, 10]
+    assert right.mask.tolist() == [0, 0, 0, 0, 1, 1, 0, 1]
+    assert left.trained_tokens + right.trained_tokens == 6
+
+
+def test_untrainable_and_cut_short_calls_stay_as_context() -> None:
+    first, second, third = chain("a", 3)
+    cut = call("a0", [1], [10], at=0, completed=False)
+    greedy = call("a1", [1, 10, 2], [11], at=1, temperature=0.0)
+    constrained = call("a1", [1, 10, 2], [11], at=1, trainable=False)
+    for calls in ([cut, second, third], [first, greedy, third], [first, constrained, third]):
+        (row,) = rows(calls)
+        assert row.token_ids.tolist() == [1, 10, 2, 11, 2, 12]
+        assert row.trained_tokens == 2
+        assert row.temperatures[row.mask == 0].tolist() == [1.0] * 4
+
+
+def test_a_path_without_a_token_to_train_makes_no_row() -> None:
+    trained = call("a", [1], [2], at=0)
+    judged = call("b", [9], [2], at=1, trainable=False)
+    later = call("c", [8], [2], at=2)
+    assert [row.branch for row in rows([trained, judged, later])] == [0, 1]
+    assert rows([judged]) == []
