@@ -5,7 +5,7 @@ Axes: N samples, K trained tokens of the batch, k those of one pack.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +19,10 @@ from services.trainer.batch import Sample, TrainedTokens
 from services.trainer.forward import Policy, Reads
 from services.trainer.objective import Objective, Terms, objective
 from services.trainer.tree import Forest, Pack, plan_forest
+
+
+class Interrupted(Exception):
+    """The step was given up halfway, on request."""
 
 
 @dataclass
@@ -104,6 +108,7 @@ def accumulate_gradients(
     max_pack_tokens: int,
     accelerator: Accelerator,
     reference: Policy | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Computed:
     """Adds the gradients of the batch's loss to the policy's parameters, pack by pack.
 
@@ -111,6 +116,7 @@ def accumulate_gradients(
     denominators of the whole batch, so leaving it out changes nothing else.
 
     Args: tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; reference: version 0, for KL.
+    Raises: Interrupted: `interrupted` said so before a pack; gradients are incomplete.
     """
     plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.kl_coefficient > 0)
     found = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
@@ -118,6 +124,8 @@ def accumulate_gradients(
     with accelerator.autocast():
         prefix = policy.prefix(plan.forest)
     for pack, (tokens_k, reads) in zip(plan.forest.packs, plan.reads, strict=True):
+        if interrupted():
+            raise Interrupted("stopped between two packs: make the step again")
         with accelerator.autocast():
             logprobs_k = policy(pack, prefix, len(plan.forest.prefix_P), reads)
         result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, reference_K, tokens_k, logprobs_k))

@@ -181,6 +181,6 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
     model.activation_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
-            module._can_checkpoint_with_cache = True  # type: ignore[assignment]  # transformers' per-layer flag
+            module._can_checkpoint_with_cache = True
             # Only the layer's own flag: its children stay in evaluation mode, without dropout.
             module.training = True

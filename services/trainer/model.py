@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 
 class UnsupportedModel(ValueError):
@@ -21,6 +22,7 @@ def load_model(folder: Path) -> PreTrainedModel:
     Raises: UnsupportedModel: sliding-window or other layers that are not plain causal attention, or logits that are not
         the output embedding applied to the last hidden states.
     """
+    disable_progress_bar()
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa", local_files_only=True
     )
@@ -30,7 +32,8 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 def check_supported(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel unless every layer is full causal attention and the head is a plain product."""
-    kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
+    windowed = getattr(model.config, "sliding_window", None) is not None
+    kinds = set(getattr(model.config, "layer_types", None) or ["sliding_attention" if windowed else "full_attention"])
     if kinds != {"full_attention"}:
         raise UnsupportedModel(
             f"layers of kinds {sorted(kinds)}: only full attention can be trained over trees; choose another model"

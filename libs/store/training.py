@@ -1,0 +1,174 @@
+"""What the trainer reads and writes: credited groups in, steps and policy versions out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from sqlalchemy import func, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+
+from libs.contracts.config import RunConfig
+from libs.contracts.states import ConsumptionVerdict, GroupVerdict
+from libs.store import tables
+from libs.store.database import ReadSession, Session
+from libs.store.runs import UnknownRun
+
+
+@dataclass(frozen=True)
+class ReadyGroup:
+    """A credited group that no step has judged. `min_policy_version` is None where nothing of it can be trained."""
+
+    group_id: str
+    min_policy_version: int | None
+    has_variance: bool
+
+
+@dataclass(frozen=True)
+class Version:
+    """Weights that can be served."""
+
+    version: int
+    path: str
+    content_sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class CommittedStep:
+    """A step as the transaction recorded it."""
+
+    number: int
+    checkpoint: str
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Everything that one step's transaction writes."""
+
+    run_id: str
+    number: int
+    metrics: dict[str, float]
+    checkpoint: str
+    started_at: datetime
+    trained_groups: Sequence[str]
+    still_groups: Sequence[str]
+    sample_ids: Sequence[str]
+    version: Version
+
+
+async def read_run_config(session: ReadSession, run_id: str) -> RunConfig:
+    """The document of a run.
+
+    Raises: UnknownRun
+    """
+    row = await session.get(tables.Run, run_id)
+    if row is None:
+        raise UnknownRun(f"no run has the id {run_id!r}: list runs to find it")
+    return RunConfig.model_validate(row.config)
+
+
+async def last_committed_step(session: ReadSession, run_id: str) -> CommittedStep | None:
+    """The newest step, or None before the first."""
+    query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number.desc()).limit(1)
+    row = (await session.scalars(query)).one_or_none()
+    return None if row is None else CommittedStep(row.number, row.checkpoint, cast(dict[str, float], row.metrics))
+
+
+async def read_version(session: ReadSession, run_id: str, version: int) -> Version | None:
+    """One policy version, or None."""
+    row = await session.get(tables.PolicyVersion, (run_id, version))
+    return None if row is None else Version(row.version, row.path, row.content_sha256, row.size_bytes)
+
+
+async def add_base_version(session: Session, run_id: str, version: Version) -> None:
+    """Records version 0. A repeat changes nothing; idempotency key: run and version."""
+    row = {"run_id": run_id, **vars(version)}
+    await session.execute(insert_or_skip(tables.PolicyVersion).values(row).on_conflict_do_nothing())
+
+
+async def ready_groups(session: ReadSession, run_id: str) -> list[ReadyGroup]:
+    """Credited training groups that no step has judged, in the order they were admitted."""
+    credit, judged = tables.GroupCredit, tables.StepGroup
+    query = (
+        select(credit.group_id, credit.min_policy_version, credit.has_variance)
+        .join(tables.Group, tables.Group.id == credit.group_id)
+        .outerjoin(judged, judged.group_id == credit.group_id)
+        .where(credit.run_id == run_id, credit.verdict == GroupVerdict.CREDITED, judged.group_id.is_(None))
+        .order_by(tables.Group.number)
+    )
+    return [ReadyGroup(*row) for row in await session.execute(query)]
+
+
+async def refuse_stale_groups(session: Session, run_id: str, group_ids: Sequence[str]) -> None:
+    """Judges groups as too old to train. A repeat changes nothing; idempotency key: the group."""
+    rows = [
+        {"group_id": group, "run_id": run_id, "step": None, "verdict": ConsumptionVerdict.STALE} for group in group_ids
+    ]
+    if rows:
+        await session.execute(insert_or_skip(tables.StepGroup).values(rows).on_conflict_do_nothing())
+
+
+async def load_samples(session: ReadSession, run_id: str, group_ids: Sequence[str]) -> Sequence[tables.Sample]:
+    """The samples of some groups, by group, sibling and branch."""
+    table = tables.Sample
+    query = (
+        select(table)
+        .join(tables.Group, tables.Group.id == table.group_id)
+        .join(tables.Rollout, tables.Rollout.id == table.rollout_id)
+        .where(table.run_id == run_id, table.group_id.in_(group_ids))
+        .order_by(tables.Group.number, tables.Rollout.sibling, table.branch)
+    )
+    return (await session.scalars(query)).all()
+
+
+async def commit_step(session: Session, record: StepRecord) -> None:
+    """Writes a step with everything it consumed and the version it made, all or nothing.
+
+    Raises: sqlalchemy.exc.IntegrityError: the step, one of its groups or one of its samples is already recorded; keys
+        are run and step, the group, and run and sample.
+    """
+    run_id, number = record.run_id, record.number
+    verdicts = [(group, ConsumptionVerdict.TRAINED) for group in record.trained_groups]
+    verdicts += [(group, ConsumptionVerdict.NO_VARIANCE) for group in record.still_groups]
+    session.add(
+        tables.Step(
+            run_id=run_id,
+            number=number,
+            metrics=record.metrics,
+            checkpoint=record.checkpoint,
+            started_at=record.started_at,
+        )
+    )
+    session.add(tables.PolicyVersion(run_id=run_id, **vars(record.version)))
+    await session.flush()
+    groups = [{"group_id": group, "run_id": run_id, "step": number, "verdict": verdict} for group, verdict in verdicts]
+    samples = [{"run_id": run_id, "sample_id": sample, "step": number} for sample in record.sample_ids]
+    if groups:
+        await session.execute(insert(tables.StepGroup), groups)
+    if samples:
+        await session.execute(insert(tables.StepSample), samples)
+
+
+async def prune_versions(session: Session, run_id: str, before: int) -> list[Version]:
+    """Marks versions from 1 up to `before` as removed, except those that an evaluation names; returns those marked."""
+    table = tables.PolicyVersion
+    pinned = select(tables.Evaluation.policy_version).where(
+        tables.Evaluation.run_id == run_id, tables.Evaluation.policy_version.is_not(None)
+    )
+    statement = (
+        update(table)
+        .where(
+            table.run_id == run_id,
+            table.version >= 1,
+            table.version < before,
+            table.pruned_at.is_(None),
+            table.version.not_in(pinned),
+        )
+        .values(pruned_at=func.now())
+        .returning(table.version, table.path, table.content_sha256, table.size_bytes)
+    )
+    return [Version(*row) for row in await session.execute(statement)]

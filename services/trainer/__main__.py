@@ -1,0 +1,26 @@
+"""Runs the trainer of one run: `python -m services.trainer --run-id run-k3m9x2abcd`."""
+
+import argparse
+
+from libs.service import run_worker
+from libs.telemetry import bind, configure_logs, configure_tracing
+from services.trainer.settings import Settings
+
+
+def main() -> None:
+    """Reads the settings and trains until the run's last step or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m services.trainer", description=__doc__)
+    parser.add_argument("--run-id", help="the run to train; otherwise TRAINER_RUN_ID")
+    run_id = parser.parse_args().run_id
+    settings = Settings(run_id=run_id) if run_id else Settings()
+    configure_logs("trainer", settings.log_level)
+    configure_tracing("trainer", settings.otlp_endpoint)
+    with bind(run_id=settings.run_id):
+        # Seconds of imports: a wrong setting is refused before them.
+        from services.trainer.worker import run_trainer
+
+        run_worker("trainer", settings, lambda stop, checks: run_trainer(settings, stop, checks))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Weights and optimiser state on disk. A folder appears under its name only when it is whole.
+
+    <root>/<run>/versions/<n>/      a Hugging Face folder: what engines serve, and the weights of the checkpoint
+    <root>/<run>/checkpoints/<n>/   optimiser moments, random state, and progress.json: the high-water mark
+
+A crash before the step's transaction leaves folders that no row names; making the step again replaces them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from transformers import PreTrainedModel
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+
+
+class CheckpointDamaged(RuntimeError):
+    """Files are missing, or are not those that the store recorded; the message says which and what to do."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A version on disk: folder, hash over its weight files, and size of everything."""
+
+    path: Path
+    content_sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The high-water mark: `step` is the last step whose effect is in the files; `content_sha256` its weights."""
+
+    run_id: str
+    step: int
+    content_sha256: str
+
+
+def version_folder(root: Path, run_id: str, version: int) -> Path:
+    """Where the weights of a version lie."""
+    return root / run_id / "versions" / str(version)
+
+
+def checkpoint_folder(root: Path, run_id: str, step: int) -> Path:
+    """Where the optimiser's state after a step lies."""
+    return root / run_id / "checkpoints" / str(step)
+
+
+def export_weights(model: PreTrainedModel, base: Path, folder: Path) -> Export:
+    """Writes a Hugging Face folder: the model's weights, and every other file of the base model as it is."""
+    with _whole(folder) as scratch:
+        model.save_pretrained(scratch)
+        for file in base.iterdir():
+            if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and not file.name.endswith(".index.json"):
+                shutil.copyfile(file, scratch / file.name)
+        found = describe(scratch)
+    return Export(folder, found.content_sha256, found.size_bytes)
+
+
+def describe(folder: Path) -> Export:
+    """A folder's weights by hash and size.
+
+    The hash is SHA-256 over, for each weight file by name, the line `<name> <SHA-256 of its bytes>\\n`.
+
+    Raises: CheckpointDamaged: the folder holds no weights.
+    """
+    weights = sorted(file for file in folder.glob("*") if file.suffix in WEIGHT_SUFFIXES) if folder.is_dir() else []
+    if not weights:
+        raise CheckpointDamaged(f"{folder} holds no weights: give the run a model folder, or restore it from a backup")
+    lines = "".join(f"{file.name} {_file_sha256(file)}\n" for file in weights)
+    size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+    return Export(folder, hashlib.sha256(lines.encode()).hexdigest(), size_bytes)
+
+
+def save_checkpoint(optimizer: torch.optim.Optimizer, progress: Progress, folder: Path) -> None:
+    """Writes what a resumed trainer needs beside the weights."""
+    with _whole(folder) as scratch:
+        torch.save({"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}, scratch / "state.pt")
+        (scratch / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
+
+
+def load_checkpoint(optimizer: torch.optim.Optimizer, folder: Path, expected: Progress) -> None:
+    """Restores optimiser and random state.
+
+    Raises: CheckpointDamaged: files are missing, or belong to another run, step or weights than `expected`.
+    """
+    try:
+        found = Progress(**json.loads((folder / "progress.json").read_text()))
+        state = torch.load(folder / "state.pt", weights_only=True)
+    except (OSError, ValueError, TypeError, EOFError, RuntimeError, UnpicklingError) as error:
+        raise CheckpointDamaged(f"{folder} cannot be read ({error}): restore it from a backup") from error
+    if found != expected:
+        raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
+    optimizer.load_state_dict(state["optimizer"])
+    torch.set_rng_state(state["random"])
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a version or checkpoint; a folder that is gone is fine."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def clear_scratch(root: Path, run_id: str) -> None:
+    """Removes what a killed trainer left half-written. Only the holder of the run's lock may."""
+    for scratch in (root / run_id).glob("*/.*.partial"):
+        remove_folder(scratch)
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A scratch folder that takes the name `folder`, durably, when the block ends without an exception."""
+    scratch = folder.with_name(f".{folder.name}.partial")
+    remove_folder(scratch)
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+        for file in scratch.iterdir():
+            file.chmod(0o644)
+            _sync(file)
+        _sync(scratch)
+        # Only a step that was never committed can have left this name; its files are nobody's.
+        remove_folder(folder)
+        scratch.rename(folder)
+        _sync(folder.parent)
+    finally:
+        remove_folder(scratch)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

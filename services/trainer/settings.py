@@ -1,0 +1,31 @@
+"""Settings of the trainer, read from `TRAINER_` variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """Where a trainer keeps weights and how it waits; what it computes stands in the run's document."""
+
+    model_config = SettingsConfigDict(env_prefix="TRAINER_")
+
+    run_id: str
+    """The run to train; `--run-id` sets it."""
+    folder: Path = Path("runs")
+    """Where versions and checkpoints are written, a folder a run, as engines see it too."""
+    model_path: Path | None = None
+    """Hugging Face folder of the model for runs that name none."""
+    device: str = "auto"
+    """`cpu`, or `auto` for the accelerator that this machine has."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads of matrix products; unset: torch's choice. A resumed run continues bit for bit at the same number."""
+    poll_seconds: float = Field(default=1.0, gt=0)
+    """Longest pause between two looks for credited groups; a wake-up shortens it."""
+    gap_patience: int = Field(default=3, ge=1)
+    """Steps in a row whose mean log-probability gap exceeds `training.max_logprob_gap` before the trainer stops."""

@@ -1,0 +1,166 @@
+"""One optimiser step: samples in, new weights in memory and a row of metrics out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from numpy.typing import NDArray
+
+from libs.contracts.config import Algorithm, Optimizer, Training
+from services.trainer.batch import Sample, TrainedTokens, trained_tokens, weights_of
+from services.trainer.compute import Computed, accumulate_gradients
+from services.trainer.corrections import effective_sample_share
+from services.trainer.forward import Policy
+
+Metrics = dict[str, float]
+
+
+class TrainingDiverged(ArithmeticError):
+    """Loss or gradient is not a finite number; the weights were left as they are."""
+
+
+@dataclass
+class Learner:
+    """What a step changes: the policy's weights and the optimiser's moments. `step` counts the steps made."""
+
+    policy: Policy
+    optimizer: torch.optim.Optimizer
+    accelerator: Accelerator
+    reference: Policy | None = None
+    step: int = 0
+
+
+def make_optimizer(policy: Policy, config: Optimizer) -> torch.optim.AdamW:
+    """AdamW over the parameters that are not frozen."""
+    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        trained,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        weight_decay=config.weight_decay,
+        # One pass over memory per parameter; on a CPU four times as fast as the default.
+        fused=True,
+    )
+
+
+def learning_rate(config: Optimizer, step: int) -> float:
+    """The rate of step `step` (from 1): constant after a linear warm-up. With 4 warm-up steps: 1/4, 2/4, 3/4, 1, 1."""
+    return config.learning_rate * min(1.0, step / (config.warmup_steps or 1))
+
+
+def optimizer_step(
+    learner: Learner,
+    samples: Sequence[Sample],
+    *,
+    algorithm: Algorithm,
+    optimizer: Optimizer,
+    training: Training,
+    still: Sequence[Sample] = (),
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Metrics:
+    """Improves the policy once on `samples` and returns what the step did.
+
+    The weights of the loss are counted over `samples` and `still` together: the latter belong to groups without
+    variance, whose gradient is zero, so that leaving them out is exact.
+
+    Args:   interrupted: asked before every pack
+    Raises: TrainingDiverged: loss or gradient norm is not finite. Interrupted. Either way nothing was changed.
+    """
+    began = time.perf_counter()
+    everything = [*samples, *still]
+    tokens = trained_tokens(everything)
+    weights_K = weights_of(tokens, algorithm.weighting, algorithm.sum_constant)
+    moving = tokens.rows_K < len(samples)
+
+    learner.optimizer.zero_grad(set_to_none=True)
+    computed = accumulate_gradients(
+        learner.policy,
+        algorithm,
+        samples,
+        trained_tokens(samples),
+        weights_K[moving],
+        max_pack_tokens=training.micro_batch_tokens,
+        accelerator=learner.accelerator,
+        reference=learner.reference,
+        interrupted=interrupted,
+    )
+    computed_at = time.perf_counter()
+
+    norm = _clip(learner, optimizer.max_grad_norm)
+    if not (math.isfinite(computed.loss) and math.isfinite(norm)):
+        learner.optimizer.zero_grad(set_to_none=True)
+        raise TrainingDiverged(
+            f"step {learner.step + 1}: loss {computed.loss}, gradient norm {norm}: lower optimizer.learning_rate and"
+            " resume from the last step"
+        )
+    rate = learning_rate(optimizer, learner.step + 1)
+    for group in learner.optimizer.param_groups:
+        group["lr"] = rate
+    learner.optimizer.step()
+    learner.optimizer.zero_grad(set_to_none=True)
+    learner.step += 1
+
+    return {
+        **_batch_metrics(everything, samples, tokens, learner.step),
+        **_token_metrics(trained_tokens(samples), computed, learner.step),
+        "loss": computed.loss,
+        "gradient_norm": norm,
+        "learning_rate": rate,
+        "seconds_gradients": computed_at - began,
+        "seconds_optimizer": time.perf_counter() - computed_at,
+    }
+
+
+def _clip(learner: Learner, max_norm: float) -> float:
+    parameters = [p for p in learner.policy.parameters() if p.grad is not None]
+    if not parameters:
+        return 0.0
+    norm = learner.accelerator.clip_grad_norm_(parameters, max_norm)
+    return float(norm) if norm is not None else 0.0
+
+
+def _batch_metrics(
+    everything: Sequence[Sample], samples: Sequence[Sample], tokens: TrainedTokens, step: int
+) -> Metrics:
+    lags_K = step - 1 - tokens.policy_versions_K
+    return {
+        "samples": len(samples),
+        "rollouts": len({sample.rollout_id for sample in samples}),
+        "groups": len({sample.group_id for sample in samples}),
+        "groups_without_variance": len({s.group_id for s in everything} - {s.group_id for s in samples}),
+        "trained_tokens": int((tokens.rows_K < len(samples)).sum()),
+        "policy_lag_mean": _mean(lags_K),
+        "policy_lag_max": int(lags_K.max()) if len(lags_K) else 0,
+    }
+
+
+def _token_metrics(tokens: TrainedTokens, computed: Computed, step: int) -> Metrics:
+    """What the loss saw of the tokens it computed. `logprob_gap_*` compare trainer and engine at equal versions."""
+    seen = computed.computed_K
+    gaps_K = np.abs(computed.logprobs_K - tokens.generator_logprobs_K)[seen & (tokens.policy_versions_K == step - 1)]
+    metrics: Metrics = {
+        "computed_tokens": computed.computed_tokens,
+        "row_tokens": computed.row_tokens,
+        "sharing_ratio": computed.row_tokens / computed.computed_tokens if computed.computed_tokens else 1.0,
+        "kl_reference": _mean(computed.kl_K[seen]),
+        "clipped_share": _mean(computed.clipped_K[seen]),
+        "masked_share": _mean(~computed.kept_K[seen]),
+        "importance_mean": _mean(computed.importance_K[seen]) if seen.any() else 1.0,
+        "effective_sample_share": effective_sample_share(torch.from_numpy(computed.importance_K[seen])),
+        # Monte Carlo estimate: the tokens are draws from (nearly) this policy.
+        "entropy": -_mean(computed.logprobs_K[seen]),
+    }
+    if len(gaps_K):
+        metrics |= {"logprob_gap_mean": _mean(gaps_K), "logprob_gap_max": float(gaps_K.max())}
+    return metrics
+
+
+def _mean(values: NDArray[Any]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0

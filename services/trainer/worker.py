@@ -1,0 +1,326 @@
+"""The trainer's loop: wait for credited groups, make a step, export it, and commit everything in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+from prometheus_client import Counter, Gauge, Histogram
+
+from libs.contracts.config import RunConfig
+from libs.queue.wake import Topic, Wake
+from libs.service import Checks, pause
+from libs.store import tables, training
+from libs.store.database import Database
+from libs.store.locks import AdvisoryLock
+from libs.telemetry import SECONDS_BUCKETS, logger
+from services.trainer.batch import Sample
+from services.trainer.checkpoint import (
+    Export,
+    Progress,
+    checkpoint_folder,
+    clear_scratch,
+    describe,
+    export_weights,
+    remove_folder,
+    save_checkpoint,
+    version_folder,
+)
+from services.trainer.compute import Interrupted
+from services.trainer.learner import make_accelerator, resume_learner, start_learner
+from services.trainer.settings import Settings
+from services.trainer.step import Learner, Metrics, optimizer_step
+
+log = logger()
+
+STEPS = Counter("trainer_steps_total", "Optimiser steps committed.")
+GROUPS = Counter("trainer_groups_total", "Groups judged, by verdict.", ["verdict"])
+TOKENS = Counter("trainer_tokens_total", "Tokens trained.")
+PHASE_SECONDS = Histogram("trainer_phase_seconds", "Time of one phase of a step.", ["phase"], buckets=SECONDS_BUCKETS)
+STEP_METRIC = Gauge("trainer_step_metric_value", "What the last step measured, by name.", ["name"])
+LOGPROB_GAP = Gauge("trainer_logprob_gap_nats", "Mean |trainer - engine| log-probability at equal versions.")
+
+
+class PoliciesDisagree(RuntimeError):
+    """Trainer and engine compute different log-probabilities for the same weights: training on would be off-policy."""
+
+
+@dataclass
+class GapGate:
+    """Counts steps in a row whose log-probability gap is above the limit."""
+
+    limit: float
+    patience: int
+    exceeded: int = field(default=0, init=False)
+
+    def pass_through(self, gap: float | None) -> None:
+        """Takes a step's mean gap; None, where nothing was sampled at the step's own version, changes nothing.
+
+        Raises: PoliciesDisagree: the limit was exceeded `patience` times in a row.
+        """
+        if gap is None:
+            return
+        self.exceeded = self.exceeded + 1 if gap > self.limit else 0
+        if self.exceeded >= self.patience:
+            raise PoliciesDisagree(
+                f"log-probabilities of trainer and engine differ by {gap:.4f} on average, above {self.limit} for"
+                f" {self.exceeded} steps: check that the engine serves the exported weights at the same precision,"
+                " or raise training.max_logprob_gap"
+            )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Ready groups, judged: which are too old, and, once enough are there, which a step consumes."""
+
+    stale: list[str]
+    trained: list[str]
+    still: list[str]
+
+    @property
+    def complete(self) -> bool:
+        """Whether a step can be made."""
+        return bool(self.trained or self.still)
+
+
+def select_groups(ready: Sequence[training.ReadyGroup], *, step: int, groups_per_step: int, max_lag: int) -> Selection:
+    """Judges the ready groups for step `step` (from 1), which improves version step - 1.
+
+    A group is stale if its oldest token was sampled more than `max_lag` versions before that. With a lag of 1, step 3
+    takes tokens of versions 1 and 2 and refuses version 0.
+    """
+    stale = [
+        group.group_id
+        for group in ready
+        if group.min_policy_version is not None and step - 1 - group.min_policy_version > max_lag
+    ]
+    fresh = [group for group in ready if group.group_id not in set(stale)][:groups_per_step]
+    if len(fresh) < groups_per_step:
+        fresh = []
+    trained = [group.group_id for group in fresh if group.has_variance]
+    still = [group.group_id for group in fresh if not group.has_variance]
+    return Selection(stale, trained, still)
+
+
+def decode_sample(row: tables.Sample) -> Sample:
+    """A stored row as arrays.
+
+    Raises: ValueError: its columns differ in length or hold numbers that cannot be trained.
+    """
+    return Sample(
+        id=row.id,
+        rollout_id=row.rollout_id,
+        group_id=row.group_id,
+        token_ids=np.frombuffer(row.token_ids, "<i4"),
+        mask=np.frombuffer(row.mask, np.uint8).astype(bool),
+        generator_logprobs=np.frombuffer(row.generator_logprobs, "<f4"),
+        advantages=np.frombuffer(row.advantages, "<f4"),
+        temperatures=np.frombuffer(row.temperatures, "<f4"),
+        policy_versions=np.frombuffer(row.policy_versions, "<i4"),
+    )
+
+
+async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
+    """Trains the run to its last step, or until asked to stop; alone, by the run's lock.
+
+    A step that SIGTERM interrupts is not committed; whoever resumes makes it again with the same result.
+    """
+    database = Database(settings.database_url)
+    wake = Wake(settings.redis_url)
+    checks.add("database", database.ping)
+    lock = AdvisoryLock(settings.database_url, f"trainer:{settings.run_id}")
+    try:
+        if await _acquire(lock, stop):
+            trainer = await _open_trainer(settings, database, wake, lock)
+            await trainer.train(stop)
+    finally:
+        await lock.release()
+        await wake.close()
+        await database.close()
+
+
+async def _acquire(lock: AdvisoryLock, stop: asyncio.Event) -> bool:
+    """Waits for the run's lock; False when asked to stop first."""
+    while not await lock.acquire():
+        log.info("another trainer holds the run")
+        if await pause(stop, 1.0):
+            return False
+    return True
+
+
+async def _open_trainer(settings: Settings, database: Database, wake: Wake, lock: AdvisoryLock) -> Trainer:
+    """Records version 0 if it is new, and loads what the last committed step left."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    run_id = settings.run_id
+    clear_scratch(settings.folder, run_id)
+    async with database.read() as session:
+        config = await training.read_run_config(session, run_id)
+        last = await training.last_committed_step(session, run_id)
+        version = await training.read_version(session, run_id, last.number if last else 0)
+    base = _base_model(config, settings)
+    if version is None:
+        export = await asyncio.to_thread(describe, base)
+        async with database.session() as session:
+            await training.add_base_version(session, run_id, _version(0, export))
+        await wake.notify(Topic.VERSIONS)
+    accelerator = make_accelerator(settings.device, config.training.precision)
+    if last is None or version is None:
+        learner = await asyncio.to_thread(start_learner, base, config, accelerator)
+    else:
+        expected = Progress(run_id, last.number, version.content_sha256)
+        learner = await asyncio.to_thread(
+            resume_learner, base, Path(version.path), Path(last.checkpoint), expected, config, accelerator
+        )
+    log.info("learner ready", step=learner.step, device=str(accelerator.device))
+    return Trainer(settings, config, base, database, wake, lock, learner)
+
+
+def _base_model(config: RunConfig, settings: Settings) -> Path:
+    """Raises ValueError where neither the run nor the platform names a model."""
+    if config.model is not None:
+        return Path(config.model)
+    if settings.model_path is None:
+        raise ValueError("the run names no model: set `model` in its document, or TRAINER_MODEL_PATH")
+    return settings.model_path
+
+
+def _version(number: int, export: Export) -> training.Version:
+    return training.Version(number, str(export.path), export.content_sha256, export.size_bytes)
+
+
+@dataclass
+class Trainer:
+    """Holds the run's lock and its learner; makes steps."""
+
+    settings: Settings
+    config: RunConfig
+    base: Path
+    database: Database
+    wake: Wake
+    lock: AdvisoryLock
+    learner: Learner
+
+    def __post_init__(self) -> None:
+        self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
+
+    async def train(self, stop: asyncio.Event) -> None:
+        """Makes steps until the last one is made or `stop` is set.
+
+        Raises: PoliciesDisagree, TrainingDiverged, CheckpointDamaged, LockLost: the run must not go on like this.
+        """
+        while self.learner.step < self.config.training.steps and not stop.is_set():
+            selection = await self._select()
+            if not selection.complete:
+                await self.wake.wait(Topic.SAMPLES, timeout_seconds=self.settings.poll_seconds)
+                continue
+            try:
+                await self._step(selection, stop)
+            except Interrupted:
+                log.info("step given up", step=self.learner.step + 1)
+
+    async def _select(self) -> Selection:
+        """Looks at what credit has finished; groups that are too old are refused at once."""
+        async with self.database.read() as session:
+            ready = await training.ready_groups(session, self.settings.run_id)
+        sampling = self.config.sampling
+        selection = select_groups(
+            ready,
+            step=self.learner.step + 1,
+            groups_per_step=sampling.groups_per_step,
+            max_lag=sampling.max_policy_lag,
+        )
+        if selection.stale:
+            async with self.database.session() as session:
+                await training.refuse_stale_groups(session, self.settings.run_id, selection.stale)
+            GROUPS.labels("stale").inc(len(selection.stale))
+            log.warning("stale groups refused", groups=selection.stale, step=self.learner.step + 1)
+        return selection
+
+    async def _step(self, selection: Selection, stop: asyncio.Event) -> None:
+        started_at, began = datetime.now(tz=UTC), time.perf_counter()
+        async with self.database.read() as session:
+            rows = await training.load_samples(session, self.settings.run_id, selection.trained + selection.still)
+        trained = set(selection.trained)
+        samples = [decode_sample(row) for row in rows if row.group_id in trained]
+        still = [decode_sample(row) for row in rows if row.group_id not in trained]
+        loaded = time.perf_counter()
+        metrics, export = await asyncio.to_thread(self._learn, samples, still, stop.is_set)
+        metrics = {**metrics, "seconds_load": loaded - began, "seconds_step": time.perf_counter() - began}
+
+        await self.lock.check()
+        number = self.learner.step
+        checkpoint = checkpoint_folder(self.settings.folder, self.settings.run_id, number)
+        record = training.StepRecord(
+            run_id=self.settings.run_id,
+            number=number,
+            metrics=metrics,
+            checkpoint=str(checkpoint.absolute()),
+            started_at=started_at,
+            trained_groups=selection.trained,
+            still_groups=selection.still,
+            sample_ids=[sample.id for sample in samples],
+            version=_version(number, export),
+        )
+        async with self.database.session() as session:
+            await training.commit_step(session, record)
+        await self.wake.notify(Topic.VERSIONS)
+        self._report(metrics, selection)
+        await self._prune()
+        self.gate.pass_through(metrics.get("logprob_gap_mean"))
+
+    def _learn(
+        self, samples: Sequence[Sample], still: Sequence[Sample], interrupted: Callable[[], bool]
+    ) -> tuple[Metrics, Export]:
+        """The work of a step outside the database; runs in a thread."""
+        metrics = optimizer_step(
+            self.learner,
+            samples,
+            algorithm=self.config.algorithm,
+            optimizer=self.config.optimizer,
+            training=self.config.training,
+            still=still,
+            interrupted=interrupted,
+        )
+        began = time.perf_counter()
+        folder, run_id, number = self.settings.folder.absolute(), self.settings.run_id, self.learner.step
+        model = self.learner.accelerator.unwrap_model(self.learner.policy).model
+        export = export_weights(model, self.base, version_folder(folder, run_id, number))
+        exported = time.perf_counter()
+        progress = Progress(run_id, number, export.content_sha256)
+        save_checkpoint(self.learner.optimizer, progress, checkpoint_folder(folder, run_id, number))
+        saved = {"seconds_export": exported - began, "seconds_checkpoint": time.perf_counter() - exported}
+        return {**metrics, **saved}, export
+
+    async def _prune(self) -> None:
+        """Removes old files: rows are marked first, so that nobody reads what is going."""
+        oldest_kept = self.learner.step - self.config.training.keep_checkpoints + 1
+        async with self.database.session() as session:
+            pruned = await training.prune_versions(session, self.settings.run_id, oldest_kept)
+        folders = [Path(version.path) for version in pruned]
+        checkpoints = self.settings.folder / self.settings.run_id / "checkpoints"
+        folders += [
+            found for found in checkpoints.iterdir() if found.name.isdecimal() and int(found.name) < oldest_kept
+        ]
+        for folder in folders:
+            await asyncio.to_thread(remove_folder, folder)
+
+    def _report(self, metrics: Metrics, selection: Selection) -> None:
+        STEPS.inc()
+        TOKENS.inc(metrics["trained_tokens"])
+        GROUPS.labels("trained").inc(len(selection.trained))
+        GROUPS.labels("no_variance").inc(len(selection.still))
+        for name, value in metrics.items():
+            if name.startswith("seconds_"):
+                PHASE_SECONDS.labels(name.removeprefix("seconds_")).observe(value)
+            else:
+                STEP_METRIC.labels(name).set(value)
+        if "logprob_gap_mean" in metrics:
+            LOGPROB_GAP.set(metrics["logprob_gap_mean"])
+        log.info("step committed", step=self.learner.step, **{name: round(value, 6) for name, value in metrics.items()})

@@ -1,0 +1,247 @@
+"""The trainer against Postgres: what a step consumes, what it makes, and what a crash leaves behind."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from libs.service import Checks
+from libs.store import tables, training
+from libs.store.database import Database
+from libs.store.locks import AdvisoryLock
+from services.trainer import worker
+from services.trainer.checkpoint import describe
+from services.trainer.settings import Settings
+from tests import builders
+
+
+class Case:
+    """A run of `steps` steps of two groups, and what the tests ask about it."""
+
+    def __init__(self, database: Database, dsn: str, model: Path, folder: Path, redis_url: str) -> None:
+        self.database, self.model, self.folder = database, model, folder
+        self._dsn, self._redis_url = dsn, redis_url
+
+    async def open(self, steps: int = 2, **training_changes: object) -> "Case":
+        document = builders.run_document(
+            sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 1},
+            optimizer={"learning_rate": 1e-3},
+            training={"steps": steps, "max_logprob_gap": 100.0, **training_changes},
+        )
+        self.run = await builders.add_run(self.database, config=document)
+        return self
+
+    def settings(self, **changes: object) -> Settings:
+        values = {
+            "run_id": self.run.id,
+            "database_url": self._dsn,
+            "redis_url": self._redis_url,
+            "folder": self.folder,
+            "model_path": self.model,
+            "device": "cpu",
+            "threads": 1,
+            "poll_seconds": 0.05,
+        }
+        return Settings(**{**values, **changes})  # type: ignore[arg-type]
+
+    async def add_group(self, number: int, *, version: int = 0, has_variance: bool = True) -> str:
+        group, rollouts = await builders.add_group(self.database, self.run, number)
+        for sibling, rollout in enumerate(rollouts):
+            advantage = (-1.0) ** sibling if has_variance else 0.0
+            await builders.add_sample(
+                self.database, rollout, sampled=(4 + number, 5 + sibling), advantage=advantage, policy_version=version
+            )
+        await builders.add_credited_group(self.database, group, min_policy_version=version, has_variance=has_variance)
+        return group.id
+
+    async def train(self, stop: asyncio.Event | None = None, **changes: object) -> None:
+        async with asyncio.timeout(60):
+            await worker.run_trainer(self.settings(**changes), stop or asyncio.Event(), Checks())
+
+    async def rows(self, table: type[tables.Base]) -> list[tables.Base]:
+        async with self.database.read() as session:
+            query = select(table).where(table.run_id == self.run.id)  # type: ignore[attr-defined]
+            return list((await session.scalars(query)).all())
+
+    async def verdicts(self) -> dict[str, tuple[int | None, str]]:
+        return {row.group_id: (row.step, row.verdict) for row in await self.rows(tables.StepGroup)}  # type: ignore[attr-defined]
+
+    async def consumed(self) -> dict[str, int]:
+        return {row.sample_id: row.step for row in await self.rows(tables.StepSample)}  # type: ignore[attr-defined]
+
+    async def versions(self) -> dict[int, tables.PolicyVersion]:
+        return {row.version: row for row in await self.rows(tables.PolicyVersion)}  # type: ignore[attr-defined,misc]
+
+
+@pytest.fixture
+def case(database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str) -> Case:
+    return Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url)
+
+
+async def test_each_sample_is_trained_by_one_step_and_each_step_makes_a_version(case: Case) -> None:
+    await case.open(steps=2)
+    groups = [await case.add_group(number) for number in range(4)]
+    await case.train()
+
+    assert await case.verdicts() == {group: (1 + i // 2, "trained") for i, group in enumerate(groups)}
+    assert await case.consumed() == {f"{group}.{s}:0": 1 + i // 2 for i, group in enumerate(groups) for s in (0, 1)}
+    versions = await case.versions()
+    assert sorted(versions) == [0, 1, 2]
+    assert versions[0].path == str(case.model)
+    assert len({version.content_sha256 for version in versions.values()}) == 3
+    for version in versions.values():
+        found = describe(Path(version.path))
+        assert (found.content_sha256, found.size_bytes) == (version.content_sha256, version.size_bytes)
+    steps = await case.rows(tables.Step)
+    assert sorted(step.number for step in steps) == [1, 2]  # type: ignore[attr-defined]
+    assert {"loss", "gradient_norm", "seconds_step", "policy_lag_max"} <= set(steps[0].metrics)  # type: ignore[attr-defined]
+
+
+async def test_stale_groups_are_refused_and_never_trained(case: Case) -> None:
+    await case.open(steps=3)
+    for number, version in ((0, 0), (1, 0), (2, 1), (3, 1)):
+        await case.add_group(number, version=version)
+    old = await case.add_group(4, version=0)
+    for number in (5, 6):
+        await case.add_group(number, version=1)
+    await case.train()
+    verdicts = await case.verdicts()
+    assert verdicts.pop(old) == (None, "stale")
+    assert sorted(step or 0 for step, _ in verdicts.values()) == [1, 1, 2, 2, 3, 3]
+    assert not [sample for sample in await case.consumed() if sample.startswith(f"{old}.")]
+
+
+async def test_a_group_without_variance_is_consumed_but_not_trained(case: Case) -> None:
+    await case.open(steps=1)
+    still = await case.add_group(0, has_variance=False)
+    moving = await case.add_group(1)
+    await case.train()
+    assert await case.verdicts() == {still: (1, "no_variance"), moving: (1, "trained")}
+    assert set(await case.consumed()) == {f"{moving}.0:0", f"{moving}.1:0"}
+
+
+async def test_version_0_is_the_base_model_and_is_there_before_any_group(case: Case) -> None:
+    await case.open()
+    stop = asyncio.Event()
+    training_ = asyncio.create_task(case.train(stop))
+    while not await case.versions():
+        await asyncio.sleep(0.02)
+    stop.set()
+    await training_
+    assert (await case.versions())[0].content_sha256 == describe(case.model).content_sha256
+
+
+async def interrupted_once(case: Case, monkeypatch: pytest.MonkeyPatch, name: str, owner: object) -> None:
+    """Trains, with one failure in place of the named function's first return."""
+    real: Callable[..., object] = getattr(owner, name)
+
+    async def failing(*arguments: object, **named: object) -> None:
+        raise ConnectionError("killed here")
+
+    def failing_now(*arguments: object, **named: object) -> None:
+        raise ConnectionError("killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, failing if asyncio.iscoroutinefunction(real) else failing_now)
+        with pytest.raises(ConnectionError, match="killed here"):
+            await case.train()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(training, "load_samples"), (worker, "export_weights"), (worker, "save_checkpoint"), (training, "commit_step")],
+)
+async def test_a_crash_anywhere_in_a_step_changes_nothing_of_the_result(
+    case: Case, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    await case.open(steps=2)
+    for number in range(2):
+        await case.add_group(number)
+    other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
+    await other.open(steps=2)
+    for number in range(2):
+        await other.add_group(number)
+    await interrupted_once(case, monkeypatch, name, owner)
+    assert await case.verdicts() == {}
+    for subject in (case, other):
+        for number in (2, 3):
+            await subject.add_group(number)
+        await subject.train()
+    hashes = [{v: row.content_sha256 for v, row in (await s.versions()).items()} for s in (case, other)]
+    assert hashes[0] == hashes[1]
+    assert sorted(hashes[0]) == [0, 1, 2]
+
+
+async def test_a_restarted_trainer_continues_as_if_it_had_never_stopped(case: Case) -> None:
+    results = []
+    for restart in (False, True):
+        subject = Case(case.database, case._dsn, case.model, case.folder / str(restart), case._redis_url)
+        await subject.open(steps=2)
+        for number in range(2):
+            await subject.add_group(number)
+        if restart:
+            stop = asyncio.Event()
+            first = asyncio.create_task(subject.train(stop))
+            while 1 not in await subject.versions():
+                await asyncio.sleep(0.02)
+            stop.set()
+            await first
+        for number in (2, 3):
+            await subject.add_group(number)
+        await subject.train()
+        results.append((await subject.versions())[2].content_sha256)
+    assert results[0] == results[1]
+
+
+async def test_two_trainers_of_a_run_take_turns(case: Case) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    lock = AdvisoryLock(case._dsn, f"trainer:{case.run.id}")
+    assert await lock.acquire()
+    waiting = asyncio.create_task(case.train())
+    await asyncio.sleep(0.3)
+    assert await case.versions() == {}
+    await lock.release()
+    await waiting
+    assert sorted(await case.versions()) == [0, 1]
+
+
+async def test_a_step_is_recorded_once(case: Case) -> None:
+    await case.open()
+    group = await case.add_group(0)
+    await builders.add_policy_version(case.database, case.run, 0)
+    version = training.Version(1, "/w", "hash", 1)
+    record = training.StepRecord(case.run.id, 1, {}, "/c", datetime.now(tz=UTC), [group], [], [f"{group}.0:0"], version)
+    async with case.database.session() as session:
+        await training.commit_step(session, record)
+    for changed in ({}, {"number": 2, "version": training.Version(2, "/w", "h", 1)}):
+        with pytest.raises(IntegrityError):
+            async with case.database.session() as session:
+                await training.commit_step(session, training.StepRecord(**{**vars(record), **changed}))
+    assert await case.consumed() == {f"{group}.0:0": 1}
+    assert sorted(await case.versions()) == [0, 1]
+
+
+async def test_old_files_go_and_the_newest_stay(case: Case) -> None:
+    await case.open(steps=3, keep_checkpoints=1)
+    for number in range(6):
+        await case.add_group(number, version=min(number // 2, 1))
+    await case.train()
+    versions = await case.versions()
+    assert {v: row.pruned_at is None for v, row in versions.items()} == {0: True, 1: False, 2: False, 3: True}
+    assert {v: Path(row.path).exists() for v, row in versions.items()} == {0: True, 1: False, 2: False, 3: True}
+    assert [f.name for f in (case.folder / case.run.id / "checkpoints").iterdir()] == ["3"]
+
+
+async def test_training_stops_when_trainer_and_engine_disagree(case: Case) -> None:
+    await case.open(steps=2, max_logprob_gap=0.01)
+    for number in range(2):
+        await case.add_group(number)
+    with pytest.raises(worker.PoliciesDisagree, match="log-probabilities"):
+        await case.train(gap_patience=1)
+    assert sorted(await case.versions()) == [0, 1]

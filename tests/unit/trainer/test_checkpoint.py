@@ -1,0 +1,104 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from libs.contracts.config import RunConfig
+from services.trainer.checkpoint import (
+    CheckpointDamaged,
+    Progress,
+    describe,
+    export_weights,
+    save_checkpoint,
+)
+from services.trainer.learner import make_accelerator, resume_learner, start_learner
+from services.trainer.step import Learner, optimizer_step
+from tests.unit.trainer.cases import agent_samples
+
+CPU = make_accelerator("cpu", "float32")
+CONFIG = RunConfig.model_validate(
+    {"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "optimizer": {"learning_rate": 1e-3}}
+)
+
+
+def step(learner: Learner, seed: int) -> float:
+    metrics = optimizer_step(
+        learner,
+        agent_samples(seed),
+        algorithm=CONFIG.algorithm,
+        optimizer=CONFIG.optimizer,
+        training=CONFIG.training,
+    )
+    return metrics["loss"]
+
+
+def test_a_resumed_run_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
+    straight = start_learner(tiny_model, CONFIG, CPU)
+    step(straight, 0)
+    export = export_weights(straight.policy.model, tiny_model, tmp_path / "versions" / "1")
+    progress = Progress("run-a", 1, export.content_sha256)
+    save_checkpoint(straight.optimizer, progress, tmp_path / "checkpoints" / "1")
+    expected_loss = step(straight, 1)
+
+    resumed = resume_learner(
+        tiny_model, export.path, tmp_path / "checkpoints" / "1", progress, CONFIG, make_accelerator("cpu", "float32")
+    )
+    assert resumed.step == 1
+    assert step(resumed, 1) == expected_loss
+    pairs = zip(straight.policy.state_dict().values(), resumed.policy.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_an_export_is_a_whole_hugging_face_folder(tiny_model: Path, tmp_path: Path) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    export = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+    assert {file.name for file in tiny_model.iterdir() if file.suffix != ".safetensors"} <= {
+        file.name for file in export.path.iterdir()
+    }
+    assert export.size_bytes == sum(file.stat().st_size for file in export.path.iterdir())
+    again = start_learner(export.path, CONFIG, CPU)
+    pairs = zip(learner.policy.state_dict().values(), again.policy.state_dict().values(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
+def test_the_hash_is_of_the_weights_and_of_nothing_else(tiny_model: Path, tmp_path: Path) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    one = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+    two = export_weights(learner.policy.model, tiny_model, tmp_path / "2")
+    (two.path / "config.json").write_text((two.path / "config.json").read_text() + "\n")
+    assert describe(two.path).content_sha256 == one.content_sha256
+    step(learner, 0)
+    assert export_weights(learner.policy.model, tiny_model, tmp_path / "2").content_sha256 != one.content_sha256
+
+
+def test_a_failed_write_leaves_the_old_folder(tiny_model: Path, tmp_path: Path) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    old = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+    with pytest.raises(FileNotFoundError):
+        export_weights(learner.policy.model, tmp_path / "missing", tmp_path / "1")
+    assert describe(tmp_path / "1").content_sha256 == old.content_sha256
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("damage", ["weights", "state", "progress"])
+def test_damage_is_told_and_never_trained(tiny_model: Path, tmp_path: Path, damage: str) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    step(learner, 0)
+    export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")
+    expected = Progress("run-a", 1, export.content_sha256)
+    save_checkpoint(learner.optimizer, expected, tmp_path / "c")
+    if damage == "weights":
+        file = tmp_path / "v" / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-4] + b"abcd")
+    elif damage == "state":
+        (tmp_path / "c" / "state.pt").write_bytes(b"PK")
+    else:
+        expected = Progress("run-a", 2, export.content_sha256)
+    with pytest.raises(CheckpointDamaged, match="restore it"):
+        resume_learner(tiny_model, export.path, tmp_path / "c", expected, CONFIG, CPU)
+
+
+def test_a_folder_without_weights_is_told(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointDamaged, match="holds no weights"):
+        describe(tmp_path / "nothing")

@@ -1,0 +1,180 @@
+import numpy as np
+import pytest
+import torch
+from accelerate import Accelerator
+
+from libs.contracts.config import Optimizer, PpoClip, RunConfig, Training
+from libs.store.training import ReadyGroup
+from services.trainer.batch import Sample, trained_tokens
+from services.trainer.compute import Interrupted, batch_logprobs, plan_batch
+from services.trainer.forward import Policy
+from services.trainer.step import Learner, TrainingDiverged, learning_rate, make_optimizer, optimizer_step
+from services.trainer.worker import GapGate, PoliciesDisagree, select_groups
+from tests.unit.trainer.cases import agent_samples, sample, tiny_llama
+
+CPU = Accelerator(cpu=True)
+
+
+def learner(rate: float = 1e-2) -> Learner:
+    policy = Policy(tiny_llama(dtype=torch.float32))
+    return Learner(policy, make_optimizer(policy, Optimizer(learning_rate=rate)), CPU)
+
+
+def step(subject: Learner, samples: list[Sample], rate: float = 1e-2, **arguments: object) -> dict[str, float]:
+    return optimizer_step(
+        subject,
+        samples,
+        algorithm=PpoClip(),
+        optimizer=Optimizer(learning_rate=rate),
+        training=Training(micro_batch_tokens=64),
+        **arguments,  # type: ignore[arg-type]
+    )
+
+
+def weights(subject: Learner) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in subject.policy.named_parameters()}
+
+
+def logprob(subject: Learner, of: Sample) -> float:
+    tokens = trained_tokens([of])
+    return float(batch_logprobs(subject.policy, plan_batch([of], tokens, 100), len(tokens), CPU).sum())
+
+
+def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_so() -> None:
+    subject = learner()
+    good = sample("run.0.0", [1, 2, 3, 4], [0, 0, 1, 1], advantage=1.0)
+    bad = sample("run.0.1", [1, 2, 5, 6], [0, 0, 1, 1], advantage=-1.0)
+    before = logprob(subject, good), logprob(subject, bad)
+    metrics = step(subject, [good, bad])
+    assert subject.step == 1
+    assert logprob(subject, good) > before[0]
+    assert logprob(subject, bad) < before[1]
+    assert metrics["trained_tokens"] == 4
+    # Shared: the prompt's 2 tokens; read: the parents of 4 tokens, of which two coincide.
+    assert (metrics["computed_tokens"], metrics["row_tokens"]) == (4, 8)
+
+
+def test_groups_without_variance_count_in_denominators_alone() -> None:
+    moving = sample("run.0.0", [1, 2, 3], [0, 0, 1])
+    still = sample("run.1.0", [1, 2, 4], [0, 0, 1], advantage=0.0)
+    subject, other = learner(), learner()
+    left_out, together = step(subject, [moving], still=[still]), step(other, [moving, still])
+    assert left_out["loss"] == pytest.approx(together["loss"])
+    assert left_out["gradient_norm"] == pytest.approx(together["gradient_norm"])
+    assert left_out["groups_without_variance"] == 1
+    assert step(learner(), [moving])["loss"] == pytest.approx(2 * left_out["loss"])
+
+
+def test_a_step_without_anything_to_learn_changes_no_weight() -> None:
+    subject = learner()
+    step(subject, agent_samples(0))
+    before = weights(subject)
+    metrics = step(subject, [], still=[sample("run.0.0", [1, 2, 3], [0, 0, 1], advantage=0.0)])
+    assert subject.step == 2
+    assert metrics["gradient_norm"] == 0.0
+    for name, weight in weights(subject).items():
+        assert torch.equal(weight, before[name])
+
+
+def test_the_gap_is_measured_on_tokens_of_the_same_version_alone() -> None:
+    subject = learner()
+    samples = agent_samples(1)
+    tokens = trained_tokens(samples)
+    exact_K = batch_logprobs(subject.policy, plan_batch(samples, tokens, 100), len(tokens), CPU)
+    for number, row in enumerate(samples):
+        row.generator_logprobs[row.mask] = exact_K[tokens.rows_K == number]
+        row.policy_versions[row.mask] = 0
+    off = sample("run.8.0", [1, 2, 3], [0, 0, 1], logprob=-9.0, version=-1)
+    metrics = step(subject, [*samples, off])
+    assert metrics["logprob_gap_max"] < 1e-5
+    assert metrics["policy_lag_max"] == 1
+    assert "logprob_gap_mean" not in step(subject, samples) or subject.step == 2
+
+
+def test_a_loss_that_is_not_finite_changes_nothing() -> None:
+    subject = learner()
+    before = weights(subject)
+    with torch.no_grad():
+        subject.policy.model.model.norm.weight[0] = float("nan")
+    with pytest.raises(TrainingDiverged, match="learning_rate"):
+        step(subject, agent_samples(2))
+    assert subject.step == 0
+    changed = [name for name, weight in weights(subject).items() if not torch.equal(weight, before[name])]
+    assert changed == ["model.model.norm.weight"]
+
+
+def test_an_interrupted_step_changes_nothing() -> None:
+    subject = learner()
+    before = weights(subject)
+    with pytest.raises(Interrupted):
+        step(subject, agent_samples(2), interrupted=lambda: True)
+    assert all(torch.equal(weight, before[name]) for name, weight in weights(subject).items())
+
+
+def test_steps_are_the_same_bits_every_time() -> None:
+    one, other = learner(), learner()
+    for seed in range(3):
+        assert step(one, agent_samples(seed))["loss"] == step(other, agent_samples(seed))["loss"]
+    assert all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+
+
+def test_a_two_armed_bandit_is_learned() -> None:
+    subject = learner()
+    random = np.random.default_rng(0)
+    prompt, good, bad = [1, 2], 7, 9
+    for number in range(40):
+        arms = random.choice([good, bad], 8)
+        rewards = (arms == good).astype(float)
+        rows = [
+            sample(f"run.{number}.{i}", [*prompt, int(arm)], [0, 0, 1], advantage=float(reward - rewards.mean()))
+            for i, (arm, reward) in enumerate(zip(arms, rewards, strict=True))
+        ]
+        for row in rows:
+            row.generator_logprobs[2] = logprob(subject, row)
+        step(subject, rows)
+    odds = {arm: np.exp(logprob(subject, sample("run.0.0", [*prompt, arm], [0, 0, 1]))) for arm in (good, bad)}
+    assert odds[good] / (odds[good] + odds[bad]) > 0.95
+
+
+def test_learning_rate_warms_up() -> None:
+    config = Optimizer(learning_rate=1.0, warmup_steps=4)
+    assert [learning_rate(config, number) for number in (1, 2, 4, 5)] == [0.25, 0.5, 1.0, 1.0]
+    assert learning_rate(Optimizer(learning_rate=1.0), 1) == 1.0
+
+
+def ready(name: str, version: int | None, has_variance: bool = True) -> ReadyGroup:
+    return ReadyGroup(name, version, has_variance)
+
+
+def test_groups_too_old_are_refused_and_the_oldest_of_the_others_consumed() -> None:
+    groups = [ready("a", 0), ready("b", 1), ready("c", 2, has_variance=False), ready("d", 2), ready("e", None)]
+    selection = select_groups(groups, step=3, groups_per_step=3, max_lag=1)
+    assert (selection.stale, selection.trained, selection.still) == (["a"], ["b", "d"], ["c"])
+    assert selection.complete
+
+
+def test_too_few_groups_make_no_step() -> None:
+    selection = select_groups([ready("a", 0)], step=1, groups_per_step=2, max_lag=0)
+    assert not selection.complete
+    assert selection.stale == []
+
+
+def test_the_gap_gate_closes_after_enough_steps_in_a_row() -> None:
+    gate = GapGate(limit=0.05, patience=2)
+    for gap in (0.2, None, 0.01, 0.2, 0.01):
+        gate.pass_through(gap)
+    gate.pass_through(0.06)
+    with pytest.raises(PoliciesDisagree, match="max_logprob_gap"):
+        gate.pass_through(0.06)
+
+
+def test_defaults_of_a_run_make_a_step() -> None:
+    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}})
+    metrics = optimizer_step(
+        learner(),
+        agent_samples(0),
+        algorithm=config.algorithm,
+        optimizer=config.optimizer,
+        training=config.training,
+    )
+    assert all(np.isfinite(value) for value in metrics.values())
