@@ -184,9 +184,8 @@ _ENDED = text("""
     SELECT r.id AS rollout_id, r.run_id, a.number AS attempt, o.kind, o.reward,
            (SELECT count(*) FROM attempts b LEFT JOIN outcomes p ON p.rollout_id = b.rollout_id AND p.attempt = b.number
             WHERE b.rollout_id = r.id AND p.kind IS DISTINCT FROM 'cancelled') AS failures,
-           EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = a.number
-                   AND w.response_id IS NULL AND w.tool_call_id IS NULL)
-           OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id AND x.call_id IS NULL) AS explicit,
+           EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = a.number)
+           OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id) AS explicit,
            coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
            coalesce(c.held, 0) AS held, coalesce(c.failed, false) AS call_failed
     FROM rollouts r

@@ -8,6 +8,7 @@ serves, never what we believe; an engine that restarted with other weights is se
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,6 +106,7 @@ class Fleet:
         self._changed = asyncio.Event()
         self._seen: dict[str, SeenEngine] = {}
         self._resumed: set[str] = set()
+        self._refused: dict[str, tuple[Wanted, float]] = {}
 
     def want(self, wanted: Wanted | None) -> None:
         """Changes what engines should serve; None leaves them as they are."""
@@ -126,8 +128,8 @@ class Fleet:
         return min(versions, default=None)
 
     def trouble(self) -> str | None:
-        """Why no engine serves, for people; None when one does."""
-        if any(engine.state is EngineState.SERVING for engine in self._seen.values()):
+        """Why no engine serves or will soon, for people; None when one does."""
+        if any(engine.state is not EngineState.UNREACHABLE for engine in self._seen.values()):
             return None
         return "; ".join(f"{engine.url}: {engine.detail}" for engine in self._seen.values() if engine.detail) or None
 
@@ -164,6 +166,9 @@ class Fleet:
 
     async def _look_and_correct(self, client: EngineClient) -> None:
         wanted = self._wanted
+        refused, until = self._refused.get(client.url, (None, 0.0))
+        if refused == wanted and time.monotonic() < until:
+            return
         try:
             await self._resume_once(client)
             seen = await _look(client)
@@ -175,6 +180,8 @@ class Fleet:
             seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=_cause(error))
         except EngineRefused as error:
             UPDATES.labels("refused").inc()
+            if wanted is not None:
+                self._refused[client.url] = (wanted, time.monotonic() + self._settings.engine_refusal_seconds)
             seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=str(error))
         await self._note(seen)
 

@@ -25,6 +25,8 @@ class Settings(ServiceSettings):
     """Pause between two looks at what the engines serve."""
     engine_answer_seconds: float = Field(default=5.0, gt=0)
     """An engine that does not tell what it serves within this time is unreachable."""
+    engine_refusal_seconds: float = Field(default=5.0, ge=0)
+    """Pause before weights are offered again to an engine that refused them."""
     engine_update_seconds: float = Field(default=600.0, gt=0)
     """Bound on loading new weights."""
     retry_seconds: float = Field(default=0.5, ge=0)

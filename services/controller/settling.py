@@ -1,11 +1,11 @@
 """From the end of an attempt to the end of its rollout: counted, left out, or tried again. Pure functions.
 
-A rollout's reward is that of its outcome. One that ended well and printed none counts when its reward doors or its
-telemetry gave a reward for the whole rollout: it then starts from 0 and credit adds those. One with no reward at all is
-the agent's own failure, like a crash or a timeout, and the run's `sampling.agent_failure` decides. Infrastructure
-failures and lost leases are tried again up to `sampling.max_attempts` and then excluded; they never become a reward.
-So are failures of an agent whose model calls the gateway gave up, and timeouts of one that spent most of its time
-waiting for an engine.
+A rollout's reward is that of its outcome. One that ended well and printed none counts when its reward door, its
+telemetry or a person gave a reward to it or to one of its calls: it then starts from 0 and credit adds those. One with
+no reward at all is the agent's own failure, like a crash or a timeout, and the run's `sampling.agent_failure` decides.
+Infrastructure failures and lost leases are tried again up to `sampling.max_attempts` and then excluded; they never
+become a reward. So are failures of an agent whose model calls the gateway gave up, and timeouts of one that spent most
+of its time waiting for an engine.
 """
 
 from __future__ import annotations

@@ -93,13 +93,12 @@ class Runner:
             log.warning("no lease taken", cause=str(error).splitlines()[0])
 
     async def _lease_all(self, rollout_ids: Sequence[str]) -> None:
-        for rollout_id in rollout_ids:
-            async with self._database.session() as session:
-                lease = await leases.lease_rollout(session, rollout_id, self.owner, self._settings.lease_seconds)
-            if lease is not None:
-                task = asyncio.create_task(self._attempt(lease), name=f"{lease.rollout_id}/{lease.attempt}")
-                self._tasks.add(task)
-                task.add_done_callback(self._done)
+        async with self._database.session() as session:
+            taken = await leases.lease_rollouts(session, rollout_ids, self.owner, self._settings.lease_seconds)
+        for lease in taken:
+            task = asyncio.create_task(self._attempt(lease), name=f"{lease.rollout_id}/{lease.attempt}")
+            self._tasks.add(task)
+            task.add_done_callback(self._done)
         self._measure()
 
     def _done(self, task: asyncio.Task[None]) -> None:

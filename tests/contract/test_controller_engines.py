@@ -1,0 +1,120 @@
+"""The fleet against engines that speak SGLang's control protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from sqlalchemy import select
+
+from libs.queue.wake import Wake
+from libs.store import tables
+from libs.store.database import Database
+from services.controller.engines import Fleet, Wanted
+from services.controller.settings import Settings
+from tests.fakes.engine_control import FakeEngineControl, running
+
+
+@asynccontextmanager
+async def fleet_of(database: Database, redis_url: str, *urls: str) -> AsyncIterator[Fleet]:
+    wake = Wake(redis_url)
+    fleet = Fleet(
+        Settings(engine_urls=list(urls), engine_poll_seconds=0.05, engine_refusal_seconds=0.3), database, wake
+    )
+    keeping = asyncio.create_task(fleet.keep())
+    try:
+        yield fleet
+    finally:
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
+        await wake.close()
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+async def rows(database: Database) -> dict[str, tuple[str, str | None, int | None]]:
+    async with database.read() as session:
+        return {
+            row.url: (row.state, row.run_id, row.policy_version) for row in await session.scalars(select(tables.Engine))
+        }
+
+
+async def test_engines_are_paused_loaded_and_continued_in_this_order(database: Database, redis_url: str) -> None:
+    async with AsyncExitStack() as stack:
+        one, two = [await stack.enter_async_context(running(FakeEngineControl())) for _ in range(2)]
+        async with fleet_of(database, redis_url, one.url, two.url) as fleet:
+            fleet.want(Wanted("run-a", 0, "/w/0"))
+            await until(lambda: fleet.served_version("run-a") == 0 and two.weight_version == "run-a:0")
+            fleet.want(Wanted("run-a", 1, "/w/1"))
+            await until(lambda: "run-a:1" == one.weight_version == two.weight_version)
+            await until(lambda: not one.paused and not two.paused and fleet.served_version("run-a") == 1)
+            assert one.journal == [
+                "continue",
+                *("pause retract", "update /w/0 run-a:0 flush=True", "continue"),
+                *("pause retract", "update /w/1 run-a:1 flush=True", "continue"),
+            ]
+            assert fleet.served_version("run-b") is None
+            assert fleet.trouble() is None
+
+
+async def test_weights_that_cannot_be_loaded_are_told_and_the_engine_goes_on(
+    database: Database, redis_url: str
+) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", bad_paths={"/w/1"})
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: fleet.trouble() is not None)
+        assert "no such file" in (fleet.trouble() or "")
+        assert not engine.paused
+        engine.bad_paths.clear()
+        await until(lambda: fleet.served_version("run-a") == 1)
+
+
+async def test_an_engine_that_restarted_is_brought_back(database: Database, redis_url: str) -> None:
+    async with running(FakeEngineControl()) as engine, fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 3, "/w/3"))
+        await until(lambda: fleet.served_version("run-a") == 3)
+        engine.weight_version = "default"
+        await until(lambda: engine.weight_version == "run-a:3")
+        await until(lambda: fleet.served_version("run-a") == 3)
+
+
+async def test_an_engine_that_is_away_is_marked_and_found_again(database: Database, redis_url: str) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0")
+    async with AsyncExitStack() as stack:
+        async with running(engine):
+            fleet = await stack.enter_async_context(fleet_of(database, redis_url, engine.url))
+            await until(lambda: fleet.served_version("run-a") == 0)
+        await until(lambda: fleet.served_version("run-a") is None)
+        assert (await rows(database))[engine.url][0] == "unreachable"
+        assert "ConnectError" in (fleet.trouble() or "")
+        again = FakeEngineControl(weight_version="run-a:0")
+        await stack.enter_async_context(running(again, int(engine.url.rpartition(":")[2])))
+        await until(lambda: fleet.served_version("run-a") == 0)
+        assert again.journal == ["continue"]
+
+
+async def test_an_engine_left_paused_by_a_killed_controller_goes_on(database: Database, redis_url: str) -> None:
+    engine = FakeEngineControl(weight_version="run-a:2", paused=True)
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 2, "/w/2"))
+        await until(lambda: fleet.served_version("run-a") == 2)
+        assert not engine.paused
+
+
+async def test_engines_no_longer_configured_are_forgotten(database: Database, redis_url: str) -> None:
+    async with database.session() as session:
+        session.add(tables.Engine(url="http://old", state="serving", run_id="run-a", policy_version=1))
+    engine = FakeEngineControl(weight_version="run-a:0")
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        await until(lambda: fleet.served_version("run-a") == 0)
+        assert await rows(database) == {engine.url: ("serving", "run-a", 0)}
