@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from libs.cli import datasets, policies, rollouts, runs, supervisor
 from libs.cli.context import Context, make_context
+from libs.cli.demonstration import demo
 from libs.cli.doctor import doctor
 from libs.cli.errors import explained
 
@@ -49,6 +50,7 @@ app.command()(supervisor.up)
 app.command()(supervisor.down)
 app.command()(supervisor.status)
 app.command()(doctor)
+app.command()(demo)
 app.command()(supervisor.logs)
 app.add_typer(datasets.app, name="dataset")
 app.add_typer(runs.app, name="run")

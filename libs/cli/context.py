@@ -41,12 +41,12 @@ class Context:
         url, token = self.settings.url, self.settings.token
         record = self.record()
         if url is None:
-            if record is None or not record.running():
-                raise CommandError(
-                    f"no platform runs in {self.home}: start it with `leyden up`, or name one with --url or LEYDEN_URL",
-                    Exit.UNREACHABLE,
-                )
-            url = record.url
+            url = record.url if record is not None and record.running() else None
+        if url is None:
+            raise CommandError(
+                f"no platform runs in {self.home}: start it with `leyden up`, or name one with --url or LEYDEN_URL",
+                Exit.UNREACHABLE,
+            )
         token_file = self.home / "secrets" / "admin-token"
         if token is None and token_file.exists() and (self.settings.url is None or _same(record, url)):
             token = token_file.read_text().strip()
@@ -55,7 +55,7 @@ class Context:
 
 def _same(record: PlatformRecord | None, url: str) -> bool:
     """The home's own token goes to the home's own platform alone."""
-    return record is not None and record.url.rstrip("/") == url.rstrip("/")
+    return record is not None and record.url is not None and record.url.rstrip("/") == url.rstrip("/")
 
 
 def context_of(ctx: typer.Context, home: Path | None = None) -> Context:

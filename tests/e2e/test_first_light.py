@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from libs.cli.platform import Platform
 from libs.cli.watch import watch_run
 from libs.client import Leyden
+from tests.soak import bandit_run
 from tests.truth import lost_calls, violations
 
 
-def test_a_two_armed_bandit_learns_the_better_arm(
-    platform: Platform, client: Leyden, bandit: Callable[..., dict[str, Any]], tmp_path: Path
-) -> None:
+def test_a_two_armed_bandit_learns_the_better_arm(platform: Platform, client: Leyden, received: Path) -> None:
     evaluation = {"dataset": "bandit", "rollouts_per_task": 8}
-    run = watch_run(client, client.create_run(bandit(evaluation=evaluation)).id, Console(quiet=True))
+    created = client.create_run(bandit_run(received, "bandit", 8, evaluation=evaluation))
+    run = watch_run(client, created.id, Console(quiet=True))
 
     assert (run.phase, run.reason) == ("completed", None)
     before, after = (e.results.reward for e in sorted(client.evaluations(run.id), key=lambda e: e.number))
@@ -28,4 +26,4 @@ def test_a_two_armed_bandit_learns_the_better_arm(
     assert after.mean > 0.95
     assert [version.version for version in client.policies(run.id)] == list(range(9))
     assert violations(platform.facts.database_url, run.id) == {}
-    assert lost_calls(platform.facts.database_url, run.id, tmp_path / "received.log") == []
+    assert lost_calls(platform.facts.database_url, run.id, received) == []

@@ -1,0 +1,123 @@
+"""`leyden demo` as a command: options in, a live table, a comparison, a report, and one last line of JSON out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal
+
+import typer
+
+from libs.cli.context import Home, context_of
+from libs.cli.demo import (
+    HELD_OUT_TASKS,
+    DemoOptions,
+    check_rise,
+    find_or_create_run,
+    summary,
+    write_report,
+    write_tasks,
+)
+from libs.cli.errors import CommandError, Exit
+from libs.cli.output import console
+from libs.cli.platform import Options, Platform
+from libs.cli.watch import evaluation_table, watch_run
+from libs.client import Leyden
+from libs.contracts.api import Run
+
+READY_SECONDS = 600.0
+
+
+def demo(
+    ctx: typer.Context,
+    home: Home = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = DemoOptions.steps,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks and of their order.")] = DemoOptions.seed,
+    evaluation_tasks: Annotated[
+        int, typer.Option(min=1, max=HELD_OUT_TASKS, help="Held-out tasks, one rollout each, before and after.")
+    ] = DemoOptions.evaluation_tasks,
+    credit: Annotated[
+        Literal["identical", "equal_split", "discounted"], typer.Option(help="Credit rule.")
+    ] = DemoOptions.credit,
+    baseline: Annotated[
+        Literal["none", "mean", "mean_std", "leave_one_out"], typer.Option(help="Baseline among siblings.")
+    ] = DemoOptions.baseline,
+    per: Annotated[
+        Literal["rollout", "state"], typer.Option(help="Compare whole rollouts, or calls in the same state.")
+    ] = DemoOptions.per,
+    air: Annotated[bool, typer.Option(help="Intermediate rewards for tool calls that worked.")] = DemoOptions.air,
+    max_policy_lag: Annotated[int, typer.Option(min=0, help="How old a sample may be.")] = DemoOptions.max_policy_lag,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, even if a run can be resumed.")] = False,
+    require_rise: Annotated[bool, typer.Option("--require-rise", help="Fail unless reward rose.")] = False,
+) -> None:
+    """Train the flight agent's model on this machine and show what it learned.
+
+    The last line of output is one JSON object. Ctrl-C stops everything; the same command resumes.
+    """
+    options = DemoOptions(
+        steps=steps,
+        seed=seed,
+        evaluation_tasks=evaluation_tasks,
+        credit=credit,
+        baseline=baseline,
+        per=per,
+        air=air,
+        max_policy_lag=max_policy_lag,
+    )
+    folder = context_of(ctx, home).home
+    tasks = write_tasks(folder / "demo" / f"tasks-{seed}", options)
+    with _platform(folder) as platform, Leyden(platform.facts.url("api"), platform.token) as client:
+        run, resumed = find_or_create_run(client, options, tasks, fresh=fresh)
+        console.print(f"{'resuming' if resumed else 'created'} run {run.id}: evaluate, {steps} steps, evaluate again")
+        _show(client, run, folder / "demo", require_rise=require_rise)
+
+
+def _show(client: Leyden, run: Run, folder: Path, *, require_rise: bool) -> None:
+    ended = watch_run(client, run.id, console)
+    if ended.phase != "completed":
+        raise CommandError(f"run {run.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
+    steps, evaluations = list(client.steps(run.id)), list(client.evaluations(run.id))
+    if not console.is_terminal:
+        console.print(evaluation_table(evaluations))
+    report = write_report(client, ended, folder)
+    console.print(f"report: {report}")
+    # Plain, so that a machine finds one line whatever the width of the terminal.
+    sys.stdout.write(json.dumps(summary(ended, steps, evaluations, report)) + "\n")
+    sys.stdout.flush()
+    if require_rise:
+        check_rise(steps)
+
+
+@contextlib.contextmanager
+def _platform(home: Path) -> Iterator[Platform]:
+    """The whole platform while the demo runs; Ctrl-C ends it in order and says how to go on."""
+    platform = Platform(home, Options(free_ports=True), report=_say)
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        platform.start()
+        platform.ready(READY_SECONDS)
+        yield platform
+    except KeyboardInterrupt:
+        _say("interrupted; stopping everything (the same command goes on where this one was)")
+        message = "stopped before the end: run `make demo` again to resume"
+        raise CommandError(message, Exit.INTERRUPTED) from None
+    finally:
+        # A second Ctrl-C must not interrupt the stop.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        platform.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _say(words: str) -> None:
+    sys.stderr.write(f"leyden: {words}\n")
+    sys.stderr.flush()
