@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psycopg
 import pytest
 import redis
@@ -130,3 +131,26 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from services.engine.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+async def api_http(postgres_dsn: str) -> AsyncIterator[httpx.AsyncClient]:
+    """The REST API in this process, signed in as its first administrator; uploads are bounded at 4 KiB."""
+    from services.api.app import create_app
+    from services.api.settings import Settings
+
+    app = create_app(Settings(database_url=postgres_dsn, admin_token="secret-of-tests", max_upload_bytes=4096))
+    headers = {"authorization": "Bearer secret-of-tests"}
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as client:
+            yield client
+
+
+@pytest.fixture
+def api_url(postgres_dsn: str) -> Iterator[str]:
+    """The REST API on a loopback port, in a thread of its own; its admin token is `secret-of-tests`."""
+    from tests.fakes.served_api import served_api
+
+    with served_api(postgres_dsn) as url:
+        yield url

@@ -1,9 +1,8 @@
-"""The REST API against a real Postgres: datasets, runs, evaluations, rewards."""
+"""Runs over HTTP: what is refused and how, what a create makes, and how a run is steered."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
+import asyncio
 from typing import Any
 
 import httpx
@@ -11,91 +10,142 @@ import pytest
 
 from libs.store import tables
 from libs.store.database import Database
-from services.api.app import create_app
-from services.api.settings import Settings
 from tests import builders
-
-ADMIN = {"authorization": "Bearer secret-of-tests"}
-
-
-@pytest.fixture
-async def http(postgres_dsn: str) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the application, signed in as administrator."""
-    app = create_app(Settings(database_url=postgres_dsn, admin_token="secret-of-tests", max_upload_bytes=4096))
-    async with app.router.lifespan_context(app):
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=ADMIN) as client:
-            yield client
-
-
-async def upload(http: httpx.AsyncClient, body: str | bytes, name: str = "questions", **headers: str) -> httpx.Response:
-    return await http.post("/v1/datasets", params={"name": name}, content=body, headers=headers)
-
-
-def document(**changes: object) -> dict[str, Any]:
-    return builders.run_document(**changes)
 
 
 async def create(http: httpx.AsyncClient, **changes: object) -> dict[str, Any]:
-    await upload(http, '{"question": 1}\n{"question": 2}')
-    response = await http.post("/v1/runs", json=document(**changes))
+    await http.post("/v1/datasets", params={"name": "questions"}, content='{"question": 1}\n{"question": 2}')
+    response = await http.post("/v1/runs", json=builders.run_document(**changes))
     assert response.status_code == 201, response.text
     made: dict[str, Any] = response.json()
     return made
 
 
-async def test_an_uploaded_dataset_can_be_listed_with_its_tasks_in_order(http: httpx.AsyncClient) -> None:
-    made = (await upload(http, '{"b": 1, "a": "é"}\n\n{"n": 2}\n')).json()
-    assert (made["name"], made["task_count"]) == ("questions", 2)
-    assert (await http.get("/v1/datasets/questions")).json() == made
-    tasks = (await http.get(f"/v1/datasets/{made['id']}/tasks")).json()["items"]
-    assert [task["payload"] for task in tasks] == [{"a": "é", "b": 1}, {"n": 2}]
+async def row_of(database: Database, run_id: str) -> tables.Run:
+    async with database.read() as session:
+        return await session.get_one(tables.Run, run_id)
 
 
-async def test_an_equal_upload_is_a_repeat_and_another_under_its_name_a_conflict(http: httpx.AsyncClient) -> None:
-    first = await upload(http, '{"a": 1, "b": 2}')
-    repeat = await upload(http, '[{"b": 2, "a": 1}]')
-    other = await upload(http, '{"a": 2}')
-    assert (first.status_code, repeat.status_code, other.status_code) == (201, 200, 409)
-    assert first.json() == repeat.json()
-    assert "upload under another name" in other.json()["detail"]
-
-
-async def test_bad_rows_are_reported_by_line_and_nothing_is_stored(http: httpx.AsyncClient) -> None:
-    rows = ['{"a": 1}', "[1]", '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": "\\u0000"}', "{oops", '{"a": 1e999}']
-    response = await upload(http, "\n".join(rows))
-    assert response.status_code == 422
-    assert response.headers["content-type"] == "application/problem+json"
-    problems = {problem["path"]: problem["message"] for problem in response.json()["errors"]}
-    assert list(problems) == [f"line {number}" for number in range(2, 8)]
-    assert "JSON object" in problems["line 2"] and "appears twice" in problems["line 4"]
-    assert (await http.get("/v1/datasets")).json() == {"items": [], "next_cursor": None}
-
-
-async def test_an_upload_beyond_the_limit_is_413(http: httpx.AsyncClient) -> None:
-    response = await upload(http, json.dumps({"a": "x" * 5000}))
-    assert response.status_code == 413
-
-
-async def test_a_multipart_upload_takes_its_name_from_the_file(http: httpx.AsyncClient) -> None:
-    response = await http.post("/v1/datasets", files={"file": ("train.jsonl", b'{"a": 1}')})
-    assert (response.status_code, response.json()["name"]) == (201, "train")
+async def set_phase(database: Database, run_id: str, phase: str) -> None:
+    async with database.session() as session:
+        session.add(tables.RunStatus(run_id=run_id, phase=phase))
 
 
 async def test_a_run_is_created_with_partitions_and_planned_evaluations(
-    http: httpx.AsyncClient, database: Database
+    api_http: httpx.AsyncClient, database: Database
 ) -> None:
-    run = await create(http, evaluation={"dataset": "questions", "rollouts_per_task": 3})
+    run = await create(api_http, evaluation={"dataset": "questions", "rollouts_per_task": 3})
     assert (run["intent"], run["phase"], run["progress"]["step"]) == ("running", "pending", 0)
-    evaluations = (await http.get(f"/v1/runs/{run['id']}/evaluations")).json()["items"]
+    evaluations = (await api_http.get(f"/v1/runs/{run['id']}/evaluations")).json()["items"]
     assert [(e["id"], e["policy_version"]) for e in evaluations] == [(f"{run['id']}.e1", 0), (f"{run['id']}.e2", None)]
     assert evaluations[0]["results"] == {"rollouts": {}, "complete": False, "reward": None, "facts": []}
-    # Its partitions take rows.
-    row = await database_run(database, run["id"])
-    _, [rollout, _] = await builders.add_group(database, row)
-    await builders.add_call(database, rollout)
+    _, [rollout, _] = await builders.add_group(database, await row_of(database, run["id"]))
+    call = await builders.add_call(database, rollout)
+    found = (await api_http.get(f"/v1/rollouts/{rollout.id}/calls")).json()["items"]
+    assert [item["id"] for item in found] == [call.id]
 
 
-async def database_run(database: Database, run_id: str) -> tables.Run:
-    async with database.read() as session:
-        return await session.get_one(tables.Run, run_id)
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"algorithm": {"type": "ppo_clip", "clip_hi": 0.3}}, "algorithm.clip_hi", "write 'clip_high'"),
+        ({"algorithm": {"type": "ppo"}}, "algorithm", "'ppo_clip'"),
+        ({"credit": {"rule": {"type": "discounted", "gama": 1}}}, "credit.rule.gama", "write 'gamma'"),
+        ({"sampling": {"group_size": 0}}, "sampling.group_size", "greater than or equal to 1"),
+        ({"sampling": {"group_size": 2, "min_siblings": 3}}, "sampling", "no group could count"),
+        ({"learning_rate": 1}, "learning_rate", "unknown field"),
+        ({"agent": {"command": []}}, "agent.command", "at least 1 item"),
+    ],
+)
+async def test_a_refused_document_says_which_field_and_what_to_write(
+    api_http: httpx.AsyncClient, changes: dict[str, Any], path: str, words: str
+) -> None:
+    response = await api_http.post("/v1/runs", json=builders.run_document(**changes))
+    problem = response.json()
+    assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
+    assert [error["path"] for error in problem["errors"]] == [path]
+    assert words in problem["errors"][0]["message"]
+
+
+async def test_a_run_on_an_unknown_dataset_is_404_with_the_remedy(api_http: httpx.AsyncClient) -> None:
+    response = await api_http.post("/v1/runs", json=builders.run_document(dataset="nowhere"))
+    assert (response.status_code, "upload it" in response.json()["detail"]) == (404, True)
+
+
+async def test_equal_creates_with_one_key_make_one_run(api_http: httpx.AsyncClient) -> None:
+    await create(api_http)
+    headers = {"idempotency-key": "first"}
+    sent = [api_http.post("/v1/runs", json=builders.run_document(name="keyed"), headers=headers) for _ in range(3)]
+    answers = await asyncio.gather(*sent)
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    other = await api_http.post("/v1/runs", json=builders.run_document(name="another"), headers=headers)
+    assert (other.status_code, "send a new key" in other.json()["detail"]) == (422, True)
+    assert len((await api_http.get("/v1/runs", params={"name": "keyed"})).json()["items"]) == 1
+
+
+async def test_pause_resume_and_cancel_change_what_is_wanted_and_repeats_change_nothing(
+    api_http: httpx.AsyncClient,
+) -> None:
+    run = await create(api_http)
+    seen = []
+    for action in ("pause", "pause", "resume", "cancel", "cancel"):
+        answer = (await api_http.post(f"/v1/runs/{run['id']}/{action}")).json()
+        seen.append((answer["intent"], answer["allowed_actions"]))
+    running, paused = ["pause", "cancel", "evaluate"], ["resume", "cancel", "evaluate"]
+    assert seen == [
+        ("paused", paused),
+        ("paused", paused),
+        ("running", running),
+        ("cancelled", []),
+        ("cancelled", []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "action", "allowed"),
+    [("completed", "pause", ["evaluate"]), ("completed", "cancel", ["evaluate"]), ("failed", "resume", ["cancel"])],
+)
+async def test_what_a_run_cannot_do_is_409_with_what_it_can(
+    api_http: httpx.AsyncClient, database: Database, phase: str, action: str, allowed: list[str]
+) -> None:
+    run = await create(api_http)
+    await set_phase(database, run["id"], phase)
+    response = await api_http.post(f"/v1/runs/{run['id']}/{action}")
+    assert (response.status_code, response.json()["allowed_actions"]) == (409, allowed)
+
+
+async def test_a_completed_run_may_be_evaluated_again(api_http: httpx.AsyncClient, database: Database) -> None:
+    run = await create(api_http, evaluation={"dataset": "questions", "at_end": False, "rollouts_per_task": 2})
+    await builders.add_policy_version(database, await row_of(database, run["id"]), 0)
+    await set_phase(database, run["id"], "completed")
+    path = f"/v1/runs/{run['id']}/evaluations"
+    made = await api_http.post(path, json={"policy_version": 0, "max_tasks": 1})
+    assert (made.status_code, made.json()["number"], made.json()["rollouts_per_task"]) == (201, 2, 2)
+    refused = await api_http.post(path, json={"policy_version": 7})
+    assert (refused.status_code, "there are 0" in refused.json()["detail"]) == (409, True)
+
+
+async def test_runs_are_found_by_name_and_phase(api_http: httpx.AsyncClient, database: Database) -> None:
+    first, second = await create(api_http, name="first"), await create(api_http, name="second")
+    await set_phase(database, second["id"], "running")
+    by_name = (await api_http.get("/v1/runs", params={"name": "first"})).json()["items"]
+    pending = (await api_http.get("/v1/runs", params={"phase": "pending"})).json()["items"]
+    running = (await api_http.get("/v1/runs", params={"phase": "running"})).json()["items"]
+    assert [[run["id"] for run in found] for found in (by_name, pending, running)] == [
+        [first["id"]],
+        [first["id"]],
+        [second["id"]],
+    ]
+
+
+@pytest.mark.parametrize("path", ["", "/steps", "/metrics", "/evaluations", "/policies", "/samples", "/evaluations/1"])
+async def test_an_unknown_run_is_404(api_http: httpx.AsyncClient, path: str) -> None:
+    assert (await api_http.get(f"/v1/runs/run-nobody{path}")).status_code == 404
+
+
+async def test_the_character_zero_in_an_address_is_refused_and_not_an_error_of_ours(
+    api_http: httpx.AsyncClient,
+) -> None:
+    response = await api_http.get("/v1/runs/run-%00")
+    assert response.status_code == 422

@@ -1,0 +1,42 @@
+"""The real API behind a real port, for tests whose own code is synchronous."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from libs.service import serving
+from services.api.app import create_app
+from services.api.settings import Settings
+
+TOKEN = "secret-of-tests"
+
+
+@contextmanager
+def served_api(dsn: str) -> Iterator[str]:
+    """Serves inside the block and gives the address."""
+    port: Future[int] = Future()
+    stop = asyncio.Event()
+    loop = asyncio.new_event_loop()
+
+    async def serve() -> None:
+        try:
+            async with serving(create_app(Settings(database_url=dsn, admin_token=TOKEN)), shutdown_seconds=2) as found:
+                port.set_result(found)
+                await stop.wait()
+        except BaseException as error:
+            if not port.done():
+                port.set_exception(error)
+            raise
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="served api")
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{port.result(timeout=30)}"
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
