@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from pydantic import Field, SecretStr
@@ -35,6 +36,8 @@ class Settings(ServiceSettings):
     """How often all waiting rollouts are put into the task queue again; those still in it stay. Redis may be wiped."""
     barren_groups: int = Field(default=16, ge=1)
     """A run whose last so many training groups hold no success at all fails with the cause: its agent cannot work."""
+    trainer_command: list[str] = Field(default_factory=lambda: [sys.executable, "-m", "services.trainer"], min_length=1)
+    """How a trainer is started, as a JSON list; `--run-id` and the run follow. Several GPUs: `torchrun` and options."""
     trainer_restarts: int = Field(default=3, ge=0)
     """Restarts of a trainer in a row without a step in between, before the run fails with its last words."""
     trainer_stop_seconds: float = Field(default=20.0, ge=0)

@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from prometheus_client import Counter
@@ -27,20 +26,11 @@ LAST_WORDS_BYTES = 4000
 _LAUNCH = str(Path(launch.__file__).resolve())
 
 
-def trainer_command(run_id: str) -> list[str]:
-    """The trainer of a run."""
-    return [sys.executable, "-m", "services.trainer", "--run-id", run_id]
-
-
 class Trainers:
-    """One supervised process per run that wants one.
+    """One supervised process per run that wants one."""
 
-    Args: command: from run id to program and arguments.
-    """
-
-    def __init__(self, settings: Settings, command: Callable[[str], Sequence[str]] = trainer_command) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._command = command
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._steps: dict[str, int] = {}
         self._failed: dict[str, str] = {}
@@ -98,7 +88,8 @@ class Trainers:
         self._settings.log_folder.mkdir(parents=True, exist_ok=True)
         with self._log_file(run_id).open("ab") as output:
             return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", _LAUNCH, str(os.getpid()), *self._command(run_id)),
+                *(sys.executable, "-I", "-S", _LAUNCH, str(os.getpid())),
+                *(*self._settings.trainer_command, "--run-id", run_id),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
