@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
 from typing import Any
@@ -13,8 +13,8 @@ import orjson
 import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
+from sqlalchemy import ARRAY, Text, all_, literal, select
 from sqlalchemy import exc as _db
-from sqlalchemy import select
 
 from libs.contracts.states import CallStatus, EngineState
 from libs.store import tables
@@ -150,9 +150,9 @@ async def reading(database: Database) -> AsyncIterator[ReadSession]:
 
 
 async def completed_calls(
-    session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, after_sequence: int
+    session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, except_ids: Collection[str]
 ) -> Sequence[tables.ModelCall]:
-    """Completed calls of an attempt later than a sequence number, oldest first, choices of a request in order."""
+    """Completed calls of an attempt that are not known yet, oldest first, choices of a request in order."""
     table = tables.ModelCall
     rows = await session.scalars(
         select(table)
@@ -160,7 +160,7 @@ async def completed_calls(
             table.run_id == run_id,
             table.rollout_id == rollout_id,
             table.attempt == attempt,
-            table.sequence > after_sequence,
+            table.id != all_(literal(list(except_ids), ARRAY(Text))),
             table.status == CallStatus.COMPLETED,
         )
         .order_by(table.sequence, table.choice)

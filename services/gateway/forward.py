@@ -153,7 +153,7 @@ class Gateway:
         arrived_at: float,
         sequence: int,
     ) -> Call:
-        prompt = await self._history.prompt(door.key, request, lambda after: self._reader.answers(door, after))
+        prompt = await self._history.prompt(door.key, request, lambda known: self._reader.answers(door, known))
         self._check_vocabulary(request, prompt)
         temperature = request.sampling.temperature
         if temperature is None:
@@ -168,7 +168,8 @@ class Gateway:
             prompt=prompt,
             temperature=temperature,
             choices=[
-                Choice(new_call_id(), index, None if seed is None else seed + index) for index in range(request.choices)
+                Choice(new_call_id(), index, None if seed is None else (seed + index) % 2**63)
+                for index in range(request.choices)
             ],
             digest=digest,
             trace_id=parent.trace_id if parent else None,
@@ -223,7 +224,7 @@ class Gateway:
 
     async def _sample(self, call: Call) -> None:
         request = call.request
-        room = self.model.context_length - len(call.prompt.ids)
+        room = self.model.context_length - 1 - len(call.prompt.ids)
         job = Job(
             run_id=call.door.run_id,
             rollout_id=call.door.rollout_id,
@@ -256,7 +257,7 @@ class Gateway:
         # A later choice with the same text must not hide the first: agents go on with the first.
         for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
             sampled = np.asarray(choice.sampled_ids, dtype=np.int32)
-            self._history.remember(call.door.key, call.prompt, parse_answer(answer.message), sampled)
+            self._history.remember(call.door.key, choice.call_id, call.prompt, parse_answer(answer.message), sampled)
         _count(call, rows)
         return _completion(call, answers)
 

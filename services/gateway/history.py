@@ -5,16 +5,17 @@ taken only if the text of the new prompt begins with the text of the old one, le
 history, say by dropping earlier thoughts, does not). What the template writes after the answer is encoded alone and
 appended. Where nothing can be continued, the whole prompt is encoded: a new branch of the attempt's call forest.
 
-The store is the truth. The index in memory may be dropped at any moment; it is read again, newer calls only, whenever a
-conversation with an answer in it is not found, which also finds what another gateway served.
+The store is the truth. The index in memory may be dropped at any moment: calls it lacks are read when a conversation
+with an answer in it is not found, which also finds what another gateway served.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import orjson
@@ -23,6 +24,8 @@ from services.gateway.errors import ContextOverflow
 from services.gateway.render import ChatModel, TokenIds
 from services.gateway.request import ChatRequest, Json, Turn, parsed_arguments
 
+LONG_CHARACTERS = 16_384
+"""Beyond this a text takes milliseconds to encode."""
 AttemptKey = tuple[str, int]
 """Rollout id and attempt number."""
 
@@ -60,21 +63,21 @@ class Prompt:
 class StoredAnswer:
     """A completed call as the store has it."""
 
-    sequence: int
+    call_id: str
     conversation: Conversation
     answer: Turn
     prompt_ids: TokenIds
     sampled_ids: TokenIds
 
 
-ReadAnswers = Callable[[int], Awaitable[Sequence[StoredAnswer]]]
-"""Completed calls of an attempt that arrived after a sequence number, oldest first."""
+ReadAnswers = Callable[[Collection[str]], Awaitable[Sequence[StoredAnswer]]]
+"""Completed calls of an attempt but those with these ids, oldest first."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    answered: dict[bytes, Answered]
-    read_up_to: int = 0
+    answered: dict[bytes, Answered] = field(default_factory=dict)
+    call_ids: set[str] = field(default_factory=set)
     size_bytes: int = 0
 
 
@@ -100,24 +103,29 @@ class History:
             await self._read(key, read)
         ids, is_fork = self._continued(key, conversation, text, chain, ends)
         if ids is None:
-            ids = self._model.encode(text)
-        if len(ids) >= self._model.context_length:
+            ids = await self._encoded(text)
+        # Engines keep one place of the context for themselves.
+        if len(ids) + 1 >= self._model.context_length:
             raise ContextOverflow(self._model.context_length, len(ids))
         return Prompt(ids, text, chain[-1], is_fork)
 
-    def remember(self, key: AttemptKey, prompt: Prompt, answer: Turn, sampled_ids: TokenIds) -> None:
+    def remember(self, key: AttemptKey, call_id: str, prompt: Prompt, answer: Turn, sampled_ids: TokenIds) -> None:
         """Makes a completed call one that later prompts can continue."""
         answered = Answered(prompt.ids, sampled_ids, len(prompt.text), _text_digest(prompt.text))
-        self._add(key, _extend(prompt.conversation_digest, answer), answered)
+        self._add(key, call_id, _extend(prompt.conversation_digest, answer), answered)
+
+    async def _encoded(self, text: str) -> TokenIds:
+        if len(text) < LONG_CHARACTERS:
+            return self._model.encode(text)
+        # The tokenizer lets other threads run: a long prompt holds nobody else's stream.
+        return await asyncio.to_thread(self._model.encode, text)
 
     async def _read(self, key: AttemptKey, read: ReadAnswers) -> None:
-        attempt = self._attempt(key)
-        for stored in await read(attempt.read_up_to):
-            attempt.read_up_to = max(attempt.read_up_to, stored.sequence)
+        for stored in await read(self._attempt(key).call_ids):
             asked = stored.conversation
             text = self._model.render(asked.turns, asked.tools, asked.options, add_generation_prompt=True)
             answered = Answered(stored.prompt_ids, stored.sampled_ids, len(text), _text_digest(text))
-            self._add(key, _extend(digest_chain(asked)[-1], stored.answer), answered)
+            self._add(key, stored.call_id, _extend(digest_chain(asked)[-1], stored.answer), answered)
 
     def _continued(
         self, key: AttemptKey, conversation: Conversation, text: str, chain: list[bytes], ends: list[int]
@@ -158,14 +166,15 @@ class History:
         return (rest, last) if found and not before.strip() else (closing, last)
 
     def _attempt(self, key: AttemptKey) -> _Attempt:
-        attempt = self._attempts.setdefault(key, _Attempt({}))
+        attempt = self._attempts.setdefault(key, _Attempt())
         self._attempts.move_to_end(key)
         return attempt
 
-    def _add(self, key: AttemptKey, digest: bytes, answered: Answered) -> None:
+    def _add(self, key: AttemptKey, call_id: str, digest: bytes, answered: Answered) -> None:
         attempt = self._attempt(key)
         size = answered.prompt_ids.nbytes + answered.sampled_ids.nbytes
         attempt.answered[digest] = answered
+        attempt.call_ids.add(call_id)
         attempt.size_bytes += size
         self._size_bytes += size
         while self._size_bytes > self._max_bytes and len(self._attempts) > 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import groupby
 from typing import TypeVar
 
@@ -63,14 +63,12 @@ class Reader:
         temperature = self._temperatures[run_id]
         return 1.0 if temperature is None else temperature
 
-    async def answers(self, door: Door, after_sequence: int) -> list[StoredAnswer]:
-        """The attempt's completed calls that arrived later than a sequence number, oldest first."""
+    async def answers(self, door: Door, known: Collection[str]) -> list[StoredAnswer]:
+        """The attempt's completed calls but those known by id, oldest first."""
 
         async def read() -> list[StoredAnswer]:
             async with reading(self._database) as session:
-                rows = await completed_calls(
-                    session, door.run_id, door.rollout_id, door.attempt, after_sequence=after_sequence
-                )
+                rows = await completed_calls(session, door.run_id, door.rollout_id, door.attempt, except_ids=known)
                 return [_stored_answer(row) for row in rows]
 
         return await self._held(read)
@@ -106,7 +104,7 @@ class Reader:
 def _stored_answer(row: ModelCall) -> StoredAnswer:
     turns, tools = parse_conversation(row.messages)
     return StoredAnswer(
-        row.sequence,
+        row.id,
         Conversation(turns, tools, row.request.get("chat_template_kwargs") or {}),
         parse_answer(row.response or {"role": "assistant"}),
         np.frombuffer(row.prompt_ids, dtype="<i4"),

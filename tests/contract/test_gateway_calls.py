@@ -53,7 +53,7 @@ async def test_an_answer_is_what_was_sampled_and_its_record_holds_every_token(tm
         "temperature": 0.5,
         "top_p": 1.0,
         "top_k": -1,
-        "max_new_tokens": 4096 - len(prompt),
+        "max_new_tokens": 4095 - len(prompt),
         "stop": [],
         "stop_token_ids": [EOS],
         "skip_special_tokens": False,

@@ -1,0 +1,92 @@
+"""The gateway's own writes: all calls of a transaction or none, and a repeat changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import select
+
+from libs.contracts.states import CallStatus
+from libs.store import tables
+from libs.store.calls import CallRefused, CallWriter, NewCall, StoreAway, completed_calls
+from libs.store.database import Database
+from tests import builders
+
+
+def call(run_id: str, number: int) -> NewCall:
+    return NewCall(
+        run_id=run_id,
+        id=f"c{number:024x}",
+        rollout_id=f"{run_id}.0.0",
+        attempt=1,
+        request_id=f"c{number:024x}",
+        choice=0,
+        sequence=number,
+        status=CallStatus.COMPLETED,
+        trainable=True,
+        untrainable_reason=None,
+        request_sha256=bytes(32),
+        request={"model": "m"},
+        messages={"messages": [], "tools": None},
+        response={"role": "assistant", "content": "\x00 \\u0000 \\\x00"},
+        prompt_ids=b"\x01\x00\x00\x00",
+        sampled_ids=b"\x02\x00\x00\x00",
+        generator_logprobs=bytes(4),
+        policy_versions=bytes(4),
+        prompt_tokens=1,
+        completion_tokens=1,
+        cached_tokens=0,
+        min_policy_version=0,
+        max_policy_version=0,
+        temperature=1.0,
+        finish_reason="stop",
+        trace_id=None,
+        parent_span_id=None,
+        queued_seconds=0.0,
+        first_token_seconds=None,
+        total_seconds=0.1,
+    )
+
+
+async def stored_ids(database: Database) -> list[str]:
+    async with database.read() as session:
+        return list(await session.scalars(select(tables.ModelCall.id).order_by(tables.ModelCall.id)))
+
+
+async def test_calls_are_stored_as_given_and_a_repeat_changes_nothing(database):
+    run = await builders.add_run(database)
+    writer = CallWriter(database.dsn)
+    await writer.write([call(run.id, 1), call(run.id, 2)])
+    await writer.write([replace(call(run.id, 2), temperature=0.5), call(run.id, 3)], may_exist=True)
+    await writer.close()
+    await writer.write([call(run.id, 4)])
+    await writer.close()
+    async with database.read() as session:
+        known = [f"c{1:024x}", f"c{3:024x}"]
+        second, fourth = await completed_calls(session, run.id, f"{run.id}.0.0", 1, except_ids=known)
+    assert (second.temperature, second.sequence, fourth.sequence) == (1.0, 2, 4)
+    assert second.response == {"role": "assistant", "content": "\ufffd \\u0000 \\\ufffd"}
+    assert (second.prompt_ids, second.first_token_seconds) == (b"\x01\x00\x00\x00", None)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"run_id": "run-without-partition"}, {"status": "unheard"}, {"prompt_tokens": 2**40}]
+)
+async def test_a_batch_with_a_call_that_cannot_be_stored_stores_nothing(database, changes):
+    run = await builders.add_run(database)
+    writer = CallWriter(database.dsn)
+    with pytest.raises(CallRefused):
+        await writer.write([call(run.id, 1), replace(call(run.id, 2), **changes)])
+    with pytest.raises(CallRefused):
+        await writer.write([call(run.id, 1), call(run.id, 1)])
+    assert await stored_ids(database) == []
+    await writer.write([call(run.id, 1)])
+    await writer.close()
+    assert await stored_ids(database) == [f"c{1:024x}"]
+
+
+async def test_a_store_that_does_not_answer_is_away():
+    writer = CallWriter("postgresql://leyden@127.0.0.1:9/none", timeout_seconds=2)
+    with pytest.raises(StoreAway):
+        await writer.write([call("run-a", 1)])

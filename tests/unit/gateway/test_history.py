@@ -1,0 +1,122 @@
+"""Which tokens a prompt begins with, whatever was sampled and whatever has been forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from services.gateway.errors import ContextOverflow
+from services.gateway.history import Conversation, History, StoredAnswer, digest_chain
+from services.gateway.render import ChatModel
+from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn
+from tests.fakes.chat_model import EOS, make_chat_model
+
+KEY = ("run-a.0.0", 1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ChatModel:
+    return ChatModel(make_chat_model(tmp_path_factory.mktemp("model")))
+
+
+def request(*turns: Turn) -> ChatRequest:
+    return ChatRequest(
+        model="m",
+        turns=turns,
+        tools=(),
+        calls_tools=False,
+        parallel_tool_calls=True,
+        stream=False,
+        include_usage=False,
+        choices=1,
+        logprobs=False,
+        top_logprobs=0,
+        sampling=Sampling(),
+        template_options={},
+        recorded={},
+        conversation={},
+    )
+
+
+class Store:
+    """The completed calls of one attempt, and how often they were read."""
+
+    def __init__(self) -> None:
+        self.answers: list[StoredAnswer] = []
+        self.reads = 0
+
+    async def read(self, known: Collection[str]) -> Sequence[StoredAnswer]:
+        self.reads += 1
+        return [answer for answer in self.answers if answer.call_id not in known]
+
+
+async def answer(history: History, store: Store, sampled: list[int], text: str, *turns: Turn) -> list[int]:
+    """A call that was answered with these tokens; gives prompt and sampled tokens."""
+    prompt = await history.prompt(KEY, request(*turns), store.read)
+    reply = Turn("assistant", text)
+    name = f"c{len(store.answers)}"
+    ids = np.asarray(sampled, dtype=np.int32)
+    store.answers.append(StoredAnswer(name, Conversation(turns, (), {}), reply, prompt.ids, ids))
+    history.remember(KEY, name, prompt, reply, ids)
+    return [*prompt.ids.tolist(), *sampled]
+
+
+tokens = st.lists(st.integers(0, 259), min_size=1, max_size=8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(tokens, min_size=1, max_size=5), st.data())
+async def test_every_turn_begins_with_all_tokens_before_it(model, sampled, data):
+    history, store = History(model, max_bytes=10**6), Store()
+    turns: list[Turn] = []
+    before: list[int] = []
+    for number, ids in enumerate(sampled):
+        if data.draw(st.booleans()):
+            history = History(model, max_bytes=10**6)
+        turns.append(Turn("user", f"question {number}"))
+        shown = ids[:-1] if ids[-1] == EOS else ids
+        text = model.decode(shown)
+        now = await answer(history, store, ids, text, *turns)
+        assert now[: len(before)] == before
+        before = now
+        turns.append(Turn("assistant", text))
+
+
+async def test_forgotten_attempts_are_read_again(model):
+    history, store = History(model, max_bytes=1), Store()
+    first = await answer(history, store, [5, 6, EOS], "x", Turn("user", "a"))
+    # Another attempt takes the memory.
+    other = Store()
+    prompt = await history.prompt(("run-a.0.1", 1), request(Turn("user", "a")), other.read)
+    history.remember(("run-a.0.1", 1), "c9", prompt, Turn("assistant", "y"), np.asarray([1], dtype=np.int32))
+    turns = (Turn("user", "a"), Turn("assistant", "x"), Turn("user", "b"))
+    again = await history.prompt(KEY, request(*turns), store.read)
+    assert (again.ids.tolist()[: len(first)], store.reads, again.is_fork) == (first, 1, False)
+
+
+async def test_a_conversation_without_an_answer_in_it_reads_nothing(model):
+    history, store = History(model, max_bytes=10**6), Store()
+    await answer(history, store, [5, EOS], "x", Turn("system", "s"), Turn("user", "a"))
+    assert store.reads == 0
+
+
+async def test_a_prompt_must_leave_room_for_an_answer(model, tmp_path):
+    small = ChatModel(make_chat_model(tmp_path / "small", context_length=32))
+    with pytest.raises(ContextOverflow):
+        await History(small, max_bytes=1).prompt(KEY, request(Turn("user", "x" * 40)), Store().read)
+
+
+def test_spelling_that_agents_change_does_not_tell_conversations_apart():
+    def last(*turns: Turn) -> bytes:
+        return digest_chain(Conversation(turns, (), {}))[-1]
+
+    said = Turn("assistant", " ok", tool_calls=(ToolCall("1", "f", '{"a": 1, "b": 2}'),))
+    echoed = Turn("assistant", "ok ", name="me", tool_calls=(ToolCall("2", "f", '{"b":2,"a":1}'),))
+    other = Turn("assistant", "ok", tool_calls=(ToolCall("1", "f", '{"a": 1, "b": 3}'),))
+    huge = Turn("assistant", "ok", tool_calls=(ToolCall("1", "f", f'{{"a": {10**30}}}'),))
+    assert last(said) == last(echoed)
+    assert len({last(said), last(other), last(huge), last(Turn("user", "ok"))}) == 4
