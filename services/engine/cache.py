@@ -1,8 +1,8 @@
 """The prefix cache: keys and values of token prefixes, kept after the sequences that computed them have left.
 
-A radix tree over token ids points into a store of slots, one slot per token. A namespace, made of the weights' epoch and
-the request's salt, is a tree of its own: what old weights computed is never found by a request to new ones. Rows copy
-what they find, so nothing in the tree is ever pinned, and any leaf may be evicted at any moment.
+A radix tree over token ids points into a store of slots, one slot per token. A namespace, made of the weights' epoch
+and the request's salt, is a tree of its own: what old weights computed is never found by a request to new ones. Rows
+copy what they find, so nothing in the tree is ever pinned, and any leaf may be evicted at any moment.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class PrefixCache:
 
         Fewer slots than missing tokens come back when the store is full of prefixes of this very sequence.
         """
-        known = 0
-        node = self._roots.setdefault(namespace, self._new_node(np.empty(0, np.int32), np.empty(0, np.int64), None))
-        for node, slots in self._walk(namespace, token_ids):
-            known += len(slots)
+        root = self._roots.setdefault(namespace, self._new_node(np.empty(0, np.int32), np.empty(0, np.int64), None))
+        path = list(self._walk(namespace, token_ids))
+        known = sum(len(slots) for _, slots in path)
+        node = path[-1][0] if path else root
         slots = self._allocate(len(token_ids) - known, keep=node)
         if len(slots):
             fresh = token_ids[known : known + len(slots)].copy()

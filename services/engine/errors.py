@@ -13,13 +13,13 @@ class EngineError(Exception):
     """Base of the engine's errors."""
 
 
-class BadRequest(EngineError):  # noqa: N818 - named as HTTP names it
+class BadRequest(EngineError):
     """A request that cannot be served as written; the message names the remedy."""
 
 
-class WeightsRefused(EngineError):  # noqa: N818 - states what happened
+class WeightsRefused(EngineError):
     """Weights that are missing, misshapen or not finite; nothing was changed."""
 
 
-class UnsupportedModel(EngineError):  # noqa: N818 - states what happened
+class UnsupportedModel(EngineError):
     """A model outside of what the engine runs: dense Llama and Qwen2 style decoders."""

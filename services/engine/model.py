@@ -32,6 +32,10 @@ class Model:
         self.weights = weights
         self._cos, self._sin = _rotary_tables(config)
 
+    def with_weights(self, weights: Weights) -> Model:
+        """The same model with other weights; this one stays as it is."""
+        return Model(self.config, weights)
+
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """[N] ids at [N] positions -> [N, E], normalised and ready for `logits`."""
         x = F.embedding(token_ids, self.weights.embedding)
@@ -50,9 +54,7 @@ class Model:
         rotated_heads = config.heads + config.kv_heads
         qkv = layer.qkv(x).view(len(x), rotated_heads + config.kv_heads, config.head_dim)
         rotated = _rotate(qkv[:, :rotated_heads], cos, sin)
-        return attention.attend(
-            index, rotated[:, : config.heads], rotated[:, config.heads :], qkv[:, rotated_heads:]
-        )
+        return attention.attend(index, rotated[:, : config.heads], rotated[:, config.heads :], qkv[:, rotated_heads:])
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
         inner = self.config.intermediate_size

@@ -1,8 +1,8 @@
 """Keys and values of the sequences in flight, laid out so that attention reads them without gathering.
 
-A sequence in flight has a row: its own tokens, contiguous per head, in a bucket of rows of equal width. Tokens that many
-sequences begin with may stand once, in a `SharedPrefix`; a row then begins after it. What outlives a sequence is kept
-in `cache.PrefixCache`.
+A sequence in flight has a row: its own tokens, contiguous per head, in a bucket of rows of equal width. Tokens that
+many sequences begin with may stand once, in a `SharedPrefix`; a row then begins after it. What outlives a sequence is
+kept in `cache.PrefixCache`.
 
 Legend: L layers, R rows, K key-value heads, W width (tokens a row can hold), D head size, P tokens of a prefix.
 """

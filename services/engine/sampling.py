@@ -158,7 +158,7 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _choose_truncated(weights: Tensor, draws: Sequence[Draw], uniforms: Tensor) -> Tensor:
-    """Draws among the tokens that top-k, top-p and min-p leave, each judged on the full distribution, as SGLang does."""
+    """Draws among the tokens that top-k, top-p and min-p leave, each judged on all tokens, as SGLang does."""
     ordered, ids = weights.sort(dim=-1, descending=True)
     ordered = ordered.double()
     ordered /= ordered.sum(-1, keepdim=True)

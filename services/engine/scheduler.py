@@ -65,6 +65,9 @@ class Scheduler:
     totals: Totals = field(default_factory=Totals)
 
     def __post_init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         self.cache = PrefixCache(self.model.config, self.limits.max_total_tokens)
         self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
@@ -85,8 +88,8 @@ class Scheduler:
         """Tokens of the sequences that have rows."""
         return sum(sequence.length for sequence in (*self.running, *self.prefilling))
 
-    def submit(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+    def submit(self, sequences: Iterable[Sequence]) -> None:
+        self.waiting.extend(sequences)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
         """Ends sequences with what they have."""
@@ -110,13 +113,22 @@ class Scheduler:
         self.cache.flush()
         return True
 
+    def drop_all(self, finish: Finish) -> list[Sequence]:
+        """Ends everything and forgets all that was computed, after an error that leaves rows in doubt."""
+        dropped = self.in_flight
+        for sequence in dropped:
+            sequence.row = None
+            sequence.end(finish)
+        self._reset()
+        return dropped
+
     def replace_model(self, model: Model, version: str | None) -> None:
         """Serves other weights from the next step on; rows keep what the old ones computed."""
         self.model = model
         self.epoch += 1
         self.version = self.version if version is None else version
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def step(self) -> list[Sequence]:
         """One iteration; the sequences that gained a token or ended."""
         started = time.perf_counter()
@@ -285,7 +297,8 @@ class Scheduler:
     def _remember(self, sequence: Sequence) -> None:
         """Stores what a row has computed, unless its weights are no longer served."""
         namespace, row = sequence.namespace, sequence.row
-        assert namespace is not None and row is not None
+        assert namespace is not None
+        assert row is not None
         if namespace.epoch != self.epoch:
             return
         known, slots = self.cache.claim(namespace, sequence.token_ids()[: sequence.computed])

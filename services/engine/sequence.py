@@ -30,6 +30,7 @@ class Finish:
     kind: Literal["stop", "length", "abort"]
     matched: int | str | None = None
     message: str | None = None
+    status_code: int | None = None
 
 
 @dataclass(eq=False)
@@ -37,16 +38,18 @@ class Sequence:
     """A prompt and the tokens sampled after it.
 
     The scheduler's thread writes; the thread of the HTTP routes reads. `output_ids` grows last at each token and
-    `finish` is set after it, so a reader that takes `finish`, then the number of `output_ids`, sees everything up to it.
+    `finish` is set after it, so a reader that takes `finish` before the number of `output_ids` sees all up to it.
     """
 
     prompt: Prompt
     prompt_ids: TokenIds
     draw: Draw
     stops: StopStrings | None
-    streams: bool
     # The id that aborts this and its siblings: the request's, before one was made for each of n choices.
     group_rid: str
+    # Set, in the routes' thread, when there is something new to read.
+    changed: asyncio.Event
+    streams: bool = False
 
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -55,7 +58,6 @@ class Sequence:
     input_logprobs: list[float] = field(default_factory=list)
     input_top_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: Finish | None = None
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     namespace: Namespace | None = None
     row: Row | None = None

@@ -1,0 +1,287 @@
+"""The engine as the routes see it: one thread computes, and everything that touches it is a command to that thread."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+
+from libs.telemetry import logger
+from services.engine import metrics
+from services.engine.config import ModelConfig, read_config
+from services.engine.errors import BadRequest, EngineError
+from services.engine.gate import Gate
+from services.engine.model import Model
+from services.engine.request import GenerateRequest, Prompt
+from services.engine.sampling import Draw, Sampler
+from services.engine.scheduler import Limits, Scheduler
+from services.engine.sequence import Finish, Sequence
+from services.engine.settings import Settings
+from services.engine.text import StopStrings, Text
+from services.engine.weights import load_weights
+
+log = logger()
+
+PauseMode = Literal["abort", "retract", "in_place"]
+T = TypeVar("T")
+
+
+class Engine:
+    """A model being served. Built and called on the event loop's thread; `start` and `stop` bound its own thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Loads the model.
+
+        Raises:  UnsupportedModel, WeightsRefused: the folder cannot be served
+        """
+        self.settings = settings
+        self.config: ModelConfig = read_config(settings.model_path)
+        self.text = Text(settings.model_path)
+        self.model_path = str(settings.model_path)
+        self.served_model_name = settings.served_model_name or self.model_path
+        self.weight_version = settings.weight_version
+        self.context_length = min(
+            settings.context_length or self.config.context_length, self.config.context_length, settings.max_total_tokens
+        )
+        self.gate = Gate()
+        self._metrics_name = self.served_model_name
+        self._scheduler = _build_scheduler(settings, self.config)
+        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._live: dict[str, Sequence] = {}
+        self._frozen = False
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """For reading counts; only the engine's thread changes it."""
+        return self._scheduler
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        """Starts the engine's thread; answers come to the running event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Aborts what is in flight and ends the thread."""
+        await self.abort_all()
+        self._stopping = True
+        self._commands.put(lambda: None)
+        await asyncio.to_thread(self._thread.join)
+
+    def prepare(self, request: GenerateRequest) -> list[Sequence]:
+        """The sequences a request asks for, prompt by prompt, `n` of each; not yet submitted.
+
+        Raises:  BadRequest: too long, outside of the vocabulary, or an id of a request in flight
+        """
+        changed = asyncio.Event()
+        sequences = []
+        for prompt in request.prompts:
+            ids = self._prompt_ids(prompt)
+            self._check(prompt, ids)
+            for index in range(prompt.sampling.n):
+                sequences.append(self._sequence(prompt, ids, index, changed, request.stream))
+        if any(sequence.rid in self._live for sequence in sequences):
+            raise BadRequest("a request with this rid is in flight: give each request an id of its own")
+        return sequences
+
+    async def submit(self, sequences: list[Sequence]) -> None:
+        """Hands sequences to the scheduler; their `changed` is set as they advance."""
+        self._live.update((sequence.rid, sequence) for sequence in sequences)
+        await self._call(lambda: self._scheduler.submit(sequences))
+
+    async def abort(self, rid: str) -> None:
+        """Ends the request of exactly this id, all its choices included; an unknown id is nothing to do."""
+        await self._abort([s for s in self._live.values() if rid in (s.rid, s.group_rid)])
+
+    async def abort_all(self) -> None:
+        """Ends every request in flight."""
+        await self._abort(list(self._live.values()))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Holds new requests, and ends, sends back to the queue, or freezes those in flight."""
+        await self.gate.set_paused(True)
+
+        def freeze() -> None:
+            self._frozen = True
+            if mode == "retract":
+                self._scheduler.retract([*self._scheduler.running, *self._scheduler.prefilling])
+            self._observe()
+
+        await self._call(freeze)
+        if mode == "abort":
+            await self.abort_all()
+
+    async def resume(self) -> None:
+        """Goes on where `pause` stopped."""
+
+        def thaw() -> None:
+            self._frozen = False
+
+        await self._call(thaw)
+        await self.gate.set_paused(False)
+
+    async def flush_cache(self) -> bool:
+        """Empties the prefix cache; False when a request holds a row."""
+        return await self._call(self._scheduler.flush_cache)
+
+    async def update_weights(self, folder: Path, version: str | None, flush_cache: bool) -> bool:
+        """Serves the weights in `folder` from now on; False when the cache could not be flushed, the weights being new.
+
+        In that case the reported version stays the old one, as SGLang's does, while tokens carry the new one.
+
+        Raises:  WeightsRefused: nothing was changed
+        """
+        started = time.monotonic()
+        async with self.gate.update():
+            weights = await asyncio.to_thread(load_weights, folder, self.config, self.settings.dtype)
+            model = self._scheduler.model.with_weights(weights)
+
+            def swap() -> bool:
+                self._scheduler.replace_model(model, version)
+                return not flush_cache or self._scheduler.flush_cache()
+
+            flushed = await self._call(swap)
+        if flushed:
+            self.model_path = self.served_model_name = str(folder)
+            self.weight_version = self.weight_version if version is None else version
+        metrics.WEIGHT_LOAD.labels(self._metrics_name).observe(time.monotonic() - started)
+        log.info("weights loaded", weight_version=version, flushed=flushed, seconds=time.monotonic() - started)
+        return flushed
+
+    async def rename_weights(self, version: str) -> None:
+        """Labels the weights served now."""
+
+        def relabel() -> None:
+            self._scheduler.version = version
+
+        await self._call(relabel)
+        self.weight_version = version
+
+    async def _abort(self, sequences: list[Sequence]) -> None:
+        def end() -> None:
+            live = [sequence for sequence in sequences if sequence.finish is None]
+            self._scheduler.abort(live)
+            self._publish(live)
+
+        await self._call(end)
+
+    def _prompt_ids(self, prompt: Prompt) -> list[int]:
+        return prompt.input_ids if prompt.input_ids is not None else self.text.encode(prompt.text or "")
+
+    def _check(self, prompt: Prompt, ids: list[int]) -> None:
+        size, context = len(ids), self.context_length
+        if not ids:
+            raise BadRequest("the prompt is empty: give at least one token")
+        biased = map(_bias_id, prompt.sampling.logit_bias)
+        for token in (*ids, *prompt.sampling.stop_token_ids, *prompt.token_ids_logprob, *biased):
+            if not 0 <= token < self.config.vocab_size:
+                raise BadRequest(f"token id {token} is outside of the vocabulary of {self.config.vocab_size}")
+        if size >= context:
+            raise BadRequest(f"The input ({size} tokens) is longer than the model's context length ({context} tokens).")
+        if size + prompt.sampling.max_new_tokens > context:
+            raise BadRequest(
+                f"Requested token count exceeds the model's maximum context length of {context} tokens: {size} of the "
+                f"prompt and {prompt.sampling.max_new_tokens} new; lower max_new_tokens"
+            )
+        if prompt.logprob_start_len >= size:
+            raise BadRequest(f"logprob_start_len {prompt.logprob_start_len} lies beyond the prompt of {size} tokens")
+
+    def _sequence(self, prompt: Prompt, ids: list[int], index: int, changed: asyncio.Event, streams: bool) -> Sequence:
+        sampling, group_rid = prompt.sampling, prompt.rid
+        if sampling.n > 1:
+            prompt = prompt.model_copy(update={"rid": f"{group_rid}_{index}"})
+        draw = Draw(sampling, self.config.end_ids, prompt.top_logprobs_num, prompt.token_ids_logprob)
+        if sampling.sampling_seed is not None:
+            # Choices of one request differ: each has the seed after the one before.
+            draw.generator = torch.Generator().manual_seed(sampling.sampling_seed + index)
+        stops = StopStrings(self.text, sampling.stop) if sampling.stop else None
+        return Sequence(prompt, np.array(ids, np.int32), draw, stops, group_rid, changed, streams)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """Runs a function between two steps, on the engine's thread."""
+        if not self.alive:
+            raise EngineError("the engine's thread has ended: restart the process")
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                future.set_result(function())
+            # Whatever it raises belongs to the caller, who waits for it.
+            except Exception as error:  # noqa: BLE001
+                future.set_exception(error)
+
+        self._commands.put(command)
+        return await asyncio.wrap_future(future)
+
+    def _run(self) -> None:
+        while not self._stopping:
+            working = self._scheduler.has_work and not self._frozen
+            self._run_commands(wait=not working)
+            if not self._scheduler.has_work or self._frozen:
+                continue
+            try:
+                touched = self._scheduler.step()
+            # The thread must live: rows in doubt are dropped, their requests answered, and the next ones served.
+            except Exception:
+                log.exception("step failed", running=len(self._scheduler.running))
+                touched = self._scheduler.drop_all(Finish("abort", message="the engine failed", status_code=500))
+            self._publish(touched)
+
+    def _run_commands(self, wait: bool) -> None:
+        try:
+            self._commands.get(block=wait)()
+            while True:
+                self._commands.get_nowait()()
+        except queue.Empty:
+            return
+
+    def _publish(self, sequences: list[Sequence]) -> None:
+        """Wakes the routes of sequences that stream or ended."""
+        for sequence in sequences:
+            if sequence.finish is not None:
+                metrics.observe_end(self._metrics_name, sequence)
+        self._observe()
+        news = [sequence for sequence in sequences if sequence.streams or sequence.finish is not None]
+        if news and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._wake, news)
+
+    def _wake(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            if sequence.finish is not None:
+                self._live.pop(sequence.rid, None)
+            sequence.changed.set()
+
+    def _observe(self) -> None:
+        metrics.observe_step(self._metrics_name, self._scheduler, self._frozen)
+
+
+def _build_scheduler(settings: Settings, config: ModelConfig) -> Scheduler:
+    torch.set_num_threads(settings.threads or torch.get_num_threads())
+    limits = Limits(settings.max_running_requests, settings.max_total_tokens, settings.chunked_prefill_size)
+    model = Model(config, load_weights(settings.model_path, config, settings.dtype))
+    return Scheduler(model, limits, Sampler(settings.seed), settings.weight_version)
+
+
+def _bias_id(name: str) -> int:
+    """The token id in a key of `logit_bias`.
+
+    Raises:  BadRequest: no number
+    """
+    try:
+        return int(name)
+    except ValueError:
+        raise BadRequest(f"logit_bias: {name!r} is no token id") from None

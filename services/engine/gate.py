@@ -1,0 +1,55 @@
+"""Who may generate and who may change weights: a lock of many readers and one writer, with a pause.
+
+While generation is paused, new requests wait at the gate, and an update runs at once beside those in flight. Otherwise
+an update waits for all requests in flight and holds new ones, as SGLang does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+
+class Gate:
+    """One event loop's requests and updates."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Condition()
+        self._in_flight = 0
+        self._updating = False
+        self._update_lock = asyncio.Lock()
+        self.paused = False
+
+    @asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """Inside, the request is in flight; entering waits while paused or updating."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not (self.paused or self._updating))
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._in_flight -= 1
+                self._changed.notify_all()
+
+    @asynccontextmanager
+    async def update(self) -> AsyncIterator[None]:
+        """Inside, weights may change; updates come one after another."""
+        async with self._update_lock:
+            async with self._changed:
+                self._updating = True
+            try:
+                async with self._changed:
+                    await self._changed.wait_for(lambda: self.paused or self._in_flight == 0)
+                yield
+            finally:
+                async with self._changed:
+                    self._updating = False
+                    self._changed.notify_all()
+
+    async def set_paused(self, paused: bool) -> None:
+        async with self._changed:
+            self.paused = paused
+            self._changed.notify_all()

@@ -1,0 +1,46 @@
+"""What the engine reads from its environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+from pydantic_settings import SettingsConfigDict
+
+from libs.service import ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """Settings of the engine, prefix `ENGINE_`."""
+
+    model_config = SettingsConfigDict(env_prefix="ENGINE_", protected_namespaces=())
+
+    port: int = Field(default=30000, ge=0, le=65535)
+    """HTTP port, SGLang's by default; 0 takes a free one."""
+    model_path: Path = Path("model")
+    """Hugging Face folder with config, safetensors and tokenizer of a dense Llama or Qwen2 style model."""
+    served_model_name: str | None = None
+    """Name in `/v1/models`; the model path when unset, and after weights were loaded from elsewhere."""
+    weight_version: str = "default"
+    """Label of the weights at start; every output token carries the label of its weights."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of the linear products. bfloat16 is faster where the processor has it; its log-probabilities are coarser."""
+    threads: int = Field(default=0, ge=0)
+    """Processor threads of one forward pass; 0 takes every core."""
+    max_running_requests: int = Field(default=128, ge=1)
+    """Generations that advance together; more wait in the queue."""
+    max_total_tokens: int = Field(default=65536, ge=64)
+    """Tokens of the prefix cache, and likewise of all running generations together."""
+    chunked_prefill_size: int = Field(default=2048, ge=16)
+    """Prompt tokens computed between two decoding steps."""
+    context_length: int | None = Field(default=None, ge=16)
+    """Prompt and output together; the model's own when unset, and never more than `max_total_tokens`."""
+    seed: int | None = None
+    """Seed of sampling for requests that bring none; random when unset."""
+    api_key: str | None = Field(default=None, repr=False)
+    """Bearer key of all routes but health and metrics; unset: open."""
+    admin_api_key: str | None = Field(default=None, repr=False)
+    """Bearer key of the control routes instead of `api_key`; unset: `api_key` opens them, too."""
+    health_timeout_seconds: float = Field(default=20.0, gt=0)
+    """How long `/health_generate` waits for its token."""
