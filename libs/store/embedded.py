@@ -33,6 +33,10 @@ _DATABASE = "leyden"
 _REDIS_PROCESS = "redis-server"
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 _REMEDY = "Set LEYDEN_DATABASE_URL to a server of your own, or put the data folder on a local disk with room."
+# The port was taken between choosing and binding it; or children of a killed server still end, where no /proc told so.
+_PASSING = ("could not create any TCP/IP sockets", "pre-existing shared memory block")
+_LAUNCHES = 20
+_PROC = Path("/proc/self").exists()
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
 # Postgres 18 of the wheel; an older data folder keeps the binaries that made it.
@@ -114,23 +118,38 @@ class EmbeddedPostgres:
 
     def _running_dsn(self) -> str | None:
         pid = self._pid()
-        if pid is None:
-            # Left by a kill; Postgres would refuse to start where the pid has been given to another process since.
-            (self.data / "postmaster.pid").unlink(missing_ok=True)
-            return None
-        return self._dsn() if self._wait_until_ready(pid) else None
+        if pid is not None:
+            return self._dsn() if self._wait_until_ready(pid) else None
+        if _PROC and _read_pid(self.data / "postmaster.pid") is not None:
+            # Left by a kill. Where the pid is a zombie's or another program's by now, Postgres would refuse to start. But
+            # it also learns from this file that children of the killed server still write, so these must end first.
+            self._wait_for_orphans()
+            (self.data / "postmaster.pid").unlink()
+        return None
+
+    def _wait_for_orphans(self) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        while orphans := _working_in(self.data):
+            if time.monotonic() > deadline:
+                raise EmbeddedError(f"processes {orphans} of a killed server still work in {self.data}: end them")
+            time.sleep(0.05)
 
     def _launch(self) -> str:
-        for _ in range(5):
+        for _ in range(_LAUNCHES):
             connection = json.loads((self.folder / "postgres.json").read_text())
             if not _port_is_free(connection["port"]):
                 connection["port"] = _free_port()
                 _write_private(self.folder / "postgres.json", connection)
             if self._wait_until_ready(self._spawn(connection["port"])):
                 return self._dsn()
-        raise EmbeddedError(f"Postgres found no free port, see {self.folder / 'postgres.log'}")
+            time.sleep(0.5)
+        raise self._failure()
 
     def _spawn(self, port: int) -> int:
+        log = self.folder / "postgres.log"
+        if log.exists():
+            # One earlier log is kept: its last lines tell about the last start alone.
+            log.replace(self.folder / "postgres.old.log")
         binaries = _postgres_bin((self.data / "PG_VERSION").read_text().strip())
         settings = {
             "listen_addresses": "127.0.0.1",
@@ -149,14 +168,13 @@ class EmbeddedPostgres:
         command = [str(binaries / "postgres"), "-D", str(self.data)]
         for name, value in settings.items():
             command += ["-c", f"{name}={value}"]
-        return _spawn([*_as_owner_of(self.data, binaries), *command], self.folder / "postgres.log")
+        return _spawn([*_as_owner_of(self.data, binaries), *command], log)
 
     def _wait_until_ready(self, pid: int) -> bool:
-        """False when the port was taken between choosing and binding it.
+        """False when it ended for a reason that passes, which another launch gets over.
 
-        Raises: EmbeddedError: the server ended or never answered.
+        Raises: EmbeddedError: the server ended for good or never answered.
         """
-        log = self.folder / "postgres.log"
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline and _lives(pid):
             folder = self._answering_folder()
@@ -164,9 +182,13 @@ class EmbeddedPostgres:
                 # Another folder's server may have taken the port while ours was down.
                 return folder == self.data
             time.sleep(0.02)
-        if "could not create any TCP/IP sockets" in _tail(log):
+        if any(reason in _tail(self.folder / "postgres.log") for reason in _PASSING):
             return False
-        raise EmbeddedError(f"embedded Postgres in {self.folder} did not start:\n{_tail(log)}\n{_REMEDY}")
+        raise self._failure()
+
+    def _failure(self) -> EmbeddedError:
+        log = _tail(self.folder / "postgres.log")
+        return EmbeddedError(f"embedded Postgres in {self.folder} did not start:\n{log}\n{_REMEDY}")
 
     def _answering_folder(self) -> Path | None:
         try:
@@ -341,7 +363,7 @@ def _runs(pid: int, marker: str) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        if Path("/proc/self").exists():
+        if _PROC:
             return False
         listing = subprocess.run(["ps", "-o", "command=", "-p", str(pid)], capture_output=True, check=False)
         command = listing.stdout
@@ -350,7 +372,7 @@ def _runs(pid: int, marker: str) -> bool:
 
 def _lives(pid: int) -> bool:
     """Whether the process exists and is no zombie; unlike `_runs` true while it still becomes what was asked for."""
-    if Path("/proc/self").exists():
+    if _PROC:
         with contextlib.suppress(OSError):
             # The state follows the program's name, which may itself hold parentheses.
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
@@ -361,6 +383,16 @@ def _lives(pid: int) -> bool:
         except ProcessLookupError:
             return False
     return True
+
+
+def _working_in(folder: Path) -> list[int]:
+    """Processes whose current folder this is, as it is that of a server's children."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "cwd").readlink() == folder:
+                found.append(int(process.name))
+    return found
 
 
 def _end(pid: int, marker: str, gently: signal.Signals, firmly: signal.Signals) -> None:

@@ -73,6 +73,22 @@ def test_what_was_committed_survives_a_restart_and_a_kill(postgres: EmbeddedPost
         assert connection.execute("SELECT n FROM kept").fetchall() == [(1,)]
 
 
+def test_a_server_killed_under_a_busy_query_starts_again_once_its_children_ended(postgres: EmbeddedPostgres) -> None:
+    dsn = postgres.start()
+    pid = pid_of(postgres.data / "postmaster.pid")
+    code = "import psycopg, sys; psycopg.connect(sys.argv[1]).execute(sys.argv[2])"
+    query = "SELECT sum(sqrt(n)) FROM generate_series(1, 10000000) n"
+    with subprocess.Popen([sys.executable, "-c", code, dsn, query], stderr=subprocess.DEVNULL):
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            busy = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%%sqrt%%' AND pid <> pg_backend_pid()"
+            while connection.execute(busy).fetchone() == (0,):
+                time.sleep(0.01)
+        os.kill(pid, signal.SIGKILL)
+        wait_until_dead(pid)
+        with psycopg.connect(postgres.start()) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
 def test_servers_outlive_a_starter_that_was_killed(folder: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path;"
