@@ -121,8 +121,8 @@ class EmbeddedPostgres:
         if pid is not None:
             return self._dsn() if self._wait_until_ready(pid) else None
         if _PROC and _read_pid(self.data / "postmaster.pid") is not None:
-            # Left by a kill. Where the pid is a zombie's or another program's by now, Postgres would refuse to start. But
-            # it also learns from this file that children of the killed server still write, so these must end first.
+            # Left by a kill. Where the pid is a zombie's or another program's by now, Postgres would refuse to start.
+            # But it also learns from this file that children of the killed server still write: these must end first.
             self._wait_for_orphans()
             (self.data / "postmaster.pid").unlink()
         return None

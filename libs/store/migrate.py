@@ -88,6 +88,8 @@ def main() -> None:
     parser.add_argument("--new", metavar="MESSAGE", help="write a migration instead of applying them")
     arguments = parser.parse_args()
     dsn = StoreSettings().database_url
+    if not dsn:
+        parser.error("set LEYDEN_DATABASE_URL to postgresql://user:password@host/name")
     if arguments.new:
         write_migration(dsn, arguments.new)
     else:

@@ -8,5 +8,5 @@ class StoreSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="LEYDEN_", frozen=True)
 
-    database_url: str
+    database_url: str = ""
     """`postgresql://user:password@host:port/name`."""
