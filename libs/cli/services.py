@@ -91,8 +91,8 @@ def _own(service: str, facts: Facts) -> dict[str, str]:
                 "CONTROLLER_ENGINE_URLS": json.dumps([facts.url("engine")]),
                 "CONTROLLER_LOG_FOLDER": str(facts.logs),
                 # The controller's trainers inherit these.
-                "TRAINER_BASE_MODEL": str(facts.model_path),
-                "TRAINER_WEIGHTS_FOLDER": str(facts.home / "weights"),
+                "TRAINER_MODEL_PATH": str(facts.model_path),
+                "TRAINER_FOLDER": str(facts.home / "weights"),
             }
         case _:
             return {}
