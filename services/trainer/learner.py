@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from transformers import PreTrainedModel
 
 from libs.contracts.config import RunConfig
 from services.trainer.checkpoint import CheckpointDamaged, Progress, describe, load_checkpoint
@@ -16,11 +17,15 @@ from services.trainer.step import Learner, make_optimizer
 
 
 def make_accelerator(device: str, precision: str) -> Accelerator:
-    """Where and how precisely products are computed. Master weights stay float32: bfloat16 means autocast.
+    """Where products are computed, and how precisely on an accelerator; master weights stay float32.
+
+    On a CPU bfloat16 is a matter of `products`, which rounds exactly where the CPU engine does.
 
     Raises: ValueError: several processes; the loss is not yet split over ranks.
     """
-    accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if precision == "bfloat16" else "no")
+    on_cpu = device == "cpu" or not torch.accelerator.is_available()
+    autocast = precision == "bfloat16" and not on_cpu
+    accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if autocast else "no")
     if accelerator.num_processes != 1:
         raise ValueError(f"a run is trained by one process, not {accelerator.num_processes}: start it without torchrun")
     return accelerator
@@ -47,15 +52,18 @@ def resume_learner(
 
 
 def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator) -> Learner:
-    model = load_model(weights)
+    model = _load(weights, config)
     freeze(model, config.training.frozen)
-    use_fast_products(model)
     policy = Policy(model, activation_checkpointing=config.training.activation_checkpointing)
     policy, optimizer = accelerator.prepare(policy, make_optimizer(policy, config.optimizer))
     reference = None
     if config.algorithm.kl_coefficient > 0:
-        frozen_model = load_model(base).requires_grad_(requires_grad=False)
-        use_fast_products(frozen_model)
-        reference = Policy(frozen_model).to(accelerator.device)
+        reference = Policy(_load(base, config).requires_grad_(requires_grad=False)).to(accelerator.device)
     torch.manual_seed(config.sampling.seed)
     return Learner(policy, optimizer, accelerator, reference)
+
+
+def _load(folder: Path, config: RunConfig) -> PreTrainedModel:
+    model = load_model(folder)
+    use_fast_products(model, head=model.get_output_embeddings(), bfloat16=config.training.precision == "bfloat16")
+    return model

@@ -56,6 +56,22 @@ def test_fast_products_equal_plain_ones(bias: bool) -> None:
         assert torch.allclose(one, other, atol=1e-4, rtol=1e-5)
 
 
+def test_bfloat16_products_round_what_is_multiplied_and_nothing_else() -> None:
+    torch.manual_seed(0)
+    layer, head = nn.Linear(24, 40, bias=False), nn.Linear(24, 40, bias=False)
+    both = nn.ModuleList([layer, head])
+    use_fast_products(both, head=head, bfloat16=True)
+    x = torch.randn(5, 24, requires_grad=True)
+    rounded = (x.bfloat16() @ layer.weight.bfloat16().t()).float()
+    assert torch.equal(layer(x), rounded)
+    assert torch.allclose(head(x), x @ head.weight.t(), atol=1e-5)
+    layer(x).sum().backward()
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    assert x.grad.dtype == layer.weight.grad.dtype == torch.float32
+    assert torch.allclose(x.grad, layer.weight.sum(0).expand(5, 24), atol=0.05)
+
+
 def test_fast_products_leave_other_precisions_alone() -> None:
     layer = nn.Linear(4, 4).double()
     use_fast_products(layer)
