@@ -75,8 +75,7 @@ def observe_end(model_name: str, sequence: Sequence) -> None:
     PROMPT_TOKENS.labels(model_name).inc(len(sequence.prompt_ids))
     GENERATED_TOKENS.labels(model_name).inc(len(sequence.output_ids))
     CACHED_TOKENS.labels(model_name).inc(sequence.cached_tokens)
-    if sequence.finish is not None and sequence.finish.kind == "abort":
-        ABORTED.labels(model_name).inc()
+    ABORTED.labels(model_name).inc(sequence.finish is not None and sequence.finish.kind == "abort")
     if sequence.finished_at is not None:
         LATENCY.labels(model_name).observe(sequence.finished_at - sequence.received_at)
     if sequence.admitted_at is not None:

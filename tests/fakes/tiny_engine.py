@@ -1,0 +1,95 @@
+"""The engine on a tiny model inside the test's process: as a scheduler alone, or served on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from collections.abc import Sequence as Many
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import torch
+
+from libs.service import serving
+from services.engine.app import create_engine_app
+from services.engine.config import read_config
+from services.engine.engine import Engine
+from services.engine.model import Model
+from services.engine.request import Prompt, SamplingParams
+from services.engine.sampling import Draw, Sampler
+from services.engine.scheduler import Limits, Scheduler
+from services.engine.sequence import Sequence
+from services.engine.settings import Settings
+from services.engine.weights import load_weights
+
+
+def tiny_scheduler(folder: Path, **limits: int) -> Scheduler:
+    """A scheduler with room for 8192 tokens, unless `limits` says otherwise."""
+    torch.set_num_threads(1)
+    config = read_config(folder)
+    model = Model(config, load_weights(folder, config))
+    return Scheduler(model, Limits(**{"max_total_tokens": 8192, **limits}), Sampler(seed=0), version="v0")
+
+
+def new_sequence(scheduler: Scheduler, ids: Many[int], **options: Any) -> Sequence:
+    """A sequence of 8 tokens that no end cuts short; `options` are sampling parameters, or fields of `Prompt`."""
+    fields = {name: options.pop(name) for name in list(options) if name in Prompt.model_fields}
+    sampling = SamplingParams(**{"max_new_tokens": 8, "ignore_eos": True, **options})
+    prompt = Prompt(**{"rid": "r", "input_ids": list(ids), "sampling": sampling, **fields})
+    draw = Draw(sampling, scheduler.model.config.end_ids, prompt.top_logprobs_num, prompt.token_ids_logprob)
+    if sampling.sampling_seed is not None:
+        draw.generator = torch.Generator().manual_seed(sampling.sampling_seed)
+    return Sequence(prompt, np.array(ids, np.int32), draw, None, prompt.rid, asyncio.Event())
+
+
+def run(scheduler: Scheduler, *sequences: Sequence, steps: int = 10_000) -> None:
+    """Submits sequences and steps until nothing is left, or `steps` times."""
+    scheduler.submit(sequences)
+    for _ in range(steps):
+        if not scheduler.has_work:
+            return
+        scheduler.step()
+
+
+class Client:
+    """An engine behind HTTP, and the little that tests need to talk to it."""
+
+    def __init__(self, http: httpx.AsyncClient, engine: Engine) -> None:
+        self.http, self.engine = http, engine
+
+    async def generate(self, **body: Any) -> Any:
+        """The answer to a request that is expected to work."""
+        answer = await self.http.post("/generate", json=body)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def control(self, path: str, **body: Any) -> httpx.Response:
+        return await self.http.post(path, json=body)
+
+    async def stream(self, **body: Any) -> AsyncIterator[dict[str, Any]]:
+        """Chunks as they come; the end mark is checked and left out."""
+        async with self.http.stream("POST", "/generate", json={"stream": True, **body}) as answer:
+            assert answer.status_code == 200
+            done = False
+            async for line in answer.aiter_lines():
+                if line == "data: [DONE]":
+                    done = True
+                elif line:
+                    yield orjson.loads(line.removeprefix("data: "))
+            assert done
+
+
+@contextlib.asynccontextmanager
+async def served_engine(folder: Path, **settings: Any) -> AsyncIterator[Client]:
+    """An engine on a free loopback port, with a client for it."""
+    chosen = Settings(**{"model_path": folder, "threads": 1, "max_total_tokens": 8192, "seed": 0, **settings})
+    app = create_engine_app(chosen)
+    async with (
+        serving(app, shutdown_seconds=5) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
+    ):
+        yield Client(http, app.state.engine)
