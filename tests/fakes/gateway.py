@@ -74,6 +74,13 @@ async def running_gateway(
         yield GatewayUnderTest(f"http://127.0.0.1:{port}", KeyRing(keys), run_id)
 
 
+async def all_calls(database: Database) -> Sequence[tables.ModelCall]:
+    """Every recorded call, in order."""
+    async with database.read() as session:
+        table = tables.ModelCall
+        return (await session.scalars(select(table).order_by(table.sequence, table.choice))).all()
+
+
 @dataclass
 class Scene:
     """A run, an engine that says what it is told, and a gateway between it and the test."""
@@ -97,9 +104,7 @@ class Scene:
 
     async def calls(self) -> Sequence[tables.ModelCall]:
         """Every recorded call, in order."""
-        async with self.database.read() as session:
-            table = tables.ModelCall
-            return (await session.scalars(select(table).order_by(table.sequence, table.choice))).all()
+        return await all_calls(self.database)
 
     def another_gateway(self, **settings: Any) -> Any:
         """A second gateway on the same store and engine: a replica, or the same one after a restart."""
