@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ async def test_chunks_are_cumulative_and_end_as_the_whole_answer(engine: Client)
     }
     chunks = [checked(chunk) async for chunk in engine.stream(**body)]
     whole = await engine.generate(**body)
-    for earlier, later in zip(chunks, chunks[1:], strict=False):
+    for earlier, later in itertools.pairwise(chunks):
         assert later["output_ids"][: len(earlier["output_ids"])] == earlier["output_ids"]
         assert later["text"].startswith(earlier["text"])
         assert earlier["meta_info"]["finish_reason"] is None
