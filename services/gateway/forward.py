@@ -1,7 +1,7 @@
 """One model call from body to durable record: parse, find a repeat, render, sample, record, and only then the end.
 
-A call lives in a task of its own and answers may be listening or not: a repeat of an SDK joins the call that its first
-try began, and when the last listener has hung up the call is cancelled, aborted at the engine and recorded as such.
+A call lives in a task of its own, whoever listens: a repeat of an SDK joins the call that its first try began, and when
+the last listener has hung up the call is cancelled, aborted at the engine and recorded as such.
 """
 
 from __future__ import annotations
