@@ -1,6 +1,8 @@
 """The trainer against Postgres: what a step consumes, what it makes, and what a crash leaves behind."""
 
 import asyncio
+import os
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -245,3 +247,65 @@ async def test_training_stops_when_trainer_and_engine_disagree(case: Case) -> No
     with pytest.raises(worker.PoliciesDisagree, match="log-probabilities"):
         await case.train(gap_patience=1)
     assert sorted(await case.versions()) == [0, 1]
+
+
+async def started(case: Case) -> asyncio.subprocess.Process:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LEYDEN_DATABASE_URL": case._dsn,
+        "LEYDEN_REDIS_URL": case._redis_url,
+        "TRAINER_FOLDER": str(case.folder),
+        "TRAINER_MODEL_PATH": str(case.model),
+        "TRAINER_DEVICE": "cpu",
+        "TRAINER_THREADS": "1",
+        "TRAINER_POLL_SECONDS": "0.05",
+        "OMP_WAIT_POLICY": "passive",
+    }
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "services.trainer",
+        "--run-id",
+        case.run.id,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+
+async def until(case: Case, version: int, process: asyncio.subprocess.Process) -> None:
+    async with asyncio.timeout(90):
+        while version not in await case.versions():
+            assert process.returncode is None
+            await asyncio.sleep(0.02)
+
+
+async def test_a_killed_process_is_replaced_and_a_stopped_one_leaves_cleanly(case: Case) -> None:
+    await case.open(steps=2)
+    for number in range(2):
+        await case.add_group(number)
+    killed = await started(case)
+    try:
+        await until(case, 1, killed)
+    finally:
+        killed.kill()
+        await killed.communicate()
+    stopped = await started(case)
+    try:
+        # Ready: it has resumed and waits for groups.
+        async for line in stopped.stdout or ():
+            if b"learner ready" in line:
+                assert b'"step":1' in line
+                break
+        stopped.terminate()
+        async with asyncio.timeout(30):
+            await stopped.communicate()
+    finally:
+        if stopped.returncode is None:
+            stopped.kill()
+    assert stopped.returncode == 0
+
+    for number in (2, 3):
+        await case.add_group(number)
+    await case.train()
+    assert sorted(await case.versions()) == [0, 1, 2]
+    assert sorted((await case.consumed()).values()) == [1, 1, 1, 1, 2, 2, 2, 2]
