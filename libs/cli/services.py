@@ -61,6 +61,8 @@ class Facts:
 def environment(service: str, facts: Facts) -> dict[str, str]:
     """The variables of one service, beside those it inherits."""
     shared = {
+        # Services share the cores: a thread that spins while it waits slows down the others many times.
+        "OMP_WAIT_POLICY": "passive",
         "LEYDEN_DATABASE_URL": facts.database_url,
         "LEYDEN_REDIS_URL": facts.redis_url,
         "LEYDEN_CAPABILITY_KEYS_FILE": str(facts.keys_file),

@@ -113,8 +113,8 @@ def optimizer_step(
         "loss": computed.loss,
         "gradient_norm": norm,
         "learning_rate": rate,
-        "seconds_gradients": computed_at - began,
-        "seconds_optimizer": time.perf_counter() - computed_at,
+        "gradients_seconds": computed_at - began,
+        "optimizer_seconds": time.perf_counter() - computed_at,
     }
 
 

@@ -252,7 +252,7 @@ class Trainer:
         still = [decode_sample(row) for row in rows if row.group_id not in trained]
         loaded = time.perf_counter()
         metrics, export = await asyncio.to_thread(self._learn, samples, still, stop.is_set)
-        metrics = {**metrics, "seconds_load": loaded - began, "seconds_step": time.perf_counter() - began}
+        metrics = {**metrics, "load_seconds": loaded - began, "step_seconds": time.perf_counter() - began}
 
         await self.lock.check()
         number = self.learner.step
@@ -295,7 +295,7 @@ class Trainer:
         exported = time.perf_counter()
         progress = Progress(run_id, number, export.content_sha256)
         save_checkpoint(self.learner.optimizer, progress, checkpoint_folder(folder, run_id, number))
-        saved = {"seconds_export": exported - began, "seconds_checkpoint": time.perf_counter() - exported}
+        saved = {"export_seconds": exported - began, "checkpoint_seconds": time.perf_counter() - exported}
         return {**metrics, **saved}, export
 
     async def _prune(self) -> None:
@@ -317,8 +317,8 @@ class Trainer:
         GROUPS.labels("trained").inc(len(selection.trained))
         GROUPS.labels("no_variance").inc(len(selection.still))
         for name, value in metrics.items():
-            if name.startswith("seconds_"):
-                PHASE_SECONDS.labels(name.removeprefix("seconds_")).observe(value)
+            if name.endswith("_seconds"):
+                PHASE_SECONDS.labels(name.removesuffix("_seconds")).observe(value)
             else:
                 STEP_METRIC.labels(name).set(value)
         if "logprob_gap_mean" in metrics:

@@ -100,7 +100,7 @@ async def test_each_sample_is_trained_by_one_step_and_each_step_makes_a_version(
         assert (found.content_sha256, found.size_bytes) == (version.content_sha256, version.size_bytes)
     steps = await case.rows(tables.Step)
     assert sorted(step.number for step in steps) == [1, 2]  # type: ignore[attr-defined]
-    assert {"loss", "gradient_norm", "seconds_step", "policy_lag_max"} <= set(steps[0].metrics)  # type: ignore[attr-defined]
+    assert {"loss", "gradient_norm", "step_seconds", "policy_lag_max"} <= set(steps[0].metrics)  # type: ignore[attr-defined]
 
 
 async def test_stale_groups_are_refused_and_never_trained(case: Case) -> None:
