@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+STATE_NAME = "optimizer.safetensors"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
 
@@ -85,7 +87,8 @@ def describe(folder: Path) -> Export:
 def save_checkpoint(optimizer: torch.optim.Optimizer, progress: Progress, folder: Path) -> None:
     """Writes what a resumed trainer needs beside the weights."""
     with _whole(folder) as scratch:
-        torch.save({"optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}, scratch / "state.pt")
+        # No pickle: reading a checkpoint runs no code.
+        save_file(_flat_state(optimizer), scratch / STATE_NAME)
         (scratch / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
 
 
@@ -96,13 +99,24 @@ def load_checkpoint(optimizer: torch.optim.Optimizer, folder: Path, expected: Pr
     """
     try:
         found = Progress(**json.loads((folder / "progress.json").read_text()))
-        state = torch.load(folder / "state.pt", weights_only=True)
-    except (OSError, ValueError, TypeError, EOFError, RuntimeError, UnpicklingError) as error:
+        state = load_file(folder / STATE_NAME)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise CheckpointDamaged(f"{folder} cannot be read ({error}): restore it from a backup") from error
     if found != expected:
         raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
-    optimizer.load_state_dict(state["optimizer"])
-    torch.set_rng_state(state["random"])
+    torch.set_rng_state(state.pop("random"))
+    moments: dict[int, dict[str, torch.Tensor]] = {}
+    for key, tensor in state.items():
+        number, _, name = key.partition(".")
+        moments.setdefault(int(number), {})[name] = tensor
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """`<parameter number>.<name>` to tensor, and `random`. Rates and betas come from the run's document instead."""
+    moments = optimizer.state_dict()["state"].items()
+    flat = {f"{number}.{name}": tensor for number, named in moments for name, tensor in named.items()}
+    return {**flat, "random": torch.get_rng_state()}
 
 
 def remove_folder(folder: Path) -> None:

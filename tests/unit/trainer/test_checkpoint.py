@@ -92,7 +92,7 @@ def test_damage_is_told_and_never_trained(tiny_model: Path, tmp_path: Path, dama
         file = tmp_path / "v" / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
     elif damage == "state":
-        (tmp_path / "c" / "state.pt").write_bytes(b"PK")
+        (tmp_path / "c" / "optimizer.safetensors").write_bytes(b"PK")
     else:
         expected = Progress("run-a", 2, export.content_sha256)
     with pytest.raises(CheckpointDamaged, match="restore it"):
