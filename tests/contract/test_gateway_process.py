@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
+import pytest
 from openai import AsyncOpenAI
 
 from tests.fakes.gateway import Scene, scene
@@ -73,16 +75,19 @@ async def test_a_gateway_killed_in_the_middle_of_an_answer_loses_nothing_that_wa
         return go.wait() if tokens == 3 else None
 
     async with scene(tmp_path, database, engine={"pace": pace}) as stage:
-        async with client_of(stage, port, max_retries=8) as client:
+        async with client_of(stage, port, max_retries=0) as client:
+            create: Any = client.chat.completions.create
             async with gateway_process(stage, port) as first:
-                asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
+                asking = asyncio.create_task(create(model="m", messages=HI))
                 while not stage.engine.requests:
                     await asyncio.sleep(0.01)
                 first.send_signal(signal.SIGKILL)
-                await first.wait()
+                with pytest.raises(openai.APIConnectionError):
+                    await asking
             go.set()
             async with gateway_process(stage, port):
-                answer = await asking
+                # What the client would send by itself, after waiting for seconds.
+                answer = await create(model="m", messages=HI, extra_headers={"x-stainless-retry-count": "1"})
         calls = await stage.calls()
     assert answer.choices[0].message.content == "Hello."
     assert [(call.status, f"chatcmpl-{call.id}") for call in calls] == [("completed", answer.id)]
