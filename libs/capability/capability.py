@@ -7,7 +7,6 @@ from enum import StrEnum
 from typing import Any
 
 import jwt
-from pydantic import ValidationError
 
 from libs.capability.keyring import KeyRing
 from libs.contracts.capability import Capability, Scope
@@ -96,7 +95,8 @@ def _decode(ring: KeyRing, key: str) -> Capability:
         return _capability(claims)
     except jwt.ExpiredSignatureError as error:
         raise CapabilityError(Cause.EXPIRED) from error
-    except (jwt.InvalidTokenError, ValidationError, KeyError) as error:
+    # Pydantic's ValidationError and a key that is no text at all are ValueErrors.
+    except (jwt.PyJWTError, ValueError, KeyError) as error:
         raise CapabilityError(Cause.MALFORMED) from error
 
 

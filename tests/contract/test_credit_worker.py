@@ -66,16 +66,16 @@ async def test_a_complete_group_becomes_credits_and_samples(database: Database) 
     assert (verdict.verdict, verdict.has_variance, verdict.counted_siblings) == ("credited", True, 2)
     assert (verdict.min_policy_version, verdict.reward_mean, verdict.reward_std) == (1, 0.5, 0.5)
     # Sibling 0: G2 = 1, G1 = 0.2 + 0.5; sibling 1: 0 and 0. Values 0.85 and 0, mean 0.425.
-    credits = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id, tables.CallCredit.depth)
-    assert [one.return_ for one in credits] == pytest.approx([0.7, 1.0, 0.0, 0.0])
-    assert [one.advantage for one in credits] == pytest.approx([0.275, 0.575, -0.425, -0.425])
-    assert [one.tools["calls"] for one in credits] == [
+    found = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id, tables.CallCredit.depth)
+    assert [one.return_ for one in found] == pytest.approx([0.7, 1.0, 0.0, 0.0])
+    assert [one.advantage for one in found] == pytest.approx([0.275, 0.575, -0.425, -0.425])
+    assert [one.tools["calls"] for one in found] == [
         [{"tool": "search", "status": "ok", "source": "response_id"}],
         [],
         [{"tool": "search", "status": "error", "source": "response_id"}],
         [],
     ]
-    assert [one.state_key for one in credits] == ["", "search:ok", "", "search:error"]
+    assert [one.state_key for one in found] == ["", "search:ok", "", "search:error"]
     first, second = await rows(database, tables.Sample, tables.Sample.id)
     assert (first.id, first.group_id, first.length, first.trained_tokens) == (f"{group.id}.0:0", group.id, 6, 3)
     assert np.frombuffer(first.token_ids, "<i4").tolist() == [1, 2, 3, 4, 5, 6]
@@ -122,8 +122,8 @@ async def test_what_was_excluded_is_left_out_and_never_zero(database: Database) 
     await credit_pending(database, 8)
     (verdict,) = await rows(database, tables.GroupCredit)
     assert (verdict.counted_siblings, verdict.reward_mean) == (2, 0.75)
-    credits = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id)
-    assert [(one.rollout_id, one.advantage) for one in credits] == [(rollouts[0].id, 0.25), (rollouts[1].id, -0.25)]
+    found = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id)
+    assert [(one.rollout_id, one.advantage) for one in found] == [(rollouts[0].id, 0.25), (rollouts[1].id, -0.25)]
 
 
 async def test_a_group_with_too_few_siblings_is_excluded(database: Database) -> None:
@@ -145,17 +145,8 @@ async def test_only_the_counted_attempt_is_seen(database: Database) -> None:
         await finish_rollout(database, rollout, reward=reward)
         async with database.session() as session:
             for attempt, value in ((1, 0.5), (2, 100.0)):
-                session.add(
-                    tables.Reward(
-                        rollout_id=rollout.id,
-                        attempt=attempt,
-                        key="k",
-                        run_id=run.id,
-                        source="door",
-                        name="r",
-                        value=value,
-                    )
-                )
+                given = {"key": "k", "run_id": run.id, "source": "door", "name": "r", "value": value}
+                session.add(tables.Reward(rollout_id=rollout.id, attempt=attempt, **given))
             session.add(tables.ExternalReward(rollout_id=rollout.id, key="k", name="human", value=0.25))
     await complete(database, group)
     await credit_pending(database, 8)

@@ -1,0 +1,134 @@
+import time
+from pathlib import Path
+
+import jwt
+import pytest
+
+from libs.capability import CapabilityError, Cause, KeyRing, KeyRingError, key_from_headers, sign, verify, write_keys
+from libs.contracts.capability import Capability, Scope
+
+KEYS = {"new": "n" * 40, "old": "o" * 40}
+
+
+def capability(**changes: object) -> Capability:
+    values = {
+        "run_id": "run-a",
+        "rollout_id": "run-a.0.1",
+        "attempt": 2,
+        "scopes": frozenset({Scope.MODEL, Scope.TELEMETRY}),
+        "expires_at": int(time.time()) + 60,
+    }
+    return Capability(**{**values, **changes})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_keys(tmp_path / "keys.json", KEYS)
+    return tmp_path / "keys.json"
+
+
+def refused(ring: KeyRing, key: str | None, **changes: object) -> Cause:
+    door = {"rollout_id": "run-a.0.1", "attempt": 2, "scope": Scope.MODEL, **changes}
+    with pytest.raises(CapabilityError) as caught:
+        verify(ring, key, **door)
+    return caught.value.cause
+
+
+def test_a_key_says_what_was_signed(path: Path) -> None:
+    ring = KeyRing(path)
+    signed = capability()
+    assert verify(ring, sign(ring, signed), rollout_id="run-a.0.1", attempt=2, scope=Scope.TELEMETRY) == signed
+    assert jwt.get_unverified_header(sign(ring, signed))["kid"] == "new"
+
+
+def test_a_key_opens_nothing_else(path: Path) -> None:
+    ring = KeyRing(path)
+    key = sign(ring, capability())
+    assert refused(ring, key, rollout_id="run-a.0.2") == Cause.WRONG_ROLLOUT
+    assert refused(ring, key, attempt=1) == Cause.WRONG_ROLLOUT
+    assert refused(ring, key, scope=Scope.REWARD) == Cause.WRONG_SCOPE
+    assert refused(ring, sign(ring, capability(expires_at=int(time.time()) - 31))) == Cause.EXPIRED
+    assert refused(ring, None) == refused(ring, "") == Cause.MISSING
+
+
+def test_forgeries_are_malformed(path: Path) -> None:
+    ring = KeyRing(path)
+    claims = {"iss": "leyden", "run": "run-a", "rollout": "run-a.0.1", "attempt": 2, "scopes": ["model"], "exp": 2**32}
+    forged = [
+        "nonsense",
+        "a.b.c",
+        sign(ring, capability())[:-2],
+        jwt.encode(claims, "x" * 40, "HS256", headers={"kid": "new"}),
+        jwt.encode(claims, "n" * 40, "HS256", headers={"kid": "unknown"}),
+        jwt.encode(claims, "n" * 40, "HS256"),
+        jwt.encode(claims, "n" * 64, "HS512", headers={"kid": "new"}),
+        jwt.encode(claims, None, "none", headers={"kid": "new"}),
+        jwt.encode({**claims, "iss": "other"}, "n" * 40, "HS256", headers={"kid": "new"}),
+        jwt.encode({**claims, "scopes": ["everything"]}, "n" * 40, "HS256", headers={"kid": "new"}),
+        jwt.encode({k: v for k, v in claims.items() if k != "exp"}, "n" * 40, "HS256", headers={"kid": "new"}),
+        "x" * 100_000,
+        "\udcff\u00e9.b.c",
+    ]
+    assert {refused(ring, key) for key in forged} == {Cause.MALFORMED}
+
+
+def test_causes_have_a_status() -> None:
+    statuses = {cause: CapabilityError(cause).status for cause in Cause}
+    assert statuses == {
+        Cause.MISSING: 401,
+        Cause.MALFORMED: 401,
+        Cause.EXPIRED: 401,
+        Cause.WRONG_ROLLOUT: 403,
+        Cause.WRONG_SCOPE: 403,
+    }
+
+
+def test_rotation_needs_no_restart(path: Path) -> None:
+    ring = KeyRing(path)
+    before = sign(ring, capability())
+    write_keys(path, {"newest": "z" * 40, **KEYS})
+    assert jwt.get_unverified_header(sign(ring, capability()))["kid"] == "newest"
+    verify(ring, before, rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL)
+    write_keys(path, {"newest": "z" * 40})
+    assert refused(ring, before) == Cause.MALFORMED
+
+
+def test_a_broken_file_leaves_the_keys_that_were_read(path: Path) -> None:
+    ring = KeyRing(path)
+    key = sign(ring, capability())
+    for content in ("{", "[]", "{}"):
+        path.write_text(content)
+        verify(ring, key, rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL)
+    path.unlink()
+    verify(ring, key, rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"k": 5}', '{"k": "short"}'])
+def test_a_ring_that_cannot_be_used_says_why(tmp_path: Path, content: str) -> None:
+    (tmp_path / "keys.json").write_text(content)
+    with pytest.raises(KeyRingError, match=r"keys\.json"):
+        KeyRing(tmp_path / "keys.json")
+    with pytest.raises(KeyRingError, match="LEYDEN_CAPABILITY_KEYS_FILE"):
+        KeyRing(tmp_path / "absent.json")
+
+
+def test_written_keys_are_random_and_private(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_keys(tmp_path / name)
+    assert (tmp_path / "a").read_text() != (tmp_path / "b").read_text()
+    assert (tmp_path / "a").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"authorization": "Bearer k"}, "k"),
+        ({"authorization": "bearer  k ", "x-api-key": "other"}, "k"),
+        ({"authorization": "Basic k", "x-api-key": "x"}, "x"),
+        ({"x-api-key": "x"}, "x"),
+        ({"authorization": "Bearer "}, None),
+        ({}, None),
+    ],
+)
+def test_key_from_headers(headers: dict[str, str], key: str | None) -> None:
+    assert key_from_headers(headers) == key

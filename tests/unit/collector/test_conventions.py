@@ -1,0 +1,146 @@
+import json
+from typing import Any
+
+import pytest
+
+from libs.store.spans import NewReward, NewSpan
+from services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
+from services.collector.otlp import WireEvent, WireLog, WireSpan
+
+SENDER = Sender("run-a", "run-a.0.1", 2)
+CALL = "c" + "0123456789abcdef01234567"
+
+
+def wire(name: str = "span", status: int = 0, events: list[WireEvent] | None = None, **attributes: Any) -> WireSpan:
+    """A span whose attribute names have dots for double underscores."""
+    named = {key.replace("__", "."): value for key, value in attributes.items()}
+    return WireSpan("ab" * 16, "cd" * 8, "", name, 1, 2, status, "scope", named, events or [])
+
+
+def row(span: WireSpan, limits: Limits = Limits(100, 1000)) -> NewSpan:  # noqa: B008
+    return span_row(span, SENDER, limits)
+
+
+@pytest.mark.parametrize(
+    ("span", "kind", "tool"),
+    [
+        (wire("chat m", gen_ai__operation__name="chat"), "llm", None),
+        (wire("execute_tool f", gen_ai__operation__name="execute_tool"), "tool", "f"),
+        (wire("x", gen_ai__operation__name="execute_tool", gen_ai__tool__name="g"), "tool", "g"),
+        (wire("invoke_agent a", gen_ai__operation__name="invoke_agent"), "agent", None),
+        (wire("h", openinference__span__kind="TOOL"), "tool", "h"),
+        (wire("x", openinference__span__kind="TOOL", tool__name="i"), "tool", "i"),
+        (wire("x", openinference__span__kind="LLM"), "llm", None),
+        (wire("x", openinference__span__kind="CHAIN"), "other", None),
+        (wire("x", rl__reward=1.0), "reward", None),
+        (wire("GET /"), "other", None),
+    ],
+)
+def test_kinds_of_both_conventions(span: WireSpan, kind: str, tool: str | None) -> None:
+    assert (row(span).kind, row(span).tool) == (kind, tool)
+
+
+@pytest.mark.parametrize(
+    ("status", "evidence", "expected"),
+    [
+        (0, {}, ("ok", None)),
+        (1, {}, ("ok", None)),
+        (2, {}, ("error", None)),
+        (0, {"error__type": "timeout"}, ("error", "timeout")),
+        (1, {"error__type": "timeout"}, ("error", "timeout")),
+        (0, {"events": [WireEvent("exception", {"exception.type": "ValueError"})]}, ("error", "ValueError")),
+        (0, {"events": [WireEvent("exception", {})]}, ("error", "exception")),
+    ],
+)
+def test_a_tool_has_succeeded_without_a_sign_of_failure(
+    status: int, evidence: dict[str, Any], expected: tuple[str, str | None]
+) -> None:
+    found = row(wire(status=status, gen_ai__operation__name="execute_tool", **evidence))
+    assert (found.status, found.error_type) == expected
+
+
+def test_other_spans_keep_an_unset_status() -> None:
+    assert row(wire(gen_ai__operation__name="chat")).status == "unset"
+
+
+def test_ids_are_read_from_their_attributes() -> None:
+    found = row(wire(gen_ai__operation__name="execute_tool", gen_ai__tool__call__id="t", gen_ai__response__id="r"))
+    assert (found.tool_call_id, found.response_id) == ("t", "r")
+
+
+def test_minted_ids_are_found_inside_texts_when_there_is_one() -> None:
+    output = f'{{"tool_call_id": "call_{CALL}_0"}}'
+    one = row(wire(openinference__span__kind="TOOL", output__value=output))
+    assert one.tool_call_id == f"call_{CALL}_0"
+    several = row(wire(openinference__span__kind="TOOL", input__value=f"call_{CALL}_0 call_{CALL}_1"))
+    assert several.tool_call_id is None
+    answer = row(wire(openinference__span__kind="LLM", output__value=f'{{"id": "chatcmpl-{CALL}"}}'))
+    assert answer.response_id == f"chatcmpl-{CALL}"
+
+
+def rewards(span: WireSpan) -> list[tuple[str, str, float, str | None]]:
+    found: list[NewReward] = list(span_rewards(span, row(span), SENDER))
+    return [(one.key.rpartition(":")[2], one.name, one.value, one.response_id) for one in found]
+
+
+def test_rewards_of_every_spelling() -> None:
+    evaluation = {"gen_ai.evaluation.name": "judge", "gen_ai.evaluation.score.value": 0.5}
+    span = wire(
+        rl__reward=1,
+        agentlightning__reward__0__name="style",
+        agentlightning__reward__0__value=0.25,
+        agentlightning__reward__1__value=0.125,
+        events=[
+            WireEvent("gen_ai.evaluation.result", evaluation),
+            WireEvent("gen_ai.evaluation.result", {**evaluation, "gen_ai.response.id": "r"}),
+        ],
+    )
+    assert rewards(span) == [
+        ("0", "rl.reward", 1.0, None),
+        ("1", "style", 0.25, None),
+        ("2", "agentlightning.reward", 0.125, None),
+        ("3", "judge", 0.5, None),
+        ("4", "judge", 0.5, "r"),
+    ]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1", True, None, [1]])
+def test_what_is_no_finite_number_is_no_reward(value: object) -> None:
+    assert rewards(wire(rl__reward=value)) == []
+
+
+def test_a_reward_is_for_the_call_that_its_span_names() -> None:
+    assert rewards(wire(rl__reward=1, gen_ai__response__id="r")) == [("0", "rl.reward", 1.0, "r")]
+
+
+def test_log_records_have_stable_keys() -> None:
+    def log(value: float) -> WireLog:
+        return WireLog("", "", 7, WireEvent("gen_ai.evaluation.result", {"gen_ai.evaluation.score.value": value}))
+
+    assert log_reward(log(0.5), SENDER) == log_reward(log(0.5), SENDER)
+    assert log_reward(log(0.5), SENDER).key != log_reward(log(0.25), SENDER).key
+    assert log_reward(WireLog("", "", 7, WireEvent("other", {})), SENDER) is None
+
+
+def test_attributes_are_bounded_and_say_so() -> None:
+    kept = json.loads(row(wire(a="x" * 50, b=[1] * 50, c=1, d=2), Limits(3, 10)).attributes)
+    assert kept == {"a": "x" * 10, "b": "[1,1,1,1,1", "c": 1, "leyden.truncated": True}
+    assert json.loads(row(wire(a=float("nan"), b=True)).attributes) == {"a": None, "b": True}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"trace_id": "00" * 16},
+        {"trace_id": "ab"},
+        {"span_id": ""},
+        {"start_ns": 2**63},
+        {"end_ns": -1},
+    ],
+)
+def test_invalid_spans_are_rejected(changes: dict[str, Any]) -> None:
+    span = wire()
+    for name, value in changes.items():
+        setattr(span, name, value)
+    with pytest.raises(SpanRejected):
+        row(span)

@@ -1,0 +1,51 @@
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+
+import pytest
+
+from libs.service import Problem
+from services.collector.intake import Budget, Overloaded, read_body
+
+
+async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
+
+
+async def read(chunks: AsyncIterator[bytes], encoding: str = "", budget: Budget | None = None) -> bytes:
+    with (budget or Budget(10_000)).share() as share:
+        return await read_body(chunks, encoding, share, max_bytes=1000, seconds=0.2)
+
+
+async def test_gzip_is_decompressed_across_pieces() -> None:
+    packed = gzip.compress(b"spans" * 100)
+    assert await read(pieces(*(packed[i : i + 3] for i in range(0, len(packed), 3))), "gzip") == b"spans" * 100
+
+
+async def test_a_bomb_costs_the_bound_and_not_its_size() -> None:
+    budget = Budget(1500)
+    with pytest.raises(Problem) as caught:
+        await read(pieces(gzip.compress(b"\0" * 50_000_000)), "gzip", budget)
+    assert caught.value.status_code == 413
+    assert await read(pieces(b"x" * 1000), budget=budget) == b"x" * 1000
+
+
+async def test_the_budget_is_shared_and_given_back() -> None:
+    budget = Budget(1000)
+    with budget.share() as held:
+        held.take(600)
+        with pytest.raises(Overloaded):
+            await read(pieces(b"x" * 300, b"x" * 300), budget=budget)
+        assert await read(pieces(b"x" * 400), budget=budget) == b"x" * 400
+    assert await read(pieces(b"x" * 1000), budget=budget) == b"x" * 1000
+
+
+async def test_a_client_that_stops_sending_is_told() -> None:
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"x"
+        await asyncio.Event().wait()
+
+    with pytest.raises(Problem) as caught:
+        await read(stalled())
+    assert caught.value.status_code == 408

@@ -1,0 +1,92 @@
+"""A service's and a worker's life as processes: started, asked to stop, gone with status 0."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+PROGRAM = """
+import asyncio, sys
+from libs.service import ServiceSettings, create_app, pause, run_http, run_worker
+from libs.telemetry import configure_logs, logger
+
+configure_logs("sample")
+settings = ServiceSettings(shutdown_seconds=1)
+
+async def loop(stop, checks):
+    await stop.wait()
+    logger().info("finishing")
+    if sys.argv[1] == "stubborn":
+        await asyncio.Event().wait()
+    await pause(asyncio.Event(), 0.05)
+    logger().info("finished")
+
+async def failing(stop, checks):
+    raise RuntimeError("the loop broke")
+
+match sys.argv[1]:
+    case "http":
+        run_http("sample", create_app("sample"), settings)
+    case "failing":
+        run_worker("sample", settings, failing)
+    case _:
+        run_worker("sample", settings, loop)
+"""
+
+
+@pytest.fixture
+def started() -> Iterator[object]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(kind: str) -> tuple[subprocess.Popen[str], int]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, kind],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        processes.append(process)
+        return process, json.loads(process.stdout.readline())["port"]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("kind", ["http", "worker"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_with_status_0(started: object, kind: str, number: signal.Signals) -> None:
+    process, port = started(kind)
+    assert httpx.get(f"http://127.0.0.1:{port}/healthz").status_code == 200
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, output
+    assert ("finished" in output) == (kind == "worker")
+
+
+def test_a_loop_that_does_not_end_is_cancelled(started: object) -> None:
+    process, _ = started("stubborn")
+    process.terminate()
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 0, output
+    assert "loop cancelled" in output
+
+
+def test_a_loop_that_breaks_ends_the_process_with_its_traceback(started: object) -> None:
+    process, _ = started("failing")
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "the loop broke" in output
