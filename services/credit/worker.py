@@ -14,7 +14,7 @@ from prometheus_client import Counter, Histogram
 
 from libs.contracts.config import RunConfig
 from libs.queue.wake import Topic, Wake
-from libs.service import Checks, pause
+from libs.service import Checks
 from libs.store.database import Database, Session
 from libs.store.samples import PendingGroup, SiblingRows, load_siblings, lock_pending_groups, write_credit
 from libs.telemetry import SECONDS_BUCKETS, logger
@@ -122,11 +122,11 @@ async def _batch(database: Database, wake: Wake, count: int) -> bool:
 
 async def _wait(wake: Wake, stop: asyncio.Event, seconds: float) -> None:
     woken = asyncio.create_task(wake.wait(Topic.GROUPS, timeout_seconds=seconds))
-    stopped = asyncio.create_task(pause(stop, seconds))
-    _, pending = await asyncio.wait({woken, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({woken, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (woken, stopped):
         task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
+    await asyncio.gather(woken, stopped, return_exceptions=True)
 
 
 def _tell(group: PendingGroup, result: Result) -> None:

@@ -96,7 +96,7 @@ def body(*spans: dict[str, Any]) -> bytes:
     scope = request.resource_spans.add().scope_spans.add()
     scope.scope.name = "test"
     for number, span in enumerate(spans):
-        ids = {"trace_id": b"\1" * 16, "span_id": bytes([number + 1]) * 8}
+        ids = {"trace_id": b"\1" * 16, "span_id": bytes([number % 255 + 1]) * 8}
         scope.spans.add(**{"name": "a", "start_time_unix_nano": number + 1, "end_time_unix_nano": 9, **ids, **span})
     return request.SerializeToString()
 
@@ -134,6 +134,13 @@ async def test_a_repeat_makes_no_second_row(collector: Collector) -> None:
     assert {answer.status_code for answer in answers} == {200}
     assert ExportTraceServiceResponse.FromString(answers[0].content) == ExportTraceServiceResponse()
     assert len(await collector.spans()) == 2
+
+
+async def test_large_requests_are_written_in_bulk_and_once(collector: Collector) -> None:
+    sent = body(*({"span_id": (n + 1).to_bytes(8, "big")} for n in range(1000)))
+    answers = [await collector.post("/v1/traces", sent) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert len(await collector.spans()) == 1000
 
 
 async def test_json_ids_are_hex_and_integers_are_texts_or_numbers(collector: Collector) -> None:
@@ -237,6 +244,18 @@ async def test_store_away_is_503_with_retry_after(collector: Collector, monkeypa
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert (await collector.post("/v1/traces", body({}))).status_code == 200
     assert len(await collector.spans()) == 1
+
+
+async def test_a_postgres_that_does_not_listen_is_503_and_not_ready(
+    collector: Collector, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    dsn = f"postgresql://leyden@127.0.0.1:{unused_tcp_port}/leyden"
+    settings = Settings(port=0, database_url=dsn, capability_keys_file=tmp_path / "keys.json")
+    async with serving(create_collector(settings)) as port:
+        collector.url = f"http://127.0.0.1:{port}/r/{collector.rollout.id}/1"
+        answer = await collector.post("/v1/traces", body({}))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert (await collector.client.get(f"http://127.0.0.1:{port}/readyz")).status_code == 503
 
 
 async def test_memory_is_bounded_by_answering_503(database: Database, tmp_path: Path) -> None:
