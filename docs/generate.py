@@ -152,7 +152,8 @@ def metrics_page() -> str:
             continue
         collector = REGISTRY._names_to_collectors.get(family.name)
         labels = ", ".join(f"`{label}`" for label in getattr(collector, "_labelnames", ()))
-        lines.append(f"| `{family.name}` | {family.type} | {labels} | {_one_line(family.documentation)} |")
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        lines.append(f"| `{name}` | {family.type} | {labels} | {_one_line(family.documentation)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -122,7 +122,7 @@ class Baseline(_Document):
     type: Literal["none", "mean", "mean_std", "leave_one_out"] = "mean"
     """`mean` is Dr. GRPO, `mean_std` GRPO, `leave_one_out` RLOO."""
     per: Literal["rollout", "state"] = "rollout"
-    """`rollout`: one statistic per group; `state`: among siblings' calls with the same tool history (GiGPO's anchor)."""
+    """One statistic per group, or one among siblings' calls with the same tool history (GiGPO's anchor)."""
 
 
 class Credit(_Document):

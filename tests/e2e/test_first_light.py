@@ -15,7 +15,7 @@ from tests.truth import lost_calls, violations
 
 def test_a_two_armed_bandit_learns_the_better_arm(platform: Platform, client: Leyden, received: Path) -> None:
     evaluation = {"dataset": "bandit", "rollouts_per_task": 8}
-    created = client.create_run(bandit_run(received, "bandit", 8, evaluation=evaluation))
+    created = client.create_run(bandit_run(received, "bandit", 16, evaluation=evaluation))
     run = watch_run(client, created.id, Console(quiet=True))
 
     assert (run.phase, run.reason) == ("completed", None)
@@ -24,6 +24,6 @@ def test_a_two_armed_bandit_learns_the_better_arm(platform: Platform, client: Le
     assert after is not None
     assert 0.2 < before.mean < 0.8
     assert after.mean > 0.95
-    assert [version.version for version in client.policies(run.id)] == list(range(9))
+    assert [version.version for version in client.policies(run.id)] == list(range(17))
     assert violations(platform.facts.database_url, run.id) == {}
     assert lost_calls(platform.facts.database_url, run.id, received) == []
