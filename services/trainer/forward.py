@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from services.trainer.tree import Forest, Pack, ancestor_mask
+from services.trainer import attention
+from services.trainer.tree import Forest, Pack
 
 # 256 rows of 49,152 logits (SmolLM2) are 50 MB in float32: wide enough for a fast product, small beside activations.
 HEAD_CHUNK = 256
@@ -92,7 +93,7 @@ class _Behind:
 class Policy(nn.Module):
     """A causal LM that answers for token trees.
 
-    Args: model: attention by sdpa, full causal layers, logits that are its head's product with its last hidden states
+    Args: model: full causal attention, logits that are its head's product with its last hidden states
         (`services.trainer.model` checks); activation_checkpointing: recompute each layer in the backward pass.
     """
 
@@ -101,6 +102,7 @@ class Policy(nn.Module):
         self.model = model
         # Dropout would make the policy differ from the engine's: the trainer always computes in evaluation mode.
         self.model.eval()
+        self.model.set_attn_implementation(attention.NAME)
         if activation_checkpointing:
             _checkpoint_layers(model)
 
@@ -116,7 +118,7 @@ class Policy(nn.Module):
         length = len(forest.prefix_P)
         if length:
             positions_P = np.arange(length)
-            chain = Pack(forest.prefix_P, positions_P, np.full(length, length), [], [])
+            chain = Pack(forest.prefix_P, positions_P, np.full(length, length), [0], [positions_P])
             self._hidden(chain, _Recording(states), prefix=0)
         return states.detach()
 
@@ -128,11 +130,10 @@ class Policy(nn.Module):
 
     def _hidden(self, pack: Pack, cache: _Recording | _Behind, prefix: int) -> Tensor:
         dtype = self.model.get_input_embeddings().weight.dtype
-        mask = _additive_mask(pack, prefix, dtype, self.device)
         hidden: Tensor = self.model.base_model(
             input_ids=torch.from_numpy(pack.token_ids_M).to(self.device)[None],
             position_ids=torch.from_numpy(pack.depths_M).to(self.device)[None],
-            attention_mask=mask,
+            tree=attention.TreeLayout(pack, prefix, dtype, self.device),
             past_key_values=cache,
             use_cache=False,
         ).last_hidden_state
@@ -161,14 +162,6 @@ def _sampled_logprobs(head: nn.Module, hidden_C_H: Tensor, token_ids_C: Tensor, 
 def _chunks(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
     for begin in range(0, len(columns[0]), HEAD_CHUNK):
         yield tuple(column[begin : begin + HEAD_CHUNK] for column in columns)
-
-
-def _additive_mask(pack: Pack, prefix: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[1, 1, M, P + M]: 0 where a node may look, the lowest number elsewhere; every node sees the whole prefix."""
-    allowed = torch.from_numpy(ancestor_mask(pack)).to(device)
-    mask = torch.zeros(len(pack), prefix + len(pack), dtype=dtype, device=device)
-    mask[:, prefix:].masked_fill_(~allowed, torch.finfo(dtype).min)
-    return mask[None, None]
 
 
 def _leaf(states: Tensor) -> Tensor:
