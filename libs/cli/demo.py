@@ -74,7 +74,7 @@ def run_document(options: DemoOptions) -> RunConfig:
         },
         "algorithm": {"type": "ppo_clip"},
         "optimizer": {"learning_rate": options.learning_rate},
-        "training": {"steps": options.steps, "precision": options.precision, "micro_batch_tokens": 512},
+        "training": {"steps": options.steps, "precision": options.precision, "micro_batch_tokens": 1024},
         "evaluation": {"dataset": held_out, "max_tasks": options.evaluation_tasks},
     }
     return RunConfig.model_validate(document)
