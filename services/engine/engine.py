@@ -218,11 +218,17 @@ class Engine:
         future: Future[T] = Future()
 
         def command() -> None:
+            # A caller that was cancelled is told nothing, but what it asked for is done: the next one builds on it.
+            awaited = future.set_running_or_notify_cancel()
             try:
-                future.set_result(function())
+                result = function()
             # Whatever it raises belongs to the caller, who waits for it.
             except Exception as error:  # noqa: BLE001
-                future.set_exception(error)
+                if awaited:
+                    future.set_exception(error)
+                return
+            if awaited:
+                future.set_result(result)
 
         self._commands.put(command)
         return await asyncio.wrap_future(future)

@@ -81,8 +81,8 @@ async def _whole(
     engine: Engine, parsed: GenerateRequest, sequences: list[Sequence], request: Request
 ) -> list[dict[str, Any]]:
     async with engine.gate.request():
-        await engine.submit(sequences)
         try:
+            await engine.submit(sequences)
             while any(sequence.finish is None for sequence in sequences):
                 await _changed(sequences[0].changed)
                 if await request.is_disconnected():
@@ -99,8 +99,8 @@ async def _stream(engine: Engine, parsed: GenerateRequest, sequences: list[Seque
     sent = dict.fromkeys(pending, 0)
     changed = sequences[0].changed
     async with engine.gate.request():
-        await engine.submit(sequences)
         try:
+            await engine.submit(sequences)
             while pending:
                 await changed.wait()
                 changed.clear()
