@@ -29,16 +29,16 @@ AIR_WEIGHTS = {"memory": 0.3, "search": 0.2}
 class DemoOptions:
     """What of the demo can be chosen; the defaults are the recipe whose figures docs/demo.md shows."""
 
-    steps: int = 6
+    steps: int = 7
     seed: int = 0
-    groups_per_step: int = 8
+    groups_per_step: int = 6
     group_size: int = 8
     evaluation_tasks: int = 100
     credit: Literal["identical", "equal_split", "discounted"] = "discounted"
     baseline: Literal["none", "mean", "mean_std", "leave_one_out"] = "mean"
     per: Literal["rollout", "state"] = "state"
     air: bool = True
-    max_policy_lag: int = 1
+    max_policy_lag: int = 0
     learning_rate: float = 1e-5
     precision: Literal["float32", "bfloat16"] = "float32"
     agent_python: str = "{python}"
