@@ -139,6 +139,9 @@ _RUNS = text("""
            coalesce(s.phase, 'pending') AS phase, s.reason,
            (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
            (SELECT max(version) FROM policy_versions WHERE run_id = r.id) AS latest_version,
+           ARRAY(SELECT version FROM policy_versions p WHERE p.run_id = r.id AND p.pruned_at IS NULL
+                 AND (version = (SELECT max(version) FROM policy_versions WHERE run_id = r.id)
+                      OR version IN (SELECT policy_version FROM evaluations WHERE run_id = r.id))) AS servable,
            (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
             WHERE o.run_id = r.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
            g.counting, g.open, g.next_number
@@ -171,13 +174,6 @@ _EVALUATIONS = text("""
         FROM groups WHERE run_id = e.run_id AND evaluation_id = e.id
     ) g
     WHERE coalesce(s.phase, 'pending') NOT IN ('failed', 'cancelled') AND NOT (e.id = ANY(:finished))
-""")
-
-_SERVABLE = text("""
-    SELECT run_id, version FROM policy_versions
-    WHERE pruned_at IS NULL AND run_id = ANY(:runs)
-    AND (version = (SELECT max(version) FROM policy_versions newest WHERE newest.run_id = policy_versions.run_id)
-         OR (run_id, version) IN (SELECT run_id, policy_version FROM evaluations WHERE run_id = ANY(:runs)))
 """)
 
 _ENDED = text("""
@@ -276,11 +272,8 @@ async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = 
     for row in await session.execute(_EVALUATIONS, {"finished": list(finished_evaluations)}):
         evaluations.setdefault(row.run_id, []).append(_evaluation(row))
     reopened = [run for run, found in evaluations.items() if not all(one.finished for one in found)]
-    rows = (await session.execute(_RUNS, {"reopened": reopened})).all()
-    servable: dict[str, set[int]] = {}
-    for row in await session.execute(_SERVABLE, {"runs": [row.id for row in rows]}):
-        servable.setdefault(row.run_id, set()).add(row.version)
-    return [_run(row, servable.get(row.id, set()), evaluations.get(row.id, [])) for row in rows]
+    rows = await session.execute(_RUNS, {"reopened": reopened})
+    return [_run(row, evaluations.get(row.id, [])) for row in rows]
 
 
 async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str, RunConfig]:
@@ -402,7 +395,7 @@ def _evaluation(row: Any) -> EvaluationFacts:
     )
 
 
-def _run(row: Any, servable: set[int], evaluations: Sequence[EvaluationFacts]) -> RunFacts:
+def _run(row: Any, evaluations: Sequence[EvaluationFacts]) -> RunFacts:
     return RunFacts(
         id=row.id,
         config=RunConfig.model_validate(row.config),
@@ -414,7 +407,7 @@ def _run(row: Any, servable: set[int], evaluations: Sequence[EvaluationFacts]) -
         created_at=row.created_at,
         steps_done=row.steps_done or 0,
         latest_version=row.latest_version,
-        servable_versions=frozenset(servable),
+        servable_versions=frozenset(row.servable),
         counting_groups=row.counting or 0,
         open_training_groups=row.open or 0,
         next_group=row.next_number or 0,

@@ -127,7 +127,7 @@ async def _attempts(session: ReadSession, rollout_id: str) -> list[api.Attempt]:
     attempt, outcome = tables.Attempt, tables.Outcome
     same = (outcome.rollout_id == attempt.rollout_id) & (outcome.attempt == attempt.number)
     query = select(attempt, outcome).outerjoin(outcome, same).where(attempt.rollout_id == rollout_id)
-    rows = (await session.execute(query.order_by(attempt.number))).tuples()
+    rows = (await session.execute(query.order_by(attempt.number))).all()
     return [_attempt(execution, ended) for execution, ended in rows]
 
 

@@ -100,7 +100,8 @@ def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, received: int, *, 
     try:
         return decoder.decode(chunk, final)
     except UnicodeDecodeError as error:
-        place = received - len(chunk) + error.start
+        # What the decoder kept of earlier chunks stands before this one.
+        place = received - len(error.object) + error.start
         raise BadUpload(
             [FieldProblem(path=f"byte {place}", message=f"not UTF-8 ({error.reason}): save the file as UTF-8")]
         ) from None

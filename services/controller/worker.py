@@ -36,6 +36,7 @@ LEASES_EXPIRED = Counter("controller_leases_expired_total", "Leases whose runner
 ROLLOUTS_QUEUED = Gauge("controller_rollouts_queued", "Rollouts that wait for an attempt.")
 
 LOCK_NAME = "controller"
+SHORTEST_PAUSE_SECONDS = 0.1
 MAX_EVALUATION_GROUPS = 1000
 """Groups of an evaluation admitted in one tick."""
 
@@ -57,59 +58,69 @@ class Controller:
         self._enqueued: set[str] = set()
 
     async def tick(self) -> None:
-        """Settles what ended, moves runs on, admits what may be sampled, and hands it to the runners."""
-        await self.settle()
-        await self.expire_leases()
-        runs = await self.move_runs()
-        active = phases.active_run(runs)
-        for run in runs:
-            if run.id == active:
-                await self.direct_engines(run)
-                await self.admit(run)
-        self.direct_trainers(runs, active)
-        await self.enqueue()
+        """Settles what ended, moves runs on, admits what may be sampled, and hands it to the runners.
 
-    async def settle(self) -> None:
-        """Ends rollouts whose last attempt ended, and groups whose rollouts all have."""
+        What is only looked at is one transaction: a tick in which nothing happened costs a few milliseconds.
+        """
         async with self._database.session() as session:
-            ended = await store.ended_attempts(session)
-            configs = await store.run_configs(session, {one.run_id for one in ended})
-            resolved = [settling.resolve(one, configs[one.run_id].sampling) for one in ended]
-            resolutions = [one for one in resolved if one is not None]
-            await store.resolve_rollouts(session, resolutions)
-            complete = await store.complete_groups(session)
-            barren = await store.barren_runs(session, self._settings.barren_groups) if complete else {}
-            await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in barren.items()})
-        for one in resolutions:
-            ROLLOUTS_ENDED.labels(one.state, one.reason).inc()
+            resolutions, complete = await self.settle(session)
+            await self.expire_leases(session)
+            runs, moved = await self.move_runs(session)
+            queued = await store.queued_rollouts(session)
+        await self._tell(resolutions, complete, moved)
+        active = next((run for run in runs if run.id == phases.active_run(runs)), None)
+        self.direct_trainers(active)
+        admitted: list[str] = []
+        if active is not None:
+            await self.direct_engines(active)
+            admitted = await self.admit(active)
+        await self.enqueue(queued, admitted)
+
+    async def settle(self, session: Session) -> tuple[list[store.Resolution], list[str]]:
+        """Ends rollouts whose last attempt ended, and groups whose rollouts all have; both as they were ended."""
+        ended = await store.ended_attempts(session)
+        if not ended:
+            return [], []
+        configs = await store.run_configs(session, {one.run_id for one in ended})
+        resolved = [settling.resolve(one, configs[one.run_id].sampling) for one in ended]
+        resolutions = [one for one in resolved if one is not None]
+        await store.resolve_rollouts(session, resolutions)
+        complete = await store.complete_groups(session)
         if complete:
-            await self._wake.notify(Topic.GROUPS)
+            barren = await store.barren_runs(session, self._settings.barren_groups)
+            await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in barren.items()})
+        return resolutions, complete
 
-    async def expire_leases(self) -> None:
+    async def expire_leases(self, session: Session) -> None:
         """Ends leases that are not renewed; their rollouts are settled by the next tick."""
-        async with self._database.session() as session:
-            expired = await expire_overdue(session)
-        for one in expired:
+        for one in await expire_overdue(session):
             LEASES_EXPIRED.inc()
             log.warning("lease expired", rollout_id=one.rollout_id, attempt=one.attempt, owner=one.owner)
 
-    async def move_runs(self) -> list[store.RunFacts]:
+    async def move_runs(self, session: Session) -> tuple[list[store.RunFacts], list[store.Phase]]:
         """Writes phases that changed and cancels the work of runs that ended early; the runs as they are now."""
-        async with self._database.session() as session:
-            await _fail(session, self._trainers.take_failures())
-            runs = await store.load_runs(session, self._finished_evaluations)
-            moved = _moves(runs, phases.active_run(runs), self._fleet)
+        await _fail(session, self._trainers.take_failures())
+        runs = await store.load_runs(session, self._finished_evaluations)
+        moved = _moves(runs, phases.active_run(runs), self._fleet)
+        if moved:
             await store.write_phases(session, moved)
             cancelled = [one.run_id for one in moved if one.phase is RunPhase.CANCELLED]
             await store.cancel_open_work(session, cancelled, "the run was cancelled")
-            if moved:
-                runs = await store.load_runs(session, self._finished_evaluations)
+            runs = await store.load_runs(session, self._finished_evaluations)
         self._finished_evaluations |= {one.id for run in runs for one in run.evaluations if one.finished}
+        return runs, moved
+
+    async def _tell(
+        self, resolutions: Sequence[store.Resolution], complete: Sequence[str], moved: Sequence[store.Phase]
+    ) -> None:
+        """Counts, logs and wakes, once it is committed."""
+        for resolution in resolutions:
+            ROLLOUTS_ENDED.labels(resolution.state, resolution.reason).inc()
         for one in moved:
             log.info("run moved", run_id=one.run_id, phase=one.phase, reason=one.reason)
-        if moved:
-            await self._wake.notify(Topic.RUNS)
-        return runs
+        topics = [topic for topic, changed in ((Topic.GROUPS, complete), (Topic.RUNS, moved)) if changed]
+        if topics:
+            await self._wake.notify(*topics)
 
     async def direct_engines(self, run: store.RunFacts) -> None:
         """Tells the fleet which version of the active run to serve."""
@@ -119,47 +130,51 @@ class Controller:
                 path = await store.version_path(session, run.id, version)
             self._fleet.want(Wanted(run.id, version, path))
 
-    def direct_trainers(self, runs: Sequence[store.RunFacts], active: str | None) -> None:
+    def direct_trainers(self, active: store.RunFacts | None) -> None:
         """Keeps a trainer for the active run while it has steps to do."""
         at_work = {RunPhase.RUNNING, RunPhase.EVALUATING}
-        wanting = [run for run in runs if run.id == active and run.phase in at_work and not phases.trained(run)]
-        self._trainers.want({run.id: run.steps_done for run in wanting})
+        wanted = active is not None and active.phase in at_work and not phases.trained(active)
+        self._trainers.want({active.id: active.steps_done} if active is not None and wanted else {})
 
-    async def admit(self, run: store.RunFacts) -> None:
-        """Writes the groups that may be sampled now."""
+    async def admit(self, run: store.RunFacts) -> list[str]:
+        """Writes the groups that may be sampled now; the ids of their rollouts."""
         served = self._fleet.served_version(run.id)
         groups = [] if served is None else groups_to_admit(run, served)
         if not groups:
-            return
-        traces = {}
-        for rollout_id in (rollout_id for group in groups for rollout_id in group.rollout_ids):
-            with span("rollout admitted", attributes={"rollout.id": rollout_id}):
-                traces[rollout_id] = inject() or ""
+            return []
+        rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
         async with self._database.session() as session:
-            await store.admit_groups(session, groups, traces)
+            await store.admit_groups(session, groups, {rollout_id: _trace(rollout_id) for rollout_id in rollout_ids})
         GROUPS_ADMITTED.labels("training" if groups[0].evaluation_id is None else "evaluation").inc(len(groups))
         log.info("groups admitted", run_id=run.id, groups=len(groups), first=groups[0].id, version=served)
+        return rollout_ids
 
-    async def enqueue(self) -> None:
+    async def enqueue(self, queued: Sequence[store.QueuedRollout], admitted: Sequence[str]) -> None:
         """Hands waiting rollouts to the runners: new ones at once, all every few seconds, since Redis may forget."""
-        async with self._database.read() as session:
-            queued = await store.queued_rollouts(session)
-        ROLLOUTS_QUEUED.set(len(queued))
-        due = [one.rollout_id for one in queued if self._is_due(one)]
+        due = [one.rollout_id for one in queued if self._is_due(one)] + list(admitted)
+        ROLLOUTS_QUEUED.set(len(queued) + len(admitted))
         if time.monotonic() - self._enqueued_at > self._settings.enqueue_again_seconds:
             self._enqueued.clear()
             self._enqueued_at = time.monotonic()
+        fresh = [rollout_id for rollout_id in due if rollout_id not in self._enqueued]
         try:
-            await self._queue.enqueue([rollout_id for rollout_id in due if rollout_id not in self._enqueued])
+            await self._queue.enqueue(fresh)
         except QueueUnavailable as error:
             log.warning("rollouts not enqueued", cause=str(error))
             return
-        self._enqueued |= set(due)
+        # A rollout that is retried within this time waits for the next full look.
+        self._enqueued.update(fresh)
 
     def _is_due(self, queued: store.QueuedRollout) -> bool:
         if queued.waited_seconds is None:
             return True
         return queued.waited_seconds >= settling.retry_seconds(queued.attempt, self._settings.retry_seconds)
+
+
+def _trace(rollout_id: str) -> str:
+    """The trace context that a rollout's attempts continue."""
+    with span("rollout admitted", attributes={"rollout.id": rollout_id}):
+        return inject() or ""
 
 
 def groups_to_admit(run: store.RunFacts, served: int) -> list[store.NewGroup]:
@@ -276,7 +291,12 @@ async def lead(
 
 
 async def _until_next(wake: Wake, stop: asyncio.Event, seconds: float) -> None:
-    """Sleeps until something changed, the time is over, or the end is asked for."""
+    """Sleeps until something changed, the time is over, or the end is asked for.
+
+    Never shorter than `SHORTEST_PAUSE_SECONDS`: outcomes come in bursts, and one look settles them all.
+    """
+    if await pause(stop, SHORTEST_PAUSE_SECONDS):
+        return
     topics = (Topic.OUTCOMES, Topic.SAMPLES, Topic.VERSIONS, Topic.RUNS, Topic.ENGINES)
     waiting = asyncio.create_task(wake.wait(*topics, timeout_seconds=seconds))
     stopping = asyncio.create_task(stop.wait())

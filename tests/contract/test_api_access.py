@@ -1,0 +1,67 @@
+"""Who may do what, and what the API says of itself."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from openapi_spec_validator import validate
+
+from services.api.app import openapi_document
+from tests import builders
+
+
+async def token(http: httpx.AsyncClient, *scopes: str) -> dict[str, str]:
+    made = (await http.post("/v1/tokens", json={"name": "ci", "scopes": list(scopes)})).json()
+    return {"authorization": f"Bearer {made['token']}", "id": made["id"]}
+
+
+@pytest.mark.parametrize(
+    ("scope", "statuses"),
+    [("read", (200, 403, 403)), ("write", (200, 404, 403)), ("admin", (200, 404, 200))],
+)
+async def test_a_scope_opens_its_doors_and_no_others(
+    api_http: httpx.AsyncClient, scope: str, statuses: tuple[int, ...]
+) -> None:
+    headers = {"authorization": (await token(api_http, scope))["authorization"]}
+    answers = [
+        await api_http.get("/v1/runs", headers=headers),
+        await api_http.post("/v1/runs", json=builders.run_document(dataset="nowhere"), headers=headers),
+        await api_http.get("/v1/tokens", headers=headers),
+    ]
+    assert tuple(answer.status_code for answer in answers) == statuses
+
+
+async def test_a_revoked_token_opens_nothing(api_http: httpx.AsyncClient) -> None:
+    made = await token(api_http, "admin")
+    assert (await api_http.delete(f"/v1/tokens/{made['id']}")).status_code == 204
+    response = await api_http.get("/v1/runs", headers={"authorization": made["authorization"]})
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize("header", ["", "Bearer wrong", "Basic abc", "Bearer é"])
+async def test_without_a_known_token_every_route_is_401(api_http: httpx.AsyncClient, header: str) -> None:
+    for path in openapi_document()["paths"]:
+        response = await api_http.request("GET", path, headers={"authorization": header.encode()})
+        assert response.status_code in {401, 405}, path
+
+
+async def test_a_token_is_shown_once_and_never_listed(api_http: httpx.AsyncClient) -> None:
+    made = await token(api_http, "read")
+    listed = await api_http.get("/v1/tokens")
+    assert made["authorization"].removeprefix("Bearer ") not in listed.text
+    assert [item["scopes"] for item in listed.json()["items"]] == [["read"]]
+
+
+def test_the_openapi_document_is_valid_and_says_what_every_route_does() -> None:
+    document = openapi_document()
+    validate(document)
+    operations = [operation for path in document["paths"].values() for operation in path.values()]
+    assert all(operation["description"] and operation["security"] for operation in operations)
+    assert all("default" in operation["responses"] for operation in operations)
+
+
+async def test_health_needs_no_token_and_a_problem_has_its_media_type(api_http: httpx.AsyncClient) -> None:
+    assert (await api_http.get("/healthz", headers={"authorization": ""})).json() == {"status": "ok"}
+    assert (await api_http.get("/readyz")).json()["checks"] == {"database": "ok", "schema": "ok"}
+    missing = await api_http.get("/v1/nothing")
+    assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")

@@ -1,0 +1,64 @@
+"""Commands teach by `--help`, and their errors name the remedy in a status that means something."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from libs.cli.__main__ import app
+from libs.cli.demo import DemoOptions, run_document, run_name
+from libs.cli.errors import Exit
+from libs.contracts.config import RunConfig
+
+COMMANDS = (
+    [], ["up"], ["down"], ["status"], ["doctor"], ["demo"], ["logs"],
+    ["dataset"], ["dataset", "upload"], ["dataset", "list"], ["dataset", "show"],
+    ["run"], ["run", "create"], ["run", "list"], ["run", "show"], ["run", "watch"], ["run", "pause"], ["run", "resume"],
+    ["run", "cancel"], ["run", "evaluate"], ["rollout", "list"], ["rollout", "show"], ["policy", "list"],
+    ["policy", "export"],
+)  # fmt: skip
+
+
+def leyden(home: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["--home", str(home), *words])
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_explains_itself(tmp_path: Path, words: list[str]) -> None:
+    result = leyden(tmp_path, *words, "--help")
+    assert result.exit_code == 0
+    assert "Usage:" in result.output
+
+
+@pytest.mark.parametrize("words", [["status"], ["run", "list"], ["dataset", "list"], ["rollout", "show", "r"]])
+def test_without_a_platform_the_way_to_start_one_is_named(tmp_path: Path, words: list[str]) -> None:
+    result = leyden(tmp_path, *words)
+    assert result.exit_code == Exit.UNREACHABLE
+    assert "leyden up" in result.output + result.stderr
+
+
+def test_stopping_nothing_is_no_error(tmp_path: Path) -> None:
+    result = leyden(tmp_path, "down", "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"stopped": False}
+
+
+def test_logs_of_an_unknown_service_name_the_known_ones(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "gateway.log").write_text("one\ntwo\n")
+    assert leyden(tmp_path, "logs", "gateway", "-n", "1").stdout == "two\n"
+    result = leyden(tmp_path, "logs", "nothing")
+    assert result.exit_code == Exit.NOT_FOUND
+    assert "gateway" in result.output + result.stderr
+
+
+@pytest.mark.parametrize("credit", ["identical", "equal_split", "discounted"])
+@pytest.mark.parametrize("air", [True, False])
+def test_every_choice_of_the_demo_is_a_valid_run_with_a_name_of_its_own(credit: str, air: bool) -> None:
+    options = DemoOptions(credit=credit, air=air)  # type: ignore[arg-type]  # the literals, as typer gives them
+    document = run_document(options)
+    assert RunConfig.model_validate_json(document.model_dump_json()) == document
+    assert run_name(options) != run_name(DemoOptions(credit=credit, air=not air))  # type: ignore[arg-type]

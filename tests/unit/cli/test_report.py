@@ -1,0 +1,116 @@
+"""The report is one page that needs nothing else, whatever the agents said."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+from libs.cli.demo import DemoOptions, check_rise, run_document
+from libs.cli.report import Trajectory, render_report
+from libs.contracts.api import (
+    Call,
+    CallCredit,
+    Evaluation,
+    EvaluationResults,
+    Fact,
+    Progress,
+    RolloutDetail,
+    Run,
+    Span,
+    Statistic,
+    Step,
+)
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+HOSTILE = "<script>alert('x')</script>"
+
+
+def run() -> Run:
+    progress = Progress(step=2, steps=2, policy_version=2, rollouts={"finished": 8}, reward_mean=0.5)
+    return Run(
+        id="run-a", name=HOSTILE, dataset_id="d", intent="running", phase="completed", reason=None, created_at=NOW,
+        started_at=NOW, finished_at=NOW, progress=progress, allowed_actions=[], config=run_document(DemoOptions()),
+    )  # fmt: skip
+
+
+def step(number: int, reward: float | None, **facts: float) -> Step:
+    return Step(
+        number=number, metrics={"step_seconds": 1.5, "trained_tokens": 10.0}, groups={"trained": 3, "no_variance": 1},
+        rollouts=8, reward_mean=reward, reward_std=0.1, facts=facts, started_at=NOW, created_at=NOW,
+    )  # fmt: skip
+
+
+def evaluation(version: int, share: float) -> Evaluation:
+    statistic = Statistic(count=100, mean=share, low=share - 0.1, high=share + 0.1)
+    facts = [
+        Fact(name="success", kind="share", statistic=statistic),
+        Fact(name="first_tool", kind="text", counts={"memory": 75, "search": 25}),
+    ]
+    results = EvaluationResults(rollouts={"finished": 100}, complete=True, reward=statistic, facts=facts)
+    return Evaluation(
+        id=f"run-a.e{version}", run_id="run-a", number=version, dataset_id="d", policy_version=version,
+        measured_version=version, rollouts_per_task=1, max_tasks=None, created_at=NOW, results=results,
+    )  # fmt: skip
+
+
+def trajectory() -> Trajectory:
+    rollout: dict[str, Any] = {
+        "id": "run-a.0.0", "run_id": "run-a", "group_id": "run-a.0", "evaluation_id": None, "sibling": 0,
+        "dataset_id": "d", "task_number": 0, "admitted_version": 0, "step": 1, "state": "finished", "attempt": 1,
+        "reward": 1.0, "reason": "succeeded", "created_at": NOW, "finished_at": NOW, "task": {"question": HOSTILE},
+        "attempts": [], "rewards": [],
+    }  # fmt: skip
+    credit = CallCredit(
+        parent_call_id=None, depth=0, state_key="", tools={}, intermediate_reward=0.3, return_=1.25, baseline=1.0,
+        advantage=0.25,
+    )  # fmt: skip
+    call = Call(
+        id="c1", rollout_id="run-a.0.0", attempt=1, request_id="c1", choice=0, status="completed", trainable=True,
+        untrainable_reason=None, request={}, messages={"messages": [{"role": "user", "content": "Where to?"}]},
+        response={"content": HOSTILE}, prompt_tokens=3, completion_tokens=2, cached_tokens=0, sampled_ids=[1, 2],
+        logprobs=[-0.5, -0.25], policy_versions=[0, 0], temperature=0.8, finish_reason="stop", queued_seconds=0.0,
+        first_token_seconds=None, total_seconds=0.1, created_at=NOW, credit=credit,
+    )  # fmt: skip
+    span = Span(
+        attempt=1, trace_id="t", span_id="s", parent_span_id=None, name="execute_tool memory", kind="tool",
+        tool="memory", status="ok", error_type=None, tool_call_id=None, response_id="chatcmpl-c1", start_ns=1,
+        end_ns=2, scope=None, attributes={"gen_ai.tool.call.result": "Lyon"},
+    )  # fmt: skip
+    return Trajectory("After", RolloutDetail(**rollout), [call], [span])
+
+
+def page() -> str:
+    steps = [step(1, 0.1, success=0.2), step(2, 0.9, success=0.8)]
+    return render_report(run(), steps, [evaluation(0, 0.1), evaluation(2, 0.8)], [trajectory()])
+
+
+def test_the_page_fetches_nothing_and_runs_nothing() -> None:
+    assert re.findall(r"(?:src|href)=|url\(|<script", page()) == []
+
+
+def test_counts_intervals_and_credit_are_shown() -> None:
+    text = page()
+    for expected in (
+        "10 of 100: 10.0% [0.0%, 20.0%]",
+        "80 of 100: 80.0% [70.0%, 90.0%]",
+        "memory 75 (75%), search 25 (25%)",
+        "intermediate reward +0.30 · return +1.25 · advantage +0.25",
+        "memory: ok Lyon",
+        "1 of 4",
+    ):
+        assert expected in text
+
+
+def test_a_run_without_steps_is_a_page_too() -> None:
+    assert "Nothing yet." in render_report(run(), [], [], [])
+
+
+def test_reward_that_does_not_rise_is_told() -> None:
+    check_rise([step(1, 0.1), step(2, 0.2)])
+    for means in ([0.2, 0.2], [0.3, 0.1], [0.5], [None, 0.5]):
+        try:
+            check_rise([step(number, mean) for number, mean in enumerate(means, 1)])
+        except RuntimeError:
+            continue
+        raise AssertionError(means)
