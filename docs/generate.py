@@ -62,6 +62,8 @@ def _default(field: FieldInfo) -> str:
     value = field.default
     if isinstance(value, Path):
         value = str(value).replace(str(Path.home()), "~")
+    if value == sys.executable:
+        return "*the service's own interpreter*"
     if hasattr(value, "get_secret_value"):
         return "*secret*"
     return f"`{value!r}`" if value is not None else "none"
