@@ -173,6 +173,11 @@ class Platform:
         return not self._thread.is_alive()
 
     @property
+    def stopping(self) -> bool:
+        """Whether somebody asked it to stop."""
+        return self._stopping.is_set()
+
+    @property
     def failure(self) -> Exception | None:
         """Why the supervisor gave up."""
         return self._failure
@@ -341,7 +346,14 @@ class Platform:
             self._ready.set()
 
     def _revive_servers(self) -> None:
-        found = self._start_servers()
+        from libs.store.embedded import EmbeddedError
+
+        try:
+            found = self._start_servers()
+        except EmbeddedError as error:
+            # Services wait for their servers; the next look tries again.
+            self._report(str(error))
+            return
         facts = self.facts
         if found != (facts.database_url, facts.redis_url):
             # Another process took the port: services must learn the new address.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -18,8 +19,9 @@ import typer
 from libs.cli.context import Context, Home, context_of
 from libs.cli.errors import CommandError, Exit
 from libs.cli.output import AsJson, console, print_facts, print_json, print_table
-from libs.cli.platform import AlreadyRunning, Options, Platform, readiness, stop_servers
+from libs.cli.platform import AlreadyRunning, Options, Platform, PlatformError, readiness, stop_servers
 from libs.cli.record import PlatformRecord, read_record
+from libs.cli.watch import OVER
 from libs.client import LeydenError
 from libs.contracts.api import Engine, Run
 
@@ -60,10 +62,14 @@ def up(
             _print_platform(context, as_json)
             _say("ready; Ctrl-C stops everything")
             platform.wait()
+        except PlatformError:
+            if not platform.stopping:
+                raise
+        else:
+            if platform.failure is not None:
+                raise CommandError(str(platform.failure))
         finally:
             platform.stop()
-    if platform.failure is not None:
-        raise CommandError(str(platform.failure))
     _say("stopped; `leyden up` goes on where it was")
 
 
@@ -191,10 +197,8 @@ def status(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> No
 def _from_api(context: Context) -> tuple[list[Engine], list[Run], str | None]:
     try:
         with context.client() as leyden:
-            running = (
-                run for phase in ("running", "evaluating", "pending", "paused") for run in leyden.runs(phase=phase)
-            )
-            return list(leyden.engines()), list(running), None
+            newest = itertools.islice(leyden.runs(), NEWEST_RUNS)
+            return list(leyden.engines()), [run for run in newest if run.phase not in OVER], None
     except LeydenError as error:
         return [], [], str(error)
 
