@@ -103,7 +103,12 @@ def _give(root: Path, user: tuple[int, int]) -> None:
 
 
 def _remove_tree(root: Path) -> None:
-    shutil.rmtree(root, onerror=_make_writable)
+    """Removes what it can; what resists is logged, since no attempt's outcome depends on it."""
+    try:
+        shutil.rmtree(root, onerror=_make_writable)
+    except OSError as error:
+        log.warning("folder not removed", folder=str(root), cause=str(error))
+        return
     if root.exists():
         log.warning("folder not removed", folder=str(root))
 

@@ -9,6 +9,7 @@ import marshal
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -81,15 +82,19 @@ class Processes:
         Raises: KeeperLost: the keeper died; what it kept has been killed.
         """
         lifeline, held = os.pipe()
+        # A socket and no pipe: uvloop closes a pipe's descriptor twice, and the second time it may be another thread's.
+        ours, reports = socket.socketpair()
         try:
-            process = _start_keeper(command, lifeline)
+            process = _start_keeper(command, lifeline, reports)
         except BaseException:
             os.close(held)
+            ours.close()
             raise
         finally:
             os.close(lifeline)
+            reports.close()
         self._keepers.add(process.pid)
-        reading = asyncio.ensure_future(_read_all(process))
+        reading = asyncio.ensure_future(_read_all(ours))
         try:
             return _report(await asyncio.shield(reading), process)
         except asyncio.CancelledError:
@@ -100,7 +105,7 @@ class Processes:
         finally:
             if held >= 0:
                 os.close(held)
-            # Its stdout has ended, so this waits for microseconds.
+            # Its side of the socket has closed, so this waits for microseconds.
             process.wait()
             self._keepers.discard(process.pid)
             if process.returncode != 0:
@@ -119,7 +124,7 @@ class Processes:
         return {pid for pid, parent in keeper.parents().items() if parent == os.getpid()} - self._keepers
 
 
-def _start_keeper(command: Command, lifeline: int) -> subprocess.Popen[bytes]:
+def _start_keeper(command: Command, lifeline: int, reports: socket.socket) -> subprocess.Popen[bytes]:
     # The orders hold the agent's key: a memory file keeps them out of argv and off the disk.
     with os.fdopen(os.memfd_create("orders"), "r+b") as orders:
         orders.write(marshal.dumps(_orders_of(command)))
@@ -127,7 +132,7 @@ def _start_keeper(command: Command, lifeline: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", "-E", _KEEPER, str(lifeline)],
             stdin=orders,
-            stdout=subprocess.PIPE,
+            stdout=reports.fileno(),
             pass_fds=(lifeline,),
             start_new_session=True,
             env={},
@@ -156,15 +161,12 @@ def _orders_of(command: Command) -> dict[str, object]:
     }
 
 
-async def _read_all(process: subprocess.Popen[bytes]) -> bytes:
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), process.stdout
-    )
+async def _read_all(ours: socket.socket) -> bytes:
+    reader, writer = await asyncio.open_connection(sock=ours)
     try:
         return await reader.read()
     finally:
-        transport.close()
+        writer.close()
 
 
 def _report(raw: bytes, process: subprocess.Popen[bytes]) -> Ended:

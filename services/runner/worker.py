@@ -139,11 +139,16 @@ class Runner:
             del self._held[lease.lease_id]
 
     async def _execute(self, lease: Lease) -> Outcome:
-        async with self._database.session() as session:
-            if not await leases.start(session, lease):
-                return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost before the start")
-        log.info("attempt started")
-        return await execute(lease, self._place)
+        try:
+            async with self._database.session() as session:
+                if not await leases.start(session, lease):
+                    return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost before the start")
+            log.info("attempt started")
+            return await execute(lease, self._place)
+        # Whatever breaks on our side is told as such; an attempt that nobody settles would block until its lease ends.
+        except Exception as error:
+            log.exception("attempt broke")
+            return Outcome(OutcomeKind.INFRA_ERROR, detail=f"{type(error).__name__}: {error}")
 
     async def _settle(self, lease: Lease, outcome: Outcome) -> None:
         """Writes the outcome; tries again while the store is away, for as long as the lease would live."""

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -65,3 +67,18 @@ def test_a_new_runner_removes_what_a_dead_one_left_and_nothing_of_a_living_one(
 def test_a_missing_agent_directory_is_named(folders_of: Callable[[str], Folders], tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere"):
         folders_of("runner-1").make("r.0.0", {}, str(tmp_path / "nowhere"))
+
+
+def test_a_folder_that_cannot_be_removed_costs_no_outcome(
+    folders_of: Callable[[str], Folders], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = folders_of("runner-1")
+    folder = folders.make("r.0.0", {}, None)
+
+    def broken(*_: object, **__: object) -> None:
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", broken)
+        folders.remove(folder)
+    assert folder.root.exists()
