@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+
+import structlog
 
 from libs.service import serving
 from services.api.app import create_app
@@ -33,6 +36,8 @@ def served_api(dsn: str) -> Iterator[str]:
             raise
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="served api")
+    # Its log lines would mix with the output of commands under test.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     thread.start()
     try:
         yield f"http://127.0.0.1:{port.result(timeout=30)}"
@@ -40,3 +45,4 @@ def served_api(dsn: str) -> Iterator[str]:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
         loop.close()
+        structlog.reset_defaults()
