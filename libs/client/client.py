@@ -23,8 +23,8 @@ PAGE = 200
 class Leyden:
     """A platform at an address.
 
-    Args: base_url: such as `http://127.0.0.1:8000`; patience_seconds: how long requests that are safe to repeat are
-        tried while nobody answers.
+    Args: base_url: such as `http://127.0.0.1:8000`; patience_seconds: how long a request is tried again while nobody
+        answers.
     """
 
     def __init__(
@@ -202,9 +202,7 @@ class Leyden:
     def create_token(self, name: str, scopes: Sequence[api.ApiScope]) -> api.IssuedToken:
         """Makes a bearer token; its secret is in this answer alone."""
         request = api.TokenRequest(name=name, scopes=list(scopes))
-        return api.IssuedToken.model_validate_json(
-            self._http.create_once("/v1/tokens", request.model_dump_json().encode())
-        )
+        return api.IssuedToken.model_validate_json(self._http.create("/v1/tokens", request.model_dump_json().encode()))
 
     def tokens(self) -> Iterator[api.Token]:
         """Tokens without their secrets."""

@@ -1,4 +1,4 @@
-"""Requests that are safe to repeat are repeated while the platform restarts; the others never are."""
+"""Requests are repeated while the platform restarts: each is harmless twice, creates by their Idempotency-Key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK_BYTES = 65536
 class Transport:
     """One connection pool with a token.
 
-    Args: patience_seconds: how long a repeatable request is tried while nobody answers or the answer is 503.
+    Args: patience_seconds: how long a request is tried while nobody answers or the answer is 503.
     """
 
     def __init__(self, base_url: str, token: str | None, *, timeout_seconds: float, patience_seconds: float) -> None:
@@ -56,11 +56,6 @@ class Transport:
         """Posts what a repeat does not change."""
         return self._send("POST", path)
 
-    def create_once(self, path: str, content: bytes) -> bytes:
-        """Posts what must not be repeated."""
-        headers = {"content-type": "application/json"}
-        return self._send("POST", path, content=content, headers=headers, patience_seconds=0.0)
-
     def _send(
         self,
         method: str,
@@ -69,11 +64,9 @@ class Transport:
         parameters: Parameters | None = None,
         content: Content | None = None,
         headers: Mapping[str, str] | None = None,
-        patience_seconds: float | None = None,
     ) -> bytes:
         given = {name: value for name, value in (parameters or {}).items() if value is not None}
-        patience = self._patience_seconds if patience_seconds is None else patience_seconds
-        deadline, pause = time.monotonic() + patience, 0.1
+        deadline, pause = time.monotonic() + self._patience_seconds, 0.1
         while True:
             try:
                 body = content() if callable(content) else content

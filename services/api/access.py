@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
 import secrets
 
 from fastapi import APIRouter, Request, Response
@@ -10,35 +12,53 @@ from libs.contracts import api
 from libs.contracts.ids import new_id
 from libs.service import JsonResponse, Problem
 from libs.store import access
-from libs.store.database import Database
 from services.api.auth import Admin
+from services.api.creation import Create, IdempotencyKey, create_request, keep
+from services.api.parameters import Store
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"])
 
 
 @router.post("", response_model=api.IssuedToken, status_code=201)
-async def create_token(request: Request, asked: api.TokenRequest, caller: Admin) -> Response:
-    """Make a bearer token. Its secret is in this answer and nowhere else, so a repeat makes another one."""
-    database: Database = request.app.state.database
-    secret = f"leyden_{secrets.token_urlsafe(32)}"
-    async with database.session() as session:
-        token = await access.add_token(session, new_id("token"), asked.name, secret, asked.scopes)
-    return JsonResponse({**token.model_dump(mode="json"), "token": secret}, 201)
+async def create_token(
+    request: Request, asked: api.TokenRequest, caller: Admin, store: Store, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """Make a bearer token. Its secret is in this answer alone; only a repeat with the same key shows it again."""
+    create = create_request(request, caller, idempotency_key, asked)
+    secret = _secret(request, create)
+    async with store.session() as session:
+        stored = None
+        if create.key is not None:
+            stored = await access.recall_answer(session, caller, create.key, create.digest)
+        if stored is None:
+            token = await access.add_token(session, new_id("token"), asked.name, secret, asked.scopes)
+            stored = access.StoredAnswer(201, token.model_dump(mode="json"))
+            await keep(session, create, stored)
+    return JsonResponse({**stored.body, "token": secret}, stored.status_code)
+
+
+def _secret(request: Request, create: Create) -> str:
+    """A random secret; for a request with a key one that its repeat finds again, without any secret being stored.
+
+    It is the HMAC of the request under the caller's own bearer token, which the database does not hold either.
+    """
+    if create.key is None:
+        return f"leyden_{secrets.token_urlsafe(32)}"
+    derived = hmac.digest(request.headers["authorization"].encode(), create.key.encode() + create.digest, "sha256")
+    return f"leyden_{base64.urlsafe_b64encode(derived).decode().rstrip('=')}"
 
 
 @router.get("")
-async def list_tokens(request: Request, caller: Admin) -> api.Page[api.Token]:
+async def list_tokens(store: Store, caller: Admin) -> api.Page[api.Token]:
     """List tokens, newest first, without their secrets."""
-    database: Database = request.app.state.database
-    async with database.read() as session:
+    async with store.read() as session:
         return api.Page(items=await access.list_tokens(session))
 
 
 @router.delete("/{token_id}", status_code=204)
-async def revoke_token(request: Request, token_id: str, caller: Admin) -> None:
+async def revoke_token(store: Store, token_id: str, caller: Admin) -> None:
     """Revoke a token; a repeat changes nothing."""
-    database: Database = request.app.state.database
-    async with database.session() as session:
+    async with store.session() as session:
         found = await access.revoke_token(session, token_id)
     if not found:
         raise Problem(404, f"no token has the id {token_id!r}: list tokens to find it", cause="unknown")

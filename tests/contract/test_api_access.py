@@ -52,6 +52,22 @@ async def test_a_token_is_shown_once_and_never_listed(api_http: httpx.AsyncClien
     assert [item["scopes"] for item in listed.json()["items"]] == [["read"]]
 
 
+async def test_a_repeated_token_request_gets_the_same_secret_and_another_key_another(
+    api_http: httpx.AsyncClient,
+) -> None:
+    async def ask(key: str, name: str = "ci") -> httpx.Response:
+        body = {"name": name, "scopes": ["read"]}
+        return await api_http.post("/v1/tokens", json=body, headers={"idempotency-key": key})
+
+    first, again, other = await ask("a"), await ask("a"), await ask("b")
+    assert first.json() == again.json()
+    assert first.json()["token"] != other.json()["token"]
+    assert (await ask("a", name="another")).status_code == 422
+    assert len((await api_http.get("/v1/tokens")).json()["items"]) == 2
+    headers = {"authorization": f"Bearer {first.json()['token']}"}
+    assert (await api_http.get("/v1/runs", headers=headers)).status_code == 200
+
+
 def test_the_openapi_document_is_valid_and_says_what_every_route_does() -> None:
     document = openapi_document()
     validate(document)

@@ -1,0 +1,93 @@
+"""What a watcher sees of a run, and the small parts of the supervisor."""
+
+from __future__ import annotations
+
+import io
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from libs.cli.platform import bound_log
+from libs.cli.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
+from libs.cli.services import PORTS, STOP_ORDER, choose_ports
+from libs.cli.watch import line, step_table
+from libs.contracts.api import Step
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def step(number: int, reward: float | None, facts: dict[str, float], **metrics: float | None) -> Step:
+    return Step(
+        number=number,
+        metrics=metrics,
+        groups={"trained": 1},
+        rollouts=2,
+        reward_mean=reward,
+        reward_std=None,
+        facts=facts,
+        started_at=NOW,
+        created_at=NOW,
+    )
+
+
+def shown(table: object) -> list[list[str]]:
+    output = Console(file=io.StringIO(), width=200)
+    output.print(table)
+    assert isinstance(output.file, io.StringIO)
+    return [row.split("  ") for row in output.file.getvalue().splitlines()]
+
+
+def test_steps_are_rows_with_reward_shares_tokens_and_seconds_of_each_phase() -> None:
+    first = step(1, 0.25, {"memory_first": 0.5, "calls": 2.5}, trained_tokens=1234, forward_seconds=2.06)
+    second = step(2, None, {"memory_first": 1.0})
+    head, one, two = [[cell.strip() for cell in row if cell.strip()] for row in shown(step_table([first, second]))]
+    assert head == ["step", "reward", "±", "memory first", "calls", "tokens", "forward s"]
+    assert one == ["1", "0.250", "–", "50%", "2.50", "1,234", "2.1"]
+    assert two == ["2", "–", "–", "100%", "–", "–", "–"]
+    assert line(first) == "step 1: reward 0.250 ± –, memory_first 50%, calls 2.50, tokens 1,234, forward s 2.1"
+
+
+def test_ports_are_those_of_the_last_start_while_they_are_free() -> None:
+    chosen = choose_ports(None, free=True)
+    assert len(set(chosen.values())) == len(PORTS)
+    services = {
+        name: ServiceRecord(url=f"http://127.0.0.1:{port}", process=None, restarts=0) for name, port in chosen.items()
+    }
+    last = record(services=services)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", chosen["api"]))
+        again = choose_ports(last, free=True)
+    assert again["api"] != chosen["api"]
+    assert {**again, "api": 0} == {**chosen, "api": 0}
+
+
+def test_every_service_is_stopped() -> None:
+    assert {name for wave in STOP_ORDER for name in wave} == set(PORTS)
+
+
+def record(**changes: object) -> PlatformRecord:
+    values = {"state": "ready", "supervisor": Process(pid=1, started_ticks=1), "embedded": []}
+    return PlatformRecord.model_validate(values | changes)
+
+
+def test_a_record_is_read_as_written_and_a_foreign_one_is_none(tmp_path: Path) -> None:
+    assert read_record(tmp_path) is None
+    write_record(tmp_path, record())
+    assert read_record(tmp_path) == record()
+    assert not record().running()
+    (tmp_path / "platform.json").write_text('{"version": 0}')
+    assert read_record(tmp_path) is None
+
+
+def test_a_log_that_grew_too_long_begins_anew_under_its_writer(tmp_path: Path) -> None:
+    log = tmp_path / "api.log"
+    with log.open("a") as writer:
+        writer.write("x" * 100)
+        writer.flush()
+        bound_log(log, limit=200)
+        assert log.stat().st_size == 100
+        bound_log(log, limit=50)
+        writer.write("after")
+    assert (log.read_text(), len((tmp_path / "api.log.1").read_text())) == ("after", 100)
