@@ -163,9 +163,9 @@ def tables_page() -> str:
     """Every table and column of the trajectory store."""
     tables = importlib.import_module("libs.store.tables")
     lines = [NOTE, "# Tables", "", _one_line(inspect.getdoc(tables) or "")]
-    for mapper in tables.Base.registry.mappers:
-        table = mapper.local_table
-        lines += ["", f"## {table.name}", "", _one_line(inspect.getdoc(mapper.class_) or ""), ""]
+    for model in tables.Base.__subclasses__():
+        table = model.__table__
+        lines += ["", f"## {table.name}", "", _one_line(inspect.getdoc(model) or ""), ""]
         lines += ["| column | type | key | meaning |", "|---|---|---|---|"]
         for column in table.columns:
             key = (
