@@ -20,7 +20,7 @@ from libs.cli.context import Context, Home, context_of
 from libs.cli.errors import CommandError, Exit
 from libs.cli.output import AsJson, console, print_facts, print_json, print_table
 from libs.cli.platform import AlreadyRunning, Options, Platform, PlatformError, readiness, stop_servers
-from libs.cli.record import PlatformRecord, read_record
+from libs.cli.record import PlatformRecord, read_record, write_record
 from libs.cli.watch import OVER
 from libs.client import LeydenError
 from libs.contracts.api import Engine, Run
@@ -36,6 +36,7 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready and let it run.")] = False,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Any free ports, not the usual ones.")] = False,
     as_json: AsJson = False,
+    silent: Annotated[bool, typer.Option("--silent", hidden=True, help="Print no addresses and no token.")] = False,
 ) -> None:
     """Run the platform on this machine until Ctrl-C: embedded Postgres and Redis, and every service.
 
@@ -59,7 +60,8 @@ def up(
         platform.start()
         try:
             platform.ready(READY_SECONDS)
-            _print_platform(context, as_json)
+            if not silent:
+                _print_platform(context, as_json)
             _say("ready; Ctrl-C stops everything")
             platform.wait()
         except PlatformError:
@@ -99,7 +101,8 @@ def _detach(context: Context, free_ports: bool) -> None:
         raise AlreadyRunning(f"a platform already runs in {context.home}: see `leyden status`")
     logs = context.home / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "libs.cli", "up", "--home", str(context.home)]
+    # Silent: its output is a log, and the token does not belong into one.
+    command = [sys.executable, "-m", "libs.cli", "up", "--silent", "--home", str(context.home)]
     with (logs / "supervisor.log").open("ab") as log:
         began = log.tell()
         child = subprocess.Popen(
@@ -160,8 +163,11 @@ def down(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None
                 f"the supervisor (pid {record.supervisor.pid}) still runs: see its log in {context.home}"
             )
     elif record is not None and record.state != "stopped":
+        # Its supervisor was killed: services died with it, Postgres and Redis did not.
         with Platform.alone(context.home):
             stop_servers(context.home, record.embedded)
+            write_record(context.home, record.model_copy(update={"state": "stopped"}))
+        ran = True
     if as_json:
         print_json({"stopped": ran})
     else:

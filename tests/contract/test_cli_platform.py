@@ -87,17 +87,22 @@ def test_a_platform_restarts_what_dies_refuses_a_second_and_leaves_nothing(home:
     assert EmbeddedPostgres(home / "postgres")._pid() is None
 
 
-def test_services_die_with_a_killed_supervisor_and_the_next_start_goes_on(home: Path) -> None:
+def start_and_kill(home: Path) -> PlatformRecord:
+    """A platform whose supervisor got SIGKILL once it was ready."""
     supervisor = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(home)], stdout=subprocess.PIPE, cwd=ROOT, start_new_session=True
     )
     try:
         assert supervisor.stdout is not None
         assert supervisor.stdout.readline() == b"ready\n"
-        before = recorded(home)
+        return recorded(home)
     finally:
         supervisor.kill()
         supervisor.communicate()
+
+
+def test_services_die_with_a_killed_supervisor_and_the_next_start_goes_on(home: Path) -> None:
+    before = start_and_kill(home)
     service = before.services["api"].process
     assert service is not None
     wait_for(lambda: not service.lives())
@@ -109,6 +114,14 @@ def test_services_die_with_a_killed_supervisor_and_the_next_start_goes_on(home: 
         assert (after.database_url, after.url) == (before.database_url, before.url)
     finally:
         platform.stop()
+
+
+def test_down_ends_what_a_killed_supervisor_left(home: Path) -> None:
+    start_and_kill(home)
+    command = [sys.executable, "-m", "libs.cli", "down", "--home", str(home), "--json"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=True)
+    assert json.loads(result.stdout) == {"stopped": True}
+    assert (EmbeddedPostgres(home / "postgres")._pid(), EmbeddedRedis(home / "redis")._pid()) == (None, None)
 
 
 def test_other_commands_see_a_platform_that_runs_and_one_that_is_gone(home: Path) -> None:
