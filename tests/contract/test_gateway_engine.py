@@ -148,8 +148,8 @@ async def test_a_hang_up_frees_the_engine(tmp_path, database, tiny_model):
     async with pair(tmp_path, database, tiny_model) as both:
         async with both.gateway.client(both.rollout_id) as client:
             create: Any = client.chat.completions.create
-            asking = asyncio.create_task(create(model="m", messages=HI, max_tokens=400, logit_bias={"40": 100}))
-            await asyncio.sleep(0.5)
+            asking = asyncio.create_task(create(model="m", messages=HI, max_tokens=3500, logit_bias={"40": 100}))
+            await asyncio.sleep(0.3)
             asking.cancel()
             await asyncio.wait({asking})
         async with asyncio.timeout(20):
