@@ -67,7 +67,7 @@ class Sampling(_Document):
     failure_reward: float = Field(default=0.0, allow_inf_nan=False)
     """The reward of an agent's own failure, where `agent_failure` is `reward`."""
     min_siblings: int = Field(default=2, ge=1)
-    """A group with fewer counted siblings than this is excluded and its task sampled again."""
+    """A group with fewer counted siblings than this is excluded, and a group of the next task takes its place."""
     seed: int = 0
     """Order of tasks; and with `seeded_calls`, the sampling seeds."""
     temperature: float | None = Field(default=None, ge=0, le=10)
@@ -171,7 +171,7 @@ class _Algorithm(_Document):
     kl_coefficient: float = Field(default=0.0, ge=0.0)
     """β of the k3 penalty to policy version 0."""
     mask_ratio_above: float | None = Field(default=None, gt=1.0)
-    """Off-policy mask: tokens whose π_x / μ is above this or below its inverse do not train."""
+    """Off-policy mask: tokens whose π_old / μ is above this or below its inverse do not train, in both corrections."""
 
     @model_validator(mode="after")
     def _constant_where_needed(self) -> _Algorithm:
