@@ -17,7 +17,7 @@ SGLANG_TYPES := sglang==0.5.23
 .PHONY: help setup format lint types test contract e2e check up down demo bench soak docs migrate migration clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -88,7 +88,7 @@ migrate: $(VENV)/.ready ## bring the database of LEYDEN_DATABASE_URL to the curr
 	$(BIN)/python -m libs.store.migrate
 
 migration: $(VENV)/.ready ## write a migration from the difference between tables and schema: make migration m="words"
-	$(BIN)/alembic -c libs/store/migrations/alembic.ini revision --autogenerate -m "$(m)"
+	$(BIN)/python -m libs.store.migrate --new "$(m)"
 
 clean: ## remove the virtual environment and caches (not ~/.leyden)
 	rm -rf $(VENV) $(AGENTS_VENV) $(CACHE) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

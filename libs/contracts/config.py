@@ -69,7 +69,7 @@ class Sampling(_Document):
     min_siblings: int = Field(default=2, ge=1)
     """A group with fewer counted siblings than this is excluded, and a group of the next task takes its place."""
     seed: int = 0
-    """Order of tasks; and with `seeded_calls`, the sampling seeds."""
+    """Order of tasks; the same seed visits them in the same order."""
     temperature: float | None = Field(default=None, ge=0, le=10)
     """What a call that names no temperature gets; the agent's own value always wins."""
 
