@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from libs.faults import Armory
+
+PASSING = "from libs.faults import passes; passes('there'); print('alive')"
+
+
+def _pass(armory: Armory | None) -> subprocess.CompletedProcess[str]:
+    environment = armory.environment if armory else {}
+    root = Path(__file__).resolve().parents[3]
+    return subprocess.run(
+        [sys.executable, "-c", PASSING], env=environment, cwd=root, capture_output=True, text=True, timeout=30
+    )
+
+
+def test_an_armed_point_kills_the_first_process_that_passes_it_and_no_other(tmp_path: Path) -> None:
+    armory = Armory(tmp_path / "faults")
+    armory.arm("there")
+    assert _pass(armory).returncode == -signal.SIGKILL
+    assert armory.fired("there", 0.0)
+    assert _pass(armory).stdout == "alive\n"
+
+
+def test_a_point_does_nothing_without_the_folder_in_the_environment(tmp_path: Path) -> None:
+    Armory(tmp_path / "faults").arm("there")
+    assert _pass(None).stdout == "alive\n"
+
+
+def test_arming_a_point_twice_is_refused(tmp_path: Path) -> None:
+    armory = Armory(tmp_path / "faults")
+    armory.arm("there")
+    with pytest.raises(FileExistsError):
+        armory.arm("there")
+    assert not armory.fired("there", 0.0)
