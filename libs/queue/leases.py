@@ -19,6 +19,7 @@ from sqlalchemy import Row, func, text, update
 
 from libs.contracts.config import Agent, ProcessRunner, Sampling
 from libs.contracts.states import AttemptState, OutcomeKind
+from libs.faults import passes
 from libs.store import tables
 from libs.store.database import ReadSession, Session
 
@@ -230,6 +231,7 @@ async def settle(session: Session, lease: Lease, outcome: Outcome) -> bool:
     row = ended.one_or_none()
     if row is None:
         return False
+    passes("runner.attempt_ended")
     session.add(
         tables.Outcome(
             rollout_id=row.rollout_id,

@@ -9,6 +9,7 @@ import psycopg
 import sqlalchemy.exc
 from psycopg import sql
 
+from libs.faults import passes
 from libs.store.calls import StoreAway
 from libs.store.database import Database, Session, copy_rows, raw_connection
 
@@ -64,6 +65,7 @@ async def write_telemetry(database: Database, spans: Sequence[NewSpan], rewards:
     try:
         async with database.session() as session:
             await _write_rows(session, "spans", NewSpan._fields, spans)
+            passes("collector.spans_written")
             await _write_rows(session, "rewards", NewReward._fields, rewards)
     except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
         raise TelemetryRefused(str(error).splitlines()[0]) from error

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Histogram
 
+from libs.faults import passes
 from libs.store.calls import StoreAway
 from libs.store.database import Database
 from libs.store.spans import TelemetryRefused, write_telemetry
@@ -102,6 +103,7 @@ class BatchWriter:
                     await write_telemetry(self._database, spans, rewards)
             except TimeoutError as error:
                 raise StoreAway(f"no commit within {self._write_seconds:g} s") from error
+        passes("collector.committed")
         SPANS.inc(len(spans))
         REWARDS.inc(len(rewards))
 

@@ -17,6 +17,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from libs.contracts.ids import parse_weight_version, weight_version
 from libs.contracts.states import EngineState
+from libs.faults import passes
 from libs.queue.wake import Topic, Wake
 from libs.store.database import Database
 from libs.store.engines import SeenEngine, forget_other_engines, write_engines
@@ -66,6 +67,7 @@ class EngineClient:
         Raises: EngineRefused: the weights could not be loaded, the old ones stay; httpx.HTTPError: it does not answer.
         """
         await self._post("/pause_generation", {"mode": "retract"})
+        passes("controller.engine_paused")
         try:
             await self._load(wanted)
         finally:
@@ -83,6 +85,7 @@ class EngineClient:
             "flush_cache": True,
         }
         answer = await self._post("/update_weights_from_disk", body, seconds=self._update_seconds)
+        passes("controller.engine_loaded")
         told = answer.json()
         if not told.get("success"):
             raise EngineRefused(str(told.get("message"))[:500])
@@ -173,6 +176,7 @@ class Fleet:
             await self._resume_once(client)
             seen = await _look(client)
             if wanted is not None and (seen.run_id, seen.policy_version) != (wanted.run_id, wanted.version):
+                passes("controller.version_noticed")
                 await self._note(SeenEngine(client.url, EngineState.UPDATING, detail=f"loading {wanted.version}"))
                 seen = await _correct(client, wanted)
         except (httpx.HTTPError, ValueError) as error:

@@ -10,6 +10,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from psycopg import OperationalError
 
 from libs.contracts.states import RunPhase
+from libs.faults import passes
 from libs.queue.connection import QueueUnavailable
 from libs.queue.leases import expire_overdue
 from libs.queue.stream import RolloutQueue
@@ -64,9 +65,13 @@ class Controller:
         """
         async with self._database.session() as session:
             resolutions, complete = await self.settle(session)
+            if complete:
+                passes("controller.groups_completed")
             await self.expire_leases(session)
             runs, moved = await self.move_runs(session)
             queued = await store.queued_rollouts(session)
+        if complete:
+            passes("controller.committed")
         await self._tell(resolutions, complete, moved)
         active = next((run for run in runs if run.id == phases.active_run(runs)), None)
         self.direct_trainers(active)
@@ -145,6 +150,8 @@ class Controller:
         rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
         async with self._database.session() as session:
             await store.admit_groups(session, groups, {rollout_id: _trace(rollout_id) for rollout_id in rollout_ids})
+            passes("controller.groups_written")
+        passes("controller.admitted")
         GROUPS_ADMITTED.labels("training" if groups[0].evaluation_id is None else "evaluation").inc(len(groups))
         log.info("groups admitted", run_id=run.id, groups=len(groups), first=groups[0].id, version=served)
         return rollout_ids
@@ -159,6 +166,8 @@ class Controller:
         fresh = [rollout_id for rollout_id in due if rollout_id not in self._enqueued]
         try:
             await self._queue.enqueue(fresh)
+            if fresh:
+                passes("controller.enqueued")
         except QueueUnavailable as error:
             log.warning("rollouts not enqueued", cause=str(error))
             return

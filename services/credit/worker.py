@@ -13,6 +13,7 @@ import time
 from prometheus_client import Counter, Histogram
 
 from libs.contracts.config import RunConfig
+from libs.faults import passes
 from libs.queue.wake import Topic, Wake
 from libs.service import Checks
 from libs.store.database import Database, Session
@@ -59,7 +60,9 @@ async def credit_pending(database: Database, count: int) -> list[str]:
         rows = await load_siblings(session, groups)
         # Numpy and byte comparisons: off the loop, which answers health checks meanwhile.
         results = await asyncio.to_thread(compute, groups, rows)
+        passes("credit.computed")
         await _write(session, results)
+        passes("credit.written")
     BATCH_SECONDS.observe(time.perf_counter() - began)
     for group, result in results:
         _tell(group, result)
@@ -116,6 +119,7 @@ async def _batch(database: Database, wake: Wake, count: int) -> bool:
         await asyncio.sleep(RETRY_SECONDS)
         return False
     if credited:
+        passes("credit.committed")
         await wake.notify(Topic.SAMPLES)
     return bool(credited)
 

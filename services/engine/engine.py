@@ -14,6 +14,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 
+from libs.faults import passes
 from libs.telemetry import logger
 from services.engine import metrics
 from services.engine.config import ModelConfig, read_config
@@ -148,6 +149,7 @@ class Engine:
         started = time.monotonic()
         async with self.gate.update():
             weights = await asyncio.to_thread(load_weights, folder, self.config, self.settings.dtype)
+            passes("engine.weights_read")
             model = self._scheduler.model.with_weights(weights)
 
             def swap() -> bool:
@@ -155,6 +157,7 @@ class Engine:
                 return not flush_cache or self._scheduler.flush_cache()
 
             flushed = await self._call(swap)
+        passes("engine.weights_swapped")
         if flushed:
             self.model_path = self.served_model_name = str(folder)
             self.weight_version = self.weight_version if version is None else version

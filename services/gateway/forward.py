@@ -17,6 +17,7 @@ import numpy as np
 
 from libs.contracts.ids import new_call_id, weight_version
 from libs.contracts.states import CallStatus
+from libs.faults import passes
 from libs.store.calls import NewCall
 from libs.telemetry import logger, parse_traceparent
 from services.gateway import metrics
@@ -210,7 +211,10 @@ class Gateway:
     async def _serve(self, call: Call) -> Completion:
         try:
             await self._sample(call)
-            return await self._complete(call)
+            passes("gateway.answered")
+            completion = await self._complete(call)
+            passes("gateway.recorded")
+            return completion
         except asyncio.CancelledError:
             await self._record_unfinished(call, CallStatus.ABORTED, "the agent hung up")
             raise

@@ -8,6 +8,7 @@ from contextlib import suppress
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
+from libs.faults import passes
 from libs.service import JsonResponse
 from services.gateway.answer import KEEPALIVE, ChoiceStream, Completion, envelope, event, model_body, models_body
 from services.gateway.door import Door
@@ -97,6 +98,7 @@ class EventStream(Response):
             await self._send(send, completion.whole_chunks())
         else:
             completion = await self._follow(self._call, send)
+            passes("gateway.streamed")
         await self._send(send, completion.last_chunks(include_usage=self._request.include_usage), more=False)
 
     async def _follow(self, call: Call, send: Send) -> Completion:

@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from libs.capability import KeyRing
 from libs.contracts.states import OutcomeKind
+from libs.faults import passes
 from libs.queue import leases
 from libs.queue.connection import QueueUnavailable
 from libs.queue.leases import Lease, Outcome
@@ -73,6 +74,8 @@ class Runner:
         room = self._settings.concurrency - len(self._tasks)
         try:
             deliveries = await self._queue.deliver(self.owner, room, self._settings.poll_seconds)
+            if deliveries:
+                passes("runner.delivered")
             await self._lease_all([delivery.rollout_id for delivery in deliveries])
             await self._queue.ack(deliveries)
         except QueueUnavailable as error:
@@ -95,6 +98,8 @@ class Runner:
     async def _lease_all(self, rollout_ids: Sequence[str]) -> None:
         async with self._database.session() as session:
             taken = await leases.lease_rollouts(session, rollout_ids, self.owner, self._settings.lease_seconds)
+        if taken:
+            passes("runner.leased")
         for lease in taken:
             task = asyncio.create_task(self._attempt(lease), name=f"{lease.rollout_id}/{lease.attempt}")
             self._tasks.add(task)
@@ -119,6 +124,7 @@ class Runner:
             began = time.monotonic()
             outcome = await self._outcome(lease)
             SECONDS.observe(time.monotonic() - began)
+            passes("runner.ended")
             await self._settle(lease, outcome)
 
     async def _outcome(self, lease: Lease) -> Outcome:
@@ -143,6 +149,7 @@ class Runner:
             async with self._database.session() as session:
                 if not await leases.start(session, lease):
                     return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost before the start")
+            passes("runner.started")
             log.info("attempt started")
             return await execute(lease, self._place)
         # Whatever breaks on our side is told as such; an attempt that nobody settles would block until its lease ends.
@@ -163,6 +170,7 @@ class Runner:
                 if time.monotonic() > until:
                     return
                 await asyncio.sleep(min(1.0, self._settings.poll_seconds))
+        passes("runner.settled")
         if held:
             ENDED.labels(outcome.kind).inc()
             await self._wake.notify(Topic.OUTCOMES)

@@ -22,6 +22,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from libs.faults import passes
+
 STATE_NAME = "optimizer.safetensors"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
@@ -62,10 +64,12 @@ def export_weights(model: PreTrainedModel, base: Path, folder: Path) -> Export:
     """Writes a Hugging Face folder: the model's weights, and every other file of the base model as it is."""
     with _whole(folder) as scratch:
         model.save_pretrained(scratch)
+        passes("trainer.weights_written")
         for file in base.iterdir():
             if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, scratch / file.name)
         found = describe(scratch)
+    passes("trainer.exported")
     return Export(folder, found.content_sha256, found.size_bytes)
 
 
@@ -89,6 +93,7 @@ def save_checkpoint(optimizer: torch.optim.Optimizer, progress: Progress, folder
     with _whole(folder) as scratch:
         # No pickle: reading a checkpoint runs no code.
         save_file(_flat_state(optimizer), scratch / STATE_NAME)
+        passes("trainer.state_written")
         (scratch / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
 
 
@@ -144,6 +149,7 @@ def _whole(folder: Path) -> Iterator[Path]:
         _sync(scratch)
         # Only a step that was never committed can have left this name; its files are nobody's.
         remove_folder(folder)
+        passes("trainer.name_freed")
         scratch.rename(folder)
         _sync(folder.parent)
     finally:

@@ -14,6 +14,7 @@ import torch
 from prometheus_client import Counter, Gauge, Histogram
 
 from libs.contracts.config import RunConfig
+from libs.faults import passes
 from libs.queue.wake import Topic, Wake
 from libs.service import Checks, pause
 from libs.store import tables, training
@@ -254,6 +255,7 @@ class Trainer:
         metrics, export = await asyncio.to_thread(self._learn, samples, still, stop.is_set)
         metrics = {**metrics, "load_seconds": loaded - began, "step_seconds": time.perf_counter() - began}
 
+        passes("trainer.saved")
         await self.lock.check()
         number = self.learner.step
         checkpoint = checkpoint_folder(self.settings.folder, self.settings.run_id, number)
@@ -270,6 +272,8 @@ class Trainer:
         )
         async with self.database.session() as session:
             await training.commit_step(session, record)
+            passes("trainer.step_written")
+        passes("trainer.committed")
         await self.wake.notify(Topic.VERSIONS)
         self._report(metrics, selection)
         await self._prune()
@@ -303,6 +307,7 @@ class Trainer:
         oldest_kept = self.learner.step - self.config.training.keep_checkpoints + 1
         async with self.database.session() as session:
             pruned = await training.prune_versions(session, self.settings.run_id, oldest_kept)
+        passes("trainer.versions_marked")
         folders = [Path(version.path) for version in pruned]
         checkpoints = self.settings.folder / self.settings.run_id / "checkpoints"
         folders += [
