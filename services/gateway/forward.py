@@ -114,14 +114,15 @@ class Gateway:
         request = parse_request(body, max_choices=self._max_choices)
         retry = Retry.of(headers)
         digest = hashlib.sha256(retry.key.encode() + body).digest()
-        repeated = await self._repeated(door, request, digest, retry) if retry.is_repeat else None
-        if repeated is not None:
-            return request, repeated
-        if len(self._in_hand) >= self._max_calls:
-            raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1)
-        call = await self._prepare(door, request, digest, headers, arrived_at, sequence)
-        self._start(call)
-        return request, call
+        async with self._repeats.beginning(door, digest, retry):
+            repeated = await self._repeated(door, request, digest, retry) if retry.is_repeat else None
+            if repeated is not None:
+                return request, repeated
+            if len(self._in_hand) >= self._max_calls:
+                raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1)
+            call = await self._prepare(door, request, digest, headers, arrived_at, sequence)
+            self._start(call)
+            return request, call
 
     async def close(self) -> None:
         """Cancels what is in hand; every call is recorded as aborted before this returns."""

@@ -7,8 +7,10 @@ A request with an `Idempotency-Key` is one request, however often it comes.
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
@@ -41,8 +43,28 @@ class Repeats(Generic[CallT]):
     """The calls in hand by attempt and body, and which answers have been given to which repeat."""
 
     def __init__(self) -> None:
+        self._beginning: dict[tuple[str, int, bytes], list[asyncio.Event]] = {}
         self._in_hand: dict[tuple[str, int, bytes], list[tuple[str, CallT]]] = {}
         self._claims: OrderedDict[str, int] = OrderedDict()
+
+    @asynccontextmanager
+    async def beginning(self, door: Door, digest: bytes, retry: Retry) -> AsyncIterator[None]:
+        """Around a request until it has a call, an answer or an error.
+
+        A repeat enters once every equal request before it has left: whichever of them began a call, it finds that call.
+        """
+        key, left = (*door.key, digest), asyncio.Event()
+        earlier = list(self._beginning.get(key, ()))
+        self._beginning.setdefault(key, []).append(left)
+        try:
+            for one in earlier if retry.is_repeat else ():
+                await one.wait()
+            yield
+        finally:
+            left.set()
+            self._beginning[key].remove(left)
+            if not self._beginning[key]:
+                del self._beginning[key]
 
     def add(self, door: Door, digest: bytes, request_id: str, call: CallT) -> None:
         """A call has begun."""

@@ -17,6 +17,7 @@ from sqlalchemy import delete
 
 from libs.store import tables
 from libs.store.database import Database
+from services.gateway.reading import Reader
 from tests.fakes import engine as fake
 from tests.fakes.engine import FakeEngine, logprob_of
 from tests.fakes.gateway import Scene, scene
@@ -393,3 +394,37 @@ async def test_a_run_without_a_partition_is_refused_and_takes_no_other_call_with
         stage.engine.weight_version = f"{stage.run_id}:0"
         await create(model="m", messages=HI)
     assert refused.value.code == "record_refused"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [{"idempotency-key": "a"}, {"idempotency-key": "a"}, {"idempotency-key": "a"}],
+        [{}, {"x-stainless-retry-count": "1"}, {"x-stainless-retry-count": "2"}],
+    ],
+    ids=["one key", "an impatient client"],
+)
+async def test_a_repeat_that_comes_before_its_first_try_has_a_call_is_not_sampled_again(
+    tmp_path, database, monkeypatch, headers
+):
+    go, reading = asyncio.Event(), asyncio.Event()
+    read = Reader.temperature
+
+    async def slow(self: Reader, run_id: str) -> float:
+        reading.set()
+        await go.wait()
+        return await read(self, run_id)
+
+    monkeypatch.setattr(Reader, "temperature", slow)
+    async with scene(tmp_path, database, says=["first", "second", "third"]) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        asking = []
+        for extra in headers:
+            asking.append(asyncio.create_task(create(model="m", messages=HI, extra_headers=extra)))
+            await reading.wait()
+            await asyncio.sleep(0.05)
+        go.set()
+        answers = await asyncio.gather(*asking)
+        calls = await stage.calls()
+    assert {answer.id for answer in answers} == {f"chatcmpl-{call.id}" for call in calls}
+    assert (len(calls), len(stage.engine.requests)) == (1, 1)
