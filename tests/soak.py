@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from libs.cli.platform import Options, Platform
+from libs.cli.services import PORTS
 from libs.client import Leyden
 from services.engine.tiny import make_tiny_model
 from tests.truth import lost_calls, violations
@@ -77,12 +78,12 @@ def disturb(platform: Platform, client: Leyden, run_id: str, dice: random.Random
 
 
 @contextmanager
-def small_platform(folder: Path) -> Iterator[Platform]:
-    """A platform on free ports that serves a tiny random model."""
+def small_platform(folder: Path, **environment: str) -> Iterator[Platform]:
+    """A platform on free ports that serves a tiny random model; every service gets the given variables."""
     model = make_tiny_model(folder / "tiny")
     threads = {"OMP_NUM_THREADS": "1"}
-    environment = {"engine": threads, "trainer": threads}
-    platform = Platform(folder / "home", Options(model_path=model, free_ports=True, environment=environment))
+    variables = dict.fromkeys(PORTS, environment) | {"engine": threads | environment, "trainer": threads}
+    platform = Platform(folder / "home", Options(model_path=model, free_ports=True, environment=variables))
     platform.start()
     try:
         platform.ready(120)
