@@ -1,22 +1,35 @@
 """An agent with one question and two arms: a reply whose first character has an odd code point earns 1, another 0.
 
-It speaks the chat completions protocol with the standard library alone, so that hundreds of attempts start quickly, and
-appends the id of every answer it received to BANDIT_LOG before it does anything else with it.
+It speaks the chat completions protocol with the standard library alone, so that hundreds of attempts start quickly.
+BANDIT_LOG names a file of JSON lines to which it adds that it will ask, before it asks, and the whole answer, before
+it does anything else with it: the agents' own word for what they got. BANDIT_TOKENS is the length of an answer.
 """
 
+import http.client
 import json
 import os
 import time
 import urllib.error
 import urllib.request
 
-QUESTION = {"model": "any", "max_tokens": 1, "messages": [{"role": "user", "content": "heads?"}]}
+TOKENS = int(os.environ.get("BANDIT_TOKENS", "1"))
+QUESTION = {"model": "any", "max_tokens": TOKENS, "temperature": 1.0, "logprobs": True}
+MESSAGES = [{"role": "user", "content": "heads?"}]
+
+
+def tell(**facts):
+    log = os.environ.get("BANDIT_LOG")
+    if log:
+        _, rollout, attempt, _ = os.environ["OPENAI_BASE_URL"].rsplit("/", 3)
+        with open(log, "a") as file:  # noqa: PTH123 - one line, appended whole
+            file.write(json.dumps({"rollout": rollout, "attempt": attempt} | facts) + "\n")
 
 
 def ask(tries=60):
+    tell(asked=1)
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        data=json.dumps(QUESTION | {"temperature": 1.0}).encode(),
+        data=json.dumps(QUESTION | {"messages": MESSAGES}).encode(),
         headers={"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
     )
     for retry in range(tries):
@@ -27,16 +40,13 @@ def ask(tries=60):
         except urllib.error.HTTPError as error:
             if error.code not in (408, 409, 429, 500, 502, 503, 504):
                 raise
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ValueError):
             pass
         time.sleep(0.5)
     raise SystemExit("the model never answered")
 
 
 answer = ask()
-log = os.environ.get("BANDIT_LOG")
-if log:
-    with open(log, "a") as file:  # noqa: PTH123 - one short line, appended whole
-        file.write(answer["id"] + "\n")
+tell(answer=answer)
 text = answer["choices"][0]["message"]["content"] or "\0"
 print(json.dumps({"reward": float(ord(text[0]) % 2), "odd": ord(text[0]) % 2 == 1}))

@@ -1,0 +1,328 @@
+-- What the store must say of a run after anything was killed. Every row that a question returns is a broken promise.
+--
+--     python -m tests.truth DSN RUN           every question with its rows; exit status 1 when there are any
+--     psql DSN -v run=RUN -f tests/truth.sql  the same by hand
+--
+-- The run should be over: what is still under way is told as not terminal.
+
+CREATE OR REPLACE FUNCTION pg_temp.int32s(packed bytea) RETURNS integer[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(array_agg(get_byte(packed, i) | (get_byte(packed, i + 1) << 8) | (get_byte(packed, i + 2) << 16)
+                              | (get_byte(packed, i + 3) << 24) ORDER BY i), '{}')
+    FROM generate_series(0, length(packed) - 4, 4) AS i
+$$;
+
+CREATE OR REPLACE FUNCTION pg_temp.float32s(packed bytea) RETURNS double precision[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(array_agg(
+        CASE WHEN sign < 0 THEN -1 ELSE 1 END
+        * CASE exponent WHEN 255 THEN 'NaN' WHEN 0 THEN fraction * 2.0::double precision ^ -149
+               ELSE (8388608 + fraction) * 2.0::double precision ^ (exponent - 150) END ORDER BY i), '{}')
+    FROM (SELECT i, bits AS sign, (bits >> 23) & 255 AS exponent, bits & 8388607 AS fraction
+          FROM unnest(pg_temp.int32s(packed)) WITH ORDINALITY AS word (bits, i)) AS words
+$$;
+
+-- question: rollouts that are not terminal
+SELECT id, state FROM rollouts WHERE run_id = :'run' AND state = 'queued';
+
+-- question: groups that are open though the run is over
+SELECT g.id FROM groups g JOIN run_status s ON s.run_id = g.run_id
+WHERE g.run_id = :'run' AND g.state = 'open' AND s.phase IN ('completed', 'failed', 'cancelled');
+
+-- question: groups without all their siblings, or complete before all of them ended
+SELECT g.id, g.state, g.size, count(r.id) AS siblings FROM groups g LEFT JOIN rollouts r ON r.group_id = g.id
+WHERE g.run_id = :'run' GROUP BY g.id
+HAVING count(r.id) <> g.size OR max(r.sibling) <> g.size - 1
+    OR g.state = 'complete' AND bool_or(r.state = 'queued' OR r.finished_at > g.finished_at);
+
+-- question: gaps between the numbers of groups
+SELECT evaluation_id, count(*), max(number) FROM groups WHERE run_id = :'run' GROUP BY evaluation_id
+HAVING count(*) <> max(number) + 1;
+
+-- question: groups or rollouts that were cancelled while their run went on
+SELECT g.id, s.phase FROM groups g JOIN run_status s ON s.run_id = g.run_id
+WHERE g.run_id = :'run' AND g.state = 'cancelled' AND s.phase = 'completed'
+UNION ALL
+SELECT r.id, r.reason FROM rollouts r WHERE r.run_id = :'run' AND r.state = 'cancelled'
+AND r.reason NOT IN ('the run was cancelled', 'the run failed');
+
+-- question: finished rollouts whose counted attempt has no outcome, or is not their last
+SELECT r.id, r.attempt FROM rollouts r LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt
+WHERE r.run_id = :'run' AND r.state = 'finished' AND (
+    o.kind IS NULL OR r.attempt <> (SELECT max(number) FROM attempts WHERE rollout_id = r.id));
+
+-- question: rewards out of infrastructure failures
+SELECT r.id, o.kind, r.reward FROM rollouts r JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt
+WHERE r.run_id = :'run' AND r.state = 'finished' AND o.kind IN ('infra_error', 'cancelled')
+UNION ALL
+SELECT rollout_id, kind, reward FROM outcomes
+WHERE run_id = :'run' AND kind <> 'succeeded' AND reward IS NOT NULL;
+
+-- question: finished rollouts whose reward or reason is not what their outcome says
+SELECT r.id, r.reason, r.reward, o.kind, o.reward AS printed
+FROM rollouts r JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt JOIN runs u ON u.id = r.run_id
+WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
+    WHEN r.reason = 'succeeded' THEN o.kind = 'succeeded' AND r.reward = coalesce(o.reward, 0) AND (
+        o.reward IS NOT NULL
+        OR EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = r.attempt)
+        OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id))
+    ELSE u.config #>> '{sampling,agent_failure}' = 'reward'
+        AND r.reward = (u.config #>> '{sampling,failure_reward}')::double precision
+        AND CASE r.reason WHEN 'no_reward' THEN o.kind = 'succeeded' AND o.reward IS NULL ELSE o.kind = r.reason END
+    END, false);
+
+-- question: agents blamed for what the platform did
+SELECT r.id, r.reason, c.status, c.held FROM rollouts r
+JOIN attempts a ON a.rollout_id = r.id AND a.number = r.attempt
+JOIN LATERAL (
+    SELECT CASE WHEN bool_or(m.status = 'failed') THEN 'failed' END AS status, sum(m.queued_seconds) AS held
+    FROM model_calls m
+    WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt AND m.choice = 0
+    AND m.created_at < r.finished_at
+) c ON true
+WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout') AND (
+    c.status = 'failed'
+    OR r.reason = 'timeout' AND c.held > 0.5 * extract(epoch FROM a.finished_at - a.started_at));
+
+-- question: outcomes that their exit code or their duration belies
+SELECT o.rollout_id, o.attempt, o.kind, o.exit_code, o.detail FROM outcomes o
+JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt JOIN runs u ON u.id = o.run_id
+WHERE o.run_id = :'run' AND CASE o.kind
+    WHEN 'succeeded' THEN o.exit_code IS DISTINCT FROM 0
+    WHEN 'agent_error' THEN o.exit_code = 0 AND o.detail NOT LIKE '%reward%'
+    WHEN 'timeout' THEN extract(epoch FROM a.finished_at - a.created_at)
+        < coalesce((u.config #>> '{runner,timeout_seconds}')::double precision, 300)
+    ELSE o.reward IS NOT NULL END;
+
+-- question: excluded rollouts that had tries left, or whose attempts do not show the cause
+SELECT r.id, r.reason, t.tries, t.last FROM rollouts r JOIN runs u ON u.id = r.run_id
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE o.kind IS DISTINCT FROM 'cancelled') AS tries,
+           (array_agg(coalesce(o.kind, a.state) ORDER BY a.number DESC))[1] AS last
+    FROM attempts a LEFT JOIN outcomes o ON o.rollout_id = a.rollout_id AND o.attempt = a.number
+    WHERE a.rollout_id = r.id) t
+WHERE r.run_id = :'run' AND r.state = 'excluded' AND NOT coalesce(CASE
+    WHEN r.reason IN ('lease_lost', 'infra_error', 'cancelled', 'call_failed', 'held')
+    THEN t.tries >= (u.config #>> '{sampling,max_attempts}')::integer AND CASE r.reason
+        WHEN 'lease_lost' THEN t.last = 'expired' WHEN 'call_failed' THEN t.last IN ('agent_error', 'timeout')
+        WHEN 'held' THEN t.last = 'timeout' ELSE t.last = r.reason END
+    ELSE u.config #>> '{sampling,agent_failure}' = 'exclude'
+        AND CASE r.reason WHEN 'no_reward' THEN t.last = 'succeeded' ELSE t.last = r.reason END
+    END, false);
+
+-- question: two attempts of one rollout that settled with a verdict
+SELECT rollout_id, count(*) FROM outcomes WHERE run_id = :'run' AND kind NOT IN ('infra_error', 'cancelled')
+AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = :'run' AND m.rollout_id = outcomes.rollout_id
+    AND m.attempt = outcomes.attempt AND m.status = 'failed')
+GROUP BY rollout_id HAVING count(*) > 1;
+
+-- question: attempts that expired before their lease was over
+SELECT rollout_id, number, lease_expires_at, finished_at FROM attempts
+WHERE run_id = :'run' AND state = 'expired' AND finished_at < lease_expires_at;
+
+-- question: settled attempts without an outcome, and outcomes of attempts that were not settled
+SELECT coalesce(a.rollout_id, o.rollout_id), coalesce(a.number, o.attempt), a.state, o.kind
+FROM (SELECT * FROM attempts WHERE run_id = :'run') a
+FULL JOIN (SELECT * FROM outcomes WHERE run_id = :'run') o ON o.rollout_id = a.rollout_id AND o.attempt = a.number
+WHERE (coalesce(a.state, '') = 'settled') <> (o.kind IS NOT NULL);
+
+-- question: live attempts of rollouts that ended
+SELECT a.rollout_id, a.number, a.state FROM attempts a JOIN rollouts r ON r.id = a.rollout_id
+WHERE a.run_id = :'run' AND a.state IN ('leased', 'running') AND r.state IN ('finished', 'excluded');
+
+-- question: gaps between attempts, or attempts that ran at the same time
+SELECT rollout_id, number FROM (
+    SELECT rollout_id, number, started_at, row_number() OVER siblings AS place,
+           lag(finished_at, 1, '-infinity') OVER siblings AS before
+    FROM attempts WHERE run_id = :'run' WINDOW siblings AS (PARTITION BY rollout_id ORDER BY number)) a
+WHERE number <> place OR before IS NULL OR started_at < before;
+
+-- question: calls recorded twice, or with choices missing
+SELECT min(id), request_id, count(*) FROM model_calls WHERE run_id = :'run' GROUP BY request_id
+HAVING count(*) <> count(DISTINCT id) OR count(*) <> count(DISTINCT choice) OR count(*) <> max(choice) + 1
+    OR count(DISTINCT (rollout_id, attempt)) > 1;
+
+-- question: calls of attempts that never were
+SELECT c.id, c.rollout_id, c.attempt FROM model_calls c
+LEFT JOIN attempts a ON a.rollout_id = c.rollout_id AND a.number = c.attempt
+WHERE c.run_id = :'run' AND a.number IS NULL;
+
+-- question: calls whose columns contradict each other
+SELECT id, status FROM model_calls WHERE run_id = :'run' AND (
+    length(prompt_ids) <> 4 * prompt_tokens OR length(sampled_ids) <> 4 * completion_tokens
+    OR length(generator_logprobs) <> 4 * completion_tokens OR length(policy_versions) <> 4 * completion_tokens
+    OR cached_tokens > prompt_tokens
+    OR (min_policy_version IS NULL) <> (completion_tokens = 0)
+    OR status = 'completed' AND (response IS NULL OR finish_reason IS NULL OR prompt_tokens = 0)
+    OR status <> 'completed' AND (response IS NOT NULL OR trainable));
+
+-- question: sampled tokens with an impossible probability
+SELECT c.id, p FROM model_calls c CROSS JOIN unnest(pg_temp.float32s(c.generator_logprobs)) AS p
+WHERE c.run_id = :'run' AND NOT (p > '-Infinity' AND p <= 1e-3);
+
+-- question: tokens of policy versions that did not exist when they were sampled
+SELECT c.id, t.version FROM model_calls c
+CROSS JOIN LATERAL (SELECT DISTINCT v AS version FROM unnest(pg_temp.int32s(c.policy_versions)) AS v) t
+LEFT JOIN policy_versions p ON p.run_id = c.run_id AND p.version = t.version AND p.created_at <= c.created_at
+WHERE c.run_id = :'run' AND p.version IS NULL;
+
+-- question: calls whose oldest and newest version are not those of their tokens
+SELECT c.id FROM model_calls c
+CROSS JOIN LATERAL (SELECT min(v) AS oldest, max(v) AS newest FROM unnest(pg_temp.int32s(c.policy_versions)) AS v) t
+WHERE c.run_id = :'run'
+AND (t.oldest, t.newest) IS DISTINCT FROM (c.min_policy_version, c.max_policy_version);
+
+-- question: evaluations measured on another version than theirs
+SELECT c.id, c.min_policy_version, c.max_policy_version FROM model_calls c
+JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt
+JOIN groups g ON g.id = r.group_id JOIN evaluations e ON e.id = g.evaluation_id
+WHERE c.run_id = :'run' AND c.status = 'completed' AND c.completion_tokens > 0
+AND (c.min_policy_version <> g.admitted_version OR c.max_policy_version <> g.admitted_version
+     OR g.admitted_version <> coalesce(e.policy_version, g.admitted_version));
+
+-- question: complete training groups without a verdict of credit
+SELECT g.id FROM groups g JOIN run_status s ON s.run_id = g.run_id LEFT JOIN group_credits c ON c.group_id = g.id
+WHERE g.run_id = :'run' AND g.evaluation_id IS NULL AND g.state = 'complete' AND c.verdict IS NULL
+AND s.phase NOT IN ('failed', 'cancelled');
+
+-- question: groups excluded without a cause, or for one that their siblings belie
+SELECT c.group_id, c.verdict, c.reason, c.counted_siblings, r.finished FROM group_credits c
+JOIN runs u ON u.id = c.run_id
+CROSS JOIN LATERAL (
+    SELECT count(*) FILTER (WHERE state = 'finished') AS finished FROM rollouts WHERE group_id = c.group_id) r
+WHERE c.run_id = :'run' AND (
+    c.verdict = 'excluded' AND c.reason IS NULL
+    OR c.counted_siblings <> r.finished
+    OR (c.verdict = 'excluded') <> (c.counted_siblings < (u.config #>> '{sampling,min_siblings}')::integer));
+
+-- question: credited groups of a completed run that no step judged
+SELECT c.group_id FROM group_credits c JOIN run_status s ON s.run_id = c.run_id
+LEFT JOIN step_groups t ON t.group_id = c.group_id
+WHERE c.run_id = :'run' AND c.verdict = 'credited' AND s.phase = 'completed' AND t.group_id IS NULL;
+
+-- question: groups whose variance is not that of their advantages
+SELECT c.group_id, c.has_variance FROM group_credits c
+WHERE c.run_id = :'run' AND c.has_variance <> EXISTS (
+    SELECT FROM samples s CROSS JOIN unnest(pg_temp.float32s(s.advantages)) AS advantage
+    WHERE s.run_id = c.run_id AND s.group_id = c.group_id AND advantage <> 0);
+
+-- question: samples of groups that were not credited, or of attempts that do not count
+SELECT s.id FROM samples s LEFT JOIN group_credits c ON c.group_id = s.group_id AND c.verdict = 'credited'
+LEFT JOIN rollouts r ON r.id = s.rollout_id AND r.group_id = s.group_id AND r.state = 'finished'
+WHERE s.run_id = :'run' AND (c.group_id IS NULL OR r.id IS NULL);
+
+-- question: samples whose columns contradict each other
+SELECT id FROM samples WHERE run_id = :'run' AND (
+    length(token_ids) <> 4 * length OR length(mask) <> length OR length(generator_logprobs) <> 4 * length
+    OR length(advantages) <> 4 * length OR length(temperatures) <> 4 * length OR length(policy_versions) <> 4 * length
+    OR bit_count(mask) <> trained_tokens);
+
+-- question: sampled tokens that no sample trains, or more than one, or with other numbers than were sampled
+WITH learnable AS (
+    SELECT c.rollout_id, c.prompt_ids, c.sampled_ids, c.generator_logprobs, c.policy_versions, c.prompt_tokens,
+           c.completion_tokens, min(c.id) AS id, count(*) AS calls
+    FROM model_calls c JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt AND r.state = 'finished'
+    JOIN group_credits g ON g.group_id = r.group_id AND g.verdict = 'credited'
+    WHERE c.run_id = :'run' AND c.status = 'completed' AND c.trainable AND c.temperature > 0
+    AND c.prompt_tokens > 0 AND c.completion_tokens > 0
+    GROUP BY 1, 2, 3, 4, 5, 6, 7)
+SELECT l.id, l.calls, t.samples FROM learnable l
+CROSS JOIN LATERAL (
+    SELECT count(*) AS samples FROM samples s
+    WHERE s.run_id = :'run' AND s.rollout_id = l.rollout_id
+    AND substring(s.token_ids FROM 1 FOR 4 * (l.prompt_tokens + l.completion_tokens)) = l.prompt_ids || l.sampled_ids
+    AND substring(s.generator_logprobs FROM 1 + 4 * l.prompt_tokens FOR 4 * l.completion_tokens) = l.generator_logprobs
+    AND substring(s.policy_versions FROM 1 + 4 * l.prompt_tokens FOR 4 * l.completion_tokens) = l.policy_versions
+    AND bit_count(substring(s.mask FROM 1 + l.prompt_tokens FOR l.completion_tokens)) = l.completion_tokens) t
+WHERE l.calls <> t.samples;
+
+-- question: samples that train more or fewer tokens than were sampled
+SELECT r.id, c.tokens AS sampled, s.tokens AS trained FROM rollouts r
+JOIN group_credits g ON g.group_id = r.group_id AND g.verdict = 'credited'
+CROSS JOIN LATERAL (
+    SELECT coalesce(sum(completion_tokens), 0) AS tokens FROM model_calls m
+    WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt AND m.status = 'completed'
+    AND m.trainable AND m.temperature > 0 AND m.prompt_tokens > 0) c
+LEFT JOIN (
+    SELECT rollout_id, sum(trained_tokens) AS tokens FROM samples WHERE run_id = :'run' GROUP BY rollout_id
+) s ON s.rollout_id = r.id
+WHERE r.run_id = :'run' AND r.state = 'finished' AND c.tokens <> coalesce(s.tokens, 0);
+
+-- question: samples older or younger than they say
+SELECT s.id, s.min_policy_version FROM samples s
+WHERE s.run_id = :'run' AND s.min_policy_version IS DISTINCT FROM (
+    SELECT min(v) FROM unnest(pg_temp.int32s(s.policy_versions)) AS v WHERE v >= 0);
+
+-- question: samples in two steps
+SELECT sample_id, count(*) FROM step_samples WHERE run_id = :'run' GROUP BY sample_id HAVING count(*) > 1;
+
+-- question: steps without samples or groups
+SELECT s.number FROM steps s WHERE s.run_id = :'run' AND (
+    NOT EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = s.number)
+    OR EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = s.number AND g.verdict = 'trained')
+    AND NOT EXISTS (SELECT FROM step_samples t WHERE t.run_id = s.run_id AND t.step = s.number));
+
+-- question: steps of more or fewer groups than the run asks for
+SELECT s.number, count(g.group_id) FROM steps s JOIN runs u ON u.id = s.run_id
+LEFT JOIN step_groups g ON g.run_id = s.run_id AND g.step = s.number WHERE s.run_id = :'run'
+GROUP BY s.number, u.config HAVING count(g.group_id) <> (u.config #>> '{sampling,groups_per_step}')::integer;
+
+-- question: samples that a step trained though it names no such group, or missed though it does
+SELECT coalesce(seen.sample_id, due.id) AS sample, seen.step AS trained_in, due.step AS due_in
+FROM (SELECT * FROM step_samples WHERE run_id = :'run') seen
+FULL JOIN (
+    SELECT s.id, g.step FROM step_groups g JOIN samples s ON s.run_id = g.run_id AND s.group_id = g.group_id
+    WHERE g.run_id = :'run' AND g.verdict = 'trained'
+) due ON due.id = seen.sample_id AND due.step = seen.step
+WHERE seen.sample_id IS NULL OR due.id IS NULL;
+
+-- question: groups whose verdict of the trainer contradicts their credit
+SELECT t.group_id, t.verdict, t.step, c.verdict, c.has_variance FROM step_groups t
+LEFT JOIN group_credits c ON c.group_id = t.group_id
+WHERE t.run_id = :'run' AND NOT coalesce(c.verdict = 'credited' AND CASE t.verdict
+    WHEN 'trained' THEN c.has_variance AND t.step IS NOT NULL
+    WHEN 'no_variance' THEN NOT c.has_variance AND t.step IS NOT NULL
+    ELSE t.step IS NULL END, false);
+
+-- question: numbers of a step that are missing, not finite, or not those of its samples
+SELECT s.number, s.metrics, t.samples, t.tokens, t.rollouts FROM steps s
+CROSS JOIN LATERAL (
+    SELECT count(*) AS samples, coalesce(sum(p.trained_tokens), 0) AS tokens, count(DISTINCT p.rollout_id) AS rollouts
+    FROM step_samples n JOIN samples p ON p.run_id = n.run_id AND p.id = n.sample_id
+    WHERE n.run_id = s.run_id AND n.step = s.number) t
+WHERE s.run_id = :'run' AND (
+    NOT s.metrics ?& ARRAY['loss', 'gradient_norm', 'samples', 'trained_tokens', 'rollouts']
+    OR EXISTS (SELECT FROM jsonb_each(s.metrics) AS m WHERE jsonb_typeof(m.value) <> 'number')
+    OR ((s.metrics ->> 'samples')::numeric, (s.metrics ->> 'trained_tokens')::numeric, (s.metrics ->> 'rollouts')::numeric)
+        IS DISTINCT FROM (t.samples::numeric, t.tokens::numeric, t.rollouts::numeric));
+
+-- question: steps without their policy version, or versions without their step
+SELECT coalesce(s.number, v.version) FROM (SELECT number FROM steps WHERE run_id = :'run') s
+FULL JOIN (SELECT version FROM policy_versions WHERE run_id = :'run' AND version > 0) v ON v.version = s.number
+WHERE s.number IS NULL OR v.version IS NULL;
+
+-- question: gaps between versions
+SELECT count(*), max(version) FROM policy_versions WHERE run_id = :'run' HAVING count(*) <> max(version) + 1;
+
+-- question: steps or versions out of order
+SELECT number FROM (
+    SELECT s.number, s.created_at, lag(s.created_at) OVER (ORDER BY s.number) AS before, v.created_at AS exported_at
+    FROM steps s JOIN policy_versions v ON v.run_id = s.run_id AND v.version = s.number WHERE s.run_id = :'run') o
+WHERE created_at < before OR exported_at <> created_at;
+
+-- question: completed runs with other steps than were asked for
+SELECT s.phase, count(t.number) FROM run_status s JOIN runs u ON u.id = s.run_id
+LEFT JOIN steps t ON t.run_id = s.run_id WHERE s.run_id = :'run' AND s.phase = 'completed'
+GROUP BY s.phase, u.config HAVING count(t.number) <> (u.config #>> '{training,steps}')::integer;
+
+-- question: tokens older than the lag allows
+SELECT t.sample_id, t.step, s.min_policy_version FROM step_samples t
+JOIN samples s ON s.run_id = t.run_id AND s.id = t.sample_id JOIN runs r ON r.id = t.run_id
+WHERE t.run_id = :'run'
+AND t.step - 1 - s.min_policy_version > (r.config #>> '{sampling,max_policy_lag}')::integer;
+
+-- question: groups refused as stale that were not
+SELECT t.group_id, c.min_policy_version FROM step_groups t JOIN group_credits c ON c.group_id = t.group_id
+JOIN runs r ON r.id = t.run_id
+CROSS JOIN LATERAL (
+    SELECT count(*) AS done FROM steps s WHERE s.run_id = t.run_id AND s.created_at <= t.created_at) n
+WHERE t.run_id = :'run' AND t.verdict = 'stale'
+AND NOT coalesce(n.done - c.min_policy_version > (r.config #>> '{sampling,max_policy_lag}')::integer, false);
