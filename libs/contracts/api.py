@@ -31,7 +31,10 @@ class _Body(BaseModel):
 
 
 class _Request(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Strict: a number is not written as a text, nor a truth value as a number.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+    )
 
 
 class Page(_Body, Generic[Item]):
@@ -68,7 +71,7 @@ class TokenRequest(_Request):
     """Asks for a bearer token."""
 
     name: str = Field(min_length=1, max_length=200)
-    scopes: list[ApiScope] = Field(min_length=1)
+    scopes: list[Annotated[ApiScope, Field(strict=False)]] = Field(min_length=1, max_length=3)
 
 
 class Token(_Body):
@@ -144,11 +147,11 @@ class Run(_Body):
 class EvaluationRequest(_Request):
     """Asks for a measurement of one policy version; what is left out comes from the run's `evaluation`."""
 
-    policy_version: int | None = Field(default=None, ge=0)
+    policy_version: int | None = Field(default=None, ge=0, le=2**31 - 1)
     """Null: the last version, once training has ended."""
-    dataset: str | None = None
+    dataset: str | None = Field(default=None, min_length=1, max_length=200)
     rollouts_per_task: int | None = Field(default=None, ge=1, le=1024)
-    max_tasks: int | None = Field(default=None, ge=1)
+    max_tasks: int | None = Field(default=None, ge=1, le=2**31 - 1)
 
 
 class Statistic(_Body):
@@ -268,8 +271,8 @@ class RewardRequest(_Request):
 
     key: str = Field(min_length=1, max_length=200)
     name: str = Field(default="reward", min_length=1, max_length=200)
-    value: Annotated[float, Field(allow_inf_nan=False)]
-    call_id: str | None = None
+    value: float
+    call_id: str | None = Field(default=None, max_length=200)
     """The model call it is for; null for the whole rollout."""
     comment: str | None = Field(default=None, max_length=10_000)
 

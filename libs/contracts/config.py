@@ -9,19 +9,28 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
+"""A word of a command or a value of its environment; the kernel takes 128 KiB."""
+VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^=\x00]+$")]
+Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
+FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
+
 
 class _Document(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Strict: a number is not written as a text, nor a truth value as a number.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
+    )
 
 
 class Agent(_Document):
     """The command that runs the agent once; it gets its task and its doors from the environment."""
 
-    command: list[str] = Field(min_length=1, max_length=256)
+    command: list[Argument] = Field(min_length=1, max_length=256)
     """Program and arguments, no shell. `{python}` as first word is the runner's own interpreter."""
-    environment: dict[str, str] = Field(default_factory=dict, max_length=256)
+    environment: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
     """Added to the block that the platform gives. Names the platform sets itself are refused."""
-    directory: str | None = None
+    directory: Annotated[FolderPath, Field(pattern=r"^/[^\x00]*$")] | None = None
     """A folder whose files are copied into the attempt's fresh working folder; absolute, on the runner's disk."""
 
     @model_validator(mode="after")
@@ -41,9 +50,9 @@ class ProcessRunner(_Document):
     type: Literal["process"] = "process"
     timeout_seconds: float = Field(default=300.0, gt=0, le=86_400)
     """Wall time of one attempt; then SIGTERM, a grace, SIGKILL, and the outcome `timeout`."""
-    memory_bytes: int | None = Field(default=4 * 2**30, ge=2**24)
+    memory_bytes: int | None = Field(default=4 * 2**30, ge=2**24, le=2**60)
     """Address space of each process of the agent (RLIMIT_AS); null for no limit."""
-    cpu_seconds: int | None = Field(default=None, ge=1)
+    cpu_seconds: int | None = Field(default=None, ge=1, le=10**9)
     """CPU time of each process of the agent (RLIMIT_CPU); null for no limit."""
     output_bytes: int = Field(default=1_000_000, ge=1_000, le=100_000_000)
     """How much of stdout and of stderr is kept, from the end; the rest is read and dropped."""
@@ -64,11 +73,11 @@ class Sampling(_Document):
     """Executions of one rollout before infrastructure failures exclude it."""
     agent_failure: Literal["reward", "exclude"] = "reward"
     """A crash or timeout of the agent itself: an outcome with `failure_reward`, or left out of its group."""
-    failure_reward: float = Field(default=0.0, allow_inf_nan=False)
+    failure_reward: float = Field(default=0.0, ge=-1e6, le=1e6)
     """The reward of an agent's own failure, where `agent_failure` is `reward`."""
-    min_siblings: int = Field(default=2, ge=1)
+    min_siblings: int = Field(default=2, ge=1, le=1024)
     """A group with fewer counted siblings than this is excluded, and a group of the next task takes its place."""
-    seed: int = 0
+    seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
     """Order of tasks; the same seed visits them in the same order."""
     temperature: float | None = Field(default=None, ge=0, le=10)
     """What a call that names no temperature gets; the agent's own value always wins."""
@@ -85,10 +94,10 @@ class Sampling(_Document):
 class Air(_Document):
     """Automatic intermediate rewards from the status of a call's tools (Agent Lightning, arXiv 2508.03680, 3.4.2)."""
 
-    weights: dict[str, float] = Field(default_factory=dict)
+    weights: dict[Word, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(default_factory=dict, max_length=1000)
     """Tool name to what a success earns; tools not named earn `default_weight`."""
-    default_weight: float = Field(default=0.0, allow_inf_nan=False)
-    failure: float = Field(default=0.0, le=0.0, allow_inf_nan=False)
+    default_weight: float = Field(default=0.0, ge=-1e6, le=1e6)
+    failure: float = Field(default=0.0, ge=-1e6, le=0.0)
     """What a failed tool call earns: 0, or a penalty as a negative factor of the tool's weight."""
     alpha: float | None = Field(default=None, ge=0.0, le=1.0)
     """Mix: calls earn α · status and the outcome counts (1 - α). Null adds both unscaled."""
@@ -153,7 +162,7 @@ class DecoupledCorrection(_Document):
     """π_x recomputed by the trainer at the step's start; truncated importance weights correct for the sampler."""
 
     type: Literal["decoupled"] = "decoupled"
-    cap: float = Field(default=2.0, gt=0)
+    cap: float = Field(default=2.0, gt=0, le=1e6)
     """C of token-level truncated importance sampling."""
 
 
@@ -165,12 +174,12 @@ class _Algorithm(_Document):
         "rollout_mean"
     )
     """How tokens share the loss (learning specification 6.2)."""
-    sum_constant: int | None = Field(default=None, ge=1)
+    sum_constant: int | None = Field(default=None, ge=1, le=10**9)
     """L_const of `rollout_sum_const`."""
     correction: Correction = Field(default_factory=BypassCorrection)
-    kl_coefficient: float = Field(default=0.0, ge=0.0)
+    kl_coefficient: float = Field(default=0.0, ge=0.0, le=1e6)
     """β of the k3 penalty to policy version 0."""
-    mask_ratio_above: float | None = Field(default=None, gt=1.0)
+    mask_ratio_above: float | None = Field(default=None, gt=1.0, le=1e6)
     """Off-policy mask: tokens whose π_old / μ is above this or below its inverse do not train, in both corrections."""
 
     @model_validator(mode="after")
@@ -187,8 +196,8 @@ class PpoClip(_Algorithm):
 
     type: Literal["ppo_clip"] = "ppo_clip"
     clip_low: float = Field(default=0.2, ge=0, lt=1)
-    clip_high: float = Field(default=0.28, ge=0)
-    dual_clip: float | None = Field(default=3.0, gt=1)
+    clip_high: float = Field(default=0.28, ge=0, le=1e6)
+    dual_clip: float | None = Field(default=3.0, gt=1, le=1e6)
     """c: bound on the loss of tokens with a negative advantage; null for none."""
 
 
@@ -200,15 +209,15 @@ class Gspo(_Algorithm):
         "seq_mean_token_mean"
     )
     clip_low: float = Field(default=3e-4, ge=0, lt=1)
-    clip_high: float = Field(default=4e-4, ge=0)
+    clip_high: float = Field(default=4e-4, ge=0, le=1e6)
 
 
 class Cispo(_Algorithm):
     """Clipped importance weights on a REINFORCE gradient (MiniMax-M1, arXiv 2506.13585)."""
 
     type: Literal["cispo"] = "cispo"
-    clip_low: float = Field(default=1.0, ge=0)
-    clip_high: float = Field(default=4.0, ge=0)
+    clip_low: float = Field(default=1.0, ge=0, le=1e6)
+    clip_high: float = Field(default=4.0, ge=0, le=1e6)
 
 
 Algorithm = Annotated[PpoClip | Gspo | Cispo, Field(discriminator="type")]
@@ -220,9 +229,9 @@ class Optimizer(_Document):
     learning_rate: float = Field(default=1e-6, gt=0, le=1.0)
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0, le=1e3)
+    max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
 
 
 class Training(_Document):
@@ -231,24 +240,24 @@ class Training(_Document):
     steps: int = Field(default=100, ge=1, le=1_000_000)
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; master weights stay float32."""
-    frozen: list[str] = Field(default_factory=list)
+    frozen: list[Word] = Field(default_factory=list, max_length=1000)
     """Patterns (fnmatch) of parameter names that are not trained, such as `model.layers.[0-9].*`."""
-    micro_batch_tokens: int = Field(default=4096, ge=16)
+    micro_batch_tokens: int = Field(default=4096, ge=16, le=2**31 - 1)
     """Bound on the tokens of one forward pass beyond the shared prefix."""
     activation_checkpointing: bool = False
-    max_logprob_gap: float = Field(default=0.05, gt=0)
+    max_logprob_gap: float = Field(default=0.05, gt=0, le=1e6)
     """Mean |trainer - engine| log-probability at equal versions above which training stops."""
-    keep_checkpoints: int = Field(default=2, ge=1)
+    keep_checkpoints: int = Field(default=2, ge=1, le=1_000_000)
     """Checkpoints with optimiser state kept on disk, newest first; version 0 and the last are never removed."""
 
 
 class Evaluation(_Document):
     """Rollouts on held-out tasks, never trained."""
 
-    dataset: str
+    dataset: Word
     """Id or name of the dataset."""
     rollouts_per_task: int = Field(default=1, ge=1, le=1024)
-    max_tasks: int | None = Field(default=None, ge=1)
+    max_tasks: int | None = Field(default=None, ge=1, le=2**31 - 1)
     at_start: bool = True
     """Evaluate version 0 before the first step."""
     at_end: bool = True
@@ -259,10 +268,10 @@ class RunConfig(_Document):
     """Everything that `POST /v1/runs` says of a run."""
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[\w][\w .:-]*$")
-    dataset: str
+    dataset: Word
     """Id or name of the dataset whose tasks are trained on."""
     agent: Agent
-    model: str | None = None
+    model: FolderPath | None = None
     """Folder of the base model (Hugging Face format) as trainer and engines see it; null for the platform's default."""
     runner: ProcessRunner = Field(default_factory=ProcessRunner)
     sampling: Sampling = Field(default_factory=Sampling)

@@ -1,10 +1,12 @@
 """What every process of the platform shares: settings, an HTTP application, health, problem answers, signals.
 
 A service builds its application with `create_app` and runs it with `run_http`; a worker gives `run_worker` its loop and
-gets the same health, metrics and shutdown. Depends on `libs.telemetry` alone.
+gets the same health, metrics and shutdown. Depends on `libs.telemetry`, and on `libs.contracts` for how JSON is
+read.
 """
 
 from libs.service.app import create_app
+from libs.service.bodies import JsonRoute
 from libs.service.health import Checks
 from libs.service.http import run_http, serving
 from libs.service.problems import JsonResponse, Problem, problem_response
@@ -14,6 +16,7 @@ from libs.service.worker import pause, run_worker
 __all__ = [
     "Checks",
     "JsonResponse",
+    "JsonRoute",
     "Problem",
     "ServiceSettings",
     "create_app",

@@ -35,7 +35,7 @@ def decode_cursor(cursor: str | None, *kinds: type) -> tuple[str | int | datetim
     try:
         parts = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
         return tuple(_part(part, kind) for part, kind in zip(parts, kinds, strict=True))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise BadCursor("cursor does not belong to this list: leave it out to begin at the first page") from None
 
 
@@ -43,6 +43,8 @@ def _part(part: object, kind: type) -> str | int | datetime:
     if kind is datetime and isinstance(part, str):
         return datetime.fromisoformat(part)
     if type(part) is kind and isinstance(part, str | int):
+        # No cursor of ours holds half of a surrogate pair, which cannot be sent to Postgres.
+        str(part).encode()
         return part
     raise TypeError(f"{part!r} is not a {kind.__name__}")
 

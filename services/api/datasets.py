@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import PurePath
 from typing import Annotated
@@ -12,7 +13,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from libs.contracts import api
-from libs.service import JsonResponse, Problem
+from libs.service import JsonResponse, JsonRoute, Problem
 from libs.store.access import StoredAnswer, recall_answer
 from libs.store.database import Database
 from libs.store.datasets import find_dataset, list_datasets, list_tasks, store_dataset
@@ -22,13 +23,19 @@ from services.api.parameters import Cursor, Limit, Store
 from services.api.settings import Settings
 from services.api.upload import Limits, read_rows
 
-router = APIRouter(prefix="/v1/datasets", tags=["datasets"])
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=JsonRoute)
 
 CHUNK_BYTES = 65536
+MAX_NAME_LENGTH = 200
 NAME_PATTERN = r"^[\w][\w .:-]*$"
+NAME = re.compile(rf"[\w][\w .:-]{{0,{MAX_NAME_LENGTH - 1}}}\Z")
 Name = Annotated[
     str | None,
-    Query(max_length=200, pattern=NAME_PATTERN, description="Name of the dataset; of a multipart upload also a field."),
+    Query(
+        max_length=MAX_NAME_LENGTH,
+        pattern=NAME_PATTERN,
+        description="Name of the dataset; of a multipart upload also a field.",
+    ),
 ]
 _ROWS = {"type": "string", "description": "One JSON object per line, or one JSON array of objects."}
 _BODY = {
@@ -64,11 +71,23 @@ async def upload_dataset(
                 if not isinstance(file, UploadFile):
                     raise Problem(422, "the form has no file: send the rows in a field named `file`", cause="invalid")
                 stem = PurePath(file.filename or "").stem
-                chosen = name or (given if isinstance(given, str) and given else stem)
+                chosen = name or _checked_name(given if isinstance(given, str) and given else stem)
                 return await _store(request, store, caller, idempotency_key, chosen, _pieces(file))
         settings: Settings = request.app.state.settings
         chunks = _arriving(request, settings.upload_silence_seconds)
         return await _store(request, store, caller, idempotency_key, name, chunks)
+
+
+def _checked_name(name: str) -> str:
+    # What the address names, FastAPI has checked already.
+    if not NAME.match(name):
+        raise Problem(
+            422,
+            f"the dataset cannot be called {name[:MAX_NAME_LENGTH]!r}: begin with a letter or digit, go on with those,"
+            f" spaces, and . : - _, at most {MAX_NAME_LENGTH} characters",
+            cause="invalid",
+        )
+    return name
 
 
 async def _store(
@@ -89,6 +108,8 @@ async def _store(
 
 
 async def _arriving(request: Request, silence_seconds: float) -> AsyncIterator[bytes]:
+    """The body in pieces of at least `CHUNK_BYTES`: rows are looked for once a piece, however small the sender's."""
+    piece = bytearray()
     stream = request.stream()
     while True:
         try:
@@ -98,9 +119,13 @@ async def _arriving(request: Request, silence_seconds: float) -> AsyncIterator[b
             raise Problem(408, f"nothing arrived for {silence_seconds:g} s: send the upload again") from None
         except ClientDisconnect:
             raise Problem(400, "the sender went away") from None
+        if chunk is not None:
+            piece += chunk
+        if piece and (chunk is None or len(piece) >= CHUNK_BYTES):
+            yield bytes(piece)
+            piece.clear()
         if chunk is None:
             return
-        yield chunk
 
 
 async def _pieces(file: UploadFile) -> AsyncIterator[bytes]:

@@ -10,14 +10,14 @@ from pydantic import BaseModel
 from libs.contracts import api
 from libs.contracts.config import RunConfig
 from libs.contracts.states import RunPhase
-from libs.service import Problem
+from libs.service import JsonRoute, Problem
 from libs.store import results, runs, views
 from libs.store.database import Session
 from services.api.auth import Reader, Writer
 from services.api.creation import IdempotencyKey, create_once, create_request
 from services.api.parameters import Cursor, Limit, Store
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"])
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=JsonRoute)
 
 
 @router.post("", response_model=api.Run, status_code=201)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import codecs
 import json
-import math
 import re
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
-from typing import NoReturn
 
 from libs.contracts.api import FieldProblem
+from libs.contracts.strict import BadJson, parse_json
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _SPACE = " \t\r\n"
@@ -149,15 +148,9 @@ def _line_row(number: int, line: str, limits: Limits) -> _Row:
 
 def _parse(line: str) -> object:
     try:
-        return _strict.decode(line.strip())
-    except json.JSONDecodeError as error:
-        raise _Refused(f"not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise _Refused("nested too deeply") from None
-    except _Refused:
-        raise
-    except ValueError as error:
-        raise _Refused(f"not JSON: {error}") from None
+        return parse_json(line.strip())
+    except BadJson as error:
+        raise _Refused(str(error)) from None
 
 
 async def _array_rows(texts: AsyncIterator[str], limits: Limits) -> AsyncIterator[_Row]:
@@ -254,8 +247,10 @@ class _ArrayScanner:
             if len(self._buffer) - self._at > self._limits.row_bytes:
                 raise _Hopeless(_too_long(self._limits)) from None
             return None
-        except (RecursionError, ValueError) as error:
-            raise _Hopeless(f"not readable: {error}") from None
+        except RecursionError:
+            raise _Hopeless("nested too deeply to be read: flatten it") from None
+        except ValueError:
+            raise _Hopeless("a number has too many digits: write it as a text") from None
         # A number or word that ends with the buffer may go on in the next chunk.
         return end if end < len(self._buffer) or self._buffer[end - 1] in '}]"' else None
 
@@ -286,25 +281,4 @@ def _too_long(limits: Limits) -> str:
     return f"the row is longer than {limits.row_bytes} bytes"
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _Refused(f"key {twice!r} appears twice in one object")
-    return found
-
-
-def _constant(name: str) -> NoReturn:
-    raise _Refused(f"{name} is not JSON: write null or a number")
-
-
-def _finite(digits: str) -> float:
-    value = float(digits)
-    if not math.isfinite(value):
-        raise _Refused(f"{digits[:40]} is too large for a number")
-    return value
-
-
-_strict = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
 _lenient = json.JSONDecoder()

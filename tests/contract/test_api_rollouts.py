@@ -172,8 +172,10 @@ async def test_a_reward_with_the_same_key_changes_nothing_and_with_another_value
     ]
     statuses = [(await api_http.post(path, json=body)).status_code for body in bodies]
     assert statuses == [201, 200, 409, 404]
-    infinite = await api_http.post(path, content='{"key": "c", "value": Infinity}')
-    assert infinite.status_code == 422
+    infinite = await api_http.post(
+        path, content='{"key": "c", "value": Infinity}', headers={"content-type": "application/json"}
+    )
+    assert (infinite.status_code, infinite.json()["detail"]) == (400, "Infinity is not JSON: write null or a number")
     assert (await api_http.post("/v1/rollouts/nobody/rewards", json=bodies[0])).status_code == 404
 
 
