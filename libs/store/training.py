@@ -153,13 +153,13 @@ async def commit_step(session: Session, record: StepRecord) -> None:
         await session.execute(insert(tables.StepSample), samples)
 
 
-async def prune_versions(session: Session, run_id: str, before: int) -> list[Version]:
-    """Marks versions from 1 up to `before` as removed, except those that an evaluation names; returns those marked."""
+async def prune_versions(session: Session, run_id: str, before: int) -> set[int]:
+    """Marks versions from 1 up to `before` as removed, except those that an evaluation names; returns all unmarked."""
     table = tables.PolicyVersion
     pinned = select(tables.Evaluation.policy_version).where(
         tables.Evaluation.run_id == run_id, tables.Evaluation.policy_version.is_not(None)
     )
-    statement = (
+    await session.execute(
         update(table)
         .where(
             table.run_id == run_id,
@@ -169,6 +169,5 @@ async def prune_versions(session: Session, run_id: str, before: int) -> list[Ver
             table.version.not_in(pinned),
         )
         .values(pruned_at=func.now())
-        .returning(table.version, table.path, table.content_sha256, table.size_bytes)
     )
-    return [Version(*row) for row in await session.execute(statement)]
+    return set(await session.scalars(select(table.version).where(table.run_id == run_id, table.pruned_at.is_(None))))

@@ -62,7 +62,7 @@ def checkpoint_folder(root: Path, run_id: str, step: int) -> Path:
 
 def export_weights(model: PreTrainedModel, base: Path, folder: Path) -> Export:
     """Writes a Hugging Face folder: the model's weights, and every other file of the base model as it is."""
-    with _whole(folder) as scratch:
+    with _whole(folder, moment="trainer.version_unnamed") as scratch:
         model.save_pretrained(scratch)
         passes("trainer.weights_written")
         for file in base.iterdir():
@@ -90,7 +90,7 @@ def describe(folder: Path) -> Export:
 
 def save_checkpoint(optimizer: torch.optim.Optimizer, progress: Progress, folder: Path) -> None:
     """Writes what a resumed trainer needs beside the weights."""
-    with _whole(folder) as scratch:
+    with _whole(folder, moment="trainer.checkpoint_unnamed") as scratch:
         # No pickle: reading a checkpoint runs no code.
         save_file(_flat_state(optimizer), scratch / STATE_NAME)
         passes("trainer.state_written")
@@ -136,8 +136,11 @@ def clear_scratch(root: Path, run_id: str) -> None:
 
 
 @contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """A scratch folder that takes the name `folder`, durably, when the block ends without an exception."""
+def _whole(folder: Path, *, moment: str) -> Iterator[Path]:
+    """A scratch folder that takes the name `folder`, durably, when the block ends without an exception.
+
+    Args: moment: the fault point between the removal of what had the name and the renaming
+    """
     scratch = folder.with_name(f".{folder.name}.partial")
     remove_folder(scratch)
     scratch.mkdir(parents=True)
@@ -149,7 +152,7 @@ def _whole(folder: Path) -> Iterator[Path]:
         _sync(scratch)
         # Only a step that was never committed can have left this name; its files are nobody's.
         remove_folder(folder)
-        passes("trainer.name_freed")
+        passes(moment)
         scratch.rename(folder)
         _sync(folder.parent)
     finally:

@@ -196,6 +196,10 @@ def _version(number: int, export: Export) -> training.Version:
     return training.Version(number, str(export.path), export.content_sha256, export.size_bytes)
 
 
+def _numbers(parent: Path) -> set[int]:
+    return {int(found.name) for found in parent.iterdir() if found.name.isdecimal()}
+
+
 @dataclass
 class Trainer:
     """Holds the run's lock and its learner; makes steps."""
@@ -303,18 +307,17 @@ class Trainer:
         return {**metrics, **saved}, export
 
     async def _prune(self) -> None:
-        """Removes old files: rows are marked first, so that nobody reads what is going."""
+        """Removes old files, a killed trainer's too: rows are marked first, so that nobody reads what is going."""
         oldest_kept = self.learner.step - self.config.training.keep_checkpoints + 1
         async with self.database.session() as session:
-            pruned = await training.prune_versions(session, self.settings.run_id, oldest_kept)
+            kept = await training.prune_versions(session, self.settings.run_id, oldest_kept)
         passes("trainer.versions_marked")
-        folders = [Path(version.path) for version in pruned]
-        checkpoints = self.settings.folder / self.settings.run_id / "checkpoints"
-        folders += [
-            found for found in checkpoints.iterdir() if found.name.isdecimal() and int(found.name) < oldest_kept
-        ]
-        for folder in folders:
-            await asyncio.to_thread(remove_folder, folder)
+        folder, run_id = self.settings.folder, self.settings.run_id
+        folders = [version_folder(folder, run_id, old) for old in _numbers(folder / run_id / "versions") - kept]
+        folders += [checkpoint_folder(folder, run_id, old) for old in _numbers(folder / run_id / "checkpoints")]
+        for found in folders:
+            if int(found.name) < oldest_kept:
+                await asyncio.to_thread(remove_folder, found)
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:
         STEPS.inc()
