@@ -30,7 +30,7 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def gateway_process(stage: Scene, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+async def gateway_process(stage: Scene, port: int, **more: str) -> AsyncIterator[asyncio.subprocess.Process]:
     environment = {
         "PATH": os.environ["PATH"],
         "GATEWAY_PORT": str(port),
@@ -39,6 +39,7 @@ async def gateway_process(stage: Scene, port: int) -> AsyncIterator[asyncio.subp
         "GATEWAY_SHUTDOWN_SECONDS": "1",
         "LEYDEN_DATABASE_URL": stage.database.dsn,
         "LEYDEN_CAPABILITY_KEYS_FILE": str(stage.folder / "keys.json"),
+        **more,
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "services.gateway", cwd=ROOT, env=environment, stdout=asyncio.subprocess.DEVNULL
