@@ -22,8 +22,20 @@ from libs.contracts.states import AttemptState, OutcomeKind
 from libs.faults import passes
 from libs.store import tables
 from libs.store.database import ReadSession, Session
+from libs.store.groups import HELD_SHARE
 
 _LIVE = (AttemptState.LEASED, AttemptState.RUNNING)
+
+# Of outcome o of rollout r: the agent failed because of us, as `services.controller.settling` judges it. The controller
+# has such a rollout executed again, so its outcome is no verdict.
+_OURS = f"""
+    o.kind IN ('agent_error', 'timeout') AND (
+        SELECT bool_or(m.status = 'failed') OR o.kind = 'timeout' AND sum(m.queued_seconds) > {HELD_SHARE} * (
+            SELECT extract(epoch FROM a.finished_at - a.started_at) FROM attempts a
+            WHERE a.rollout_id = o.rollout_id AND a.number = o.attempt)
+        FROM model_calls m
+        WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = o.attempt AND m.choice = 0) IS TRUE
+"""  # noqa: S608  # constants alone
 
 # Of rollout r in run u. A cancelled attempt is nobody's failure and does not count against max_attempts.
 _MAY_RUN = f"""
@@ -32,7 +44,8 @@ _MAY_RUN = f"""
         SELECT FROM attempts a
         WHERE a.rollout_id = r.id AND a.state IN ('leased', 'running'))
     AND NOT EXISTS (
-        SELECT FROM outcomes o WHERE o.rollout_id = r.id AND o.kind NOT IN ('infra_error', 'cancelled'))
+        SELECT FROM outcomes o WHERE o.rollout_id = r.id AND o.kind NOT IN ('infra_error', 'cancelled')
+        AND NOT ({_OURS}))
     AND coalesce((u.config #>> '{{sampling,max_attempts}}')::integer, {Sampling().max_attempts}) > (
         SELECT count(*) FROM attempts a LEFT JOIN outcomes o ON o.rollout_id = a.rollout_id AND o.attempt = a.number
         WHERE a.rollout_id = r.id AND o.kind IS DISTINCT FROM 'cancelled')

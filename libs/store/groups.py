@@ -19,6 +19,9 @@ from libs.contracts.states import OutcomeKind, RolloutState, RunIntent, RunPhase
 from libs.store import tables
 from libs.store.database import ReadSession, Session
 
+HELD_SHARE = 0.5
+"""Of an attempt's time: a timeout whose model calls waited longer than this for an engine is the platform's failure."""
+
 
 @dataclass(frozen=True)
 class EvaluationFacts:

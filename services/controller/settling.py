@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from libs.contracts.config import Sampling
 from libs.contracts.states import OutcomeKind, RolloutState
-from libs.store.groups import AttemptFacts, Resolution
+from libs.store.groups import HELD_SHARE, AttemptFacts, Resolution
 
 NO_REWARD = "no_reward"
 LEASE_LOST = "lease_lost"
 CALL_FAILED = "call_failed"
 HELD = "held"
-HELD_SHARE = 0.5
-"""Of an attempt's time: a timeout whose model calls were held for longer is ours."""
 
 
 def resolve(ended: AttemptFacts, sampling: Sampling) -> Resolution | None:

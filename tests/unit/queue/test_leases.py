@@ -170,6 +170,28 @@ async def test_a_final_outcome_is_never_executed_again(
     assert await lease(database, rollout) is None
 
 
+@pytest.mark.parametrize(
+    ("kind", "call"),
+    [
+        (OutcomeKind.AGENT_ERROR, {"status": "failed", "trainable": False}),
+        (OutcomeKind.TIMEOUT, {"status": "failed", "trainable": False}),
+        (OutcomeKind.TIMEOUT, {"queued_seconds": 60.0}),
+    ],
+)
+async def test_an_agent_that_failed_because_of_its_model_calls_is_executed_again(
+    database: Database, rollout: tables.Rollout, kind: OutcomeKind, call: dict[str, Any]
+) -> None:
+    got = await held(database, rollout)
+    async with database.session() as session:
+        await leases.start(session, got)
+    await builders.add_call(database, rollout, **call)
+    await settle(database, got, Outcome(kind))
+    again = await held(database, rollout)
+    assert (again.rollout_id, again.attempt) == (rollout.id, 2)
+    await settle(database, again, Outcome(kind))
+    assert await lease(database, rollout) is None
+
+
 async def test_infrastructure_failures_use_up_attempts(database: Database, rollout: tables.Rollout) -> None:
     for _ in range(3):
         await settle(database, await held(database, rollout), INFRA)
