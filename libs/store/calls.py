@@ -14,18 +14,16 @@ import psycopg
 from psycopg import sql
 from psycopg.types.json import Jsonb
 from sqlalchemy import ARRAY, Text, all_, literal, select
-from sqlalchemy import exc as _db
 
 from libs.contracts.states import CallStatus, EngineState
 from libs.store import tables
-from libs.store.database import Database, ReadSession
+from libs.store.connection import BoundedConnection, arguments, connect
+from libs.store.database import AWAY, Database, ReadSession, cause
 
 Json = dict[str, Any]
 
 # Postgres stores no NUL in JSON; the escape counts only after an even number of backslashes.
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
-
-CONNECT_TIMEOUT_SECONDS = 5
 
 
 class StoreAway(Exception):
@@ -92,13 +90,14 @@ class CallWriter:
 
     COPY outside a transaction block commits by itself: two round trips for a durable row. Not for concurrent use.
 
-    Args: timeout_seconds: bound on one `write`, after which the store counts as away
+    Args: client: as for `Database`; timeout_seconds: bound on one `write`, after which the store counts as away
     """
 
-    def __init__(self, dsn: str, *, timeout_seconds: float = 10.0) -> None:
+    def __init__(self, dsn: str, client: str = "leyden", *, timeout_seconds: float = 10.0) -> None:
         self._dsn = dsn
+        self._client = client
         self._timeout_seconds = timeout_seconds
-        self._connection: psycopg.AsyncConnection[tuple[object, ...]] | None = None
+        self._connection: BoundedConnection | None = None
 
     async def write(self, calls: Sequence[NewCall], *, may_exist: bool = False) -> None:
         """Makes the calls durable, all or none; returns after the commit.
@@ -115,7 +114,7 @@ class CallWriter:
             raise CallRefused(str(error)) from error
         except (psycopg.Error, OSError, TimeoutError) as error:
             await self.close()
-            raise StoreAway(str(error)) from error
+            raise StoreAway(cause(error)) from error
 
     async def close(self) -> None:
         """Closes the connection; the next `write` opens another."""
@@ -123,18 +122,13 @@ class CallWriter:
         if connection is not None:
             await connection.close()
 
-    async def _connected(self) -> psycopg.AsyncConnection[tuple[object, ...]]:
+    async def _connected(self) -> BoundedConnection:
         if self._connection is None:
-            self._connection = await psycopg.AsyncConnection.connect(
+            self._connection = await connect(
                 self._dsn,
+                answer_seconds=self._timeout_seconds,
                 autocommit=True,
-                connect_timeout=CONNECT_TIMEOUT_SECONDS,
-                options=f"-c statement_timeout={round(self._timeout_seconds * 1000)} -c timezone=UTC",
-                # A server that vanished without a word is noticed within seconds.
-                keepalives_idle=5,
-                keepalives_interval=2,
-                keepalives_count=3,
-                tcp_user_timeout=15_000,
+                **arguments(self._dsn, self._client, self._timeout_seconds),
             )
         return self._connection
 
@@ -145,8 +139,8 @@ async def reading(database: Database) -> AsyncIterator[ReadSession]:
     try:
         async with database.read() as session:
             yield session
-    except (_db.OperationalError, _db.InterfaceError, _db.TimeoutError, OSError) as error:
-        raise StoreAway(str(error)) from error
+    except AWAY as error:
+        raise StoreAway(cause(error)) from error
 
 
 async def completed_calls(

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 
 from psycopg import AsyncConnection, sql
-from sqlalchemy import text
+from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+from libs.store.connection import arguments, connect
+
+AWAY = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, OSError)
+"""What a session raises while Postgres is away, full, read-only or out of connections: the work may be repeated."""
+POOL_SECONDS = 10.0
+RECYCLE_SECONDS = 1800
+"""Age at which a connection is replaced, so that after a failover or a change of roles nobody keeps an old one."""
 
 
 class ReadSession(AsyncSession):
@@ -21,20 +30,24 @@ class Session(ReadSession):
 class Database:
     """The pool of one process.
 
-    Args: dsn: `postgresql://…`; pool_size: connections kept; statement_timeout_seconds: bound on every statement.
+    Args: dsn: `postgresql://…`; client: who this is, as `leyden-gateway`: Postgres shows it beside each connection;
+        pool_size: connections kept; answer_seconds: bound on every statement, after which Postgres counts as away.
     """
 
-    def __init__(self, dsn: str, *, pool_size: int = 5, statement_timeout_seconds: float = 60.0) -> None:
+    def __init__(self, dsn: str, client: str = "leyden", *, pool_size: int = 5, answer_seconds: float = 30.0) -> None:
         self.dsn = dsn
         self.engine = create_async_engine(
             sqlalchemy_url(dsn),
             pool_size=pool_size,
             max_overflow=pool_size,
             pool_pre_ping=True,
-            pool_timeout=30,
+            pool_timeout=POOL_SECONDS,
+            pool_recycle=RECYCLE_SECONDS,
+            # Parameters are prompts and answers, and errors are logged.
+            hide_parameters=True,
             connect_args={
-                "options": f"-c statement_timeout={int(statement_timeout_seconds * 1000)} -c timezone=UTC",
-                "connect_timeout": 10,
+                "async_creator_fn": partial(connect, answer_seconds=answer_seconds),
+                **arguments(dsn, client, answer_seconds),
             },
         )
 
@@ -59,6 +72,12 @@ class Database:
     async def close(self) -> None:
         """Closes every pooled connection."""
         await self.engine.dispose()
+
+
+def cause(error: BaseException) -> str:
+    """What Postgres or its driver said, in one line without SQL: for logs and for people."""
+    said = str(getattr(error, "orig", None) or error) or type(error).__name__
+    return said.strip().splitlines()[0]
 
 
 def sqlalchemy_url(dsn: str) -> str:

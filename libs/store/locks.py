@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
-from psycopg import AsyncConnection, OperationalError
+from psycopg import OperationalError
+
+from libs.store.connection import BoundedConnection, arguments, connect
 
 
 class LockLost(Exception):
@@ -15,13 +17,16 @@ class AdvisoryLock:
     """One named lock of a database, held by at most one connection.
 
     Args: name: such as `controller` or `trainer:run-abc`; lower-level code sees its first 63 bits of SHA-256.
+        client, answer_seconds: as for `Database`
     """
 
-    def __init__(self, dsn: str, name: str) -> None:
+    def __init__(self, dsn: str, name: str, client: str = "leyden", *, answer_seconds: float = 30.0) -> None:
         self.name = name
         self._dsn = dsn
+        self._client = client
+        self._answer_seconds = answer_seconds
         self._key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) >> 1
-        self._connection: AsyncConnection[tuple[object, ...]] | None = None
+        self._connection: BoundedConnection | None = None
 
     async def acquire(self) -> bool:
         """Takes the lock if nobody holds it.
@@ -29,14 +34,12 @@ class AdvisoryLock:
         Raises: psycopg.OperationalError: Postgres is away.
         """
         if self._connection is None:
-            # Keepalives: a connection that died silently releases the lock on the server within half a minute.
-            self._connection = await AsyncConnection.connect(
+            # Its keepalives: a connection that died silently releases the lock on the server within half a minute.
+            self._connection = await connect(
                 self._dsn,
+                answer_seconds=self._answer_seconds,
                 autocommit=True,
-                connect_timeout=10,
-                keepalives_idle=10,
-                keepalives_interval=5,
-                keepalives_count=4,
+                **arguments(self._dsn, self._client, self._answer_seconds),
             )
         try:
             row = await (await self._connection.execute("SELECT pg_try_advisory_lock(%s)", (self._key,))).fetchone()

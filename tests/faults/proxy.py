@@ -162,7 +162,8 @@ class FaultProxy:
                 self._pump(reader, server_writer, lambda data: self._towards_server(data, writer, link)),
                 self._pump(server_reader, writer, lambda data: self._towards_client(data, writer, link)),
             )
-        except (OSError, _Ended):
+        except (OSError, _Ended, asyncio.CancelledError):
+            # Cancelled at the end: the streams of Python 3.11 report a cancelled task as an accident.
             pass
         finally:
             self._writers.difference_update(pair)

@@ -1,0 +1,149 @@
+"""A whole platform whose Postgres, Redis and engine stand behind proxies, training a bandit while they fail."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import psycopg
+from psycopg import sql
+
+from libs.cli.platform import Options, Platform
+from libs.client import Leyden
+from libs.contracts.api import Run
+from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from services.engine.tiny import make_tiny_model
+from tests.faults.proxy import FaultProxy
+from tests.soak import bandit_run
+from tests.truth import lost_calls, violations
+
+ROLE = "services"
+ENDED = {"completed", "failed", "cancelled"}
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass
+class Stage:
+    """Args: database: of the superuser, past the proxy; received: what agents were answered, one id a line"""
+
+    platform: Platform
+    client: Leyden
+    servers: tuple[EmbeddedPostgres, EmbeddedRedis]
+    database: str
+    redis: str
+    postgres_proxy: FaultProxy
+    redis_proxy: FaultProxy
+    engine_proxy: FaultProxy
+    received: Path
+
+    def execute(self, statement: str) -> None:
+        """Runs SQL as the superuser, past the proxy."""
+        with psycopg.connect(self.database, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def train(self, steps: int, **sections: dict[str, object]) -> Run:
+        """Begins a run; returns when its first rollouts have finished."""
+        run = self.client.create_run(bandit_run(self.received, f"ordeal-{steps}", steps, **sections))
+        self.wait_for_rollouts(run.id, 8)
+        return run
+
+    def wait_for_rollouts(self, run_id: str, more: int) -> None:
+        """Until so many more rollouts have finished; a run that ends before is too short for the test."""
+        goal = self._finished(run_id) + more
+        until(lambda: self._finished(run_id) >= goal, f"{more} more rollouts of {run_id}")
+
+    def _finished(self, run_id: str) -> int:
+        run = self.client.run(run_id)
+        assert run.phase not in ENDED, f"the run ended too early: {run.phase} {run.reason}"
+        return run.progress.rollouts.get("finished", 0)
+
+    def ended(self, run_id: str) -> Run:
+        """The run, once it has ended."""
+        until(lambda: self.client.run(run_id).phase in ENDED, f"the end of {run_id}")
+        return self.client.run(run_id)
+
+    def damage(self, run_id: str) -> dict[str, list[Any]]:
+        """What was lost or doubled; empty when nothing was."""
+        lost = lost_calls(self.database, run_id, self.received)
+        return violations(self.database, run_id) | ({"lost calls": lost} if lost else {})
+
+    def readiness(self, service: str) -> tuple[int, dict[str, str]]:
+        """Status and checks of a service's /readyz."""
+        answer = httpx.get(f"{self.platform.facts.url(service)}/readyz", timeout=30, trust_env=False)
+        return answer.status_code, answer.json()["checks"]
+
+    def log(self, service: str) -> list[dict[str, object]]:
+        """What a service has logged."""
+        lines = (self.platform.facts.logs / f"{service}.log").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    """Waits for a condition.
+
+    Raises: AssertionError: it did not come true in time
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        time.sleep(0.1)
+
+
+@contextmanager
+def stage(folder: Path, environment: dict[str, dict[str, str]] | None = None) -> Iterator[Stage]:
+    """The platform with its dependencies behind proxies; its Postgres role is an ordinary one, not the superuser.
+
+    Args: environment: further variables by service
+    """
+    with ExitStack() as stack:
+        postgres, redis = EmbeddedPostgres(folder / "postgres", durable=False), EmbeddedRedis(folder / "redis")
+        stack.callback(postgres.stop)
+        stack.callback(redis.stop)
+        database, cache = postgres.start(), redis.start()
+        proxies = [FaultProxy.of(database), FaultProxy.of(cache), FaultProxy()]
+        postgres_proxy, redis_proxy, engine_proxy = (stack.enter_context(proxy) for proxy in proxies)
+        variables = {
+            "controller": {"CONTROLLER_ENGINE_URLS": json.dumps([f"http://127.0.0.1:{engine_proxy.port}"])},
+            "engine": {"OMP_NUM_THREADS": "1"},
+            "trainer": {"OMP_NUM_THREADS": "1"},
+        }
+        for service, more in (environment or {}).items():
+            variables[service] = variables.get(service, {}) | more
+        options = Options(
+            model_path=make_tiny_model(folder / "tiny"),
+            free_ports=True,
+            environment=variables,
+            database_url=postgres_proxy.url(_ordinary(database)),
+            redis_url=redis_proxy.url(cache),
+        )
+        platform = Platform(folder / "home", options)
+        platform.start()
+        stack.callback(platform.stop)
+        platform.ready(PATIENCE_SECONDS)
+        engine_proxy.target = ("127.0.0.1", platform.facts.ports["engine"])
+        client = stack.enter_context(Leyden(platform.facts.url("api"), platform.token, patience_seconds=60))
+        client.upload_dataset("bandit", [{"number": number} for number in range(16)])
+        received = folder / "received.log"
+        received.touch()
+        servers = (postgres, redis)
+        yield Stage(platform, client, servers, database, cache, postgres_proxy, redis_proxy, engine_proxy, received)
+
+
+def _ordinary(dsn: str) -> str:
+    """The DSN of an ordinary role that owns the database."""
+    parts = urlsplit(dsn)
+    assert parts.password is not None
+    database = sql.Identifier(parts.path.removeprefix("/"))
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(
+            sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(ROLE), sql.Literal(parts.password))
+        )
+        connection.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, sql.Identifier(ROLE)))
+    return urlunsplit(parts._replace(netloc=f"{ROLE}:{parts.password}@{parts.hostname}:{parts.port}"))
