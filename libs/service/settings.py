@@ -28,7 +28,9 @@ class ServiceSettings(BaseSettings):
     database_url: str = Field(
         default="postgresql://leyden@127.0.0.1:5432/leyden", validation_alias="LEYDEN_DATABASE_URL", repr=False
     )
-    """Postgres, as `postgresql://user:password@host:port/name`."""
+    """Postgres, as `postgresql://user:password@host:port/name`; settings of libpq may follow: `?connect_timeout=3`."""
+    database_answer_seconds: float = Field(default=30.0, gt=0, validation_alias="LEYDEN_DATABASE_ANSWER_SECONDS")
+    """Bound on one statement. A Postgres that is silent for longer counts as away, and its connection is closed."""
     redis_url: str = Field(default="redis://127.0.0.1:6379/0", validation_alias="LEYDEN_REDIS_URL", repr=False)
     """Redis, as `redis://host:port/number` or `unix:///path`."""
     capability_keys_file: Path = Field(

@@ -52,7 +52,9 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        database = Database(settings.database_url, pool_size=10)
+        database = Database(
+            settings.database_url, "leyden-api", pool_size=10, answer_seconds=settings.database_answer_seconds
+        )
         app.state.database = database
         app.state.uploads = asyncio.Semaphore(settings.max_uploads)
         checks.add("database", database.ping)

@@ -32,7 +32,12 @@ def create_collector(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        database = Database(settings.database_url, pool_size=settings.database_pool_size)
+        database = Database(
+            settings.database_url,
+            "leyden-collector",
+            pool_size=settings.database_pool_size,
+            answer_seconds=settings.database_answer_seconds,
+        )
         writer = BatchWriter(database, max_batch_rows=settings.max_batch_rows, write_seconds=settings.write_seconds)
         app.state.writer = writer
         app.state.checks.add("database", database.ping)

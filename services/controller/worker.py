@@ -37,6 +37,7 @@ LEASES_EXPIRED = Counter("controller_leases_expired_total", "Leases whose runner
 ROLLOUTS_QUEUED = Gauge("controller_rollouts_queued", "Rollouts that wait for an attempt.")
 
 LOCK_NAME = "controller"
+CLIENT = "leyden-controller"
 SHORTEST_PAUSE_SECONDS = 0.1
 MAX_EVALUATION_GROUPS = 1000
 """Groups of an evaluation admitted in one tick."""
@@ -247,7 +248,8 @@ async def _fail(session: Session, causes: dict[str, str]) -> None:
 
 async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     """Leads whenever no other controller does, until asked to stop."""
-    database = Database(settings.database_url)
+    answer_seconds = settings.database_answer_seconds
+    database = Database(settings.database_url, CLIENT, answer_seconds=answer_seconds)
     wake = Wake(settings.redis_url)
     queue = RolloutQueue(settings.redis_url)
     checks.add("database", database.ping)
@@ -255,7 +257,7 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
     checks.add("queue", queue.ping)
     try:
         while not stop.is_set():
-            lock = AdvisoryLock(settings.database_url, LOCK_NAME)
+            lock = AdvisoryLock(settings.database_url, LOCK_NAME, CLIENT, answer_seconds=answer_seconds)
             try:
                 if await lock.acquire():
                     await lead(settings, database, queue, wake, lock, stop)

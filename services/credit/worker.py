@@ -38,7 +38,12 @@ Result = Credited | Excluded
 
 async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     """Credits groups until the event is set; the batch in hand is finished first."""
-    database = Database(settings.database_url, pool_size=settings.database_pool_size)
+    database = Database(
+        settings.database_url,
+        "leyden-credit",
+        pool_size=settings.database_pool_size,
+        answer_seconds=settings.database_answer_seconds,
+    )
     wake = Wake(settings.redis_url)
     checks.add("database", database.ping)
     try:

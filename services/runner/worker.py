@@ -230,7 +230,7 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     doors = DoorWatch([settings.gateway_url, settings.collector_url])
     processes = Processes()
     processes.adopt_orphans()
-    database = Database(settings.database_url)
+    database = Database(settings.database_url, "leyden-runner", answer_seconds=settings.database_answer_seconds)
     queue = RolloutQueue(settings.redis_url)
     wake = Wake(settings.redis_url)
     checks.add("database", database.ping)
