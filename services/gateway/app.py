@@ -27,6 +27,8 @@ from services.gateway.routes import router
 from services.gateway.sample import Sampler
 from services.gateway.settings import Settings
 
+CLIENT = "leyden-gateway"
+
 
 def create_app(settings: Settings) -> FastAPI:
     """The application; nothing is opened before its lifespan begins."""
@@ -52,10 +54,10 @@ def create_app(settings: Settings) -> FastAPI:
 @asynccontextmanager
 async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     model = ChatModel(settings.model_path, context_length=settings.context_length)
-    database = Database(settings.database_url)
+    database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     reader = Reader(database, hold_seconds=settings.record_hold_seconds)
     directory = Directory(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
-    writer = CallWriter(settings.database_url, timeout_seconds=min(10.0, settings.record_hold_seconds))
+    writer = CallWriter(settings.database_url, CLIENT, timeout_seconds=min(10.0, settings.record_hold_seconds))
     recorder = Recorder(writer, hold_seconds=settings.record_hold_seconds)
     async with _engine_client(settings) as http:
         gateway = Gateway(

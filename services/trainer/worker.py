@@ -40,6 +40,8 @@ from services.trainer.step import Learner, Metrics, optimizer_step
 
 log = logger()
 
+CLIENT = "leyden-trainer"
+
 STEPS = Counter("trainer_steps_total", "Optimiser steps committed.")
 GROUPS = Counter("trainer_groups_total", "Groups judged, by verdict.", ["verdict"])
 TOKENS = Counter("trainer_tokens_total", "Tokens trained.")
@@ -132,10 +134,11 @@ async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -
 
     A step that SIGTERM interrupts is not committed; whoever resumes makes it again with the same result.
     """
-    database = Database(settings.database_url)
+    answer_seconds = settings.database_answer_seconds
+    database = Database(settings.database_url, CLIENT, answer_seconds=answer_seconds)
     wake = Wake(settings.redis_url)
     checks.add("database", database.ping)
-    lock = AdvisoryLock(settings.database_url, f"trainer:{settings.run_id}")
+    lock = AdvisoryLock(settings.database_url, f"trainer:{settings.run_id}", CLIENT, answer_seconds=answer_seconds)
     try:
         if await _acquire(lock, stop):
             trainer = await _open_trainer(settings, database, wake, lock)
