@@ -1,0 +1,171 @@
+"""A training goes on while every service is killed at its worst moments, one after the other and several at once.
+
+Afterwards the store holds exactly what the agents were told, once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from libs.cli.platform import Platform
+from libs.client import Leyden
+from libs.faults import Armory
+from tests.soak import small_platform
+from tests.truth import violations
+
+AGENT = Path(__file__).parents[1] / "agents" / "witness.py"
+POINTS = {
+    "gateway": ["answered", "recorded", "streamed"],
+    "runner": ["delivered", "leased", "started", "ended", "attempt_ended", "settled"],
+    "collector": ["spans_written", "committed"],
+    "credit": ["computed", "written", "committed"],
+    "controller": [
+        *("groups_completed", "committed", "groups_written", "admitted", "enqueued"),
+        *("version_noticed", "engine_paused", "engine_loaded"),
+    ],
+    "engine": ["weights_read", "weights_swapped"],
+    "trainer": ["saved", "committed"],
+}
+FIRE_SECONDS = 120.0
+STEPS = 12
+
+
+@pytest.fixture
+def armory(tmp_path: Path) -> Armory:
+    return Armory(tmp_path / "faults")
+
+
+@pytest.fixture
+def platform(tmp_path: Path, armory: Armory) -> Iterator[Platform]:
+    quick = {"RUNNER_LEASE_SECONDS": "4", "RUNNER_CONCURRENCY": "8", "CONTROLLER_RETRY_SECONDS": "0.1"}
+    with small_platform(tmp_path, **armory.environment, **quick) as running:
+        yield running
+
+
+class Trainings:
+    """Runs of the witness, one after another, for as long as somebody waits for something to happen in one."""
+
+    def __init__(self, client: Leyden, log: Path) -> None:
+        self._client, self._log = client, log
+        self.ids: list[str] = []
+
+    def more(self) -> None:
+        """Begins another run."""
+        self.ids.append(self._client.create_run(self._document(f"witnessed-{len(self.ids)}")).id)
+
+    def keep_on(self) -> None:
+        """Begins another run where the last one has ended."""
+        if self._client.run(self.ids[-1]).phase == "completed":
+            self.more()
+
+    def end(self, seconds: float = 200.0) -> None:
+        """Waits until every run is over."""
+        deadline = time.monotonic() + seconds
+        for run_id in self.ids:
+            while self._client.run(run_id).phase not in {"completed", "failed"} and time.monotonic() < deadline:
+                time.sleep(0.2)
+
+    def _document(self, name: str) -> dict[str, object]:
+        agent = {
+            "command": [sys.executable, "-I", "-S", str(AGENT)],
+            "environment": {"WITNESS_LOG": str(self._log)},
+        }
+        return {
+            "name": name,
+            "dataset": "bandit",
+            "agent": agent,
+            "runner": {"timeout_seconds": 120, "grant_reward": True},
+            "sampling": {"group_size": 4, "groups_per_step": 2, "max_attempts": 20},
+            "optimizer": {"learning_rate": 0.001},
+            "training": {"steps": STEPS},
+        }
+
+
+def fire(armory: Armory, trainings: Trainings) -> None:
+    """Returns when a process has died at each of the points; at every moment each service has one before it."""
+    ahead = {service: [f"{service}.{moment}" for moment in moments] for service, moments in POINTS.items()}
+    for points in ahead.values():
+        armory.arm(points[0])
+    deadline = time.monotonic() + FIRE_SECONDS
+    while any(ahead.values()):
+        for points in ahead.values():
+            if points and armory.fired(points[0], 0.0):
+                deadline = time.monotonic() + FIRE_SECONDS
+                del points[0]
+                if points:
+                    armory.arm(points[0])
+        assert time.monotonic() < deadline, f"nobody passed {ahead}"
+        trainings.keep_on()
+        time.sleep(0.1)
+
+
+@pytest.mark.timeout(900)
+def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_doubled(
+    platform: Platform, client: Leyden, armory: Armory, tmp_path: Path
+) -> None:
+    log = tmp_path / "witness.log"
+    log.touch()
+    trainings = Trainings(client, log)
+    for point in ("api.created", "api.committed"):
+        armory.arm(point)
+        trainings.more()
+        assert armory.fired(point, 0.0)
+    fire(armory, trainings)
+    trainings.end()
+
+    runs = {run.id: run for run in client.runs()}
+    assert sorted(runs) == sorted(trainings.ids)
+    assert [(runs[run_id].phase, runs[run_id].reason) for run_id in trainings.ids] == [
+        ("completed", None) for _ in trainings.ids
+    ]
+    for run_id in trainings.ids:
+        assert violations(platform.facts.database_url, run_id) == {}
+        assert [version.version for version in client.policies(run_id)] == list(range(STEPS + 1))
+    told, kept = what_agents_were_told(log), what_the_store_holds(platform.facts.database_url)
+    assert told["answer"] - kept["answer"] == Counter()
+    assert told["span"] - kept["span"] == Counter()
+    assert told["reward"] - kept["reward"] == Counter()
+    for attempt in succeeded(platform.facts.database_url):
+        held = {kind: sum(n for (who, _), n in kept[kind].items() if who == attempt) for kind in kept}
+        assert (attempt, held) == (attempt, {"answer": 2, "span": 2, "reward": 1})
+
+
+Told = dict[str, Counter[tuple[tuple[str, int], str]]]
+
+
+def what_agents_were_told(log: Path) -> Told:
+    """By kind: (rollout and attempt, id) and how often it was written down."""
+    told: Told = {"answer": Counter(), "span": Counter(), "reward": Counter()}
+    for line in log.read_text().splitlines():
+        entry = json.loads(line)
+        told[entry["kind"]][(entry["who"][0], entry["who"][1]), entry["id"].removeprefix("chatcmpl-")] += 1
+    return told
+
+
+def what_the_store_holds(dsn: str) -> Told:
+    """The same, as rows."""
+    tables = {
+        "answer": "SELECT rollout_id, attempt, request_id FROM model_calls WHERE status = 'completed'",
+        "span": "SELECT rollout_id, attempt, span_id FROM spans",
+        "reward": "SELECT rollout_id, attempt, key FROM rewards",
+    }
+    with psycopg.connect(dsn) as connection:
+        rows = {kind: connection.execute(statement).fetchall() for kind, statement in tables.items()}
+    return {
+        kind: Counter(((rollout, attempt), name) for rollout, attempt, name in found) for kind, found in rows.items()
+    }
+
+
+def succeeded(dsn: str) -> list[tuple[str, int]]:
+    """Attempts whose verdict counts."""
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute("SELECT id, attempt FROM rollouts WHERE state = 'finished' ORDER BY id").fetchall()
+    return [(rollout, attempt) for rollout, attempt in rows]
