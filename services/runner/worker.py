@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
-from sqlalchemy.exc import SQLAlchemyError
 
 from libs.capability import KeyRing
 from libs.contracts.states import OutcomeKind
@@ -20,9 +19,9 @@ from libs.queue.leases import Lease, Outcome
 from libs.queue.stream import RolloutQueue
 from libs.queue.wake import Topic, Wake
 from libs.service import Checks, pause
-from libs.store.database import Database
+from libs.store.database import AWAY, Database, cause
 from libs.store.migrate import check_schema
-from libs.telemetry import SECONDS_BUCKETS, bind, logger
+from libs.telemetry import SECONDS_BUCKETS, Seldom, bind, logger
 from services.runner.attempt import Workplace, execute, user_ids
 from services.runner.doors import DoorWatch
 from services.runner.folder import Folders
@@ -30,6 +29,7 @@ from services.runner.process import Processes
 from services.runner.settings import Settings
 
 log = logger()
+seldom = Seldom(log)
 
 RUNNING = Gauge("runner_attempts_running", "Attempts at work.")
 ENDED = Counter("runner_attempts_ended_total", "Attempts that were settled.", ["kind"])
@@ -79,12 +79,12 @@ class Runner:
             await self._lease_all([delivery.rollout_id for delivery in deliveries])
             await self._queue.ack(deliveries)
         except QueueUnavailable as error:
-            log.warning("task queue away, asking the store", cause=str(error))
+            seldom.warning("task queue away, asking the store", cause=str(error))
             await self._take_from_store(room)
             await pause(stop, self._settings.poll_seconds)
-        except SQLAlchemyError as error:
+        except AWAY as error:
             # Not acknowledged: delivered again.
-            log.warning("no lease taken", cause=str(error).splitlines()[0])
+            seldom.warning("no lease taken", cause=cause(error))
             await pause(stop, self._settings.poll_seconds)
 
     async def _take_from_store(self, room: int) -> None:
@@ -92,8 +92,8 @@ class Runner:
             async with self._database.read() as session:
                 waiting = await leases.deliverable_rollouts(session, limit=room)
             await self._lease_all(waiting)
-        except SQLAlchemyError as error:
-            log.warning("no lease taken", cause=str(error).splitlines()[0])
+        except AWAY as error:
+            seldom.warning("no lease taken", cause=cause(error))
 
     async def _lease_all(self, rollout_ids: Sequence[str]) -> None:
         async with self._database.session() as session:
@@ -146,9 +146,8 @@ class Runner:
 
     async def _execute(self, lease: Lease) -> Outcome:
         try:
-            async with self._database.session() as session:
-                if not await leases.start(session, lease):
-                    return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost before the start")
+            if not await self._start(lease):
+                return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost before the start")
             passes("runner.started")
             log.info("attempt started")
             return await execute(lease, self._place)
@@ -156,6 +155,16 @@ class Runner:
         except Exception as error:
             log.exception("attempt broke")
             return Outcome(OutcomeKind.INFRA_ERROR, detail=f"{type(error).__name__}: {error}")
+
+    async def _start(self, lease: Lease) -> bool:
+        """Whether the lease is still held; waits for a store that is away until `_renew` gives the lease up."""
+        while True:
+            try:
+                async with self._database.session() as session:
+                    return await leases.start(session, lease)
+            except AWAY as error:
+                seldom.warning("attempt not started", cause=cause(error))
+                await asyncio.sleep(min(1.0, self._settings.poll_seconds))
 
     async def _settle(self, lease: Lease, outcome: Outcome) -> None:
         """Writes the outcome; tries again while the store is away, for as long as the lease would live."""
@@ -165,8 +174,8 @@ class Runner:
                 async with self._database.session() as session:
                     held = await leases.settle(session, lease, outcome)
                 break
-            except SQLAlchemyError as error:
-                log.warning("outcome not settled", cause=str(error).splitlines()[0])
+            except AWAY as error:
+                seldom.warning("outcome not settled", cause=cause(error))
                 if time.monotonic() > until:
                     return
                 await asyncio.sleep(min(1.0, self._settings.poll_seconds))
@@ -186,8 +195,8 @@ class Runner:
                 async with self._database.session() as session:
                     held = await leases.heartbeat_all(session, asked, self._settings.lease_seconds)
                 renewed = time.monotonic()
-            except SQLAlchemyError as error:
-                log.warning("leases not renewed", cause=str(error).splitlines()[0])
+            except AWAY as error:
+                seldom.warning("leases not renewed", cause=cause(error))
             if held is None and time.monotonic() - renewed > self._settings.lease_seconds:
                 # Another runner may have them by now.
                 held = set()
