@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
+from sqlalchemy.exc import SQLAlchemyError
 
 from libs.capability import KeyRing
 from libs.contracts.states import OutcomeKind
@@ -82,7 +83,7 @@ class Runner:
             seldom.warning("task queue away, asking the store", cause=str(error))
             await self._take_from_store(room)
             await pause(stop, self._settings.poll_seconds)
-        except AWAY as error:
+        except SQLAlchemyError as error:
             # Not acknowledged: delivered again.
             seldom.warning("no lease taken", cause=cause(error))
             await pause(stop, self._settings.poll_seconds)
@@ -92,7 +93,7 @@ class Runner:
             async with self._database.read() as session:
                 waiting = await leases.deliverable_rollouts(session, limit=room)
             await self._lease_all(waiting)
-        except AWAY as error:
+        except SQLAlchemyError as error:
             seldom.warning("no lease taken", cause=cause(error))
 
     async def _lease_all(self, rollout_ids: Sequence[str]) -> None:
@@ -174,7 +175,7 @@ class Runner:
                 async with self._database.session() as session:
                     held = await leases.settle(session, lease, outcome)
                 break
-            except AWAY as error:
+            except SQLAlchemyError as error:
                 seldom.warning("outcome not settled", cause=cause(error))
                 if time.monotonic() > until:
                     return
@@ -195,7 +196,7 @@ class Runner:
                 async with self._database.session() as session:
                     held = await leases.heartbeat_all(session, asked, self._settings.lease_seconds)
                 renewed = time.monotonic()
-            except AWAY as error:
+            except SQLAlchemyError as error:
                 seldom.warning("leases not renewed", cause=cause(error))
             if held is None and time.monotonic() - renewed > self._settings.lease_seconds:
                 # Another runner may have them by now.
