@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import sys
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -69,6 +72,35 @@ def logger(name: str | None = None) -> structlog.typing.FilteringBoundLogger:
     """A logger; `name` becomes the fact `logger`."""
     bound = structlog.get_logger() if name is None else structlog.get_logger(logger=name)
     return cast(structlog.typing.FilteringBoundLogger, bound)
+
+
+class Seldom:
+    """Warnings that would repeat while something is away: of each event one line in `seconds`, the first at once.
+
+    `unsaid` of a line is how many before it were not written.
+    """
+
+    def __init__(
+        self,
+        log: structlog.typing.FilteringBoundLogger,
+        seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._log = log
+        self._seconds = seconds
+        self._clock = clock
+        self._said: dict[str, float] = {}
+        self._unsaid: Counter[str] = Counter()
+
+    def warning(self, event: str, **facts: object) -> None:
+        """Writes a line, or counts it for the next one."""
+        now = self._clock()
+        if now < self._said.get(event, -math.inf) + self._seconds:
+            self._unsaid[event] += 1
+            return
+        self._said[event] = now
+        unsaid = self._unsaid.pop(event, 0)
+        self._log.warning(event, **facts, **({"unsaid": unsaid} if unsaid else {}))
 
 
 def bind(**facts: object) -> AbstractContextManager[None]:

@@ -16,9 +16,9 @@ from libs.contracts.config import RunConfig
 from libs.faults import passes
 from libs.queue.wake import Topic, Wake
 from libs.service import Checks
-from libs.store.database import Database, Session
+from libs.store.database import AWAY, Database, Session, cause
 from libs.store.samples import PendingGroup, SiblingRows, load_siblings, lock_pending_groups, write_credit
-from libs.telemetry import SECONDS_BUCKETS, logger
+from libs.telemetry import SECONDS_BUCKETS, Seldom, logger
 from services.credit.group import Credited, Excluded, credit_group
 from services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row
 from services.credit.settings import Settings
@@ -32,6 +32,7 @@ BATCH_SECONDS = Histogram(
 RETRY_SECONDS = 1.0
 
 log = logger()
+seldom = Seldom(log)
 
 Result = Credited | Excluded
 
@@ -118,7 +119,11 @@ async def _batch(database: Database, wake: Wake, count: int) -> bool:
     """Whether there was anything to do; trouble with the store is told and waited out."""
     try:
         credited = await credit_pending(database, count)
-    # The loop must live: Postgres comes back, and what was not committed is computed again.
+    except AWAY as error:
+        seldom.warning("store away", cause=cause(error))
+        await asyncio.sleep(RETRY_SECONDS)
+        return False
+    # The loop must live: what was not committed is computed again.
     except Exception:
         log.exception("groups not credited")
         await asyncio.sleep(RETRY_SECONDS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from libs.contracts.ids import weight_version
 from libs.store.calls import StoreAway
-from libs.telemetry import logger
+from libs.telemetry import Seldom, logger
 from services.gateway.errors import Unavailable
 from services.gateway.metrics import HELD
 
@@ -21,7 +21,7 @@ QUIET_FACTOR = 10
 """How much slower the table is read when no request has come for a while."""
 QUIET_AFTER_SECONDS = 10.0
 
-log = logger()
+seldom = Seldom(logger())
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Directory:
         try:
             endpoints = list(await self._read())
         except StoreAway as error:
-            log.warning("engines not read", error=str(error))
+            seldom.warning("engines not read", cause=str(error))
             return
         self._endpoints = endpoints or list(self._static)
         # Wakes all who wait now.

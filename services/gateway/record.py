@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from libs.store.calls import CallRefused, NewCall, StoreAway
-from libs.telemetry import logger
+from libs.telemetry import Seldom, logger
 from services.gateway.errors import GatewayError, Unavailable
 from services.gateway.metrics import RECORD_ROWS, RECORD_SECONDS
 
@@ -21,6 +21,7 @@ MAX_ROWS = 512
 RETRY_SECONDS = 0.25
 
 log = logger()
+seldom = Seldom(log)
 
 
 class Writer(Protocol):
@@ -82,7 +83,7 @@ class Recorder:
         try:
             await self._write(batch)
         except StoreAway as error:
-            log.warning("store away", calls=len(batch), error=str(error))
+            seldom.warning("store away", calls=len(batch), cause=str(error))
             self._expire(batch)
             await asyncio.sleep(RETRY_SECONDS)
         except CallRefused as error:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import psycopg
 import torch
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -18,9 +19,9 @@ from libs.faults import passes
 from libs.queue.wake import Topic, Wake
 from libs.service import Checks, pause
 from libs.store import tables, training
-from libs.store.database import Database
-from libs.store.locks import AdvisoryLock
-from libs.telemetry import SECONDS_BUCKETS, logger
+from libs.store.database import AWAY, Database, cause
+from libs.store.locks import AdvisoryLock, LockLost
+from libs.telemetry import SECONDS_BUCKETS, Seldom, logger
 from services.trainer.batch import Sample
 from services.trainer.checkpoint import (
     Export,
@@ -39,6 +40,7 @@ from services.trainer.settings import Settings
 from services.trainer.step import Learner, Metrics, optimizer_step
 
 log = logger()
+seldom = Seldom(log)
 
 CLIENT = "leyden-trainer"
 
@@ -132,7 +134,8 @@ def decode_sample(row: tables.Sample) -> Sample:
 async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     """Trains the run to its last step, or until asked to stop; alone, by the run's lock.
 
-    A step that SIGTERM interrupts is not committed; whoever resumes makes it again with the same result.
+    A step that SIGTERM interrupts is not committed; whoever resumes makes it again with the same result. So does this
+    process itself when Postgres was away: with the connection the lock is gone, and another trainer may have gone on.
     """
     answer_seconds = settings.database_answer_seconds
     database = Database(settings.database_url, CLIENT, answer_seconds=answer_seconds)
@@ -140,13 +143,26 @@ async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -
     checks.add("database", database.ping)
     lock = AdvisoryLock(settings.database_url, f"trainer:{settings.run_id}", CLIENT, answer_seconds=answer_seconds)
     try:
-        if await _acquire(lock, stop):
-            trainer = await _open_trainer(settings, database, wake, lock)
-            await trainer.train(stop)
+        while not await _trained(settings, database, wake, lock, stop):
+            if await pause(stop, settings.poll_seconds):
+                break
     finally:
         await lock.release()
         await wake.close()
         await database.close()
+
+
+async def _trained(settings: Settings, database: Database, wake: Wake, lock: AdvisoryLock, stop: asyncio.Event) -> bool:
+    """Trains from the last committed step; False when the store was away, and it is to be tried again."""
+    try:
+        if await _acquire(lock, stop):
+            trainer = await _open_trainer(settings, database, wake, lock)
+            await trainer.train(stop)
+        return True
+    except (*AWAY, psycopg.OperationalError, LockLost) as error:
+        seldom.warning("store away, going back to the last step", cause=cause(error))
+        await lock.release()
+        return False
 
 
 async def _acquire(lock: AdvisoryLock, stop: asyncio.Event) -> bool:

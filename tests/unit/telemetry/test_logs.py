@@ -4,7 +4,7 @@ import logging
 import pytest
 import structlog
 
-from libs.telemetry import bind, configure_logs, logger
+from libs.telemetry import Seldom, bind, configure_logs, logger
 from libs.telemetry.logs import redact
 
 
@@ -62,3 +62,23 @@ def test_secrets_in_tracebacks_are_masked(capsys: pytest.CaptureFixture[str]) ->
 )
 def test_redaction(facts: dict[str, object], expected: dict[str, object]) -> None:
     assert redact(None, "info", dict(facts)) == expected
+
+
+@pytest.mark.usefixtures("_restored")
+def test_a_warning_that_repeats_is_written_seldom_and_says_how_often_it_was_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    configure_logs("gateway", "info")
+    now = [0.0]
+    seldom = Seldom(logger(), seconds=30, clock=lambda: now[0])
+    for second in (0, 1, 29, 30, 31, 90):
+        now[0] = second
+        seldom.warning("store away", cause=f"at {second}")
+        seldom.warning("queue away")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(line["cause"], line.get("unsaid")) for line in lines if line["event"] == "store away"] == [
+        ("at 0", None),
+        ("at 30", 2),
+        ("at 90", 1),
+    ]
+    assert len([line for line in lines if line["event"] == "queue away"]) == 3
