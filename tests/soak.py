@@ -1,36 +1,41 @@
-"""`make soak KILLS=300 SEED=1`: trainings of a bandit while services are killed at seeded random moments.
+"""`make soak KILLS=300 SEED=1`: trainings of a bandit while everything around it is killed at seeded random moments.
 
-The last line is one JSON object, counted in the store by SQL: kills, calls_lost, samples_doubled,
-steps_without_samples, runs_completed, runs. Exit status 1 when any promise was broken.
+Services and trainers, Postgres and Redis get SIGKILL, at any moment and at the named points where it hurts most; others
+are paused for longer than their leases last, and Redis is wiped. After each run the store is asked every question of
+`tests.truth`, what agents say they received is compared with its record, and the policy is made again from the recorded
+samples, bit for bit. The last line is one JSON object. Exit status 1 when any promise was broken; the home then stays.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
-import signal
+import shutil
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from libs.cli.platform import Options, Platform
 from libs.cli.services import PORTS
 from libs.client import Leyden
+from libs.faults import Armory
 from services.engine.tiny import make_tiny_model
+from tests.chaos import VICTIMS, Chaos, RunWatch, kill, trainer_pid
+from tests.replay import differing_versions
 from tests.truth import lost_calls, violations
 
+__all__ = ["VICTIMS", "bandit_run", "kill", "small_platform", "trainer_pid"]
+
 BANDIT = Path(__file__).parent / "agents" / "bandit.py"
-VICTIMS = ("gateway", "runner", "collector", "credit", "controller", "api", "engine", "trainer")
-ENDED = {"completed", "failed", "cancelled"}
 RUN_SECONDS = 900.0
+LEASE_SECONDS = 6.0
 
 
 def bandit_run(log: Path, name: str, steps: int, **sections: dict[str, Any]) -> dict[str, Any]:
@@ -46,37 +51,6 @@ def bandit_run(log: Path, name: str, steps: int, **sections: dict[str, Any]) -> 
     return {"name": name, "dataset": "bandit", **merged}
 
 
-def trainer_pid(run_id: str) -> int | None:
-    """The process that trains a run."""
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "services.trainer" in words and run_id in words:
-            return int(process.pid)
-    return None
-
-
-def kill(platform: Platform, victim: str, run_id: str) -> bool:
-    """Whether there was a process to kill."""
-    pid = trainer_pid(run_id) if victim == "trainer" else platform.pids().get(victim)
-    if pid is None:
-        return False
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def disturb(platform: Platform, client: Leyden, run_id: str, dice: random.Random, kills: int) -> int:
-    """Kills until the run has ended or enough were killed, then waits for its end: how many were killed."""
-    killed, deadline = 0, time.monotonic() + RUN_SECONDS
-    while client.run(run_id).phase not in ENDED and time.monotonic() < deadline:
-        time.sleep(dice.uniform(0.3, 3.0))
-        if killed < kills and kill(platform, dice.choice(VICTIMS), run_id):
-            killed += 1
-    return killed
-
-
 @contextmanager
 def small_platform(folder: Path, **environment: str) -> Iterator[Platform]:
     """A platform on free ports that serves a tiny random model; every service gets the given variables."""
@@ -86,40 +60,100 @@ def small_platform(folder: Path, **environment: str) -> Iterator[Platform]:
     platform = Platform(folder / "home", Options(model_path=model, free_ports=True, environment=variables))
     platform.start()
     try:
-        platform.ready(120)
+        platform.ready(300)
         yield platform
     finally:
         platform.stop()
 
 
-def soak(folder: Path, kills: int, seed: int, steps: int) -> dict[str, int]:
-    """Runs, one after another, until that many processes were killed: what the store says of all of them."""
-    dice, log = random.Random(seed), folder / "received.log"
+@dataclass
+class Found:
+    """What the store said of every run so far."""
+
+    runs: int = 0
+    runs_completed: int = 0
+    calls_lost: int = 0
+    samples_doubled: int = 0
+    steps_without_samples: int = 0
+    violations: int = 0
+    versions_not_reproduced: int = 0
+    words: list[str] = field(default_factory=list)
+
+    def examine(self, platform: Platform, client: Leyden, run_id: str, log: Path) -> None:
+        """Asks everything about a run that should have completed."""
+        dsn, run = platform.facts.database_url, client.run(run_id)
+        lost = lost_calls(dsn, run_id, log)
+        broken = violations(dsn, run_id)
+        differing = differing_versions(dsn, run_id, platform.facts.model_path)
+        self.runs += 1
+        self.runs_completed += run.phase == "completed"
+        self.calls_lost += len(lost)
+        self.samples_doubled += len(broken.get("samples in two steps", []))
+        self.steps_without_samples += len(broken.get("steps without samples or groups", []))
+        self.violations += sum(map(len, broken.values()))
+        self.versions_not_reproduced += len(differing)
+        if run.phase != "completed":
+            self.words.append(f"{run.id} is {run.phase}: {run.reason}")
+        self.words += [f"{run.id}: {line}" for line in lost]
+        self.words += [f"{run.id}: {words}: {row}" for words, rows in broken.items() for row in rows[:5]]
+        self.words += [f"{run.id}: version {version} is not what its samples make" for version in differing]
+
+
+def disturb(chaos: Chaos, watch: RunWatch, run_id: str, dice: random.Random, kills: int) -> None:
+    """Trouble after every few rollouts until the run has ended or so many kills were made in all."""
+    while not watch.is_over and chaos.kills.total() < kills:
+        watch.wait(more_rollouts=dice.randint(1, 12), seconds=20)
+        time.sleep(dice.uniform(0, 0.5))
+        if watch.is_over:
+            break
+        done = chaos.strike(run_id)
+        chaos.collect()
+        _tell(f"{chaos.kills.total():4} kills, {watch.ended_rollouts:5} rollouts of {run_id}: {done}")
+    chaos.calm()
+
+
+def soak(folder: Path, kills: int, seed: int, steps: int) -> tuple[Found, dict[str, Any]]:
+    """Runs, one after another, until so many processes were killed: what the store says of them, and what was done."""
+    dice, log, began, found = random.Random(seed), folder / "received.log", time.monotonic(), Found()
     log.touch()
-    totals = dict.fromkeys(
-        ("kills", "calls_lost", "samples_doubled", "steps_without_samples", "violations", "runs_completed", "runs"), 0
-    )
+    armory = Armory(folder / "faults")
     with (
-        small_platform(folder) as platform,
-        Leyden(platform.facts.url("api"), platform.token, patience_seconds=60) as client,
+        small_platform(folder, **armory.environment, RUNNER_LEASE_SECONDS=str(LEASE_SECONDS)) as platform,
+        Leyden(platform.facts.url("api"), platform.token, patience_seconds=120) as client,
     ):
         client.upload_dataset("bandit", [{"number": number} for number in range(16)])
-        while totals["kills"] < kills:
-            run = client.create_run(bandit_run(log, f"soak-{totals['runs']}", steps))
-            totals["kills"] += disturb(platform, client, run.id, dice, kills - totals["kills"])
-            found = violations(platform.facts.database_url, run.id)
-            totals["calls_lost"] += len(lost_calls(platform.facts.database_url, run.id, log))
-            log.write_text("")
-            totals["samples_doubled"] += len(found.get("samples in two steps", []))
-            totals["steps_without_samples"] += len(found.get("steps without samples or groups", []))
-            totals["violations"] += sum(map(len, found.values()))
-            ended = client.run(run.id)
-            totals["runs_completed"] += ended.phase == "completed"
-            totals["runs"] += 1
-            print(f"{ended.name}: {ended.phase} {ended.reason or ''}, {totals['kills']} kills so far", file=sys.stderr)
-            for name, rows in found.items():
-                print(f"  {name}: {rows[:5]}", file=sys.stderr)
-    return totals
+        chaos, disturbed = Chaos(platform, dice, armory, 1.5 * LEASE_SECONDS), time.monotonic()
+        while chaos.kills.total() < kills:
+            run = client.create_run(bandit_run(log, f"soak-{found.runs}", steps))
+            watch = RunWatch(platform, run.id)
+            disturb(chaos, watch, run.id, dice, kills)
+            watch.wait_for_end(RUN_SECONDS)
+            found.examine(platform, client, run.id, log)
+            _tell(f"{run.name} {run.id}: {watch.phase}, {chaos.kills.total()} kills, {time.monotonic() - began:.0f} s")
+            if not watch.is_over:
+                break
+        minutes = (time.monotonic() - disturbed) / 60
+    return found, {
+        "seed": seed,
+        "kills": chaos.kills.total(),
+        "pauses": chaos.pauses,
+        "flushes": chaos.flushes,
+        "kills_per_minute": round(chaos.kills.total() / minutes, 1),
+        "seconds": round(time.monotonic() - began),
+        "kills_by_victim": dict(_by_victim(chaos.kills)),
+        "kills_by_point": {victim: times for victim, times in sorted(chaos.kills.items()) if "." in victim},
+    }
+
+
+def _by_victim(kills: Counter[str]) -> Counter[str]:
+    victims: Counter[str] = Counter()
+    for victim, times in sorted(kills.items()):
+        victims[victim.split(".")[0]] += times
+    return victims
+
+
+def _tell(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -129,11 +163,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=12, help="optimiser steps of each run")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="leyden-soak-") as folder:
-        totals = soak(Path(folder), arguments.kills, arguments.seed, arguments.steps)
-    print(json.dumps(totals))
-    broken = totals["calls_lost"] + totals["violations"] + (totals["runs"] - totals["runs_completed"])
-    return 1 if broken else 0
+    folder = Path(tempfile.mkdtemp(prefix="leyden-soak-"))
+    found, done = soak(folder, arguments.kills, arguments.seed, arguments.steps)
+    counted = {name: value for name, value in vars(found).items() if name != "words"}
+    print(json.dumps({**done, **counted}))
+    if not found.words:
+        shutil.rmtree(folder)
+        return 0
+    _tell("\n".join([*found.words, f"its home stays in {folder}"]))
+    return 1
 
 
 if __name__ == "__main__":

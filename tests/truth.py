@@ -35,7 +35,8 @@ _DIFFERENCES = """
                                  x.answer #>> '{usage,prompt_tokens_details,cached_tokens}')
             <> (c.prompt_tokens::text, c.completion_tokens::text, c.cached_tokens::text)),
         ('names another policy', x.answer ->> 'system_fingerprint' <> c.run_id || ':' || c.max_policy_version),
-        ('has other log-probabilities', jsonb_typeof(x.answer #> '{choices,0,logprobs,content}') = 'array' AND
+        ('has other log-probabilities', c.id IS NOT NULL
+            AND jsonb_typeof(x.answer #> '{choices,0,logprobs,content}') = 'array' AND
             ARRAY(SELECT (token ->> 'logprob')::real
                   FROM jsonb_array_elements(x.answer #> '{choices,0,logprobs,content}') AS token)
             <> pg_temp.float32s(c.generator_logprobs)::real[])

@@ -87,7 +87,7 @@ SELECT o.rollout_id, o.attempt, o.kind, o.exit_code, o.detail FROM outcomes o
 JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt JOIN runs u ON u.id = o.run_id
 WHERE o.run_id = :'run' AND CASE o.kind
     WHEN 'succeeded' THEN o.exit_code IS DISTINCT FROM 0
-    WHEN 'agent_error' THEN o.exit_code = 0 AND o.detail NOT LIKE '%reward%'
+    WHEN 'agent_error' THEN o.exit_code = 0 AND coalesce(o.detail, '') NOT LIKE '%reward%'
     WHEN 'timeout' THEN extract(epoch FROM a.finished_at - a.created_at)
         < coalesce((u.config #>> '{runner,timeout_seconds}')::double precision, 300)
     ELSE o.reward IS NOT NULL END;
@@ -108,11 +108,14 @@ WHERE r.run_id = :'run' AND r.state = 'excluded' AND NOT coalesce(CASE
         AND CASE r.reason WHEN 'no_reward' THEN t.last = 'succeeded' ELSE t.last = r.reason END
     END, false);
 
--- question: two attempts of one rollout that settled with a verdict
-SELECT rollout_id, count(*) FROM outcomes WHERE run_id = :'run' AND kind NOT IN ('infra_error', 'cancelled')
-AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = :'run' AND m.rollout_id = outcomes.rollout_id
-    AND m.attempt = outcomes.attempt AND m.status = 'failed')
-GROUP BY rollout_id HAVING count(*) > 1;
+-- question: two attempts of one rollout that settled with a verdict, not counting failures of the platform's own
+SELECT o.rollout_id, count(*) FROM outcomes o JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt
+WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled')
+AND (SELECT o.kind <> 'succeeded' AND (bool_or(m.status = 'failed')
+        OR sum(m.queued_seconds) > 0.5 * extract(epoch FROM a.finished_at - a.started_at))
+     FROM model_calls m WHERE m.run_id = :'run' AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt
+     AND m.choice = 0) IS NOT TRUE
+GROUP BY o.rollout_id HAVING count(*) > 1;
 
 -- question: attempts that expired before their lease was over
 SELECT rollout_id, number, lease_expires_at, finished_at FROM attempts

@@ -1,0 +1,84 @@
+"""Kill any process at any moment: at most the work in flight is repeated, nothing is lost, and no optimiser step sees a
+sample twice or misses one."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from libs.cli.platform import Platform
+from libs.client import Leyden
+from tests.chaos import VICTIMS, Chaos, RunWatch
+from tests.replay import differing_versions
+from tests.soak import bandit_run, small_platform
+from tests.truth import lost_calls, violations
+
+KILLS = 26
+SEED = 7
+STEPS = 12
+LEARNED_STEPS = 4
+RATE = {"optimizer": {"learning_rate": 0.03}}
+END_SECONDS = 600.0
+
+
+def _disturb(platform: Platform, watch: RunWatch, run_id: str, dice: random.Random) -> Chaos:
+    """Every service, the trainer, Postgres and Redis once, then whoever the dice say, always with work in flight."""
+    chaos = Chaos(platform, dice, None, pause_seconds=0)
+    due = dice.sample(VICTIMS, len(VICTIMS))
+    while not watch.is_over and chaos.kills.total() < KILLS:
+        watch.wait(more_rollouts=dice.randint(1, 10), seconds=30)
+        victim = due.pop() if due else dice.choice(VICTIMS)
+        if chaos.kill(victim, run_id).endswith("was not there"):
+            due.insert(0, victim)
+    return chaos
+
+
+def _learned(client: Leyden, run_id: str) -> float:
+    """The mean reward of the last steps, of STEPS."""
+    rewards = [step.reward_mean or 0.0 for step in client.steps(run_id)][-LEARNED_STEPS:]
+    assert len(rewards) == LEARNED_STEPS
+    return sum(rewards) / LEARNED_STEPS
+
+
+@pytest.mark.timeout(1500)
+def test_a_training_killed_twenty_six_times_is_the_training_that_was_not(tmp_path: Path) -> None:
+    received = tmp_path / "received.log"
+    received.touch()
+    with (
+        small_platform(tmp_path, RUNNER_LEASE_SECONDS="6") as platform,
+        Leyden(platform.facts.url("api"), platform.token, patience_seconds=120) as client,
+    ):
+        client.upload_dataset("bandit", [{"number": number} for number in range(16)])
+        undisturbed = client.create_run(bandit_run(received, "undisturbed", STEPS, **RATE))
+        assert RunWatch(platform, undisturbed.id).wait_for_end(END_SECONDS)
+
+        run = client.create_run(bandit_run(received, "killed", STEPS, **RATE))
+        watch = RunWatch(platform, run.id)
+        chaos = _disturb(platform, watch, run.id, random.Random(SEED))
+        told = f"seed {SEED}, killed {dict(chaos.kills)}"
+        assert chaos.kills.total() == KILLS, f"the run ended too early: make it longer; {told}"
+        assert set(chaos.kills) == set(VICTIMS), told
+        assert watch.wait_for_end(END_SECONDS), f"{client.run(run.id)}; {told}"
+
+        dsn = platform.facts.database_url
+        for one in (undisturbed, run):
+            ended = client.run(one.id)
+            assert (ended.phase, ended.reason) == ("completed", None), told
+            assert violations(dsn, one.id) == {}, told
+            assert lost_calls(dsn, one.id, received) == [], told
+            # The very weights that a trainer nobody killed makes of the same samples.
+            assert differing_versions(dsn, one.id, platform.facts.model_path) == [], told
+        assert _learned(client, run.id) > _learned(client, undisturbed.id) - _noise(), told
+
+
+def _noise() -> float:
+    """Five standard deviations of the difference between two such means.
+
+    Each is one of LEARNED_STEPS · 32 pulls of an arm that the policy has nearly learned to take, with a reward of 0.9
+    or more: a pull's deviation is at most 0.3. How fast a run learns is chance too: NOTE.
+    """
+    pulls = LEARNED_STEPS * 32
+    return 5 * 0.3 * math.sqrt(2 / pulls)

@@ -1,0 +1,97 @@
+"""A run's policy made again from its record: `python -m tests.replay DSN RUN BASE_MODEL`.
+
+An undisturbed learner takes the samples that each step recorded, in order, and must come to the very weights whose hash
+the store keeps for each version. Whatever was killed between, no step saw other samples than it says, none was lost
+and none applied twice. Prints the versions that differ, as a JSON list.
+
+Bit for bit only on the machine and with the number of threads (one) that trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import select
+
+from libs.cli.platform import ROOT
+from libs.contracts.config import RunConfig
+from libs.contracts.states import ConsumptionVerdict
+from libs.store import training
+from libs.store.database import Database, ReadSession
+from libs.store.tables import StepGroup
+
+if TYPE_CHECKING:
+    from services.trainer.step import Learner
+
+
+def differing_versions(dsn: str, run_id: str, base: Path) -> list[int]:
+    """Versions of a run whose weights are not what its recorded samples make of the base model."""
+    command = [sys.executable, "-m", "tests.replay", dsn, run_id, str(base)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"the policy of {run_id} could not be made again:\n{done.stderr[-3000:]}")
+    versions: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return versions
+
+
+async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
+    # Only here: whoever asks for a replay need not load torch.
+    from services.trainer.learner import make_accelerator, start_learner
+
+    database = Database(dsn)
+    try:
+        async with database.read() as session:
+            config = await training.read_run_config(session, run_id)
+            learner = start_learner(base, config, make_accelerator("cpu", config.training.precision))
+            last = await training.last_committed_step(session, run_id)
+            steps = range(1, 1 + (last.number if last else 0))
+            return [step for step in steps if not await _comes_to(session, run_id, config, learner, step, base)]
+    finally:
+        await database.close()
+
+
+async def _comes_to(
+    session: ReadSession, run_id: str, config: RunConfig, learner: Learner, step: int, base: Path
+) -> bool:
+    """Makes one step; whether its weights are those on record."""
+    from services.trainer.checkpoint import export_weights
+    from services.trainer.step import optimizer_step
+    from services.trainer.worker import decode_sample
+
+    query = select(StepGroup.group_id, StepGroup.verdict).where(StepGroup.run_id == run_id, StepGroup.step == step)
+    verdicts = {row.group_id: row.verdict for row in await session.execute(query)}
+    rows = await training.load_samples(session, run_id, list(verdicts))
+    samples = [decode_sample(row) for row in rows if verdicts[row.group_id] == ConsumptionVerdict.TRAINED]
+    still = [decode_sample(row) for row in rows if verdicts[row.group_id] == ConsumptionVerdict.NO_VARIANCE]
+    optimizer_step(
+        learner,
+        samples,
+        algorithm=config.algorithm,
+        optimizer=config.optimizer,
+        training=config.training,
+        still=still,
+    )
+    recorded = await training.read_version(session, run_id, step)
+    with tempfile.TemporaryDirectory() as folder:
+        model = learner.accelerator.unwrap_model(learner.policy).model
+        made = export_weights(model, base, Path(folder) / "version")
+    return recorded is not None and made.content_sha256 == recorded.content_sha256
+
+
+def main() -> int:
+    """Prints the versions that differ."""
+    dsn, run_id, base = sys.argv[1:]
+    print(json.dumps(asyncio.run(_replay(dsn, run_id, Path(base)))))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
