@@ -17,16 +17,17 @@ from libs.queue.stream import RolloutQueue
 from libs.queue.wake import Topic, Wake
 from libs.service import Checks, pause
 from libs.store import groups as store
-from libs.store.database import Database, Session
+from libs.store.database import AWAY, Database, Session, cause
 from libs.store.locks import AdvisoryLock, LockLost
 from libs.store.migrate import check_schema
-from libs.telemetry import SECONDS_BUCKETS, inject, logger, span
+from libs.telemetry import SECONDS_BUCKETS, Seldom, inject, logger, span
 from services.controller import admission, phases, settling
 from services.controller.engines import Fleet, Wanted
 from services.controller.settings import Settings
 from services.controller.trainers import Trainers
 
 log = logger()
+seldom = Seldom(log)
 
 LEADING = Gauge("controller_leading", "1 while this process leads.")
 TICK_SECONDS = Histogram("controller_tick_seconds", "One look at everything.", buckets=SECONDS_BUCKETS)
@@ -170,7 +171,7 @@ class Controller:
             if fresh:
                 passes("controller.enqueued")
         except QueueUnavailable as error:
-            log.warning("rollouts not enqueued", cause=str(error))
+            seldom.warning("rollouts not enqueued", cause=str(error))
             return
         # A rollout that is retried within this time waits for the next full look.
         self._enqueued.update(fresh)
@@ -262,7 +263,7 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
                 if await lock.acquire():
                     await lead(settings, database, queue, wake, lock, stop)
             except (OperationalError, LockLost) as error:
-                log.warning("not leading", cause=str(error))
+                seldom.warning("not leading", cause=cause(error))
             finally:
                 await lock.release()
                 LEADING.set(0)
@@ -289,7 +290,10 @@ async def lead(
             try:
                 with TICK_SECONDS.time():
                     await controller.tick()
-            # The loop must live: Postgres may be restarting, and the next tick sees the same rows.
+            except AWAY as error:
+                TICK_FAILURES.inc()
+                seldom.warning("store away", cause=cause(error))
+            # The loop must live: the next tick sees the same rows.
             except Exception:
                 TICK_FAILURES.inc()
                 log.exception("tick failed")
