@@ -118,6 +118,13 @@ async def add_attempt(database: Database, rollout: tables.Rollout, number: int =
     return attempt
 
 
+async def end_attempt(database: Database, rollout_id: str, number: int = 1, *, state: str = "expired") -> None:
+    """Ends a live attempt as whoever does it in earnest would, save that nobody is told and no outcome is written."""
+    async with database.session() as session:
+        row = await session.get_one(tables.Attempt, (rollout_id, number))
+        row.state, row.finished_at = state, datetime.now(tz=UTC)
+
+
 async def add_outcome(
     database: Database, rollout: tables.Rollout, attempt: int = 1, *, reward: float | None = 1.0, **columns: Any
 ) -> tables.Outcome:

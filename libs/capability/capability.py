@@ -23,6 +23,7 @@ class Cause(StrEnum):
     MISSING = "missing"
     MALFORMED = "malformed"
     EXPIRED = "expired"
+    ENDED = "ended"
     WRONG_ROLLOUT = "wrong_rollout"
     WRONG_SCOPE = "wrong_scope"
 
@@ -31,6 +32,7 @@ _MESSAGES = {
     Cause.MISSING: "no key: send the one from the agent's environment as `Authorization: Bearer` or `x-api-key`",
     Cause.MALFORMED: "the key is not one that this platform signed: use the one from the agent's environment",
     Cause.EXPIRED: "the key has expired: its attempt is over",
+    Cause.ENDED: "the attempt of this key has ended: nothing more is taken or answered for it",
     Cause.WRONG_ROLLOUT: "the key belongs to another attempt than the address names",
     Cause.WRONG_SCOPE: "the key does not open this door",
 }
@@ -42,7 +44,7 @@ class CapabilityError(Exception):
     def __init__(self, cause: Cause) -> None:
         super().__init__(_MESSAGES[cause])
         self.cause = cause
-        self.status = 403 if cause in {Cause.WRONG_ROLLOUT, Cause.WRONG_SCOPE} else 401
+        self.status = 403 if cause in {Cause.WRONG_ROLLOUT, Cause.WRONG_SCOPE, Cause.ENDED} else 401
 
 
 def sign(ring: KeyRing, capability: Capability) -> str:

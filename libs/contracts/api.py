@@ -13,6 +13,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from libs.contracts.config import RunConfig
+from libs.contracts.rewards import RewardValue
 
 Json = dict[str, Any]
 Item = TypeVar("Item")
@@ -271,7 +272,7 @@ class RewardRequest(_Request):
 
     key: str = Field(min_length=1, max_length=200)
     name: str = Field(default="reward", min_length=1, max_length=200)
-    value: float
+    value: RewardValue
     call_id: str | None = Field(default=None, max_length=200)
     """The model call it is for; null for the whole rollout."""
     comment: str | None = Field(default=None, max_length=10_000)

@@ -91,11 +91,15 @@ _EXPIRE_OVERDUE = text("""
     RETURNING rollout_id, number, run_id, owner
 """)
 
+# Locked in the order of keys, as whoever writes rows for several attempts does: neither waits for ever.
 _HEARTBEAT = text("""
+    WITH held AS (
+        SELECT a.lease_id FROM attempts a JOIN rollouts r ON r.id = a.rollout_id JOIN runs u ON u.id = r.run_id
+        WHERE a.lease_id = ANY(:lease_ids) AND a.state IN ('leased', 'running')
+            AND r.state = 'queued' AND u.intent <> 'cancelled'
+        ORDER BY a.rollout_id, a.number FOR NO KEY UPDATE OF a)
     UPDATE attempts a SET lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
-    FROM rollouts r JOIN runs u ON u.id = r.run_id
-    WHERE r.id = a.rollout_id AND a.lease_id = ANY(:lease_ids) AND a.state IN ('leased', 'running')
-        AND r.state = 'queued' AND u.intent <> 'cancelled'
+    FROM held WHERE a.lease_id = held.lease_id
     RETURNING a.lease_id
 """)
 

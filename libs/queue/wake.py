@@ -7,7 +7,9 @@ while it worked is not missed, and no connection is held while nobody waits.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
+from collections.abc import AsyncIterator, Iterable
 from enum import StrEnum
 from typing import Any
 
@@ -15,6 +17,10 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from libs.queue.connection import MAX_BLOCK_SECONDS, connect
+from libs.store.attempts import AttemptKey
+
+RECONNECT_SECONDS = 1.0
+_ENDS = "{leyden:wake}:ends"
 
 
 class Topic(StrEnum):
@@ -57,6 +63,31 @@ class Wake:
             except (RedisError, OSError):
                 await asyncio.sleep(max(0.0, deadline - time.monotonic()))
         return False
+
+    async def announce_ends(self, attempts: Iterable[AttemptKey] | None) -> None:
+        """Tells every door which attempts may have ended, None for any; to be called after the end is committed."""
+        ended = None if attempts is None else list(attempts)
+        try:
+            if ended is None or ended:
+                await self._redis.publish(_ENDS, json.dumps(ended))
+        except (RedisError, OSError):
+            # Only a hint: doors ask the store again within seconds.
+            return
+
+    async def ends(self) -> AsyncIterator[list[AttemptKey] | None]:
+        """What is announced from now on, for ever; None where any may have ended, or announcements have been missed."""
+        while True:
+            try:
+                async with self._redis.pubsub() as channel:
+                    await channel.subscribe(_ENDS)
+                    while True:
+                        message = await channel.get_message(timeout=MAX_BLOCK_SECONDS)
+                        if message is not None:
+                            # The client subscribes again by itself after a lost connection, and says only so.
+                            heard = json.loads(message["data"]) if message["type"] == "message" else None
+                            yield None if heard is None else [AttemptKey(*one) for one in heard]
+            except (RedisError, OSError):
+                await asyncio.sleep(RECONNECT_SECONDS)
 
     async def close(self) -> None:
         """Closes every connection."""

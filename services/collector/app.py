@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 
-from libs.capability import CapabilityError, KeyRing
+from libs.capability import CapabilityError, Cause, KeyRing
+from libs.queue.living import Living
+from libs.queue.wake import Wake
 from libs.service import Problem, create_app
 from libs.service.problems import on_http_exception
 from libs.store.calls import StoreAway
 from libs.store.database import Database
-from libs.store.spans import TelemetryRefused
+from libs.store.spans import AttemptEnded, RewardConflict, TelemetryRefused
 from services.collector.batch import BatchWriter
 from services.collector.intake import Budget, Overloaded
 from services.collector.routes import router, status_response
@@ -39,14 +41,18 @@ def create_collector(settings: Settings) -> FastAPI:
             answer_seconds=settings.database_answer_seconds,
         )
         writer = BatchWriter(database, max_batch_rows=settings.max_batch_rows, write_seconds=settings.write_seconds)
-        app.state.writer = writer
+        wake = Wake(settings.redis_url)
+        living = Living(database, wake)
+        app.state.writer, app.state.living = writer, living
         app.state.checks.add("database", database.ping)
         writing = asyncio.create_task(writer.run(), name="batch writer")
+        asking = asyncio.create_task(living.run(), name="attempts")
         app.state.checks.add("writer", lambda: _alive(writing))
         yield
-        writing.cancel()
-        with suppress(asyncio.CancelledError):
-            await writing
+        for work in (writing, asking):
+            work.cancel()
+        await asyncio.wait((writing, asking))
+        await wake.close()
         await database.close()
 
     app = create_app(
@@ -59,6 +65,8 @@ def create_collector(settings: Settings) -> FastAPI:
             Overloaded: _on_unavailable,
             StoreAway: _on_unavailable,
             TelemetryRefused: _on_refused,
+            AttemptEnded: _on_ended,
+            RewardConflict: _on_conflict,
         },
     )
     app.state.settings = settings
@@ -100,3 +108,12 @@ async def _on_unavailable(request: Request, error: StoreAway | Overloaded) -> Re
 async def _on_refused(request: Request, error: TelemetryRefused) -> Response:
     detail = f"the store cannot take these rows: {error}"
     return await _on_http_exception(request, Problem(400, detail, cause="refused"))
+
+
+async def _on_ended(request: Request, _error: AttemptEnded) -> Response:
+    """The attempt ended between the look at its door and the commit."""
+    return await _on_capability_error(request, CapabilityError(Cause.ENDED))
+
+
+async def _on_conflict(request: Request, error: RewardConflict) -> Response:
+    return await _on_http_exception(request, Problem(409, str(error), cause="conflict"))

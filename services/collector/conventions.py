@@ -8,13 +8,13 @@ span names by `gen_ai.response.id`, else for the tool call the span names, else 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import orjson
 
+from libs.contracts.rewards import is_reward
 from libs.contracts.states import SpanStatus
 from libs.store.spans import NewReward, NewSpan
 from services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireLog, WireSpan
@@ -99,7 +99,7 @@ def span_row(span: WireSpan, sender: Sender, limits: Limits) -> NewSpan:
 def span_rewards(span: WireSpan, row: NewSpan, sender: Sender) -> Iterator[NewReward]:
     """The finite rewards that a span carries, keyed `trace:span:position`; positions are stable across repeats."""
     for position, (name, value, response_id) in enumerate(_rewards_on(span)):
-        if value is None or not math.isfinite(value):
+        if value is None or not is_reward(value):
             continue
         yield NewReward(
             rollout_id=sender.rollout_id,
@@ -123,7 +123,7 @@ def log_reward(log: WireLog, sender: Sender) -> NewReward | None:
     if EVALUATION_EVENT not in (log.event.name, attributes.get("event.name")):
         return None
     name, value, response_id = _evaluation(attributes)
-    if value is None or not math.isfinite(value):
+    if value is None or not is_reward(value):
         return None
     facts = orjson.dumps([log.trace_id, log.span_id, log.time_ns, name, value, response_id])
     return NewReward(

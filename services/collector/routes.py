@@ -8,15 +8,19 @@ from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from libs.capability import KeyRing, key_from_headers, verify
+from libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
 from libs.contracts.capability import Capability, Scope
+from libs.contracts.rewards import RewardValue
+from libs.contracts.strict import BadJson, read_json
+from libs.queue.living import AttemptOver, Living
 from libs.service import JsonResponse, Problem
-from libs.store.spans import NewReward
+from libs.store.spans import DOOR, NewReward
 from services.collector.batch import BatchWriter
 from services.collector.conventions import Limits, Sender
 from services.collector.decode import Rows, decode_logs, decode_traces
@@ -41,8 +45,8 @@ class RewardBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    value: FiniteFloat | None = None
-    values: dict[Text, FiniteFloat] | None = Field(default=None, min_length=1, max_length=100)
+    value: RewardValue | None = None
+    values: dict[Text, RewardValue] | None = Field(default=None, min_length=1, max_length=100)
     name: Text = "reward"
     key: Text | None = None
     response_id: Text | None = None
@@ -79,19 +83,24 @@ async def logs(rollout_id: str, attempt: int, request: Request) -> Response:
     return _export_response(request, ExportLogsServiceResponse(), "rejectedLogRecords", rows)
 
 
-@router.post("/r/{rollout_id}/{attempt}/reward")
+_BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": RewardBody.model_json_schema()}}}}
+
+
+@router.post("/r/{rollout_id}/{attempt}/reward", openapi_extra=_BODY)
 async def reward(
     rollout_id: str,
     attempt: int,
-    body: RewardBody,
     request: Request,
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
     """Stores a reward; 200 means durable.
 
-    Idempotent by `key`, else by the Idempotency-Key header, else by the body itself: a repeat changes nothing.
+    Idempotent by `key`, else by the Idempotency-Key header, else by the body itself: a repeat changes nothing, and the
+    key with another reward is 409.
     """
-    capability = _verified(request, rollout_id, attempt, Scope.REWARD)
+    capability = await _verified(request, rollout_id, attempt, Scope.REWARD)
+    # Read here, not by the framework: without a key nobody's body is looked at.
+    body = _reward_body(await request.body())
     key = body.key or idempotency_key or hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]
     rows = Rows(rewards=_reward_rows(body, key, _sender(capability)))
     writer: BatchWriter = request.app.state.writer
@@ -115,7 +124,7 @@ def status_response(request: Request, status: int, message: str, headers: dict[s
 async def _stored(
     request: Request, rollout_id: str, attempt: int, decode: Callable[[bytes, Sender, bool], Rows]
 ) -> Rows:
-    capability = _verified(request, rollout_id, attempt, Scope.TELEMETRY)
+    capability = await _verified(request, rollout_id, attempt, Scope.TELEMETRY)
     if not is_json(request) and not _is_protobuf(request):
         raise Problem(415, f"send {PROTOBUF} or {JSON}", cause="content_type_unknown")
     settings: Settings = request.app.state.settings
@@ -144,13 +153,33 @@ def _is_protobuf(request: Request) -> bool:
     return request.headers.get("content-type", PROTOBUF).partition(";")[0].strip().lower() == PROTOBUF
 
 
-def _verified(request: Request, rollout_id: str, attempt: int, scope: Scope) -> Capability:
+async def _verified(request: Request, rollout_id: str, attempt: int, scope: Scope) -> Capability:
+    """What the request's key says, of an attempt that runs.
+
+    Raises: CapabilityError; StoreAway: nobody can say whether the attempt runs
+    """
     ring: KeyRing = request.app.state.key_ring
-    return verify(ring, key_from_headers(request.headers), rollout_id=rollout_id, attempt=attempt, scope=scope)
+    living: Living = request.app.state.living
+    key = key_from_headers(request.headers)
+    capability = verify(ring, key, rollout_id=rollout_id, attempt=attempt, scope=scope)
+    try:
+        await living.confirm(rollout_id, attempt)
+    except AttemptOver as error:
+        raise CapabilityError(Cause.ENDED) from error
+    return capability
 
 
 def _sender(capability: Capability) -> Sender:
     return Sender(capability.run_id, capability.rollout_id, capability.attempt)
+
+
+def _reward_body(content: bytes) -> RewardBody:
+    try:
+        return RewardBody.model_validate(read_json(content))
+    except BadJson as error:
+        raise Problem(422, str(error), cause="invalid") from error
+    except ValidationError as error:
+        raise RequestValidationError(error.errors()) from error
 
 
 def _reward_rows(body: RewardBody, key: str, sender: Sender) -> list[NewReward]:
@@ -161,7 +190,7 @@ def _reward_rows(body: RewardBody, key: str, sender: Sender) -> list[NewReward]:
             attempt=sender.attempt,
             key=key if body.values is None else f"{key}:{name}",
             run_id=sender.run_id,
-            source="door",
+            source=DOOR,
             name=name,
             value=value,
             response_id=body.response_id,

@@ -17,6 +17,7 @@ from libs.queue.stream import RolloutQueue
 from libs.queue.wake import Topic, Wake
 from libs.service import Checks, pause
 from libs.store import groups as store
+from libs.store.attempts import AttemptKey
 from libs.store.database import AWAY, Database, Session, cause
 from libs.store.locks import AdvisoryLock, LockLost
 from libs.store.migrate import check_schema
@@ -69,12 +70,13 @@ class Controller:
             resolutions, complete = await self.settle(session)
             if complete:
                 passes("controller.groups_completed")
-            await self.expire_leases(session)
+            expired = await self.expire_leases(session)
             runs, moved = await self.move_runs(session)
             queued = await store.queued_rollouts(session)
         if complete:
             passes("controller.committed")
         await self._tell(resolutions, complete, moved)
+        await self._wake.announce_ends(None if any(one.phase is RunPhase.CANCELLED for one in moved) else expired)
         active = next((run for run in runs if run.id == phases.active_run(runs)), None)
         self.direct_trainers(active)
         admitted: list[str] = []
@@ -98,11 +100,13 @@ class Controller:
             await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in barren.items()})
         return resolutions, complete
 
-    async def expire_leases(self, session: Session) -> None:
+    async def expire_leases(self, session: Session) -> list[AttemptKey]:
         """Ends leases that are not renewed; their rollouts are settled by the next tick."""
-        for one in await expire_overdue(session):
+        expired = await expire_overdue(session)
+        for one in expired:
             LEASES_EXPIRED.inc()
             log.warning("lease expired", rollout_id=one.rollout_id, attempt=one.attempt, owner=one.owner)
+        return [AttemptKey(one.rollout_id, one.attempt) for one in expired]
 
     async def move_runs(self, session: Session) -> tuple[list[store.RunFacts], list[store.Phase]]:
         """Writes phases that changed and cancels the work of runs that ended early; the runs as they are now."""

@@ -12,6 +12,8 @@ from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 from libs.capability import KeyRing
+from libs.queue.living import Living
+from libs.queue.wake import Wake
 from libs.service import create_app as create_service_app
 from libs.store.calls import CallWriter
 from libs.store.database import Database
@@ -55,6 +57,7 @@ def create_app(settings: Settings) -> FastAPI:
 async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     model = ChatModel(settings.model_path, context_length=settings.context_length)
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
+    wake = Wake(settings.redis_url)
     reader = Reader(database, hold_seconds=settings.record_hold_seconds)
     directory = Directory(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
     writer = CallWriter(settings.database_url, CLIENT, timeout_seconds=min(10.0, settings.record_hold_seconds))
@@ -70,9 +73,10 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             max_calls=settings.max_calls,
         )
         app.state.gateway, app.state.settings = gateway, settings
-        app.state.doors = Doors(KeyRing(settings.capability_keys_file))
+        living = Living(database, wake, hold_seconds=settings.record_hold_seconds, on_end=gateway.end)
+        app.state.doors = Doors(KeyRing(settings.capability_keys_file), living)
         app.state.checks.add("store", database.ping)
-        loops = [asyncio.create_task(directory.run()), asyncio.create_task(recorder.run())]
+        loops = [asyncio.create_task(work) for work in (directory.run(), recorder.run(), living.run())]
         try:
             yield
         finally:
@@ -82,6 +86,7 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
                 loop.cancel()
             await asyncio.wait(loops)
             await writer.close()
+            await wake.close()
             await database.close()
 
 

@@ -6,9 +6,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from libs.capability import CapabilityError, KeyRing, key_from_headers, verify
+from libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
 from libs.contracts.capability import Scope
-from services.gateway.errors import KeyRefused, NotServed
+from libs.queue.living import AttemptOver, Living
+from libs.store.attempts import AttemptKey
+from libs.store.calls import StoreAway
+from services.gateway.errors import KeyRefused, NotServed, Unavailable
 
 BELIEF_SECONDS = 5.0
 MAX_BELIEVED = 10_000
@@ -23,26 +26,40 @@ class Door:
     attempt: int
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> AttemptKey:
         """Rollout id and attempt number."""
-        return self.rollout_id, self.attempt
+        return AttemptKey(self.rollout_id, self.attempt)
 
 
 class Doors:
-    """Opens doors. A key is believed for `BELIEF_SECONDS` after it was verified: agents send it with every call.
+    """Opens doors of attempts that run. A key is believed for `BELIEF_SECONDS` after it was verified: agents send it
+    with every call.
 
     Verifying costs a fifth of a millisecond; a key taken out of the ring stops working within seconds.
     """
 
-    def __init__(self, ring: KeyRing) -> None:
+    def __init__(self, ring: KeyRing, living: Living) -> None:
         self._ring = ring
+        self._living = living
         self._believed: dict[tuple[str | None, str, str], tuple[Door, float]] = {}
 
-    def open(self, headers: Mapping[str, str], rollout_id: str, attempt: str) -> Door:
-        """The door that path and key agree on.
+    async def open(self, headers: Mapping[str, str], rollout_id: str, attempt: str) -> Door:
+        """The door that path and key agree on, of an attempt that runs.
 
-        Raises: NotServed: the attempt is no number; KeyRefused: the key is missing, bad, expired, or another door's
+        Raises: NotServed: the attempt is no number; KeyRefused: the key is missing, bad, expired, or another door's, or
+            its attempt has ended; Unavailable: the store is away, and nobody can say whether it has
         """
+        door = self._agreed(headers, rollout_id, attempt)
+        try:
+            await self._living.confirm(door.rollout_id, door.attempt)
+        except AttemptOver as error:
+            raise refusal(CapabilityError(Cause.ENDED)) from error
+        except StoreAway as error:
+            message = "The store is away, so nobody can say whether this attempt runs; try again."
+            raise Unavailable(message, code="store_unavailable", retry_after_seconds=5) from error
+        return door
+
+    def _agreed(self, headers: Mapping[str, str], rollout_id: str, attempt: str) -> Door:
         claim = (key_from_headers(headers), rollout_id, attempt)
         door, until = self._believed.get(claim, (None, 0.0))
         now = time.monotonic()
@@ -60,5 +77,10 @@ class Doors:
         try:
             capability = verify(self._ring, key, rollout_id=rollout_id, attempt=int(attempt), scope=Scope.MODEL)
         except CapabilityError as error:
-            raise KeyRefused(f"{error}.", status=error.status, cause=error.cause) from error
+            raise refusal(error) from error
         return Door(capability.run_id, capability.rollout_id, capability.attempt)
+
+
+def refusal(error: CapabilityError) -> KeyRefused:
+    """The refusal in OpenAI's shape."""
+    return KeyRefused(f"{error}.", status=error.status, cause=error.cause)

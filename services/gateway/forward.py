@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from libs.capability import CapabilityError, Cause
 from libs.contracts.ids import new_call_id, weight_version
 from libs.contracts.states import CallStatus
 from libs.faults import passes
+from libs.store.attempts import AttemptKey
 from libs.store.calls import NewCall
 from libs.telemetry import logger, parse_traceparent
 from services.gateway import metrics
 from services.gateway.answer import Answer, Completion, finished_answer, logprobs_of
-from services.gateway.door import Door
+from services.gateway.door import Door, refusal
 from services.gateway.errors import BadRequest, GatewayError, Unavailable
 from services.gateway.history import History, Prompt
 from services.gateway.reading import Reader
@@ -52,6 +54,8 @@ class Call:
     task: asyncio.Task[Completion] | None = None
     watchers: set[asyncio.Event] = field(default_factory=set)
     is_recorded: bool = False
+    is_over: bool = False
+    """Its attempt has ended: whatever becomes of it is not answered."""
 
     @property
     def request_id(self) -> str:
@@ -103,7 +107,7 @@ class Gateway:
         self._repeats: Repeats[Call] = Repeats()
         self._max_choices = max_choices
         self._max_calls = max_calls
-        self._in_hand: set[asyncio.Task[Completion]] = set()
+        self._in_hand: dict[asyncio.Task[Completion], Call] = {}
 
     async def begin(self, door: Door, body: bytes, headers: Mapping[str, str]) -> tuple[ChatRequest, Call | Completion]:
         """The request, and the call that was begun for it, or the answer that an earlier try has already got.
@@ -123,6 +127,13 @@ class Gateway:
             call = await self._prepare(door, request, digest, headers, arrived_at, sequence)
             self._start(call)
             return request, call
+
+    def end(self, attempt: AttemptKey) -> None:
+        """Cancels the calls of an attempt that has ended: recorded as aborted, unless they were before, and refused."""
+        for task, call in self._in_hand.items():
+            if call.door.key == attempt:
+                call.is_over = True
+                task.cancel()
 
     async def close(self) -> None:
         """Cancels what is in hand; every call is recorded as aborted before this returns."""
@@ -195,13 +206,13 @@ class Gateway:
 
     def _start(self, call: Call) -> None:
         call.task = asyncio.create_task(self._serve(call), name=f"call {call.request_id}")
-        self._in_hand.add(call.task)
+        self._in_hand[call.task] = call
         self._repeats.add(call.door, call.digest, call.request_id, call)
         metrics.IN_HAND.inc()
         call.task.add_done_callback(lambda task: self._ended(call, task))
 
     def _ended(self, call: Call, task: asyncio.Task[Completion]) -> None:
-        self._in_hand.discard(task)
+        del self._in_hand[task]
         self._repeats.remove(call.door, call.digest, call)
         metrics.IN_HAND.dec()
         if not task.cancelled():
@@ -215,10 +226,11 @@ class Gateway:
             passes("gateway.answered")
             completion = await self._complete(call)
             passes("gateway.recorded")
-            return completion
         except asyncio.CancelledError:
-            await self._record_unfinished(call, CallStatus.ABORTED, "the agent hung up")
-            raise
+            reason = "its attempt ended" if call.is_over else "the agent hung up"
+            await self._record_unfinished(call, CallStatus.ABORTED, reason)
+            if not call.is_over:
+                raise
         except GatewayError as error:
             if not isinstance(error, BadRequest) or any(choice.sampled_ids for choice in call.choices):
                 await self._record_unfinished(call, CallStatus.FAILED, error.message)
@@ -226,6 +238,9 @@ class Gateway:
         except Exception:
             await self._record_unfinished(call, CallStatus.FAILED, "an error of the gateway")
             raise
+        if call.is_over:
+            raise refusal(CapabilityError(Cause.ENDED))
+        return completion
 
     async def _sample(self, call: Call) -> None:
         request = call.request

@@ -24,7 +24,7 @@ HUNG_UP = 499
 @router.post("/v1/chat/completions")
 async def chat_completions(rollout: str, attempt: str, request: Request) -> Response:
     """A chat completion, whole or as a stream."""
-    door = _door(request, rollout, attempt)
+    door = await _door(request, rollout, attempt)
     gateway: Gateway = request.app.state.gateway
     chat, call = await gateway.begin(door, await request.body(), request.headers)
     if chat.stream:
@@ -39,14 +39,14 @@ async def chat_completions(rollout: str, attempt: str, request: Request) -> Resp
 @router.get("/v1/models")
 async def models(rollout: str, attempt: str, request: Request) -> Response:
     """The model behind this door."""
-    _door(request, rollout, attempt)
+    await _door(request, rollout, attempt)
     return JsonResponse(models_body(request.app.state.gateway.model.name))
 
 
 @router.get("/v1/models/{name:path}")
 async def model(rollout: str, attempt: str, name: str, request: Request) -> Response:
     """Any name is served by the policy."""
-    _door(request, rollout, attempt)
+    await _door(request, rollout, attempt)
     return JsonResponse(model_body(name))
 
 
@@ -137,8 +137,8 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
 
 
-def _door(request: Request, rollout: str, attempt: str) -> Door:
-    door: Door = request.app.state.doors.open(request.headers, rollout, attempt)
+async def _door(request: Request, rollout: str, attempt: str) -> Door:
+    door: Door = await request.app.state.doors.open(request.headers, rollout, attempt)
     return door
 
 

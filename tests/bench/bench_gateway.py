@@ -45,6 +45,8 @@ def rows() -> list[dict[str, Any]]:
 async def _measure(folder: Path, dsn: str) -> list[dict[str, Any]]:
     database = Database(dsn)
     run = await builders.add_run(database)
+    _, (rollout, _) = await builders.add_group(database, run)
+    await builders.add_attempt(database, rollout)
     await database.close()
     make_chat_model(folder / "model")
     write_keys(folder / "keys.json", {"bench": "s" * 40})

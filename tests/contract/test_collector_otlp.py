@@ -29,12 +29,15 @@ from libs.capability import KeyRing, sign, write_keys
 from libs.contracts.capability import Capability, Scope
 from libs.service import serving
 from libs.store import tables
+from libs.store.attempts import AttemptKey, hold_attempts
 from libs.store.calls import StoreAway
 from libs.store.database import Database
+from libs.store.partitions import drop_run_data
+from libs.store.spans import AttemptEnded, NewReward, write_telemetry
 from services.collector import batch as batch_module
 from services.collector.app import create_collector
 from services.collector.settings import Settings
-from tests.builders import add_group, add_run
+from tests.builders import add_attempt, add_group, add_run, end_attempt
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 EVERYTHING = frozenset(Scope)
@@ -82,6 +85,7 @@ async def collector(database: Database, tmp_path: Path) -> AsyncIterator[Collect
     write_keys(keys)
     run = await add_run(database)
     _, rollouts = await add_group(database, run)
+    await add_attempt(database, rollouts[0])
     settings = Settings(
         port=0, database_url=database.dsn, capability_keys_file=keys, max_body_bytes=1_000_000, write_seconds=5
     )
@@ -264,23 +268,29 @@ async def test_memory_is_bounded_by_answering_503(database: Database, tmp_path: 
         port=0, database_url=database.dsn, capability_keys_file=tmp_path / "keys.json", max_bytes_in_flight=1024
     )
     async with serving(create_collector(settings)) as port, httpx.AsyncClient() as client:
-        rollout = tables.Rollout(id="run-x.0.0", run_id="run-x")
-        small = Collector(database, rollout, KeyRing(tmp_path / "keys.json"), "", client)
-        small.url = f"http://127.0.0.1:{port}/r/run-x.0.0/1"
+        _, (rollout, _) = await add_group(database, await add_run(database))
+        await add_attempt(database, rollout)
+        url = f"http://127.0.0.1:{port}/r/{rollout.id}/1"
+        small = Collector(database, rollout, KeyRing(tmp_path / "keys.json"), url, client)
         answer = await small.post("/v1/traces", body({"name": "x" * 2000}))
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert (await small.post("/v1/traces", b"")).status_code == 200
 
 
 async def test_rows_the_store_refuses_fail_their_own_request_alone(collector: Collector) -> None:
+    dropped = await add_run(collector.database)
+    _, (rollout, _) = await add_group(collector.database, dropped)
+    await add_attempt(collector.database, rollout)
+    async with collector.database.session() as session:
+        await drop_run_data(session, dropped.id)
     stranger = Capability(
-        run_id="run-dropped",
-        rollout_id="run-dropped.0.0",
+        run_id=dropped.id,
+        rollout_id=rollout.id,
         attempt=1,
         scopes=EVERYTHING,
         expires_at=int(time.time()) + 60,
     )
-    url = collector.url.replace(collector.rollout.id, "run-dropped.0.0")
+    url = collector.url.replace(collector.rollout.id, rollout.id)
     headers = {"authorization": f"Bearer {sign(collector.ring, stranger)}", **PROTOBUF}
     good = [collector.post("/v1/traces", body({"trace_id": bytes([n + 1]) * 16})) for n in range(8)]
     bad = [collector.client.post(f"{url}/v1/traces", content=body({}), headers=headers) for _ in range(4)]
@@ -363,3 +373,93 @@ async def test_ready_only_while_the_store_answers(collector: Collector) -> None:
     answer = await collector.client.get(f"{root}/readyz")
     assert (answer.status_code, answer.json()["checks"]) == (200, {"database": "ok", "writer": "ok"})
     assert b"collector_spans_total" in (await collector.client.get(f"{root}/metrics")).content
+
+
+async def give(collector: Collector, **document: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {collector.key()}"}
+    return await collector.client.post(f"{collector.url}/reward", json=document, headers=headers)
+
+
+async def test_one_key_gives_one_reward(collector: Collector) -> None:
+    assert (await give(collector, value=1.0, key="k")).status_code == 200
+    again, other = await give(collector, value=1.0, key="k"), await give(collector, value=2.0, key="k")
+    assert (again.status_code, other.status_code, other.json()["cause"]) == (200, 409, "conflict")
+    assert "'reward' = 1 to the rollout" in other.json()["detail"]
+    several = await give(collector, values={"speed": 0.5, "style": 1.0}, key="s")
+    half_new = await give(collector, values={"depth": 0.5, "style": 0.0}, key="s")
+    assert (several.status_code, half_new.status_code) == (200, 409)
+    # All or nothing: what conflicts takes the rest of its request with it.
+    assert [(name, value) for name, value, _, _ in await collector.rewards()] == [
+        ("reward", 1.0),
+        ("speed", 0.5),
+        ("style", 1.0),
+    ]
+
+
+async def test_concurrent_duplicates_are_one_row_and_conflicts_one_winner(collector: Collector) -> None:
+    same = await asyncio.gather(*(give(collector, value=0.5, key="same") for _ in range(20)))
+    assert {answer.status_code for answer in same} == {200}
+    answers = await asyncio.gather(*(give(collector, value=float(n), key="race") for n in range(10)))
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 9
+    winner = next(n for n, answer in enumerate(answers) if answer.status_code == 200)
+    rewards = await collector.rewards()
+    assert sorted(value for _, value, _, _ in rewards) == sorted([0.5, float(winner)])
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e400", "1e300", "-1e300", '"1"', "true", "null", "[1]"]
+)
+async def test_a_reward_that_is_no_number_of_a_usable_size_is_refused(collector: Collector, value: str) -> None:
+    headers = {"authorization": f"Bearer {collector.key()}", "content-type": "application/json"}
+    for body in (f'{{"value": {value}}}', f'{{"values": {{"a": {value}}}}}'):
+        answer = await collector.client.post(f"{collector.url}/reward", content=body, headers=headers)
+        assert answer.status_code == 422, body
+    assert await collector.rewards() == []
+
+
+async def test_an_attempt_that_has_ended_is_taken_nothing_for(collector: Collector) -> None:
+    assert (await give(collector, value=1.0)).status_code == 200
+    await end_attempt(collector.database, collector.rollout.id, state="settled")
+    # The door still believes that the attempt runs; the transaction that would store the rows does not.
+    late = await give(collector, value=2.0)
+    spans = await collector.post("/v1/traces", body({}))
+    assert (late.status_code, late.json()["cause"], spans.status_code) == (403, "ended", 403)
+    assert Status.FromString(spans.content).message == late.json()["detail"]
+    assert [value for _, value, _, _ in await collector.rewards()] == [1.0]
+    assert await collector.spans() == []
+
+
+async def test_a_late_batch_takes_no_other_with_it(collector: Collector) -> None:
+    run = await add_run(collector.database)
+    _, (sibling, _) = await add_group(collector.database, run)
+    await add_attempt(collector.database, sibling)
+    capability = Capability(
+        run_id=run.id, rollout_id=sibling.id, attempt=1, scopes=EVERYTHING, expires_at=int(time.time()) + 60
+    )
+    url = collector.url.replace(collector.rollout.id, sibling.id)
+    headers = {"authorization": f"Bearer {sign(collector.ring, capability)}", **PROTOBUF}
+
+    async def send(number: int) -> int:
+        sent = body({"trace_id": bytes([number + 1]) * 16})
+        return (await collector.client.post(f"{url}/v1/traces", content=sent, headers=headers)).status_code
+
+    assert await send(0) == 200
+    await end_attempt(collector.database, collector.rollout.id)
+    late = [collector.post("/v1/traces", body({"trace_id": bytes([n + 1]) * 16})) for n in range(4)]
+    answers, statuses = await asyncio.gather(asyncio.gather(*late), asyncio.gather(*map(send, range(1, 9))))
+    assert ([answer.status_code for answer in answers], statuses) == ([403] * 4, [200] * 8)
+    assert {span.rollout_id for span in await collector.spans()} == {sibling.id}
+
+
+async def test_an_attempt_cannot_end_while_its_rows_are_being_stored(collector: Collector) -> None:
+    reward = NewReward(collector.rollout.id, 1, "k", collector.rollout.run_id, "door", "reward", 1.0, None, None)
+    async with collector.database.session() as session:
+        held = await hold_attempts(session, [AttemptKey(collector.rollout.id, 1)])
+        assert held == {AttemptKey(collector.rollout.id, 1)}
+        ending = asyncio.create_task(end_attempt(collector.database, collector.rollout.id, state="settled"))
+        await asyncio.wait({ending}, timeout=0.3)
+        assert not ending.done()
+    await ending
+    with pytest.raises(AttemptEnded):
+        await write_telemetry(collector.database, [], [reward])
+    assert await collector.rewards() == []

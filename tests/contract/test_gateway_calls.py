@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -11,6 +12,8 @@ import pytest
 from openai.types.chat import ChatCompletionChunk
 
 from libs.contracts.capability import Scope
+from libs.queue.wake import Wake
+from libs.store.attempts import AttemptKey
 from tests import builders
 from tests.fakes.chat_model import EOS
 from tests.fakes.engine import logprob_of
@@ -308,3 +311,48 @@ async def test_a_key_opens_its_own_door_alone(tmp_path, database):
                 statuses[name] = refused.value.status_code
         assert stage.engine.requests == []
     assert statuses == {name: status for name, (_, status) in cases.items()}
+
+
+async def test_a_key_opens_nothing_once_its_attempt_has_ended(tmp_path, database, redis_url):
+    async with scene(tmp_path, database, redis_url=redis_url) as stage, stage.client() as client:
+        await client.chat.completions.create(model="m", messages=HI)
+        await builders.end_attempt(database, stage.rollout_id, state="settled")
+        async with stage.another_gateway() as other, other.client(stage.rollout_id) as late:
+            for ask in (late.chat.completions.create(model="m", messages=HI), late.models.retrieve("m")):
+                with pytest.raises(openai.PermissionDeniedError) as refused:
+                    await ask
+                assert refused.value.code == "ended"
+        assert len(stage.engine.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_in_hand_ends_with_its_attempt_and_is_recorded(tmp_path, database, redis_url, stream):
+    begun, wake = asyncio.Event(), Wake(redis_url)
+
+    def pace(tokens: int) -> Any:
+        if tokens == 3:
+            begun.set()
+            return asyncio.Event().wait()
+        return None
+
+    async with (
+        scene(tmp_path, database, engine={"pace": pace}, redis_url=redis_url, keepalive_after_seconds=600) as stage,
+        stage.client() as client,
+    ):
+        asked = asyncio.create_task(_whole(client, stream=stream))
+        async with asyncio.timeout(60):
+            await begun.wait()
+        await builders.end_attempt(database, stage.rollout_id)
+        await wake.announce_ends([AttemptKey(stage.rollout_id, 1)])
+        with pytest.raises(openai.APIError) as refused:
+            await asked
+        (call,) = await stage.calls()
+    await wake.close()
+    assert refused.value.code == "ended"
+    assert (call.status, call.trainable, call.untrainable_reason) == ("aborted", False, "its attempt ended")
+
+
+async def _whole(client: openai.AsyncOpenAI, *, stream: bool) -> None:
+    answer: Any = await client.chat.completions.create(model="m", messages=HI, stream=stream)
+    if stream:
+        await collect(answer)

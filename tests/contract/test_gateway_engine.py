@@ -52,6 +52,9 @@ class Pair:
 @asynccontextmanager
 async def pair(folder: Path, database: Database, model_path: Path) -> AsyncIterator[Pair]:
     run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run, size=4)
+    for rollout in rollouts:
+        await builders.add_attempt(database, rollout)
     settings = EngineSettings(model_path=model_path, weight_version=f"{run.id}:0", threads=1)
     async with serving(create_engine_app(settings), shutdown_seconds=2) as port:
         url = f"http://127.0.0.1:{port}"

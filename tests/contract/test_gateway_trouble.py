@@ -17,7 +17,9 @@ from sqlalchemy import delete
 
 from libs.store import tables
 from libs.store.database import Database
+from libs.store.partitions import drop_run_data
 from services.gateway.reading import Reader
+from tests import builders
 from tests.fakes import engine as fake
 from tests.fakes.engine import FakeEngine, logprob_of
 from tests.fakes.gateway import Scene, scene
@@ -385,8 +387,12 @@ async def test_calls_in_hand_are_bounded(tmp_path, database):
 async def test_a_run_without_a_partition_is_refused_and_takes_no_other_call_with_it(tmp_path, database):
     async with scene(tmp_path, database) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
-        dropped = "run-gone"
-        stage.gateway.run_id = dropped
+        gone = await builders.add_run(database)
+        _, (rollout, _) = await builders.add_group(database, gone)
+        await builders.add_attempt(database, rollout)
+        async with database.session() as session:
+            await drop_run_data(session, gone.id)
+        dropped = stage.gateway.run_id = gone.id
         stage.engine.weight_version = f"{dropped}:0"
         async with stage.gateway.client(f"{dropped}.0.0") as other:
             with pytest.raises(openai.InternalServerError) as refused:

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from libs.store import tables
+from tests import builders
 from tests.fakes.chat_model import CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS
 from tests.fakes.gateway import Scene, scene
 
@@ -176,6 +177,8 @@ async def test_other_attempts_share_nothing(tmp_path, database):
     letters = [ord("h") - 33, ord("e") - 33]
     async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
         messages = await converse(stage, "a")
+        await builders.end_attempt(database, stage.rollout_id)
+        await builders.add_attempt(database, stage.rollout, 2)
         async with stage.gateway.client(stage.rollout_id, 2) as client:
             create: Any = client.chat.completions.create
             await create(model="m", messages=[*messages, {"role": "user", "content": "b"}])

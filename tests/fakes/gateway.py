@@ -86,6 +86,7 @@ class Scene:
     """A run, an engine that says what it is told, and a gateway between it and the test."""
 
     run_id: str
+    rollout: tables.Rollout
     model: ChatModel
     engine: FakeEngine
     gateway: GatewayUnderTest
@@ -96,7 +97,7 @@ class Scene:
     @property
     def rollout_id(self) -> str:
         """The rollout whose door the tests use."""
-        return f"{self.run_id}.0.0"
+        return self.rollout.id
 
     def client(self, **options: Any) -> AsyncOpenAI:
         """The agent's client of attempt 1."""
@@ -126,8 +127,14 @@ async def scene(
     engine: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
-    """Everything running. `says` is one text for every call, or one per call in order, ended by the end of turn."""
+    """Everything running, attempt 1 of twelve siblings included.
+
+    `says` is one text for every call, or one per call in order, ended by the end of turn.
+    """
     created = await builders.add_run(database, config=run)
+    _, rollouts = await builders.add_group(database, created, size=12)
+    for rollout in rollouts:
+        await builders.add_attempt(database, rollout)
     model = ChatModel(make_chat_model(folder / "model", template, context_length=context_length))
     said = FakeEngine(_script(model, says), model.decode, f"{created.id}:0", **(engine or {}))
     async with fake.running(said):
@@ -138,7 +145,7 @@ async def scene(
             **settings,
         }
         async with running_gateway(folder, run_id=created.id, **values) as gateway:
-            yield Scene(created.id, model, said, gateway, database, folder, values)
+            yield Scene(created.id, rollouts[0], model, said, gateway, database, folder, values)
 
 
 def _script(model: ChatModel, says: Says) -> Callable[[dict[str, Any]], Sequence[int]]:

@@ -78,6 +78,7 @@ def test_causes_have_a_status() -> None:
         Cause.MISSING: 401,
         Cause.MALFORMED: 401,
         Cause.EXPIRED: 401,
+        Cause.ENDED: 403,
         Cause.WRONG_ROLLOUT: 403,
         Cause.WRONG_SCOPE: 403,
     }

@@ -1,0 +1,18 @@
+"""Which numbers are rewards, whoever gives them: agents' last lines, reward doors, telemetry and people."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+MAX_REWARD = 1e6
+"""Largest magnitude of one reward. Baselines square rewards and subtract them in float32, where 1e6 keeps its units."""
+
+RewardValue = Annotated[float, Field(strict=True, ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False)]
+"""A reward on the wire: a JSON number, no text and no boolean."""
+
+
+def is_reward(value: float) -> bool:
+    """Whether the number is finite and within `MAX_REWARD`."""
+    return -MAX_REWARD <= value <= MAX_REWARD

@@ -1,0 +1,47 @@
+"""Which attempts run: what opens the doors of their agents, and what holds them open until a row is committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sqlalchemy import TextClause, text
+
+from libs.store.database import ReadSession, Session
+
+
+class AttemptKey(NamedTuple):
+    """One execution of a rollout."""
+
+    rollout_id: str
+    attempt: int
+
+
+# The same attempts as those that a heartbeat renews: a lease that is only overdue may still be renewed and settled.
+_RUNNING = """
+    SELECT a.rollout_id, a.number
+    FROM unnest(CAST(:rollout_ids AS text[]), CAST(:numbers AS integer[])) AS asked (rollout_id, number)
+    JOIN attempts a ON a.rollout_id = asked.rollout_id AND a.number = asked.number
+    JOIN rollouts r ON r.id = a.rollout_id
+    JOIN runs u ON u.id = r.run_id
+    WHERE a.state IN ('leased', 'running') AND r.state = 'queued' AND u.intent <> 'cancelled'
+"""
+_ASK = text(_RUNNING)
+# SHARE waits for who ends the attempt and makes it wait. In the order of keys, so that no two writers deadlock.
+_HOLD = text(f"{_RUNNING} ORDER BY a.rollout_id, a.number FOR SHARE OF a")
+
+
+async def running_attempts(session: ReadSession, attempts: Iterable[AttemptKey]) -> set[AttemptKey]:
+    """Those of the attempts that run: leased, not settled or expired, their rollout and run not cancelled."""
+    return await _select(session, _ASK, attempts)
+
+
+async def hold_attempts(session: Session, attempts: Iterable[AttemptKey]) -> set[AttemptKey]:
+    """Those of the attempts that run, none of which can be settled or expired before this transaction ends."""
+    return await _select(session, _HOLD, attempts)
+
+
+async def _select(session: ReadSession, statement: TextClause, attempts: Iterable[AttemptKey]) -> set[AttemptKey]:
+    asked = set(attempts)
+    columns = {"rollout_ids": [one.rollout_id for one in asked], "numbers": [one.attempt for one in asked]}
+    return {AttemptKey(*row) for row in await session.execute(statement, columns)}
