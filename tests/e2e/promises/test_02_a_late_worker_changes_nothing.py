@@ -1,0 +1,143 @@
+"""A late worker changes nothing. Settling needs the lease it was given; a lease is fenced by its id."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from libs.capability import KeyRing, verify
+from libs.contracts.capability import Scope
+from libs.queue import leases
+from libs.store import tables
+from libs.store.database import Database
+from tests.contract.test_runner_attempts import Bench, stopped
+
+# The first attempt waits for a file and calls itself worthless, any later one succeeds at once.
+LATE_AGENT = """
+import json, os, pathlib, time
+late = os.environ['LEYDEN_ATTEMPT'] == '1'
+while late and not pathlib.Path({go!r}).exists(): time.sleep(0.01)
+pathlib.Path({go!r} + '.said').touch()
+print(json.dumps({{'reward': 0.0 if late else 1.0}}))
+"""
+
+# A second after the start of the process its clocks have always been this far off.
+JUMPING_CLOCK = """
+import time
+true_time, true_monotonic = time.time, time.monotonic
+began = true_monotonic()
+def off(): return {seconds} if true_monotonic() - began > 1 else 0
+time.time = lambda: true_time() + off()
+time.monotonic = lambda: true_monotonic() + max(0, off())
+"""
+
+
+@pytest.fixture
+async def bench(database: Database, redis_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(database, redis_url, tmp_path)
+    yield made
+    await made.close()
+
+
+async def attempts(database: Database, rollout: tables.Rollout) -> list[tuple[int, str]]:
+    async with database.read() as session:
+        table = tables.Attempt
+        rows = await session.execute(
+            select(table.number, table.state).where(table.rollout_id == rollout.id).order_by(table.number)
+        )
+    return [(row.number, row.state) for row in rows]
+
+
+async def verdicts(database: Database, rollout: tables.Rollout) -> list[tuple[int, str, float | None]]:
+    async with database.read() as session:
+        table = tables.Outcome
+        rows = await session.scalars(select(table).where(table.rollout_id == rollout.id).order_by(table.attempt))
+    return [(row.attempt, row.kind, row.reward) for row in rows]
+
+
+async def taken_over(bench: Bench, rollout: tables.Rollout) -> tables.Outcome:
+    """The outcome of attempt 2; asks for it again and again, as the controller does."""
+
+    async def found() -> tables.Outcome | None:
+        await bench.queue.enqueue([rollout.id])
+        row: tables.Outcome | None = await bench._get(tables.Outcome, (rollout.id, 2))
+        return row
+
+    outcome: tables.Outcome = await bench.until(found, 60.0)
+    return outcome
+
+
+async def settled_unless_overdue(bench: Bench, rollout: tables.Rollout) -> tables.Outcome | None:
+    """The outcome of attempt 1; fails where its lease ran out meanwhile."""
+    async with bench.database.session() as session:
+        assert await leases.expire_overdue(session) == []
+    outcome: tables.Outcome | None = await bench._get(tables.Outcome, (rollout.id, 1))
+    return outcome
+
+
+async def test_a_runner_that_slept_beyond_its_lease_settles_nothing(bench: Bench, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    late = await bench.start(RUNNER_CONCURRENCY="1")
+    [rollout] = await bench.enqueue(LATE_AGENT.format(go=str(go)), timeout_seconds=120)
+    await bench.attempt(rollout, "running")
+    late.send_signal(signal.SIGSTOP)
+    # The agent's verdict is there before the lease is over; nobody is awake to settle it.
+    go.touch()
+    await bench.until(lambda: asyncio.to_thread((tmp_path / "go.said").exists), 60.0)
+    async with stopped(await bench.start()):
+        assert (await taken_over(bench, rollout)).reward == 1.0
+    late.send_signal(signal.SIGCONT)
+    async with stopped(late):
+        # It runs one attempt at a time: settling another shows that it is done with the late one.
+        [other] = await bench.enqueue("print('{\"reward\": 1}')")
+        await bench.outcome(other)
+        assert await attempts(bench.database, rollout) == [(1, "expired"), (2, "settled")]
+        assert await verdicts(bench.database, rollout) == [(2, "succeeded", 1.0)]
+
+
+async def test_an_attempt_that_goes_on_after_its_lease_was_taken_over_is_stopped_and_settles_nothing(
+    bench: Bench, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    late = await bench.start(RUNNER_CONCURRENCY="1")
+    [rollout] = await bench.enqueue(LATE_AGENT.format(go=str(go)), timeout_seconds=120)
+    await bench.attempt(rollout, "running")
+    late.send_signal(signal.SIGSTOP)
+    async with stopped(await bench.start()):
+        assert (await taken_over(bench, rollout)).reward == 1.0
+    late.send_signal(signal.SIGCONT)
+    async with stopped(late):
+        [other] = await bench.enqueue("print('{\"reward\": 1}')")
+        await bench.outcome(other)
+        assert await attempts(bench.database, rollout) == [(1, "expired"), (2, "settled")]
+        assert await verdicts(bench.database, rollout) == [(2, "succeeded", 1.0)]
+
+
+@pytest.mark.parametrize("seconds", [-86_400, 86_400])
+async def test_a_runner_whose_clock_jumps_by_a_day_neither_loses_nor_keeps_a_lease(
+    bench: Bench, tmp_path: Path, seconds: int
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(JUMPING_CLOCK.format(seconds=seconds))
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
+    code = "import json, os, time; time.sleep(3); print(json.dumps({'reward': 1, 'key': os.environ['OPENAI_API_KEY']}))"
+    async with stopped(await bench.start(PYTHONPATH=path, RUNNER_LEASE_SECONDS="10")):
+        # The second begins after the jump.
+        for _ in range(2):
+            [rollout] = await bench.enqueue(code, timeout_seconds=60)
+            attempt = await bench.attempt(rollout, "running")
+            now = datetime.now(tz=UTC)
+            assert now - timedelta(seconds=30) < attempt.lease_expires_at < now + timedelta(seconds=30)
+            outcome = await bench.until(lambda one=rollout: settled_unless_overdue(bench, one), 60.0)
+            assert await verdicts(bench.database, rollout) == [(1, "succeeded", 1.0)]
+            assert await attempts(bench.database, rollout) == [(1, "settled")]
+            capability = verify(
+                KeyRing(bench.keys), outcome.facts["key"], rollout_id=rollout.id, attempt=1, scope=Scope.MODEL
+            )
+            assert capability.expires_at < now.timestamp() + 3600
