@@ -33,7 +33,8 @@ class StoreMachine(RuleBasedStateMachine):
         """What two coroutines that run at once return."""
 
         async def run() -> tuple[Any, Any]:
-            return await asyncio.gather(first, second)
+            one, other = await asyncio.gather(first, second)
+            return one, other
 
         return self.await_(run())
 
