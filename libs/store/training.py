@@ -156,6 +156,8 @@ async def commit_step(session: Session, record: StepRecord) -> None:
 async def prune_versions(session: Session, run_id: str, before: int) -> set[int]:
     """Marks versions from 1 up to `before` as removed, except those that an evaluation names; returns all unmarked."""
     table = tables.PolicyVersion
+    # Whoever asks for an evaluation holds the run's row: it is seen below, or finds the version removed and is refused.
+    await session.execute(select(tables.Run.id).where(tables.Run.id == run_id).with_for_update(read=True))
     pinned = select(tables.Evaluation.policy_version).where(
         tables.Evaluation.run_id == run_id, tables.Evaluation.policy_version.is_not(None)
     )
