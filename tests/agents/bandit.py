@@ -2,7 +2,8 @@
 
 It speaks the chat completions protocol with the standard library alone, so that hundreds of attempts start quickly.
 BANDIT_LOG names a file of JSON lines to which it adds that it will ask, before it asks, and the whole answer, before
-it does anything else with it: the agents' own word for what they got. BANDIT_TOKENS is the length of an answer.
+it does anything else with it: the agents' own word for what they got. BANDIT_TOKENS is the length of an answer; the
+rollouts of group 0 end only once the file BANDIT_GATE exists, where one is named.
 """
 
 import http.client
@@ -17,12 +18,14 @@ QUESTION = {"model": "any", "max_tokens": TOKENS, "temperature": 1.0, "logprobs"
 MESSAGES = [{"role": "user", "content": "heads?"}]
 
 
+_, ROLLOUT, ATTEMPT, _ = os.environ["OPENAI_BASE_URL"].rsplit("/", 3)
+
+
 def tell(**facts):
     log = os.environ.get("BANDIT_LOG")
     if log:
-        _, rollout, attempt, _ = os.environ["OPENAI_BASE_URL"].rsplit("/", 3)
         with open(log, "a") as file:  # noqa: PTH123 - one line, appended whole
-            file.write(json.dumps({"rollout": rollout, "attempt": attempt} | facts) + "\n")
+            file.write(json.dumps({"rollout": ROLLOUT, "attempt": ATTEMPT} | facts) + "\n")
 
 
 def ask(tries=60):
@@ -48,5 +51,8 @@ def ask(tries=60):
 
 answer = ask()
 tell(answer=answer)
+gate = os.environ.get("BANDIT_GATE")
+while gate and ROLLOUT.split(".")[1] == "0" and not os.path.exists(gate):  # noqa: PTH110
+    time.sleep(0.1)
 text = answer["choices"][0]["message"]["content"] or "\0"
 print(json.dumps({"reward": float(ord(text[0]) % 2), "odd": ord(text[0]) % 2 == 1}))
