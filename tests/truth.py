@@ -51,7 +51,7 @@ _SAMPLED_AGAIN = """
 
 def questions() -> tuple[str, dict[str, str]]:
     """The functions that questions use, and each question's statement by its words."""
-    functions, *parts = STATEMENTS.read_text().split("-- question: ")
+    functions, *parts = STATEMENTS.read_text().split("\\echo question: ")
     asked = dict(part.split("\n", 1) for part in parts)
     return functions, {words: statement.strip().rstrip(";") for words, statement in asked.items()}
 
@@ -143,7 +143,7 @@ def main() -> int:
     if not re.fullmatch(r"run-[a-z0-9]+", arguments.run):
         parser.error(f"{arguments.run!r} is no run's id")
     if arguments.sql:
-        print(STATEMENTS.read_text().replace(":'run'", f"'{arguments.run}'"))
+        print(STATEMENTS.read_text().replace("\\echo", "--").replace(":'run'", f"'{arguments.run}'"))
         return 0
     found = violations(arguments.dsn, arguments.run)
     lost = lost_calls(arguments.dsn, arguments.run, arguments.received) if arguments.received else []

