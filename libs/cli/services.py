@@ -85,6 +85,8 @@ def _own(service: str, facts: Facts) -> dict[str, str]:
                 "RUNNER_GATEWAY_URL": facts.url("gateway"),
                 "RUNNER_COLLECTOR_URL": facts.url("collector"),
                 "RUNNER_WORK_FOLDER": str(facts.home / "attempts"),
+                # Secrets, Postgres, Redis, weights and logs.
+                "RUNNER_HIDDEN_PATHS": json.dumps([str(facts.home)]),
                 # On a laptop a stop should be quick; what is cut short is repeated at the next start.
                 "RUNNER_DRAIN_SECONDS": "1",
             }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import pwd
 import time
 from dataclasses import dataclass, replace
 
@@ -12,12 +10,15 @@ from libs.capability import KeyRing, sign
 from libs.contracts.capability import Capability, Scope
 from libs.contracts.states import OutcomeKind
 from libs.queue.leases import Lease, Outcome
+from services.runner.cell import REMEDIES, Cells, Tenant
 from services.runner.doors import DoorWatch
 from services.runner.environment import Doors, Identity, environment_block
 from services.runner.folder import AttemptFolder, Folders
-from services.runner.process import Command, KeeperLost, Processes
+from services.runner.process import Command, Ended, KeeperLost, Processes
 from services.runner.settings import Settings
 from services.runner.verdict import judge
+
+PROOF_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -29,23 +30,7 @@ class Workplace:
     folders: Folders
     processes: Processes
     doors: DoorWatch
-    user: tuple[int, int] | None
-
-
-def user_ids(name: str | None) -> tuple[int, int] | None:
-    """User and group id of the user that agents become; None when they stay the runner's.
-
-    Raises: ValueError: there is no such user, or the runner may not become it.
-    """
-    if name is None:
-        return None
-    try:
-        entry = pwd.getpwnam(name)
-    except KeyError as error:
-        raise ValueError(f"RUNNER_AGENT_USER names {name!r}, a user that this machine does not have") from error
-    if os.geteuid() != 0:
-        raise ValueError("RUNNER_AGENT_USER needs a runner that runs as root: leave it unset to run agents as yourself")
-    return entry.pw_uid, entry.pw_gid
+    cells: Cells
 
 
 async def execute(lease: Lease, place: Workplace) -> Outcome:
@@ -56,16 +41,50 @@ async def execute(lease: Lease, place: Workplace) -> Outcome:
     """
     began = time.monotonic()
     try:
-        folder = await asyncio.to_thread(place.folders.make, lease.rollout_id, lease.task, lease.agent.directory)
-    except OSError as error:
-        return Outcome(OutcomeKind.INFRA_ERROR, detail=f"the working folder could not be made: {error}")
-    try:
-        ended = await place.processes.run(_command(lease, place, folder))
+        with place.cells.lend() as tenant:
+            ended = await _run(lease, place, tenant)
         return await _blame(judge(ended), began, place.doors)
     except (KeeperLost, OSError) as error:
         return Outcome(OutcomeKind.INFRA_ERROR, detail=str(error))
+
+
+async def _run(lease: Lease, place: Workplace, tenant: Tenant) -> Ended:
+    try:
+        folder = await asyncio.to_thread(_make_folder, lease, place, tenant)
+    except OSError as error:
+        raise OSError(f"the working folder could not be made: {error}") from error
+    try:
+        return await place.processes.run(await asyncio.to_thread(_command, lease, place, folder, tenant))
     finally:
         await asyncio.shield(asyncio.to_thread(place.folders.remove, folder))
+
+
+def _make_folder(lease: Lease, place: Workplace, tenant: Tenant) -> AttemptFolder:
+    place.cells.check_directory(lease.agent.directory)
+    return place.folders.make(lease.rollout_id, lease.task, lease.agent.directory, tenant.user)
+
+
+async def prove(place: Workplace) -> None:
+    """Starts what `{python}` stands for once, as agents are started.
+
+    Raises: ValueError: it does not; the message says what to do
+    """
+    argv = [place.settings.python, "-I", "-S", "-c", ""]
+    try:
+        with place.cells.lend() as tenant:
+            folder = await asyncio.to_thread(place.folders.make, "first", {}, None, tenant.user)
+            walls = await asyncio.to_thread(place.cells.walls, argv, folder, tenant)
+            ended = await place.processes.run(
+                Command(argv, {}, folder.work, PROOF_SECONDS, 1.0, 1000, walls=walls, lock=tenant.lock)
+            )
+            await asyncio.to_thread(place.folders.remove, folder)
+    except (KeeperLost, OSError) as error:
+        raise ValueError(f"no agent can start here: {error}") from error
+    if ended.exit_code != 0:
+        why = ended.start_error or ended.stderr.decode(errors="replace") or "it did not end in time"
+        raise ValueError(
+            f"agents cannot start RUNNER_PYTHON, {argv[0]} ({why}): {REMEDIES}; or name another interpreter there"
+        )
 
 
 async def _blame(outcome: Outcome, began: float, doors: DoorWatch) -> Outcome:
@@ -80,11 +99,12 @@ async def _blame(outcome: Outcome, began: float, doors: DoorWatch) -> Outcome:
     return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=detail)
 
 
-def _command(lease: Lease, place: Workplace, folder: AttemptFolder) -> Command:
+def _command(lease: Lease, place: Workplace, folder: AttemptFolder, tenant: Tenant) -> Command:
     settings, limits = place.settings, lease.runner
     first, *rest = lease.agent.command
+    argv = [settings.python if first == "{python}" else first, *rest]
     return Command(
-        argv=[settings.python if first == "{python}" else first, *rest],
+        argv=argv,
         environment=_environment(lease, place, folder),
         folder=folder.work,
         timeout_seconds=limits.timeout_seconds,
@@ -93,8 +113,10 @@ def _command(lease: Lease, place: Workplace, folder: AttemptFolder) -> Command:
         memory_bytes=limits.memory_bytes,
         cpu_seconds=limits.cpu_seconds,
         open_files=settings.max_open_files,
-        processes=settings.max_processes,
-        user=place.user,
+        processes=settings.max_processes if tenant.user is not None else None,
+        file_bytes=settings.max_file_bytes,
+        walls=place.cells.walls(argv, folder, tenant),
+        lock=tenant.lock,
     )
 
 
@@ -120,6 +142,7 @@ def _key(lease: Lease, place: Workplace) -> str:
         rollout_id=lease.rollout_id,
         attempt=lease.attempt,
         scopes=frozenset(scopes),
-        expires_at=int(time.time() + lifetime),
+        # By the database's clock, as the lease itself: a runner's own may be wrong.
+        expires_at=int(lease.expires_at.timestamp() + lifetime),
     )
     return sign(place.keys, capability)

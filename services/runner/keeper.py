@@ -1,9 +1,10 @@
 """One process per attempt that starts the agent, bounds it, and leaves nothing of it behind.
 
-Sits between runner and agent: `python -I -S -E keeper.py LIFELINE_FD`, standard library only, because 64 of these
-start at once. It reads its orders (`marshal`, see `process._orders_of`) from stdin, watches the lifeline (a pipe whose
-other end only the runner holds: when the runner dies, even by SIGKILL, it closes), and writes one report to stdout.
-It is a subreaper: children that daemonise or open a session of their own become its children and die with the attempt.
+Sits between runner and agent: `main` with the arguments ROOT LIFELINE_FD [LOCK_FD], standard library only, because 64
+of these start at once. It reads its orders (`marshal`, see `process._orders_of`) from stdin, watches the lifeline (a
+pipe whose other end only the runner holds: when the runner dies, even by SIGKILL, it closes), and writes one report to
+stdout. It is a subreaper: children that daemonise or open a session of their own become its children and die with the
+attempt. The lock it only holds open: it tells other runners that this attempt's user still has processes.
 """
 # pathlib costs more start-up time than everything else here:
 # ruff: noqa: PTH123, PTH208
@@ -19,10 +20,14 @@ import sys
 import time
 from typing import Any
 
+from services.runner import walls
+
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 SIGKILL, SIGTERM, SIGPIPE = 9, 15, 13
 CHUNK_BYTES = 1 << 16
+DRAIN_CHUNKS = 64
 KILL_SECONDS = 10.0
 
 _libc = ctypes.CDLL(None)
@@ -92,11 +97,15 @@ class Agent:
         self.stderr, stderr = os.pipe()
         failure, report = os.pipe()
         self.exit_code: int | None = None
-        self.cpu_seconds = 0.0
+        self.own_cpu_seconds = self.cpu_seconds = 0.0
         self.max_rss_bytes = 0
+        self.user = orders["walls"]["user"] if orders["walls"]["own_user"] else None
+        keeper = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
-            _become_agent(orders, stdout, stderr, report)
+            _become_agent(orders, keeper, stdout, stderr, report)
+        # Nobody may look into this process, as an agent of the same user else could where there is no Landlock.
+        _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         for descriptor in (stdout, stderr, report):
             os.close(descriptor)
         with os.fdopen(failure, "rb") as pipe:
@@ -115,6 +124,7 @@ class Agent:
             self.max_rss_bytes = max(self.max_rss_bytes, usage.ru_maxrss * 1024)
             if pid == self.pid:
                 self.exit_code = os.waitstatus_to_exitcode(status)
+                self.own_cpu_seconds = usage.ru_utime + usage.ru_stime
 
     def kill(self) -> bool:
         """SIGKILLs descendants until none is left; false if one outlives `KILL_SECONDS` (it sleeps in the kernel)."""
@@ -123,15 +133,33 @@ class Agent:
             if time.monotonic() > end:
                 return False
             # Again and again: a descendant may have forked while its parent was being killed.
+            if self.user is not None:
+                _kill_user(*self.user)
             signal_all(descendants(os.getpid()), SIGKILL)
             time.sleep(0.001)
         return True
 
 
-def _become_agent(orders: dict[str, Any], stdout: int, stderr: int, report: int) -> None:
+def _kill_user(uid: int, gid: int) -> None:
+    """SIGKILLs every process of a user that only this attempt has."""
+    try:
+        pid = os.fork()
+    except OSError:
+        return
+    if pid == 0:
+        try:
+            walls.become(uid, gid)
+            walls.kill_all_of_this_user()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _become_agent(orders: dict[str, Any], keeper: int, stdout: int, stderr: int, report: int) -> None:
     """In the forked child: bounds itself and becomes the agent; the pipe `report` closes then, or tells why not."""
     try:
         os.setsid()
+        _be_the_first_to_go()
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
@@ -139,18 +167,25 @@ def _become_agent(orders: dict[str, Any], stdout: int, stderr: int, report: int)
         os.umask(0o077)
         for number, soft, hard in orders["limits"]:
             resource.setrlimit(number, (soft, hard))
-        if orders["user"] is not None:
-            uid, gid = orders["user"]
-            os.setgroups([])
-            os.setgid(gid)
-            os.setuid(uid)
-        # After setuid, which clears it: the agent dies even if this keeper is killed.
+        walls.close_in(orders["walls"])
+        # After the change of user, which clears it: the agent dies even if its keeper is killed.
         _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+        if os.getppid() != keeper:
+            os._exit(127)
         os.chdir(orders["folder"])
         os.execvpe(orders["command"][0], orders["command"], orders["environment"])  # noqa: S606
     except BaseException as error:  # noqa: BLE001  # nothing may return into the keeper's own code
         os.write(report, f"{orders['command'][0]}: {error}".encode(errors="replace")[:4096])
     os._exit(127)
+
+
+def _be_the_first_to_go() -> None:
+    """When memory is short, the kernel ends agents before anything of the platform."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+    except OSError:
+        return
 
 
 def watch(agent: Agent, lifeline: int, orders: dict[str, Any], tails: dict[int, Tail]) -> dict[str, bool]:
@@ -186,20 +221,27 @@ def watch(agent: Agent, lifeline: int, orders: dict[str, Any], tails: dict[int, 
 
 
 def drain(tails: dict[int, Tail]) -> None:
-    """Reads what is left in the pipes of the dead."""
+    """Reads what is left in the pipes of the dead, and no more: somebody else may have been handed the other end."""
     for descriptor, tail in tails.items():
         fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_NONBLOCK)
         try:
-            while chunk := os.read(descriptor, CHUNK_BYTES):
-                tail.add(chunk)
+            for _ in range(DRAIN_CHUNKS):
+                tail.add(os.read(descriptor, CHUNK_BYTES))
         except BlockingIOError:
             continue
 
 
+def ignored_its_cpu_limit(agent: Agent, orders: dict[str, Any]) -> bool:
+    """Whether the kernel killed the agent at the second bound of its CPU time."""
+    bound = next((hard for number, _, hard in orders["limits"] if number == resource.RLIMIT_CPU), None)
+    return bound is not None and agent.exit_code == -SIGKILL and agent.own_cpu_seconds > bound - 1
+
+
 def main() -> None:
     """Runs one agent as ordered on stdin and reports on stdout."""
-    lifeline = int(sys.argv[1])
-    os.set_inheritable(lifeline, False)
+    lifeline, *_ = kept = [int(descriptor) for descriptor in sys.argv[2:]]
+    for descriptor in kept:
+        os.set_inheritable(descriptor, False)
     orders = marshal.loads(sys.stdin.buffer.read())  # noqa: S302  # from our own runner
     become_subreaper()
     started = time.monotonic()
@@ -216,6 +258,7 @@ def main() -> None:
         "seconds": time.monotonic() - started,
         "cpu_seconds": agent.cpu_seconds,
         "max_rss_bytes": agent.max_rss_bytes,
+        "cpu_exceeded": ignored_its_cpu_limit(agent, orders),
         "stdout": tails[agent.stdout].bytes(),
         "stderr": tails[agent.stderr].bytes(),
         "stdout_total": tails[agent.stdout].total,
@@ -229,7 +272,3 @@ def main() -> None:
         os._exit(1)
     # Skips the interpreter's own shutdown: everything is written.
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

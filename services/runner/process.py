@@ -12,12 +12,14 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.runner import keeper
+from services.runner.walls import Walls, no_walls
 
-_KEEPER = str(Path(keeper.__file__).resolve())
+_ROOT = str(Path(keeper.__file__).resolve().parents[2])
+_KEEPER = "import sys; sys.path.append(sys.argv[1]); from services.runner.keeper import main; main()"
 
 
 class KeeperLost(Exception):
@@ -30,7 +32,7 @@ class Command:
 
     Args: argv: program and arguments, no shell; environment: all of it, nothing is inherited; folder: where it starts;
         memory_bytes, cpu_seconds: of each process; output_bytes: kept of stdout and of stderr, from the end;
-        user: (uid, gid) to become, which needs root.
+        walls: what holds it in; lock: a descriptor that the keeper holds open as long as anything of the agent lives.
     """
 
     argv: list[str]
@@ -43,14 +45,17 @@ class Command:
     cpu_seconds: int | None = None
     open_files: int | None = None
     processes: int | None = None
-    user: tuple[int, int] | None = None
+    file_bytes: int | None = None
+    walls: Walls = field(default_factory=no_walls)
+    lock: int | None = None
 
 
 @dataclass(frozen=True)
 class Ended:
     """How an agent ended: every descendant is dead by now, unless `clean` is false.
 
-    `exit_code` is negative for a signal and None if it never started (`start_error` says why).
+    `exit_code` is negative for a signal and None if it never started (`start_error` says why). `cpu_exceeded`: it
+    ignored the first signal of its CPU limit, and the kernel sent the second, SIGKILL.
     """
 
     exit_code: int | None
@@ -64,6 +69,7 @@ class Ended:
     seconds: float
     cpu_seconds: float
     max_rss_bytes: int
+    cpu_exceeded: bool = False
 
 
 class Processes:
@@ -125,15 +131,17 @@ class Processes:
 
 
 def _start_keeper(command: Command, lifeline: int, reports: socket.socket) -> subprocess.Popen[bytes]:
+    kept = (lifeline,) if command.lock is None else (lifeline, command.lock)
     # The orders hold the agent's key: a memory file keeps them out of argv and off the disk.
     with os.fdopen(os.memfd_create("orders"), "r+b") as orders:
         orders.write(marshal.dumps(_orders_of(command)))
         orders.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-E", _KEEPER, str(lifeline)],
+            # Imported and not run as a file, so that its compiled form is used.
+            [sys.executable, "-I", "-S", "-c", _KEEPER, _ROOT, *map(str, kept)],
             stdin=orders,
             stdout=reports.fileno(),
-            pass_fds=(lifeline,),
+            pass_fds=kept,
             start_new_session=True,
             env={},
             cwd="/",
@@ -148,6 +156,7 @@ def _orders_of(command: Command) -> dict[str, object]:
         (resource.RLIMIT_CPU, command.cpu_seconds, command.cpu_seconds and command.cpu_seconds + 5),
         (resource.RLIMIT_NOFILE, command.open_files, command.open_files),
         (resource.RLIMIT_NPROC, command.processes, command.processes),
+        (resource.RLIMIT_FSIZE, command.file_bytes, command.file_bytes),
     ]
     return {
         "command": command.argv,
@@ -157,7 +166,7 @@ def _orders_of(command: Command) -> dict[str, object]:
         "grace_seconds": command.grace_seconds,
         "output_bytes": command.output_bytes,
         "limits": [bound for bound in bounds if bound[1] is not None],
-        "user": command.user,
+        "walls": dict(command.walls),
     }
 
 

@@ -24,19 +24,26 @@ class Settings(ServiceSettings):
     """Where agents find the collector."""
     concurrency: int = Field(default=32, ge=1, le=4096)
     """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""
-    work_folder: Path = Field(default_factory=lambda: Path(tempfile.gettempdir()) / f"leyden-attempts-{os.getuid()}")
+    work_folder: Path = Field(default_factory=lambda: _disk() / f"leyden-attempts-{os.getuid()}")
     """Where the fresh folders of attempts are made; what a killed runner left there is removed at the next start."""
+    hidden_paths: tuple[Path, ...] = ()
+    """Folders that agents may not open: the platform's own. As JSON: `["/var/lib/leyden"]`."""
     agent_path: str = Field(default=os.defpath, validation_alias=AliasChoices("RUNNER_AGENT_PATH", "PATH"))
     """PATH of agents; the runner's own by default."""
     python: str = sys.executable
     """What `{python}` stands for as the first word of an agent's command."""
-    agent_user: str | None = None
-    """User that agents become, as `name`; needs root. Unset, agents run as the runner's user: right on a laptop, where
-    agents are the operator's own code."""
+    agent_user: str = "same"
+    """Whom agents become. `own`: each attempt a user of its own where the runner is root, else the runner's user.
+    `same`: the runner's user, even root. Any other word names a user, which all attempts share; that needs root."""
+    agent_uids_from: int | None = Field(default=None, ge=1000, le=2**31 - 2**16)
+    """The first of the 20,000 user ids that attempts take in turn; nobody else may have them. Unset: 1,900,000,000, or
+    30,000 in a user namespace that has fewer."""
     max_open_files: int = Field(default=4096, ge=64)
     """RLIMIT_NOFILE of agents."""
-    max_processes: int | None = Field(default=None, ge=1)
-    """RLIMIT_NPROC of agents: counted over all processes of their user, so set it only with an `agent_user`."""
+    max_processes: int | None = Field(default=512, ge=1)
+    """RLIMIT_NPROC of agents, which counts all processes of their user: set only where that is not the runner's."""
+    max_file_bytes: int | None = Field(default=16 * 2**30, ge=2**20)
+    """RLIMIT_FSIZE of agents: the longest file one may write."""
     grace_seconds: float = Field(default=5.0, ge=0)
     """Between SIGTERM at an attempt's timeout and SIGKILL of its whole tree."""
     lease_seconds: float = Field(default=30.0, gt=0)
@@ -47,3 +54,9 @@ class Settings(ServiceSettings):
     """After SIGTERM: how long running attempts may finish before they are killed and given back for a retry."""
     key_seconds: int = Field(default=600, ge=1)
     """How long an agent's key outlives its attempt's timeout, for spans that arrive late."""
+
+
+def _disk() -> Path:
+    """Not /tmp where there is another place: agents write there, and may not directly above a hidden folder."""
+    lasting = Path("/var/tmp")  # noqa: S108  # `Folders` makes its own folder there, for its user alone
+    return lasting if os.access(lasting, os.W_OK) else Path(tempfile.gettempdir())

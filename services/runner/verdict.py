@@ -44,6 +44,8 @@ def _failure(ended: Ended) -> tuple[OutcomeKind, str | None]:
         return OutcomeKind.INFRA_ERROR, f"the agent could not be started: {ended.start_error}"
     if ended.timed_out:
         return OutcomeKind.TIMEOUT, f"stopped after {ended.seconds:.1f} s"
+    if ended.cpu_exceeded:
+        return OutcomeKind.AGENT_ERROR, "the agent went on after its limit of CPU time"
     if ended.exit_code == -SIGKILL:
         return OutcomeKind.INFRA_ERROR, "ended by a SIGKILL that the platform did not send: is memory short?"
     if ended.exit_code is not None and ended.exit_code < 0:

@@ -23,7 +23,8 @@ from libs.service import Checks, pause
 from libs.store.database import AWAY, Database, cause
 from libs.store.migrate import check_schema
 from libs.telemetry import SECONDS_BUCKETS, Seldom, bind, logger
-from services.runner.attempt import Workplace, execute, user_ids
+from services.runner.attempt import Workplace, execute, prove
+from services.runner.cell import Cells
 from services.runner.doors import DoorWatch
 from services.runner.folder import Folders
 from services.runner.process import Processes
@@ -234,9 +235,9 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
 
     Raises: libs.capability.KeyRingError, ValueError: the settings name what is not there.
     """
-    user = user_ids(settings.agent_user)
+    cells = Cells(settings)
     keys = KeyRing(settings.capability_keys_file)
-    folders = Folders(settings.work_folder, f"runner-{os.getpid()}-{secrets.token_hex(4)}", user)
+    folders = Folders(settings.work_folder, f"runner-{os.getpid()}-{secrets.token_hex(4)}")
     doors = DoorWatch([settings.gateway_url, settings.collector_url])
     processes = Processes()
     processes.adopt_orphans()
@@ -247,7 +248,8 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     checks.add("schema", lambda: check_schema(database))
     checks.add("queue", queue.ping)
     try:
-        place = Workplace(settings, keys, folders, processes, doors, user)
+        place = Workplace(settings, keys, folders, processes, doors, cells)
+        await prove(place)
         await Runner(settings, database, queue, wake, place).run(stop)
     finally:
         await queue.close()

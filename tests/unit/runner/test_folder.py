@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import errno
 import json
-import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -79,6 +78,6 @@ def test_a_folder_that_cannot_be_removed_costs_no_outcome(
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "rmtree", broken)
+        patched.setattr("services.runner.folder._remove", broken)
         folders.remove(folder)
     assert folder.root.exists()

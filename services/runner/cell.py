@@ -1,0 +1,293 @@
+"""The cell of an attempt: whom its agent becomes, and what of the disk it finds. `services.runner.walls` builds it.
+
+Where the runner is root, an agent becomes a user of its own, in a view of the disk without the platform's folders and
+without other attempts. Elsewhere it stays the runner's user, and Landlock keeps it out of those.
+"""
+# Paths are text here, as the keeper and the system calls want them:
+# ruff: noqa: PTH112, PTH113, PTH114, PTH115, PTH117, PTH118, PTH119, PTH120, PTH123
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pwd
+import secrets
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from libs.telemetry import logger
+from services.runner.folder import AttemptFolder
+from services.runner.settings import Settings
+from services.runner.walls import USABLE_LANDLOCK, Walls, landlock_abi
+
+log = logger()
+
+ROOT = str(Path(__file__).resolve().parents[2])
+UIDS = 20_000
+"""User ids that attempts take in turn: long before one comes again, nothing of its last attempt is left."""
+UIDS_FROM = 1_900_000_000
+UIDS_FROM_IN_A_NAMESPACE = 30_000
+REMEDIES = (
+    "let other users pass (chmod o+x) or put it elsewhere, or set RUNNER_AGENT_USER=same, or run the runner as an "
+    "ordinary user"
+)
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """Whom an agent becomes: (uid, gid), None to stay the runner's user; and the lock on a uid of its own."""
+
+    user: tuple[int, int] | None = None
+    lock: int | None = None
+
+
+class OwnUsers:
+    """User ids that belong to nobody, each lent to one attempt at a time, among all runners of this machine.
+
+    Args: first: the lowest; locks: a file whose byte at an id's position is locked while the id is lent. The lock is
+        held by whoever has the descriptor, the keeper too, so that a killed runner's agents keep theirs.
+    """
+
+    def __init__(self, first: int, locks: Path) -> None:
+        self._first = first
+        self._locks = str(locks)
+        self._next = secrets.randbelow(UIDS)
+
+    @contextmanager
+    def lend(self) -> Iterator[Tenant]:
+        """A user id that no living attempt has.
+
+        Raises: OSError: every one is lent
+        """
+        lock = os.open(self._locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            uid = self._lock_one(lock)
+            yield Tenant((uid, uid), lock)
+        finally:
+            os.close(lock)
+
+    def _lock_one(self, lock: int) -> int:
+        for _ in range(UIDS):
+            uid = self._first + self._next
+            self._next = (self._next + 1) % UIDS
+            try:
+                wanted = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, uid, 1, 0)
+                fcntl.fcntl(lock, fcntl.F_OFD_SETLK, wanted)
+            except BlockingIOError:
+                continue
+            return uid
+        raise OSError(f"each of the {UIDS} user ids from {self._first} is in use by an attempt")
+
+
+class Cells:
+    """Makes the cells of one runner.
+
+    Raises: ValueError: RUNNER_AGENT_USER or RUNNER_AGENT_UIDS_FROM cannot be followed; the message says what to write
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._own = OwnUsers(first_uid(settings), _locks()) if is_own(settings) else None
+        self._named = _named(settings.agent_user)
+        self._private = [os.path.realpath(path) for path in (*settings.hidden_paths, settings.work_folder)]
+        self.mounts = os.geteuid() == 0 and may_mount()
+        self.landlock = landlock_abi() >= USABLE_LANDLOCK
+        if not self.landlock:
+            log.warning(
+                "this kernel has no usable Landlock (5.19 or later): agents can look into processes of their own user",
+                own_users=self._own is not None,
+            )
+
+    @contextmanager
+    def lend(self) -> Iterator[Tenant]:
+        """Whom the agent of one attempt becomes, for as long as anything of it exists."""
+        if self._own is None:
+            yield Tenant(self._named)
+        else:
+            with self._own.lend() as tenant:
+                yield tenant
+
+    def check_directory(self, directory: str | None) -> None:
+        """An agent's files may not be the platform's.
+
+        Raises: PermissionError: the folder is one of the private ones, lies in one or holds one
+        """
+        real = os.path.realpath(directory) if directory is not None else None
+        if real is not None and any(within(real, path) or within(path, real) for path in self._private):
+            raise PermissionError(f"{directory} belongs to the platform: keep the agent's files in a folder of its own")
+
+    def walls(self, argv: Sequence[str], folder: AttemptFolder, tenant: Tenant) -> Walls:
+        """What the keeper is to build around one agent.
+
+        Raises: OSError: what the agent needs cannot be reached by the user that it becomes
+        """
+        root = os.path.realpath(folder.root)
+        links, files = ways(argv, self._settings.agent_path, str(folder.work))
+        walls = Walls(
+            user=tenant.user,
+            own_user=tenant.lock is not None,
+            covers=[],
+            links=[],
+            shows=[],
+            hidden=[path for path in self._private if os.path.isdir(path)],
+            open=[root],
+            landlock=self.landlock,
+        )
+        parents = {os.path.dirname(path) for path in (root, *links, *files)}
+        closed = [above for path in sorted(parents) if (above := closed_above(path, tenant.user)) is not None]
+        if self.mounts:
+            covers = outermost([*walls["hidden"], *closed])
+            walls["covers"], walls["hidden"] = covers, []
+            walls["links"] = [pair for pair in links.items() if self._may_show(pair[0], covers)]
+            candidates = [*(link for link in links if _in_bin(link)), *files]
+            shown = {self._shown(path, covers) for path in candidates} - {None}
+            walls["shows"] = [*((path, False) for path in outermost(filter(None, shown))), (root, True)]
+        elif closed:
+            raise PermissionError(f"{closed[0]} is closed to the user that agents become: {REMEDIES}")
+        return walls
+
+    def _shown(self, path: str, covers: list[str]) -> str | None:
+        """The widest folder that a file needs and that may be shown; None when it is in sight, or private."""
+        parent = os.path.dirname(path)
+        wanted = [path] if os.path.isdir(path) else [os.path.dirname(parent), parent, path]
+        if not _in_bin(path):
+            wanted = [candidate for candidate in wanted if candidate != os.path.dirname(parent)]
+        return next((candidate for candidate in wanted if self._may_show(candidate, covers)), None)
+
+    def _may_show(self, path: str, covers: list[str]) -> bool:
+        covered = any(within(path, cover) and path != cover for cover in covers)
+        return covered and not any(within(path, private) or within(private, path) for private in self._private)
+
+
+def is_own(settings: Settings) -> bool:
+    """Whether each attempt gets a user of its own."""
+    return settings.agent_user == "own" and os.geteuid() == 0
+
+
+def first_uid(settings: Settings) -> int:
+    """The lowest user id for attempts.
+
+    Raises: ValueError: this user namespace does not have that id and those after it
+    """
+    mapped = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    chosen = settings.agent_uids_from
+    for first in (UIDS_FROM, UIDS_FROM_IN_A_NAMESPACE) if chosen is None else (chosen,):
+        if any(inside <= first and first + UIDS <= inside + count for inside, _, count in mapped):
+            return first
+    raise ValueError(
+        f"this user namespace does not have the {UIDS} user ids that attempts take: set RUNNER_AGENT_UIDS_FROM to the "
+        "first of as many that nobody has, or RUNNER_AGENT_USER=same"
+    )
+
+
+def _named(name: str) -> tuple[int, int] | None:
+    if name in {"own", "same"}:
+        return None
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError as error:
+        raise ValueError(
+            f"RUNNER_AGENT_USER is {name!r}: write `own`, `same`, or a user that this machine has"
+        ) from error
+    if os.geteuid() != 0:
+        raise ValueError(
+            f"RUNNER_AGENT_USER is {name!r}, which only a runner that runs as root can make agents: leave it unset"
+        )
+    return entry.pw_uid, entry.pw_gid
+
+
+def _locks() -> Path:
+    folder = next((path for path in ("/run", "/var/run") if os.access(path, os.W_OK)), tempfile.gettempdir())
+    return Path(folder) / "leyden-agent-users"
+
+
+def may_mount() -> bool:
+    """Whether this process may give a child a view of the disk of its own."""
+    code = "import sys; sys.path.append(sys.argv[1]); from services.runner.walls import cover; cover(['/'], [], [])"
+    tried = subprocess.run([sys.executable, "-I", "-S", "-c", code, ROOT], check=False, stderr=subprocess.DEVNULL)
+    return tried.returncode == 0
+
+
+def within(path: str, folder: str) -> bool:
+    """Whether a path is a folder or lies in it; both without links."""
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def outermost(paths: Iterable[str]) -> list[str]:
+    """The paths that lie in no other, sorted."""
+    unique = sorted(set(paths))
+    return [path for path in unique if not any(within(path, other) for other in unique if other != path)]
+
+
+def closed_above(path: str, user: tuple[int, int] | None) -> str | None:
+    """The first folder on the way into a folder that a user cannot pass; None when it can, as the runner's own does."""
+    for folder in (*reversed(Path(path).parents), Path(path)) if user is not None else ():
+        if not _passes(folder.stat(), user):
+            return str(folder)
+    return None
+
+
+def _passes(found: os.stat_result, user: tuple[int, int] | None) -> bool:
+    if user is None:
+        return True
+    shift = 6 if found.st_uid == user[0] else 3 if found.st_gid == user[1] else 0
+    return bool(found.st_mode >> shift & 1)
+
+
+def _in_bin(path: str) -> bool:
+    return os.path.basename(os.path.dirname(path)) == "bin"
+
+
+def ways(argv: Sequence[str], search: str, folder: str) -> tuple[dict[str, str], list[str]]:
+    """The links, with their targets, and the files that a command names: program, interpreter, absolute arguments."""
+    links: dict[str, str] = {}
+    files: list[str] = []
+    waiting = deque([_found(argv[0], search), *(word for word in argv[1:] if os.path.isabs(word))])
+    while waiting:
+        path = waiting.popleft()
+        if path is None or not os.path.lexists(path) or within(path, folder):
+            continue
+        passed, end = trail(path)
+        links |= passed
+        files.append(end)
+        if path == _found(argv[0], search):
+            waiting.extend(_found(word, search) for word in _shebang(end))
+    return links, files
+
+
+def trail(path: str) -> tuple[dict[str, str], str]:
+    """Each symbolic link on the way to a path, with its target, and where the way ends."""
+    links: dict[str, str] = {}
+    end, steps = "/", deque(path.split("/"))
+    while steps:
+        step = os.path.normpath(os.path.join(end, steps.popleft()))
+        # A second time on the same link is a circle, which nobody can open.
+        if not os.path.islink(step) or step in links:
+            end = step
+            continue
+        links[step] = os.readlink(step)
+        end = "/" if links[step].startswith("/") else end
+        steps.extendleft(reversed(links[step].split("/")))
+    return links, end
+
+
+def _found(program: str, search: str) -> str | None:
+    """Where a program lies; None for one in the attempt's own folder, or nowhere."""
+    return shutil.which(program, path=search) if not program.startswith(".") else None
+
+
+def _shebang(path: str) -> list[str]:
+    """The interpreter of a script, and what `env` is to look for."""
+    if not os.path.isfile(path):
+        return []
+    with open(path, "rb") as file:
+        first = file.readline(256)
+    return first[2:].decode(errors="replace").split()[:2] if first.startswith(b"#!") else []
