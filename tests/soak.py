@@ -29,6 +29,7 @@ from libs.faults import Armory
 from services.engine.tiny import make_tiny_model
 from tests.chaos import VICTIMS, Chaos, RunWatch, kill, trainer_pid
 from tests.replay import differing_versions
+from tests.shared import open_to_agents
 from tests.truth import lost_calls, violations
 
 __all__ = ["VICTIMS", "bandit_run", "kill", "small_platform", "trainer_pid"]
@@ -41,7 +42,10 @@ LEASE_SECONDS = 6.0
 def bandit_run(log: Path, name: str, steps: int, **sections: dict[str, Any]) -> dict[str, Any]:
     """A run document of the two-armed bandit; sections given extend the defaults."""
     document: dict[str, dict[str, Any]] = {
-        "agent": {"command": ["{python}", "-I", "-S", str(BANDIT)], "environment": {"BANDIT_LOG": str(log)}},
+        "agent": {
+            "command": ["{python}", "-I", "-S", str(BANDIT)],
+            "environment": {"BANDIT_LOG": str(open_to_agents(log))},
+        },
         "runner": {"timeout_seconds": 120},
         "sampling": {"group_size": 8, "groups_per_step": 4, "max_attempts": 20},
         "optimizer": {"learning_rate": 0.01},

@@ -9,6 +9,7 @@ import pytest
 
 from libs.cli.platform import Platform
 from libs.client import Leyden
+from tests.shared import open_to_agents
 from tests.soak import small_platform
 
 
@@ -30,6 +31,4 @@ def client(platform: Platform) -> Iterator[Leyden]:
 @pytest.fixture
 def received(tmp_path: Path) -> Path:
     """Where the bandit writes the id of every answer it got."""
-    log = tmp_path / "received.log"
-    log.touch()
-    return log
+    return open_to_agents(tmp_path / "received.log")

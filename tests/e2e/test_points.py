@@ -18,6 +18,7 @@ import pytest
 from libs.cli.platform import Platform
 from libs.client import Leyden
 from libs.faults import Armory
+from tests.shared import open_to_agents
 from tests.soak import small_platform
 from tests.truth import violations
 
@@ -76,7 +77,7 @@ class Trainings:
     def _document(self, name: str) -> dict[str, object]:
         agent = {
             "command": [sys.executable, "-I", "-S", str(AGENT)],
-            "environment": {"WITNESS_LOG": str(self._log)},
+            "environment": {"WITNESS_LOG": str(open_to_agents(self._log))},
         }
         return {
             "name": name,

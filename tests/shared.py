@@ -1,0 +1,28 @@
+"""Files that agents write to: each agent may be a user of its own, to whom the folders of pytest are closed."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+def open_to_agents(path: Path) -> Path:
+    """A file that every user may append to, in a folder where agents find it; `path` itself if it is one already.
+
+    Otherwise `path` becomes a link to it.
+    """
+    real = Path(os.path.realpath(path))
+    if real.exists() and real.stat().st_mode & 2 and all(parent.stat().st_mode & 1 for parent in real.parents):
+        return real
+    folder = Path(tempfile.mkdtemp(prefix="leyden-agents-log-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder.chmod(0o711)
+    there = folder / path.name
+    there.write_bytes(path.read_bytes() if path.exists() else b"")
+    there.chmod(0o666)
+    path.unlink(missing_ok=True)
+    path.symlink_to(there)
+    return there
