@@ -57,21 +57,24 @@ class Trainers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _supervise(self, run_id: str) -> None:
-        crashes, steps = 0, self._steps.get(run_id, 0)
+        failures, kills, steps = 0, 0, self._steps.get(run_id, 0)
         while True:
             try:
                 code = await self._run_once(run_id)
             except OSError as error:
                 self._failed[run_id] = f"the trainer could not be started: {error}"
                 return
-            now = self._steps.get(run_id, 0)
-            crashes, steps = (1 if now > steps else crashes + 1), now
-            log.warning("trainer ended", run_id=run_id, exit_code=code, crashes=crashes)
-            if crashes > self._settings.trainer_restarts:
+            if self._steps.get(run_id, 0) > steps:
+                failures, kills, steps = 0, 0, self._steps[run_id]
+            # A signal came from outside: it says little about the run, and much patience costs little.
+            failures, kills = failures + (code >= 0), kills + (code < 0)
+            log.warning("trainer ended", run_id=run_id, exit_code=code, failures=failures, kills=kills)
+            if failures > self._settings.trainer_restarts or kills > self._settings.trainer_kills:
                 words = await asyncio.to_thread(last_words, self._log_file(run_id))
-                self._failed[run_id] = f"the trainer ended with code {code} {crashes} times without a step: {words}"
+                times = failures + kills
+                self._failed[run_id] = f"the trainer ended with code {code} {times} times without a step: {words}"
                 return
-            await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** (crashes - 1)))
+            await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** max(0, failures - 1)))
 
     async def _run_once(self, run_id: str) -> int:
         """Runs the trainer to its end. Cancelling stops it: SIGTERM, a while, SIGKILL of its session."""

@@ -82,6 +82,16 @@ async def test_a_trainer_without_progress_is_given_up_with_its_last_words(tmp_pa
         assert len(pids(tmp_path)) == 3
 
 
+async def test_being_killed_is_no_failure_of_a_trainer_yet_not_for_ever(tmp_path: Path) -> None:
+    code = NOTE + "print('at work', flush=True); os.kill(os.getpid(), 9)"
+    async with supervised(tmp_path, code, trainer_restarts=0, trainer_kills=4) as made:
+        made.want({"run-a": 0})
+        failed: dict[str, str] = {}
+        await until(lambda: failed.update(made.take_failures()) or failed)
+        assert failed == {"run-a": "the trainer ended with code -9 5 times without a step: at work"}
+        assert len(pids(tmp_path)) == 5
+
+
 async def test_a_step_in_between_forgives_a_crash(tmp_path: Path) -> None:
     async with supervised(tmp_path, NOTE + "time.sleep(0.05); sys.exit(1)", trainer_restarts=1) as made:
         # Every look sees one step more.
