@@ -39,9 +39,9 @@ class Settings(ServiceSettings):
     trainer_command: list[str] = Field(default_factory=lambda: [sys.executable, "-m", "services.trainer"], min_length=1)
     """How a trainer is started, as a JSON list; `--run-id` and the run follow. Several GPUs: `torchrun` and options."""
     trainer_restarts: int = Field(default=3, ge=0)
-    """Restarts of a trainer that failed, in a row without a step in between, before the run fails with its last words."""
+    """Restarts of a trainer that failed, in a row without a step in between, before the run fails with its words."""
     trainer_kills: int = Field(default=30, ge=0)
-    """Restarts of a trainer that was killed by a signal, such as one that ran out of memory, in a row without a step."""
+    """Restarts of a trainer that a signal killed, such as one that ran out of memory, in a row without a step."""
     trainer_stop_seconds: float = Field(default=20.0, ge=0)
     """Between SIGTERM and SIGKILL of a trainer that is no longer wanted."""
     log_folder: Path = Path("logs")
