@@ -227,15 +227,13 @@ WITH learnable AS (
     WHERE c.run_id = :'run' AND c.status = 'completed' AND c.trainable AND c.temperature > 0
     AND c.prompt_tokens > 0 AND c.completion_tokens > 0
     GROUP BY 1, 2, 3, 4, 5, 6, 7)
-SELECT l.id, l.calls, t.samples FROM learnable l
-CROSS JOIN LATERAL (
-    SELECT count(*) AS samples FROM samples s
-    WHERE s.run_id = :'run' AND s.rollout_id = l.rollout_id
+SELECT l.id, l.calls, count(s.id) AS samples FROM learnable l
+LEFT JOIN samples s ON s.run_id = :'run' AND s.rollout_id = l.rollout_id
     AND substring(s.token_ids FROM 1 FOR 4 * (l.prompt_tokens + l.completion_tokens)) = l.prompt_ids || l.sampled_ids
     AND substring(s.generator_logprobs FROM 1 + 4 * l.prompt_tokens FOR 4 * l.completion_tokens) = l.generator_logprobs
     AND substring(s.policy_versions FROM 1 + 4 * l.prompt_tokens FOR 4 * l.completion_tokens) = l.policy_versions
-    AND bit_count(substring(s.mask FROM 1 + l.prompt_tokens FOR l.completion_tokens)) = l.completion_tokens) t
-WHERE l.calls <> t.samples;
+    AND bit_count(substring(s.mask FROM 1 + l.prompt_tokens FOR l.completion_tokens)) = l.completion_tokens
+GROUP BY l.id, l.calls HAVING l.calls <> count(s.id);
 
 \echo question: samples that train more or fewer tokens than were sampled
 SELECT r.id, c.tokens AS sampled, s.tokens AS trained FROM rollouts r
