@@ -13,6 +13,8 @@ from pathlib import Path
 
 import structlog
 
+from libs.service.secrets import SecretError, refuse_open
+
 MIN_SECRET_LENGTH = 32
 """Characters; RFC 7518 3.2 asks of HS256 a key of at least 256 bits."""
 
@@ -57,10 +59,13 @@ class KeyRing:
 def read_keys(path: Path) -> dict[str, str]:
     """The keys of a file, in its order.
 
-    Raises: KeyRingError: the file is missing, is not `{kid: secret}`, is empty, or a secret is too short.
+    Raises: KeyRingError: the file is missing, open to other users, not `{kid: secret}`, empty, or a secret is short.
     """
     try:
+        refuse_open(path)
         keys = json.loads(path.read_text(encoding="utf-8"))
+    except SecretError as error:
+        raise KeyRingError(str(error)) from error
     except (OSError, ValueError) as error:
         raise KeyRingError(f"cannot read the key ring {path}: {error}; write a JSON object {{kid: secret}}") from error
     if not isinstance(keys, dict) or not keys or not all(isinstance(secret, str) for secret in keys.values()):

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import httpx
 from prometheus_client import Counter, Gauge, Histogram
@@ -19,12 +20,14 @@ from libs.contracts.ids import parse_weight_version, weight_version
 from libs.contracts.states import EngineState
 from libs.faults import passes
 from libs.queue.wake import Topic, Wake
-from libs.store.database import Database
+from libs.service.secrets import read_secret
+from libs.store.database import AWAY, Database, cause
 from libs.store.engines import SeenEngine, forget_other_engines, write_engines
-from libs.telemetry import SECONDS_BUCKETS, logger
+from libs.telemetry import SECONDS_BUCKETS, Seldom, logger
 from services.controller.settings import Settings
 
 log = logger()
+seldom = Seldom(log)
 
 UPDATES = Counter("controller_engine_updates_total", "Weight updates of engines.", ["result"])
 UPDATE_SECONDS = Histogram("controller_engine_update_seconds", "Pause to continue.", buckets=SECONDS_BUCKETS)
@@ -44,22 +47,54 @@ class Wanted:
     path: str
 
 
+@dataclass(frozen=True)
+class EngineKeys:
+    """What opens the engines: SGLang's control routes refuse the API key where there is an admin key."""
+
+    api_key: str | None = None
+    admin_key: str | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> EngineKeys:
+        """The keys that settings name.
+
+        Raises: SecretError: a key's file cannot be used
+        """
+        return cls(
+            read_secret(settings.engine_api_key, settings.engine_api_key_file),
+            read_secret(settings.engine_admin_key, settings.engine_admin_key_file),
+        )
+
+    @property
+    def looking(self) -> dict[str, str]:
+        """Headers of a look at what the engine serves."""
+        return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
+
+    @property
+    def control(self) -> dict[str, str]:
+        """Headers of a change."""
+        return self.looking if self.admin_key is None else {"authorization": f"Bearer {self.admin_key}"}
+
+
 class EngineClient:
     """The control endpoints of one engine. Bodies are always JSON: SGLang answers 400 to an empty one."""
 
-    def __init__(self, url: str, http: httpx.AsyncClient, *, update_seconds: float) -> None:
+    def __init__(
+        self, url: str, http: httpx.AsyncClient, *, update_seconds: float, keys: EngineKeys = EngineKeys()
+    ) -> None:
         self.url = url
         self._http = http
         self._update_seconds = update_seconds
+        self._keys = keys
 
     async def weight_version(self) -> str:
         """What the engine says that it serves.
 
-        Raises: httpx.HTTPError: it does not answer.
+        Raises: httpx.HTTPError: it does not answer; ValueError: what it answers is not what an engine answers
         """
-        answer = await self._http.get(f"{self.url}/model_info")
+        answer = await self._http.get(f"{self.url}/model_info", headers=self._keys.looking)
         answer.raise_for_status()
-        return str(answer.json().get("weight_version"))
+        return str(_document(answer).get("weight_version"))
 
     async def update(self, wanted: Wanted) -> None:
         """Pauses, loads and continues. Safe to repeat.
@@ -72,7 +107,10 @@ class EngineClient:
             await self._load(wanted)
         finally:
             # Shielded: an engine that stays paused would hold every agent for good.
-            await asyncio.shield(asyncio.ensure_future(self.resume()))
+            resuming = asyncio.ensure_future(self.resume())
+            # Whoever waited may be cancelled: an exception that nobody fetches is no accident.
+            resuming.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.shield(resuming)
 
     async def resume(self) -> None:
         """Lets a paused engine go on; changes nothing on one that is not paused."""
@@ -86,13 +124,13 @@ class EngineClient:
         }
         answer = await self._post("/update_weights_from_disk", body, seconds=self._update_seconds)
         passes("controller.engine_loaded")
-        told = answer.json()
+        told = _document(answer)
         if not told.get("success"):
             raise EngineRefused(str(told.get("message"))[:500])
 
     async def _post(self, path: str, body: dict[str, object], seconds: float | None = None) -> httpx.Response:
         limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
-        answer = await self._http.post(self.url + path, json=body, timeout=limit)
+        answer = await self._http.post(self.url + path, json=body, timeout=limit, headers=self._keys.control)
         if answer.status_code >= 400:
             raise EngineRefused(f"{path} answered {answer.status_code}: {answer.text[:500]}")
         return answer
@@ -106,7 +144,7 @@ class Fleet:
         self._database = database
         self._wake = wake
         self._wanted: Wanted | None = None
-        self._changed = asyncio.Event()
+        self._changed = {url: asyncio.Event() for url in settings.engine_urls}
         self._seen: dict[str, SeenEngine] = {}
         self._resumed: set[str] = set()
         self._refused: dict[str, tuple[Wanted, float]] = {}
@@ -115,7 +153,8 @@ class Fleet:
         """Changes what engines should serve; None leaves them as they are."""
         if wanted is not None and wanted != self._wanted:
             self._wanted = wanted
-            self._changed.set()
+            for changed in self._changed.values():
+                changed.set()
 
     def wants(self, run_id: str, version: int) -> bool:
         """Whether this is what engines are being brought to already."""
@@ -137,35 +176,40 @@ class Fleet:
         return "; ".join(f"{engine.url}: {engine.detail}" for engine in self._seen.values() if engine.detail) or None
 
     async def keep(self) -> None:
-        """Looks and corrects, for ever."""
-        headers = {}
-        if self._settings.engine_admin_key is not None:
-            headers["Authorization"] = f"Bearer {self._settings.engine_admin_key.get_secret_value()}"
+        """Looks and corrects, for ever; each engine by itself, so that one that hangs does not hold up the others."""
+        keys = EngineKeys.of(self._settings)
         timeout = httpx.Timeout(self._settings.engine_answer_seconds)
-        async with httpx.AsyncClient(timeout=timeout, headers=headers, trust_env=False) as http:
+        async with httpx.AsyncClient(timeout=timeout, trust_env=False) as http:
             seconds = self._settings.engine_update_seconds
-            clients = [EngineClient(url, http, update_seconds=seconds) for url in self._settings.engine_urls]
-            while True:
-                self._changed.clear()
-                try:
-                    await self._look_at_all(clients)
-                # The loop must live: Postgres may be restarting, and engines are looked at again.
-                except Exception:
-                    log.exception("engines not seen")
-                await self._pause()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._forget_others())
+                for url in self._changed:
+                    group.create_task(self._keep(EngineClient(url, http, update_seconds=seconds, keys=keys)))
 
-    async def _look_at_all(self, clients: Sequence[EngineClient]) -> None:
-        if not self._seen:
-            async with self._database.session() as session:
-                await forget_other_engines(session, self._settings.engine_urls)
-        await asyncio.gather(*(self._look_and_correct(client) for client in clients))
+    async def _forget_others(self) -> None:
+        """Once, as soon as the store can be reached."""
+        while True:
+            try:
+                async with self._database.session() as session:
+                    await forget_other_engines(session, self._settings.engine_urls)
+            except AWAY as error:
+                seldom.warning("engines not noted", cause=cause(error))
+                await asyncio.sleep(self._settings.engine_poll_seconds)
+            else:
+                return
 
-    async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self._settings.engine_poll_seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return
+    async def _keep(self, client: EngineClient) -> None:
+        changed = self._changed[client.url]
+        while True:
+            changed.clear()
+            try:
+                await self._look_and_correct(client)
+            except AWAY as error:
+                seldom.warning("engines not noted", cause=cause(error))
+            # The loop must live: the engine is looked at again.
+            except Exception:
+                log.exception("engine not seen", url=client.url)
+            await _set_within(changed, self._settings.engine_poll_seconds)
 
     async def _look_and_correct(self, client: EngineClient) -> None:
         wanted = self._wanted
@@ -179,7 +223,8 @@ class Fleet:
                 passes("controller.version_noticed")
                 await self._note(SeenEngine(client.url, EngineState.UPDATING, detail=f"loading {wanted.version}"))
                 seen = await _correct(client, wanted)
-        except (httpx.HTTPError, ValueError) as error:
+        # AttributeError: what the HTTP client makes of a connection that is reset while it opens.
+        except (httpx.HTTPError, ValueError, AttributeError) as error:
             self._resumed.discard(client.url)
             seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=_cause(error))
         except EngineRefused as error:
@@ -228,6 +273,22 @@ def _count_serving(engines: Sequence[SeenEngine], wanted: Wanted | None) -> int:
         return 0
     target = (EngineState.SERVING, wanted.run_id, wanted.version)
     return sum((engine.state, engine.run_id, engine.policy_version) == target for engine in engines)
+
+
+def _document(answer: httpx.Response) -> dict[str, Any]:
+    """Raises ValueError where the answer is no JSON object."""
+    document = answer.json()
+    if not isinstance(document, dict):
+        raise ValueError(f"{answer.url.path} answered {str(document)[:100]!r}, no JSON object")
+    return document
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
 
 
 def _cause(error: Exception) -> str:

@@ -20,8 +20,14 @@ class Settings(ServiceSettings):
     """Longest pause between two looks; a wake-up shortens it."""
     engine_urls: list[str] = Field(default_factory=lambda: ["http://127.0.0.1:30000"])
     """Every engine of the platform, as a JSON list; no trailing slashes."""
+    engine_api_key: SecretStr | None = None
+    """Bearer key of the engines' inference routes, which tell what they serve, where they ask for one."""
+    engine_api_key_file: Path | None = None
+    """File that holds the engines' API key, instead of `engine_api_key`."""
     engine_admin_key: SecretStr | None = None
-    """Bearer key of the engines' control endpoints, where they ask for one."""
+    """Bearer key of the engines' control routes; the API key where they have no other."""
+    engine_admin_key_file: Path | None = None
+    """File that holds the engines' admin key, instead of `engine_admin_key`."""
     engine_poll_seconds: float = Field(default=1.0, gt=0)
     """Pause between two looks at what the engines serve."""
     engine_answer_seconds: float = Field(default=5.0, gt=0)

@@ -40,8 +40,12 @@ class KeyCheck:
         self._app, self._api_key, self._admin_api_key = app, api_key, admin_api_key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        authorization = Headers(scope=scope).get("authorization") if scope["type"] == "http" else None
-        if scope["type"] != "http" or allowed(scope["path"], authorization, self._api_key, self._admin_api_key):
+        if scope["type"] != "http" or self._allows(scope):
             await self._app(scope, receive, send)
         else:
             await JsonResponse({"error": "Unauthorized"}, 401)(scope, receive, send)
+
+    def _allows(self, scope: Scope) -> bool:
+        authorization = Headers(scope=scope).get("authorization")
+        # As SGLang: a browser's question before a request brings no key.
+        return scope["method"] == "OPTIONS" or allowed(scope["path"], authorization, self._api_key, self._admin_api_key)

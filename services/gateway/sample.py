@@ -162,12 +162,17 @@ class Sampler:
             )
 
     async def _abort(self, endpoint: Endpoint, rid: str, work: asyncio.Task[None]) -> None:
-        """Stops generation and waits shortly for the tokens made until then."""
+        """Stops generation and waits shortly for the tokens made until then.
+
+        An engine with another key for control routes refuses the gateway's, and stops when the connection is closed.
+        """
         try:
             async with asyncio.timeout(ABORT_SECONDS):
-                async with self._http.post(f"{endpoint.url}/abort_request", json={"rid": rid}, headers=self._headers):
-                    pass
-                await asyncio.wait({work})
+                url = f"{endpoint.url}/abort_request"
+                async with self._http.post(url, json={"rid": rid}, headers=self._headers) as response:
+                    accepted = response.status == 200
+                if accepted:
+                    await asyncio.wait({work})
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             log.info("abort not delivered", engine=endpoint.url, error=str(error))
         finally:

@@ -1,3 +1,5 @@
+import base64
+import json
 import time
 from pathlib import Path
 
@@ -111,6 +113,57 @@ def test_a_ring_that_cannot_be_used_says_why(tmp_path: Path, content: str) -> No
         KeyRing(tmp_path / "keys.json")
     with pytest.raises(KeyRingError, match="LEYDEN_CAPABILITY_KEYS_FILE"):
         KeyRing(tmp_path / "absent.json")
+
+
+def test_a_ring_that_others_can_read_is_refused_and_one_that_was_opened_keeps_the_keys(path: Path) -> None:
+    ring = KeyRing(path)
+    key = sign(ring, capability())
+    write_keys(path, {"other": "x" * 40})
+    path.chmod(0o644)
+    verify(ring, key, rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL)
+    with pytest.raises(KeyRingError, match=r"mode 0644.*chmod 600"):
+        KeyRing(path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"run": 5},
+        {"run": None},
+        {"rollout": ["run-a.0.1"]},
+        {"attempt": "two"},
+        {"attempt": 2.5},
+        {"scopes": "model"},
+        {"scopes": None},
+        {"scopes": {"model": True}},
+        {"exp": "soon"},
+        {"exp": None},
+        {"exp": 1e400},
+        {"exp": -1},
+        {"nbf": 2**33},
+        {"iat": "now"},
+        {"iss": ["leyden"]},
+    ],
+)
+def test_claims_of_another_type_open_nothing(path: Path, wrong: dict[str, object]) -> None:
+    ring = KeyRing(path)
+    claims = {"iss": "leyden", "run": "run-a", "rollout": "run-a.0.1", "attempt": 2, "scopes": ["model"], "exp": 2**32}
+    body = json.dumps({**claims, **wrong}).encode()
+    key = jwt.api_jws.PyJWS().encode(body, "n" * 40, "HS256", headers={"kid": "new"})
+    assert refused(ring, key) in {Cause.MALFORMED, Cause.EXPIRED}
+
+
+def test_a_key_of_another_algorithm_is_never_checked_with_our_secret(path: Path) -> None:
+    ring = KeyRing(path)
+    header, claims, signature = sign(ring, capability()).split(".")
+    for algorithm in ("none", "None", "HS384", "RS256", "ES256", "EdDSA", "hs256", "", None, 5, ["HS256"]):
+        forged = base64.urlsafe_b64encode(json.dumps({"alg": algorithm, "typ": "JWT", "kid": "new"}).encode())
+        for end in (signature, ""):
+            assert refused(ring, f"{forged.decode().rstrip('=')}.{claims}.{end}") is Cause.MALFORMED
+    for kid in ("../new", "", None, 5, {"a": 1}, ["new"]):
+        forged = base64.urlsafe_b64encode(json.dumps({"alg": "HS256", "kid": kid}).encode()).decode().rstrip("=")
+        assert refused(ring, f"{forged}.{claims}.{signature}") is Cause.MALFORMED
+    assert refused(ring, f"{header}.{claims}.{signature}.x") is Cause.MALFORMED
 
 
 def test_written_keys_are_random_and_private(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""Secrets that a process is given: in files that only their owner and group may read, so that they are in no listing.
+
+SecretError  the file cannot be used; the message names the remedy and never the secret
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+from pydantic import SecretStr
+
+_TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
+
+
+class SecretError(ValueError):
+    """A file with a secret is missing, empty, or open to users who have no business with it."""
+
+
+def read_secret(value: SecretStr | None, path: Path | None) -> str | None:
+    """The secret that a setting holds or, where it holds none, that its file does; None without either.
+
+    Raises: SecretError
+    """
+    if value is not None or path is None:
+        return None if value is None else value.get_secret_value()
+    refuse_open(path)
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SecretError(f"cannot read the secret in {path}: {error}") from error
+    if not secret:
+        raise SecretError(f"{path} is empty: write the secret into it")
+    return secret
+
+
+def refuse_open(path: Path) -> None:
+    """Returns when nobody but owner and group can read the file, and nobody but the owner can change it.
+
+    Raises: SecretError: others can, or the file cannot be looked at
+    """
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise SecretError(f"cannot read the secret in {path}: {error.strerror}; write the file") from error
+    if mode & _TOO_OPEN:
+        raise SecretError(
+            f"{path} is open to other users (mode {mode:04o}): run `chmod 600 {path}`, or, for a secret that Kubernetes"
+            " mounts, set defaultMode: 0440"
+        )
