@@ -143,15 +143,17 @@ class Cells:
         )
         parents = {os.path.dirname(path) for path in (root, *links, *files)}
         closed = [above for path in sorted(parents) if (above := closed_above(path, tenant.user)) is not None]
+        covers = outermost([*walls["hidden"], *closed]) if self.mounts else ["/"]
+        needed = [*(link for link in links if _in_bin(link)), *files]
+        shown = outermost(filter(None, (self._shown(path, covers) for path in needed)))
         if self.mounts:
-            covers = outermost([*walls["hidden"], *closed])
             walls["covers"], walls["hidden"] = covers, []
             walls["links"] = [pair for pair in links.items() if self._may_show(pair[0], covers)]
-            candidates = [*(link for link in links if _in_bin(link)), *files]
-            shown = {self._shown(path, covers) for path in candidates} - {None}
-            walls["shows"] = [*((path, False) for path in outermost(filter(None, shown))), (root, True)]
+            walls["shows"] = [*((path, False) for path in shown), (root, True)]
         elif closed:
             raise PermissionError(f"{closed[0]} is closed to the user that agents become: {REMEDIES}")
+        else:
+            walls["open"] += shown
         return walls
 
     def _shown(self, path: str, covers: list[str]) -> str | None:

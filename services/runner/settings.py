@@ -32,7 +32,7 @@ class Settings(ServiceSettings):
     """PATH of agents; the runner's own by default."""
     python: str = sys.executable
     """What `{python}` stands for as the first word of an agent's command."""
-    agent_user: str = "same"
+    agent_user: str = "own"
     """Whom agents become. `own`: each attempt a user of its own where the runner is root, else the runner's user.
     `same`: the runner's user, even root. Any other word names a user, which all attempts share; that needs root."""
     agent_uids_from: int | None = Field(default=None, ge=1000, le=2**31 - 2**16)

@@ -147,16 +147,18 @@ def _siblings(folder: str, hidden: list[str]) -> list[str]:
     """The folder, or, with something hidden below, what else is in it and in the folders on the way there."""
     if folder in hidden:
         return []
-    if not any(path.startswith(folder.rstrip("/") + "/") for path in hidden):
+    start = folder.rstrip("/") + "/"
+    below = {path[len(start) :].split("/")[0] for path in hidden if path.startswith(start)}
+    if not below:
         return [folder]
     try:
         with os.scandir(folder) as entries:
             # A link leads to where its target is allowed or not.
-            names = [entry.path for entry in entries if not entry.is_symlink()]
-    except OSError:
-        # What this user cannot list, the agent cannot pass through either.
-        return []
-    return [path for name in names for path in _siblings(name, hidden)]
+            below |= {entry.name for entry in entries if not entry.is_symlink()}
+    except PermissionError:
+        # It may be passed and not listed: at least the way to what is hidden is known.
+        pass
+    return [path for name in sorted(below) for path in _siblings(start + name, hidden)]
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
