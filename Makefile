@@ -14,7 +14,7 @@ TESTS ?= tests
 SGLANG_TYPES := sglang==0.5.23
 
 .DEFAULT_GOAL := help
-.PHONY: help setup format lint types test contract e2e check up down demo bench soak docs migrate migration clean
+.PHONY: help setup format lint types test contract e2e check up down demo bench soak fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -77,6 +77,9 @@ demo: $(VENV)/.ready $(AGENTS_VENV)/.ready ## train the flight agent's model and
 
 bench: setup ## benchmark tables, and bench.json
 	$(BIN)/python -m tests.bench
+
+fuzz: setup ## send a thousand random examples of garbage to each operation and parser
+	$(BIN)/pytest --hypothesis-profile=fuzz --timeout=0 -k "fuzz or parsers" tests/contract tests/unit
 
 soak: setup ## kill services at random for as many times as KILLS says
 	$(BIN)/python -m tests.soak --kills $(or $(KILLS),25) --seed $(or $(SEED),0)

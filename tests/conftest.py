@@ -16,6 +16,7 @@ import httpx
 import psycopg
 import pytest
 import redis
+from hypothesis import settings
 from psycopg import sql
 
 from libs.store.database import Database
@@ -23,6 +24,11 @@ from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from libs.store.migrate import migrate
 
 _TEMPLATE = "template_leyden"
+
+# The same examples every time, and no clock: a failure is a failure of the code. `make fuzz` looks further.
+settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=1000)
+settings.load_profile("same")
 
 
 @dataclass

@@ -58,11 +58,20 @@ def parse_json(text: str) -> object:
         raise
     except ValueError:
         raise BadJson("a number has too many digits: write it as a text") from None
-    if text.count("[") + text.count("{") > MAX_DEPTH:
-        # The walk itself refuses what is too deep.
-        for _ in _parts(value):
-            pass
+    if is_too_deep(value):
+        raise BadJson(_TOO_DEEP)
     return value
+
+
+def is_too_deep(value: object) -> bool:
+    """Whether objects and arrays stand inside each other beyond `MAX_DEPTH`; some encoders give up soon after."""
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        nested = [part for part in level if isinstance(part, dict | list)]
+        if not nested:
+            return False
+        level = [inner for part in nested for inner in (part.values() if isinstance(part, dict) else part)]
+    return True
 
 
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels: flatten it"
@@ -73,8 +82,6 @@ def _parts(value: object) -> Iterator[tuple[Place, object]]:
     waiting: list[tuple[Place, object]] = [((), value)]
     while waiting:
         place, part = waiting.pop()
-        if len(place) > MAX_DEPTH:
-            raise BadJson(_TOO_DEEP)
         yield place, part
         if isinstance(part, dict):
             for key, inner in part.items():

@@ -9,6 +9,9 @@ from fastapi import Depends, Query, Request
 from libs.store.database import Database
 
 Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
+MAX_NUMBER = 2**31 - 1
+"""The largest step, version or task number that the store has room for."""
+
 Limit = Annotated[int, Query(ge=1, le=1000, description="Items on a page.")]
 
 

@@ -14,11 +14,11 @@ from libs.store import views
 from libs.store.database import Session
 from services.api.auth import Reader, Writer
 from services.api.creation import IdempotencyKey, create_once, create_request
-from services.api.parameters import Cursor, Limit, Store
+from services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], route_class=JsonRoute)
 
-Attempt = Annotated[int | None, Query(ge=1, description="All attempts when left out.")]
+Attempt = Annotated[int | None, Query(ge=1, le=MAX_NUMBER, description="All attempts when left out.")]
 
 
 @router.get("")
@@ -29,9 +29,13 @@ async def get_rollouts(
     group: str | None = None,
     evaluation: Annotated[str | None, Query(description="Id of one, or `none` for training rollouts alone.")] = None,
     state: RolloutState | None = None,
-    step: Annotated[int | None, Query(ge=1, description="The optimiser step that consumed them.")] = None,
-    version: Annotated[int | None, Query(ge=0, description="The policy version they were admitted at.")] = None,
-    task: Annotated[int | None, Query(ge=0, description="Number of the task in its dataset.")] = None,
+    step: Annotated[
+        int | None, Query(ge=1, le=MAX_NUMBER, description="The optimiser step that consumed them.")
+    ] = None,
+    version: Annotated[
+        int | None, Query(ge=0, le=MAX_NUMBER, description="The policy version they were admitted at.")
+    ] = None,
+    task: Annotated[int | None, Query(ge=0, le=MAX_NUMBER, description="Number of the task in its dataset.")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> api.Page[api.Rollout]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from libs.contracts import api
@@ -15,9 +15,11 @@ from libs.store import results, runs, views
 from libs.store.database import Session
 from services.api.auth import Reader, Writer
 from services.api.creation import IdempotencyKey, create_once, create_request
-from services.api.parameters import Cursor, Limit, Store
+from services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=JsonRoute)
+
+Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
 
 
 @router.post("", response_model=api.Run, status_code=201)
@@ -85,7 +87,7 @@ async def get_evaluations(
 
 
 @router.get("/{run_id}/evaluations/{number}")
-async def get_evaluation(store: Store, caller: Reader, run_id: str, number: int) -> api.Evaluation:
+async def get_evaluation(store: Store, caller: Reader, run_id: str, number: Number) -> api.Evaluation:
     """Show one evaluation: reward and facts with counts and 95 % intervals."""
     async with store.read() as session:
         found = await results.get_evaluation(session, f"{run_id}.e{number}")
@@ -133,7 +135,7 @@ async def get_samples(
     caller: Reader,
     run_id: str,
     rollout: str | None = None,
-    step: int | None = None,
+    step: Annotated[int | None, Query(ge=1, le=MAX_NUMBER, description="The optimiser step that trained them.")] = None,
     tokens: bool = False,
     cursor: Cursor = None,
     limit: Limit = 100,

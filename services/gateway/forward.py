@@ -137,6 +137,7 @@ class Gateway:
 
     async def close(self) -> None:
         """Cancels what is in hand; every call is recorded as aborted before this returns."""
+        self._is_closing = True
         for task in self._in_hand:
             task.cancel()
         if self._in_hand:
@@ -197,9 +198,9 @@ class Gateway:
         if len(prompt.ids) and not 0 <= int(prompt.ids.min()) <= int(prompt.ids.max()) < size:
             raise BadRequest("The messages hold a token that the model does not know.", param="messages")
         for token in request.sampling.logit_bias:
-            if not token.isdecimal() or int(token) >= size:
+            if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):
                 raise BadRequest(
-                    f"logit_bias names token '{token}', but ids go from 0 to {size - 1}.",
+                    f"logit_bias names token '{token[:20]}', but ids go from 0 to {size - 1}.",
                     param="logit_bias",
                     code="invalid_value",
                 )

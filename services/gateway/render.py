@@ -78,7 +78,7 @@ class ChatModel:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise BadRequest(
                 f"The model's chat template cannot render these messages: {error}.",
                 param="messages",

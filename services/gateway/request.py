@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from libs.contracts.strict import MAX_DEPTH, is_too_deep
 from services.gateway.errors import BadRequest
 
 RECORDED = frozenset(
@@ -94,7 +95,7 @@ class _ResponseFormat(_Wire):
 class _Body(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    model: str
+    model: str = Field(max_length=1000)
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
@@ -106,13 +107,13 @@ class _Body(BaseModel):
     max_completion_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1)
+    top_k: int | None = Field(default=None, ge=-1, le=2**30)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    min_tokens: int | None = Field(default=None, ge=0)
+    min_tokens: int | None = Field(default=None, ge=0, le=2**30)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, gt=0, le=2)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     logprobs: bool | None = None
@@ -213,6 +214,8 @@ def parse_request(body: bytes, *, max_choices: int) -> ChatRequest:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(document, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    if is_too_deep(document):
+        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels: flatten it.", code="invalid_json")
     parsed = _validated(document)
     _refuse_unsupported(parsed, max_choices)
     return ChatRequest(
@@ -231,6 +234,16 @@ def parse_request(body: bytes, *, max_choices: int) -> ChatRequest:
         recorded={name: value for name, value in document.items() if name not in {"messages", "tools"}},
         conversation={"messages": document["messages"], "tools": document.get("tools")},
     )
+
+
+def body_schema(ref_template: str) -> Json:
+    """JSON Schema of a body; fields of `RECORDED` may stand beside it.
+
+    Args: ref_template: where the parts in `$defs` will be found, such as `#/components/schemas/{model}`
+    """
+    schema = _Body.model_json_schema(ref_template=ref_template)
+    schema["properties"] |= {name: {} for name in sorted(RECORDED)}
+    return schema
 
 
 def parse_conversation(conversation: Json) -> tuple[tuple[Turn, ...], tuple[Json, ...]]:
@@ -334,6 +347,22 @@ def _text(content: str | list[_Part] | None, index: int) -> str:
 def parsed_arguments(arguments: str) -> object:
     """The arguments as a JSON value, or the text itself where it is none: two spellings of a value compare equal."""
     try:
-        return json.loads(arguments)
-    except ValueError:
+        value: object = json.loads(arguments)
+    except (ValueError, RecursionError):
         return arguments
+    return arguments if is_too_deep(value) or not is_unicode(arguments, value) else value
+
+
+def is_unicode(text: str, value: object) -> bool:
+    r"""Whether a value read from a JSON text can be written again: `\ud800` is JSON, but no character.
+
+    >>> is_unicode('["\\ud800"]', ["\ud800"])
+    False
+    """
+    if "\\ud" not in text.lower():
+        return True
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from services.gateway.request import Json, ToolCall, Turn
+from services.gateway.request import Json, ToolCall, Turn, is_unicode
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -85,6 +85,8 @@ def _parse_block(block: str) -> SampledCall:
     parsed = _value(arguments)
     if not isinstance(name, str) or not name:
         raise _Malformed("a tool call names its function")
+    if not is_unicode(block, [name, parsed]):
+        raise _Malformed("half of a surrogate pair is no text")
     if isinstance(parsed, str):
         # Some models write the arguments as a string that holds JSON, as OpenAI's wire does.
         return SampledCall(name, parsed)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 
-import structlog
-
-from libs.service import serving
 from services.api.app import create_app
 from services.api.settings import Settings
+from tests.fakes.served import served
 
 TOKEN = "secret-of-tests"
 
@@ -21,28 +15,5 @@ TOKEN = "secret-of-tests"
 @contextmanager
 def served_api(dsn: str) -> Iterator[str]:
     """Serves inside the block and gives the address."""
-    port: Future[int] = Future()
-    stop = asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def serve() -> None:
-        try:
-            async with serving(create_app(Settings(database_url=dsn, admin_token=TOKEN)), shutdown_seconds=2) as found:
-                port.set_result(found)
-                await stop.wait()
-        except BaseException as error:
-            if not port.done():
-                port.set_exception(error)
-            raise
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()), name="served api")
-    # Its log lines would mix with the output of commands under test.
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{port.result(timeout=30)}"
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
-        structlog.reset_defaults()
+    with served(create_app(Settings(database_url=dsn, admin_token=TOKEN))) as url:
+        yield url
