@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar, TypeVar
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from libs.store.database import Database
@@ -68,6 +68,9 @@ def walk(machine: type[RuleBasedStateMachine], dsn: str, *, examples: int, steps
             stateful_step_count=steps,
             deadline=None,
             derandomize=True,
+            database=None,
+            # A walk takes a second: it is told as it was, since making it shorter would take minutes.
+            phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -182,7 +182,8 @@ async def ask_of_run(session: Session, run_id: str, action: str) -> api.Run:
     row = await _locked_run(session, run_id)
     run = (await _with_progress(session, [row]))[0]
     wanted = INTENT_OF_ACTION[action]
-    over = run.phase in {RunPhase.COMPLETED, RunPhase.FAILED}
+    # A failed run goes nowhere but to its end, which may be asked for again.
+    over = run.phase == RunPhase.COMPLETED or (run.phase == RunPhase.FAILED and action != "cancel")
     if action not in run.allowed_actions and (over or row.intent != wanted):
         raise ActionRefused(f"cannot {action} run {run_id}: it is {run.phase}", run.allowed_actions)
     row.intent = wanted
