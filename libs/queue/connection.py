@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
@@ -12,6 +13,10 @@ from redis.exceptions import RedisError
 
 MAX_BLOCK_SECONDS = 10.0
 """Longest wait inside one command; a longer wait is several commands, so that a dead connection is noticed."""
+
+
+ANSWER_SECONDS = 5.0
+"""Default bound on a command beyond what it waits for: a Redis that is silent for longer counts as away."""
 
 
 class QueueUnavailable(ConnectionError):
@@ -29,10 +34,19 @@ def connect(url: str) -> Redis:
     )
 
 
-@contextmanager
-def answering() -> Iterator[None]:
-    """Turns what a Redis that is away, loading or full raises into `QueueUnavailable`."""
+@asynccontextmanager
+async def answering(seconds: float) -> AsyncIterator[None]:
+    """Turns what a Redis that is away, silent, loading, full or read-only raises into `QueueUnavailable`."""
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
     try:
-        yield
+        async with asyncio.timeout(seconds):
+            yield
     except (RedisError, OSError) as error:
-        raise QueueUnavailable(f"Redis does not answer: {error}") from error
+        if task.cancelling() == before:
+            said = str(error) or f"nothing within {seconds:g} s"
+            raise QueueUnavailable(f"Redis does not answer: {said}") from error
+    if task.cancelling() > before:
+        # The client swallows a cancellation that comes while it connects; whoever cancelled waits for the end.
+        raise asyncio.CancelledError

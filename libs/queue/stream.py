@@ -14,7 +14,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from libs.queue.connection import MAX_BLOCK_SECONDS, answering, connect
+from libs.queue.connection import ANSWER_SECONDS, MAX_BLOCK_SECONDS, answering, connect
 
 # Braces keep both keys on one node of a Redis cluster.
 _STREAM = "{leyden:rollouts}"
@@ -57,11 +57,13 @@ class Delivery:
 class RolloutQueue:
     """The stream, as controller and runners see it. Every method raises QueueUnavailable when Redis does not answer.
 
-    Args: reclaim_seconds: how long a delivery may stay unacknowledged before another owner gets it.
+    Args: reclaim_seconds: how long a delivery may stay unacknowledged before another owner gets it; answer_seconds:
+        bound on a command, beyond what it is asked to wait
     """
 
-    def __init__(self, url: str, *, reclaim_seconds: float = 30.0) -> None:
+    def __init__(self, url: str, *, reclaim_seconds: float = 30.0, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._redis = connect(url)
+        self._answer_seconds = answer_seconds
         self._enqueue = self._redis.register_script(_ENQUEUE)
         self._ack = self._redis.register_script(_ACK)
         self._reclaim_milliseconds = int(reclaim_seconds * 1000)
@@ -69,7 +71,7 @@ class RolloutQueue:
     async def enqueue(self, rollout_ids: Sequence[str]) -> int:
         """Makes rollouts deliverable, in order; the number that was not waiting already. Safe to repeat at any rate."""
         added = 0
-        with answering():
+        async with answering(self._answer_seconds):
             for first in range(0, len(rollout_ids), _BATCH):
                 batch = rollout_ids[first : first + _BATCH]
                 added += int(await self._enqueue(keys=[_STREAM, _WAITING], args=batch))
@@ -81,7 +83,7 @@ class RolloutQueue:
         First those that another owner took and dropped, then new ones.
         """
         block_milliseconds = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
-        with answering():
+        async with answering(self._answer_seconds + 2 * block_milliseconds / 1000):
             try:
                 return await self._take(owner, count, block_milliseconds)
             except ResponseError as error:
@@ -96,17 +98,17 @@ class RolloutQueue:
         if not deliveries:
             return
         arguments = [part for delivery in deliveries for part in (delivery.message_id, delivery.rollout_id)]
-        with answering():
+        async with answering(self._answer_seconds):
             await self._ack(keys=[_STREAM, _WAITING], args=[_GROUP, *arguments])
 
     async def depth(self) -> int:
         """Rollouts waiting or delivered and not yet acknowledged."""
-        with answering():
+        async with answering(self._answer_seconds):
             return int(await self._redis.xlen(_STREAM))
 
     async def ping(self) -> None:
         """For readiness."""
-        with answering():
+        async with answering(self._answer_seconds):
             await self._redis.ping()
 
     async def close(self) -> None:

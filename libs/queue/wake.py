@@ -9,17 +9,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from enum import StrEnum
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from libs.queue.connection import MAX_BLOCK_SECONDS, connect
+from libs.queue.connection import MAX_BLOCK_SECONDS, QueueUnavailable, answering, connect
 from libs.store.attempts import AttemptKey
 
 RECONNECT_SECONDS = 1.0
+HINT_SECONDS = 1.0
+"""What a hint may cost: work goes on without it."""
+AWAY_SECONDS = 5.0
+"""How long no hint is given after one that Redis did not take, so that a silent Redis slows nobody down."""
 _ENDS = "{leyden:wake}:ends"
 
 
@@ -41,38 +45,37 @@ class Wake:
     def __init__(self, url: str) -> None:
         self._redis: Redis = connect(url)
         self._seen: dict[str, str] = {}
+        self._away_until = 0.0
 
     async def notify(self, *topics: Topic) -> None:
         """Wakes everybody who waits for one of the topics; to be called after the change is committed."""
-        try:
+
+        async def give() -> None:
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for topic in topics:
                     pipeline.xadd(_key(topic), {"": ""}, maxlen=1, approximate=False)
                 await pipeline.execute()
-        except (RedisError, OSError):
-            # Only a hint: the waiter's poll interval takes its place.
-            return
+
+        await self._give(give)
 
     async def wait(self, *topics: Topic, timeout_seconds: float) -> bool:
         """Whether one of the topics was given since this object's last `wait` for it; the first one looks back too."""
         deadline = time.monotonic() + timeout_seconds
         while (left := deadline - time.monotonic()) > 0:
             try:
-                if await self._read(topics, min(left, MAX_BLOCK_SECONDS)):
-                    return True
-            except (RedisError, OSError):
+                seconds = min(left, MAX_BLOCK_SECONDS)
+                async with answering(seconds + HINT_SECONDS):
+                    if await self._read(topics, seconds):
+                        return True
+            except QueueUnavailable:
                 await asyncio.sleep(max(0.0, deadline - time.monotonic()))
         return False
 
     async def announce_ends(self, attempts: Iterable[AttemptKey] | None) -> None:
         """Tells every door which attempts may have ended, None for any; to be called after the end is committed."""
         ended = None if attempts is None else list(attempts)
-        try:
-            if ended is None or ended:
-                await self._redis.publish(_ENDS, json.dumps(ended))
-        except (RedisError, OSError):
-            # Only a hint: doors ask the store again within seconds.
-            return
+        if ended is None or ended:
+            await self._give(lambda: self._redis.publish(_ENDS, json.dumps(ended)))
 
     async def ends(self) -> AsyncIterator[list[AttemptKey] | None]:
         """What is announced from now on, for ever; None where any may have ended, or announcements have been missed."""
@@ -92,6 +95,16 @@ class Wake:
     async def close(self) -> None:
         """Closes every connection."""
         await self._redis.aclose()
+
+    async def _give(self, give: Callable[[], Awaitable[object]]) -> None:
+        if time.monotonic() < self._away_until:
+            return
+        try:
+            async with answering(HINT_SECONDS):
+                await give()
+        except QueueUnavailable:
+            # Only a hint: whoever waits looks for himself within seconds.
+            self._away_until = time.monotonic() + AWAY_SECONDS
 
     async def _read(self, topics: tuple[Topic, ...], seconds: float) -> bool:
         positions: dict[Any, Any] = {_key(topic): self._seen.get(_key(topic), "0") for topic in topics}
