@@ -165,8 +165,8 @@ class RunWatch:
         self.phase = "pending"
         self.ended_rollouts = 0
 
-    def look(self) -> None:
-        """Looks again; a store that is away changes nothing."""
+    def look(self) -> bool:
+        """Looks again; False, and nothing changes, while the store is away."""
         with contextlib.suppress(psycopg.Error), self._connect() as connection:
             row = connection.execute(
                 "SELECT (SELECT phase FROM run_status WHERE run_id = %(run)s),"
@@ -175,6 +175,8 @@ class RunWatch:
             ).fetchone()
             assert row is not None
             self.phase, self.ended_rollouts = row[0] or self.phase, row[1]
+            return True
+        return False
 
     @property
     def is_over(self) -> bool:
@@ -190,9 +192,13 @@ class RunWatch:
             self.look()
 
     def wait_for_end(self, seconds: float) -> bool:
-        """Whether the run ended within this time."""
-        self.wait(more_rollouts=2**31, seconds=seconds)
-        return self.is_over
+        """Whether the run ended within this time, and the store answers, so that it can be asked about it."""
+        deadline = time.monotonic() + seconds
+        while not (self.look() and self.is_over):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.2)
+        return True
 
     def _connect(self) -> psycopg.Connection[tuple[str | None, int]]:
         return psycopg.connect(self._platform.facts.database_url, connect_timeout=5)

@@ -131,10 +131,10 @@ def soak(folder: Path, kills: int, seed: int, steps: int) -> tuple[Found, dict[s
             run = client.create_run(bandit_run(log, f"soak-{found.runs}", steps))
             watch = RunWatch(platform, run.id)
             disturb(chaos, watch, run.id, dice, kills)
-            watch.wait_for_end(RUN_SECONDS)
+            ended = watch.wait_for_end(RUN_SECONDS)
             found.examine(platform, client, run.id, log)
             _tell(f"{run.name} {run.id}: {watch.phase}, {chaos.kills.total()} kills, {time.monotonic() - began:.0f} s")
-            if not watch.is_over:
+            if not ended:
                 break
         minutes = (time.monotonic() - disturbed) / 60
     return found, {
