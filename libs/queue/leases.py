@@ -15,16 +15,14 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Row, func, text, update
+from sqlalchemy import Row, insert, text
 
 from libs.contracts.config import Agent, ProcessRunner, Sampling
-from libs.contracts.states import AttemptState, OutcomeKind
+from libs.contracts.states import OutcomeKind
 from libs.faults import passes
 from libs.store import tables
 from libs.store.database import ReadSession, Session
 from libs.store.groups import HELD_SHARE
-
-_LIVE = (AttemptState.LEASED, AttemptState.RUNNING)
 
 # Of outcome o of rollout r: the agent failed because of us, as `services.controller.settling` judges it. The controller
 # has such a rollout executed again, so its outcome is no verdict.
@@ -102,6 +100,25 @@ _HEARTBEAT = text("""
     FROM held WHERE a.lease_id = held.lease_id
     RETURNING a.lease_id
 """)
+
+# Locked in the order of keys, as whoever writes rows for several attempts does: neither waits for ever.
+_HELD = """
+    WITH held AS (
+        SELECT lease_id FROM attempts WHERE lease_id = ANY(:lease_ids) AND state IN ('leased', 'running')
+        ORDER BY rollout_id, number FOR NO KEY UPDATE)
+"""
+
+_START = text(f"""{_HELD}
+    UPDATE attempts a SET state = 'running', started_at = coalesce(a.started_at, clock_timestamp())
+    FROM held WHERE a.lease_id = held.lease_id
+    RETURNING a.lease_id
+""")  # noqa: S608  # constants alone
+
+_END = text(f"""{_HELD}
+    UPDATE attempts a SET state = 'settled', finished_at = clock_timestamp()
+    FROM held WHERE a.lease_id = held.lease_id
+    RETURNING a.lease_id, a.rollout_id, a.number, a.run_id
+""")  # noqa: S608  # constants alone
 
 _DELIVERABLE = text(f"""
     SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id
@@ -204,17 +221,15 @@ def _lease(row: Row[Any]) -> Lease:
 
 
 async def start(session: Session, lease: Lease) -> bool:
-    """Marks that the agent runs; False when the lease was lost. Safe to repeat."""
-    changed = await session.execute(
-        update(tables.Attempt)
-        .where(tables.Attempt.lease_id == lease.lease_id, tables.Attempt.state.in_(_LIVE))
-        .values(
-            state=AttemptState.RUNNING,
-            started_at=func.coalesce(tables.Attempt.started_at, func.clock_timestamp()),
-        )
-        .returning(tables.Attempt.lease_id)
-    )
-    return changed.first() is not None
+    """Marks that one agent runs; see `start_all`."""
+    return bool(await start_all(session, [lease]))
+
+
+async def start_all(session: Session, started: Sequence[Lease]) -> set[str]:
+    """Marks that the agents run; the ids of the leases that are still held. Safe to repeat."""
+    if not started:
+        return set()
+    return set(await session.scalars(_START, {"lease_ids": [lease.lease_id for lease in started]}))
 
 
 async def heartbeat(session: Session, lease_id: str, seconds: float) -> bool:
@@ -234,37 +249,40 @@ async def heartbeat_all(session: Session, lease_ids: Iterable[str], seconds: flo
 
 
 async def settle(session: Session, lease: Lease, outcome: Outcome) -> bool:
-    """Ends the attempt and writes its outcome; False, and nothing changes, when the lease is no longer held.
+    """Ends one attempt; see `settle_all`."""
+    return bool(await settle_all(session, [(lease, outcome)]))
 
-    Idempotency key: the lease id. A repeat after success answers False and writes no second row. What Postgres
+
+async def settle_all(session: Session, ended: Sequence[tuple[Lease, Outcome]]) -> set[str]:
+    """Ends attempts and writes their outcomes; the ids of the leases that were held, the others change nothing.
+
+    Idempotency key: the lease id. A repeat after success finds no lease and writes no second row. What Postgres
     cannot hold (NUL, lone surrogates, NaN) is replaced, so that no agent can print something that cannot be settled.
     """
-    ended = await session.execute(
-        update(tables.Attempt)
-        .where(tables.Attempt.lease_id == lease.lease_id, tables.Attempt.state.in_(_LIVE))
-        .values(state=AttemptState.SETTLED, finished_at=func.clock_timestamp())
-        .returning(tables.Attempt.rollout_id, tables.Attempt.number, tables.Attempt.run_id)
-    )
-    row = ended.one_or_none()
-    if row is None:
-        return False
+    if not ended:
+        return set()
+    outcomes = {lease.lease_id: outcome for lease, outcome in ended}
+    rows = (await session.execute(_END, {"lease_ids": list(outcomes)})).all()
+    if not rows:
+        return set()
     passes("runner.attempt_ended")
-    session.add(
-        tables.Outcome(
-            rollout_id=row.rollout_id,
-            attempt=row.number,
-            run_id=row.run_id,
-            kind=outcome.kind,
-            reward=outcome.reward,
-            facts=_storable(outcome.facts),
-            exit_code=outcome.exit_code,
-            detail=_storable(outcome.detail),
-            stdout_tail=_storable(outcome.stdout_tail),
-            stderr_tail=_storable(outcome.stderr_tail),
-        )
-    )
-    await session.flush()
-    return True
+    await session.execute(insert(tables.Outcome), [_outcome_row(row, outcomes[row.lease_id]) for row in rows])
+    return {row.lease_id for row in rows}
+
+
+def _outcome_row(attempt: Row[Any], outcome: Outcome) -> dict[str, Any]:
+    return {
+        "rollout_id": attempt.rollout_id,
+        "attempt": attempt.number,
+        "run_id": attempt.run_id,
+        "kind": outcome.kind,
+        "reward": outcome.reward,
+        "facts": _storable(outcome.facts),
+        "exit_code": outcome.exit_code,
+        "detail": _storable(outcome.detail),
+        "stdout_tail": _storable(outcome.stdout_tail),
+        "stderr_tail": _storable(outcome.stderr_tail),
+    }
 
 
 async def expire_overdue(session: Session, limit: int = 1000) -> list[ExpiredAttempt]:

@@ -18,7 +18,7 @@ from libs.queue import leases
 from libs.queue.connection import QueueUnavailable
 from libs.queue.leases import Lease, Outcome
 from libs.queue.stream import RolloutQueue
-from libs.queue.wake import Topic, Wake
+from libs.queue.wake import Wake
 from libs.service import Checks, pause
 from libs.store.database import AWAY, Database, cause
 from libs.store.migrate import check_schema
@@ -27,6 +27,7 @@ from services.runner.attempt import Workplace, execute, prove
 from services.runner.cell import Cells
 from services.runner.doors import DoorWatch
 from services.runner.folder import Folders
+from services.runner.ledger import Ledger
 from services.runner.process import Processes
 from services.runner.settings import Settings
 
@@ -37,6 +38,8 @@ RUNNING = Gauge("runner_attempts_running", "Attempts at work.")
 ENDED = Counter("runner_attempts_ended_total", "Attempts that were settled.", ["kind"])
 LOST = Counter("runner_leases_lost_total", "Attempts stopped because their lease was lost or their rollout cancelled.")
 SECONDS = Histogram("runner_attempt_seconds", "Lease to verdict.", buckets=SECONDS_BUCKETS)
+
+GATHER_SECONDS = 0.05
 
 
 class Runner:
@@ -50,6 +53,7 @@ class Runner:
         self._database = database
         self._queue = queue
         self._wake = wake
+        self._ledger = Ledger(database, wake)
         self._place = place
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[str, asyncio.Task[Outcome]] = {}
@@ -59,7 +63,8 @@ class Runner:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Works until asked to stop; then finishes or gives back what it holds."""
-        keeping = [asyncio.create_task(work) for work in (self._renew(), self._place.doors.keep())]
+        loops = (self._renew(), self._ledger.run(), self._place.doors.keep())
+        keeping = [asyncio.create_task(work) for work in loops]
         try:
             while not stop.is_set():
                 await _first_of(self._room.wait(), stop.wait())
@@ -67,13 +72,18 @@ class Runner:
                     await self._take(stop)
             await self._drain()
         finally:
+            # Closed beside being cancelled: Redis' client may take a cancellation for its own timeout.
+            self._ledger.close()
             for task in (*keeping, *self._tasks):
                 task.cancel()
             await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
 
     async def _take(self, stop: asyncio.Event) -> None:
         """Leases as many rollouts as there is room for."""
-        room = self._settings.concurrency - len(self._tasks)
+        # Attempts end one by one; those that are leased together cost one transaction.
+        if self._free() < self._settings.concurrency // 8 and await pause(stop, GATHER_SECONDS):
+            return
+        room = self._free()
         try:
             deliveries = await self._queue.deliver(self.owner, room, self._settings.poll_seconds)
             if deliveries:
@@ -88,6 +98,9 @@ class Runner:
             # Not acknowledged: delivered again.
             seldom.warning("no lease taken", cause=cause(error))
             await pause(stop, self._settings.poll_seconds)
+
+    def _free(self) -> int:
+        return self._settings.concurrency - len(self._tasks)
 
     async def _take_from_store(self, room: int) -> None:
         try:
@@ -162,8 +175,7 @@ class Runner:
         """Whether the lease is still held; waits for a store that is away until `_renew` gives the lease up."""
         while True:
             try:
-                async with self._database.session() as session:
-                    return await leases.start(session, lease)
+                return await self._ledger.start(lease)
             except AWAY as error:
                 seldom.warning("attempt not started", cause=cause(error))
                 await asyncio.sleep(min(1.0, self._settings.poll_seconds))
@@ -173,18 +185,15 @@ class Runner:
         until = time.monotonic() + self._settings.lease_seconds
         while True:
             try:
-                async with self._database.session() as session:
-                    held = await leases.settle(session, lease, outcome)
+                held = await self._ledger.settle(lease, outcome)
                 break
             except SQLAlchemyError as error:
                 seldom.warning("outcome not settled", cause=cause(error))
                 if time.monotonic() > until:
                     return
                 await asyncio.sleep(min(1.0, self._settings.poll_seconds))
-        passes("runner.settled")
         if held:
             ENDED.labels(outcome.kind).inc()
-            await self._wake.notify(Topic.OUTCOMES)
         log.info("attempt ended", kind=outcome.kind, settled=held, detail=outcome.detail)
 
     async def _renew(self) -> None:

@@ -1,0 +1,106 @@
+"""Group commit: attempts that start or end while a transaction runs share the next one.
+
+While one transaction commits the next attempts gather, so the batch grows by itself with the load and a lone attempt
+never waits for company.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from libs.faults import passes
+from libs.queue import leases
+from libs.queue.leases import Lease, Outcome
+from libs.queue.wake import Topic, Wake
+from libs.store.database import AWAY, Database
+
+MAX_ENTRIES = 64
+"""In one transaction: outcomes hold the ends of outputs, megabytes each."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Entry:
+    """An attempt that starts, or ends where there is an outcome; whether its lease was held comes in `held`."""
+
+    lease: Lease
+    outcome: Outcome | None
+    held: asyncio.Future[bool]
+
+
+class Ledger:
+    """Writes what `start` and `settle` are given, one transaction at a time."""
+
+    def __init__(self, database: Database, wake: Wake) -> None:
+        self._database = database
+        self._wake = wake
+        self._waiting: deque[_Entry] = deque()
+        self._arrived = asyncio.Event()
+        self._closed = False
+
+    async def start(self, lease: Lease) -> bool:
+        """Whether the attempt, marked as running, still holds its lease.
+
+        Raises: what a session raises; a repeat is harmless
+        """
+        return await self._write(lease, None)
+
+    async def settle(self, lease: Lease, outcome: Outcome) -> bool:
+        """Whether the outcome counts: the attempt still held its lease.
+
+        Raises: what a session raises; a repeat is harmless
+        """
+        return await self._write(lease, outcome)
+
+    async def run(self) -> None:
+        """Writes until closed."""
+        while not self._closed:
+            await self._arrived.wait()
+            batch = [self._waiting.popleft() for _ in range(min(MAX_ENTRIES, len(self._waiting)))]
+            if not self._waiting:
+                self._arrived.clear()
+            await self._commit(batch)
+
+    def close(self) -> None:
+        """Lets `run` return; what waits is not written."""
+        self._closed = True
+        self._arrived.set()
+
+    async def _write(self, lease: Lease, outcome: Outcome | None) -> bool:
+        entry = _Entry(lease, outcome, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        self._arrived.set()
+        return await entry.held
+
+    async def _commit(self, batch: Sequence[_Entry]) -> None:
+        try:
+            held = await self._transaction(batch)
+        # The ledger must live; whoever waits decides whether to try again.
+        except Exception as error:  # noqa: BLE001
+            if len(batch) > 1 and not isinstance(error, AWAY):
+                # One entry that is refused must not take the others with it.
+                for entry in batch:
+                    await self._commit([entry])
+                return
+            for entry in batch:
+                if not entry.held.done():
+                    entry.held.set_exception(error)
+            return
+        ended = any(entry.outcome is not None for entry in batch)
+        if ended:
+            passes("runner.settled")
+        for entry in batch:
+            # Whoever waited may have been cancelled.
+            if not entry.held.done():
+                entry.held.set_result(entry.lease.lease_id in held)
+        if ended:
+            await self._wake.notify(Topic.OUTCOMES)
+
+    async def _transaction(self, batch: Sequence[_Entry]) -> set[str]:
+        """The ids of the leases that were held. An attempt stands in a batch once: it ends after it has started."""
+        started = [entry.lease for entry in batch if entry.outcome is None]
+        ended = [(entry.lease, entry.outcome) for entry in batch if entry.outcome is not None]
+        async with self._database.session() as session:
+            return await leases.start_all(session, started) | await leases.settle_all(session, ended)
