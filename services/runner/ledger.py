@@ -15,6 +15,7 @@ from libs.faults import passes
 from libs.queue import leases
 from libs.queue.leases import Lease, Outcome
 from libs.queue.wake import Topic, Wake
+from libs.store.attempts import AttemptKey
 from libs.store.database import AWAY, Database
 
 MAX_ENTRIES = 64
@@ -88,7 +89,7 @@ class Ledger:
                 if not entry.held.done():
                     entry.held.set_exception(error)
             return
-        ended = any(entry.outcome is not None for entry in batch)
+        ended = [AttemptKey(entry.lease.rollout_id, entry.lease.attempt) for entry in batch if entry.outcome]
         if ended:
             passes("runner.settled")
         for entry in batch:
@@ -97,6 +98,7 @@ class Ledger:
                 entry.held.set_result(entry.lease.lease_id in held)
         if ended:
             await self._wake.notify(Topic.OUTCOMES)
+            await self._wake.announce_ends(ended)
 
     async def _transaction(self, batch: Sequence[_Entry]) -> set[str]:
         """The ids of the leases that were held. An attempt stands in a batch once: it ends after it has started."""
