@@ -44,12 +44,14 @@ format: $(VENV)/.ready ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(VENV)/.ready ## ruff, import contracts, types, generated references
+lint: $(VENV)/.ready ## ruff, import contracts, types, references, vulnerable packages, secrets
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m docs.generate --check
+	$(BIN)/python -m tests.audit packages
+	$(BIN)/python -m tests.audit secrets
 
 types: $(VENV)/.ready ## mypy, strict
 	$(BIN)/mypy
