@@ -48,6 +48,7 @@ def root(
 
 app.command()(supervisor.up)
 app.command()(supervisor.down)
+app.command()(supervisor.restart)
 app.command()(supervisor.status)
 app.command()(doctor)
 app.command()(demo)

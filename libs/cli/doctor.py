@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
-import httpx
 import typer
 
 from libs.cli.context import Context, Home, context_of
 from libs.cli.errors import Exit
 from libs.cli.output import AsJson, console, print_json, print_table
+from libs.cli.platform import readiness
 from libs.cli.record import PlatformRecord
-from libs.cli.services import PORTS, port_is_free, ready_path
+from libs.cli.services import INTERNAL_PORTS, PORTS, port_is_free
 
 WHEELS = {
     "fastapi": "leyden[service]",
@@ -136,7 +136,8 @@ def _disk(home: Path) -> Finding:
 def _ports(running: PlatformRecord | None) -> Finding:
     if running is not None:
         return Finding("ports", "ok", "held by the platform that runs")
-    taken = [f"{port} ({service})" for service, port in PORTS.items() if not port_is_free(port)]
+    usual = [*PORTS.items(), *INTERNAL_PORTS.items()]
+    taken = [f"{port} ({service})" for service, port in usual if not port_is_free(port)]
     if taken:
         return Finding("ports", "warning", f"taken: {', '.join(taken)}", "`leyden up` chooses free ones instead")
     return Finding("ports", "ok", "the usual ones are free")
@@ -197,21 +198,7 @@ def _servers(running: PlatformRecord) -> Iterator[Finding]:
 
 def _services(running: PlatformRecord) -> Iterator[Finding]:
     for name, service in running.services.items():
-        for check, result in _checks(name, service.url).items():
+        for check, result in (readiness(service) or {"": "ok"}).items():
             label = name if check == "" else f"{name}: {check}"
             remedy = "run python -m libs.store.migrate" if check == "schema" else f"see `leyden logs {name}`"
             yield Finding(label, "ok" if result == "ok" else "problem", result, "" if result == "ok" else remedy)
-
-
-def _checks(name: str, url: str) -> dict[str, str]:
-    """What a service says of itself, check by check."""
-    try:
-        with httpx.Client(trust_env=False, timeout=5.0) as client:
-            response = client.get(url + ready_path(name))
-    except httpx.TransportError:
-        return {"": f"no answer at {url}"}
-    try:
-        checks: dict[str, str] = response.json()["checks"]
-    except (ValueError, KeyError, TypeError):
-        checks = {}
-    return checks or {"": "ok" if response.status_code == 200 else f"status {response.status_code}"}

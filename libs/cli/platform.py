@@ -1,8 +1,9 @@
 """The platform on one machine: a supervisor that starts every service, keeps it running, and ends it in order.
 
 `Platform(home).start()`, `.ready()`, `.stop()` are what `leyden up` does; tests and the demo use the same class. All
-services are children of one thread of this process and die with it, even by SIGKILL. Postgres and Redis outlive it and
-are found again. Whatever a killed supervisor left is ended by the next start in the same home.
+services are children of one thread of this process and die with it, even by SIGKILL. The sockets that they listen on
+are the supervisor's: while a service is started again or replaced, its clients wait. Postgres and Redis outlive the
+supervisor and are found again. Whatever a killed one left is ended by the next start in the same home.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Literal
 from urllib.parse import urlsplit
@@ -27,16 +28,18 @@ from urllib.parse import urlsplit
 import httpx
 
 import libs
+from libs.cli import orders
+from libs.cli.kept import Child, Ending, Kept, RollFailed
+from libs.cli.listeners import Listeners, open_listeners
 from libs.cli.record import (
     PlatformRecord,
-    Process,
     ServiceRecord,
     process,
     read_record,
     write_private,
     write_record,
 )
-from libs.cli.services import PORTS, STOP_ORDER, STOP_SECONDS, Facts, choose_ports, environment, ready_path
+from libs.cli.services import HURRY_SECONDS, SERVICES, STOP_ORDER, Facts, environment
 from libs.cli.settings import inherited_environment
 
 ROOT = Path(libs.__file__).resolve().parent.parent
@@ -44,9 +47,8 @@ LOG_BYTES = 20 * 2**20
 TICK_SECONDS = 0.1
 LOOK_SECONDS = {"starting": 0.3}
 """Pause between two looks at servers, logs and readiness; 2 once everything is ready."""
-FIRST_BACKOFF_SECONDS = 0.2
-MAX_BACKOFF_SECONDS = 10.0
-STEADY_SECONDS = 30.0
+HURRY_AFTER_SECONDS = 3.0
+"""Between the first and the second SIGTERM of services that `HURRY_SECONDS` does not name."""
 
 
 class PlatformError(RuntimeError):
@@ -73,19 +75,9 @@ class Options:
     model_path: Path | None = None
     free_ports: bool = False
     restart: bool = True
-    services: tuple[str, ...] = tuple(PORTS)
+    services: tuple[str, ...] = SERVICES
     database_url: str | None = None
     redis_url: str | None = None
-
-
-@dataclass
-class _Child:
-    process: subprocess.Popen[bytes] | None = None
-    known_as: Process | None = None
-    started: float = 0.0
-    restarts: int = 0
-    backoff: float = FIRST_BACKOFF_SECONDS
-    start_at: float = 0.0
 
 
 class Platform:
@@ -101,7 +93,10 @@ class Platform:
         self.options = options
         self._report = report
         self._facts: Facts | None = None
-        self._children = {name: _Child() for name in options.services}
+        self._kept = {name: Kept(name, self._spawn, report, restart=options.restart) for name in options.services}
+        self._listeners: dict[str, Listeners] = {}
+        self._rolling: Iterator[None] = iter(())
+        self._misled: Ending | None = None
         self._state: Literal["starting", "ready", "stopping", "stopped"] = "starting"
         self._stopping, self._hurry = threading.Event(), threading.Event()
         self._ready = threading.Event()
@@ -134,6 +129,20 @@ class Platform:
             if time.monotonic() > deadline:
                 raise PlatformError(f"not ready after {timeout_seconds:g} s: {self._unready()}")
         return self.record()
+
+    def roll(self, *services: str) -> None:
+        """Replaces services one after another, all when none is named, without a refused connection.
+
+        Raises: PlatformError: one could not be replaced; those after it were left as they are
+        """
+        assert self._thread is not None
+        order = orders.place(self.home, services or self.options.services)
+        try:
+            for progress in orders.follow(self.home, order, self._thread.is_alive):
+                if progress.state == "failed":
+                    raise PlatformError(f"{progress.service}: {progress.detail}")
+        except EOFError as error:
+            raise PlatformError(str(error)) from error
 
     def stop(self, *, hurry: bool = False) -> None:
         """Ends every service in order, then Postgres and Redis; returns when they are gone.
@@ -195,8 +204,8 @@ class Platform:
 
     def pids(self) -> dict[str, int]:
         """Pid by service, of those that run."""
-        running = {name: child.process for name, child in self._children.items()}
-        return {name: found.pid for name, found in running.items() if found is not None and found.poll() is None}
+        running = {name: kept.child for name, kept in self._kept.items()}
+        return {name: child.popen.pid for name, child in running.items() if child is not None and child.ended() is None}
 
     def record(self) -> PlatformRecord:
         """The platform as it is now."""
@@ -205,8 +214,13 @@ class Platform:
         if facts is None:
             return begun
         services = {
-            name: ServiceRecord(url=facts.url(name), process=child.known_as, restarts=child.restarts)
-            for name, child in self._children.items()
+            name: ServiceRecord(
+                url=facts.url(name) if name in facts.ports else None,
+                internal_url=facts.internal_url(name),
+                process=kept.known_as,
+                restarts=kept.restarts,
+            )
+            for name, kept in self._kept.items()
         }
         known = {"database_url": facts.database_url, "redis_url": facts.redis_url, "model_path": str(facts.model_path)}
         return begun.model_copy(update={"services": services, **known})
@@ -221,6 +235,7 @@ class Platform:
             next_look = 0.0
             while not self._stopping.wait(TICK_SECONDS):
                 self._keep_running()
+                self._obey()
                 if time.monotonic() >= next_look:
                     next_look = time.monotonic() + LOOK_SECONDS.get(self._state, 2.0)
                     self._look_after()
@@ -234,10 +249,11 @@ class Platform:
         last = read_record(self.home)
         write_record(self.home, self.record())
         (self.home / "logs").mkdir(exist_ok=True)
+        orders.clear(self.home)
         database_url, redis_url = self._start_servers()
         model_path = self.options.model_path or self._convert_model()
-        ports = choose_ports(last, free=self.options.free_ports)
-        self._facts = Facts(self.home, ports, database_url, redis_url, model_path.resolve())
+        self._listeners = open_listeners(self.options.services, last, free=self.options.free_ports)
+        self._facts = Facts(self.home, *_ports(self._listeners), database_url, redis_url, model_path.resolve())
         make_secrets(self._facts)
         self._report("migrating the database")
         self._run_to_end("migrate", ["-m", "libs.store.migrate"], {"LEYDEN_DATABASE_URL": database_url})
@@ -295,44 +311,61 @@ class Platform:
         return inherited | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
     def _keep_running(self) -> None:
-        now, changed = time.monotonic(), False
-        for name, child in self._children.items():
-            if child.process is not None and child.process.poll() is not None:
-                self._bury(name, child, now)
-                changed = True
-            if child.process is None and now >= child.start_at and (self.options.restart or not child.known_as):
-                self._spawn(name, child)
-                changed = True
+        if self._misled is not None and self._misled.is_over():
+            self._misled = None
+        now = time.monotonic()
+        changed = [kept.name for kept in self._kept.values() if kept.keep(now)]
         if changed:
             write_record(self.home, self.record())
 
-    def _bury(self, name: str, child: _Child, now: float) -> None:
-        assert child.process is not None
-        self._report(f"{name} ended ({_manner(child.process.returncode)})")
-        if now - child.started > STEADY_SECONDS:
-            child.backoff = FIRST_BACKOFF_SECONDS
-        child.process = None
-        child.start_at = now + child.backoff
-        child.backoff = min(MAX_BACKOFF_SECONDS, child.backoff * 2)
-        child.restarts += 1
-
-    def _spawn(self, name: str, child: _Child) -> None:
+    def _spawn(self, name: str) -> Child:
         variables = self._environment() | environment(name, self.facts) | dict(self.options.environment.get(name, {}))
         if name == "controller":
             variables |= dict(self.options.environment.get("trainer", {}))
+        listeners = self._listeners[name]
+        told, telling = os.pipe()
         with (self.facts.logs / f"{name}.log").open("ab") as log:
-            child.process = subprocess.Popen(
+            popen = subprocess.Popen(
                 self._launched(["-m", f"services.{name}"]),
-                env=variables,
+                env=variables | listeners.environment(name) | {f"{name.upper()}_READY_FD": str(telling)},
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                pass_fds=(*listeners.descriptors, telling),
                 # A terminal's Ctrl-C is for the supervisor, which ends services in order.
                 start_new_session=True,
             )
-        child.known_as = process(child.process.pid)
-        child.started = time.monotonic()
+        os.close(telling)
+        return Child(popen, told)
+
+    def _obey(self) -> None:
+        """One step of what another command asked for, or the beginning of it."""
+        if next(self._rolling, self) is self and (order := orders.take(self.home)) is not None:
+            self._rolling = self._roll(order)
+
+    def _roll(self, order: orders.Order) -> Iterator[None]:
+        for name in order.services:
+            try:
+                yield from self._roll_one(order, name)
+            except RollFailed as error:
+                self._report(f"{name} not replaced: {error}")
+                orders.tell(self.home, order, orders.Progress(state="failed", service=name, detail=str(error)))
+                break
+            orders.tell(self.home, order, orders.Progress(state="done", service=name))
+        orders.tell(self.home, order, orders.Progress(state="ended"))
+
+    def _roll_one(self, order: orders.Order, name: str) -> Iterator[None]:
+        if name not in self._kept:
+            raise RollFailed(f"no such service; there are: {', '.join(self._kept)}")
+        last = None
+        for stage in self._kept[name].roll():
+            if stage != last:
+                self._report(f"restarting {name}: {stage}")
+                orders.tell(self.home, order, orders.Progress(state=stage, service=name))
+                write_record(self.home, self.record())
+            last = stage
+            yield
 
     def _look_after(self) -> None:
         """What needs no tenth of a second: servers, logs, readiness."""
@@ -357,66 +390,68 @@ class Platform:
         facts = self.facts
         if found != (facts.database_url, facts.redis_url):
             # Another process took the port: services must learn the new address.
-            self._facts = Facts(facts.home, facts.ports, *found, facts.model_path)
-            for child in self._children.values():
-                if child.process is not None:
-                    child.process.terminate()
+            self._facts = replace(facts, database_url=found[0], redis_url=found[1])
+            misled = [child for kept in self._kept.values() for child in kept.processes()]
+            self._misled = Ending(misled, hurry_seconds=HURRY_AFTER_SECONDS)
 
     def _unready(self) -> str:
         """Services that cannot work yet, with their causes; empty when all can."""
         if self._facts is None:
             return "services have not been started"
-        causes = {name: readiness(self.facts.url(name), name) for name in self._children}
-        return "; ".join(f"{name}: {cause}" for name, cause in causes.items() if cause != "ok")
+        causes = {name: kept.causes() for name, kept in self._kept.items()}
+        return "; ".join(f"{name}: {cause}" for name, cause in causes.items() if cause)
 
     def _end(self) -> None:
         self._state = "stopping"
         write_record(self.home, self.record())
         for wave in STOP_ORDER:
-            self._end_wave([name for name in wave if name in self._children])
+            self._end_wave([name for name in wave if name in self._kept])
         if self._embedded():
             self._report(f"stopping embedded {' and '.join(self._embedded())}")
             stop_servers(self.home, self._embedded())
         self._state = "stopped"
         write_record(self.home, self.record())
 
-    def _end_wave(self, names: list[str]) -> None:
-        running = {name: found for name in names if (found := self._children[name].process) is not None}
-        for name, child in running.items():
-            self._report(f"stopping {name}")
-            child.send_signal(signal.SIGKILL if self._hurry.is_set() else signal.SIGTERM)
-        began = time.monotonic()
-        for name, child in running.items():
-            while child.poll() is None:
-                if self._hurry.is_set() or time.monotonic() - began > STOP_SECONDS.get(name, 10.0):
-                    child.kill()
-                time.sleep(0.02)
+    def _end_wave(self, names: Sequence[str]) -> None:
+        endings = []
+        for name in names:
+            if running := self._kept[name].processes():
+                self._report(f"stopping {name}")
+                endings.append(Ending(running, hurry_seconds=HURRY_SECONDS.get(name, HURRY_AFTER_SECONDS)))
+        while endings:
+            endings = [ending for ending in endings if not ending.is_over(kill=self._hurry.is_set())]
+            time.sleep(0.02)
+        for name in names:
+            # Nobody will come any more: who waits is refused.
+            if name in self._listeners:
+                self._listeners.pop(name).close()
 
 
 def make_secrets(facts: Facts) -> None:
-    """A key ring and an administrator's token, once."""
+    """A key ring, the engine's two keys and an administrator's token, once."""
     from libs.capability import write_keys
 
     facts.keys_file.parent.mkdir(exist_ok=True, mode=0o700)
     if not facts.keys_file.exists():
         write_keys(facts.keys_file)
+    for path in (facts.engine_key_file, facts.engine_admin_key_file):
+        if not path.exists():
+            write_private(path, f"{secrets.token_urlsafe(32)}\n")
     if not facts.token_file.exists():
         write_private(facts.token_file, f"leyden_{secrets.token_urlsafe(32)}\n")
 
 
-def readiness(url: str, service: str) -> str:
-    """`ok`, or why a service cannot work yet."""
+def readiness(service: ServiceRecord) -> dict[str, str]:
+    """What a service says of itself, check by check; the cause under an empty name when it says nothing."""
     try:
         with httpx.Client(trust_env=False, timeout=5.0) as client:
-            response = client.get(url + ready_path(service))
+            response = client.get(f"{service.internal_url}/readyz")
+        checks: dict[str, str] = response.json()["checks"]
     except httpx.TransportError:
-        return "no answer"
-    if response.status_code == 200:
-        return "ok"
-    with contextlib.suppress(ValueError, AttributeError):
-        checks: dict[str, str] = response.json().get("checks", {})
-        return ", ".join(f"{check} {result}" for check, result in checks.items() if result != "ok") or "not ready"
-    return f"status {response.status_code}"
+        return {"": f"no answer at {service.internal_url}"}
+    except (ValueError, KeyError, TypeError):
+        return {"": f"status {response.status_code}"}
+    return checks
 
 
 def stop_servers(home: Path, embedded: list[str]) -> None:
@@ -473,9 +508,10 @@ def _listens(url: str) -> bool:
         return False
 
 
-def _manner(status: int) -> str:
-    return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
 def _tail(path: Path) -> str:
     return path.read_bytes()[-3000:].decode(errors="replace")
+
+
+def _ports(listeners: Mapping[str, Listeners]) -> tuple[dict[str, int], dict[str, int]]:
+    doors = {name: one.door.getsockname()[1] for name, one in listeners.items() if one.door is not None}
+    return doors, {name: one.internal.getsockname()[1] for name, one in listeners.items()}

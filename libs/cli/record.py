@@ -31,7 +31,10 @@ class ServiceRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    url: str
+    url: str | None
+    """Its door; workers have none."""
+    internal_url: str
+    """Where it tells of its health."""
     process: Process | None
     restarts: int
 

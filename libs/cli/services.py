@@ -8,24 +8,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.cli.record import PlatformRecord
+SERVICES = ("engine", "api", "gateway", "controller", "collector", "credit", "runner")
+"""In the order that they start: the engine takes longest."""
 
-PORTS = {
-    "engine": 30000,
-    "api": 8000,
-    "gateway": 8001,
-    "controller": 8002,
-    "collector": 8003,
-    "credit": 8004,
-    "runner": 8005,
-}
-"""Preferred ports, in the order that services start: the engine takes longest."""
+PORTS = {"engine": 30000, "api": 8000, "gateway": 8001, "collector": 8003}
+"""Preferred ports of those with a door."""
+
+INTERNAL_PORTS = {name: 8010 + number for number, name in enumerate(SERVICES)}
+"""Preferred ports of health and metrics."""
 
 STOP_ORDER = (("runner",), ("controller",), ("credit", "gateway", "collector", "api"), ("engine",))
 """Those who make work end before those who serve it."""
 
-STOP_SECONDS = {"runner": 20.0, "controller": 30.0}
-"""Beyond which SIGTERM is followed by SIGKILL; 10 for the others."""
+HURRY_SECONDS = {"runner": 1.0, "controller": 20.0}
+"""Beyond which a second SIGTERM follows the first, when the platform stops; 3 for the others. On a laptop a stop should
+be quick: what is cut short is repeated at the next start."""
+
+ROLL_SECONDS = 660.0
+"""The same in a restart, where the successor works already and there is no haste."""
+
+KILL_SECONDS = 15.0
+"""From there to SIGKILL."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,18 @@ class Facts:
 
     home: Path
     ports: Mapping[str, int]
+    internal_ports: Mapping[str, int]
     database_url: str
     redis_url: str
     model_path: Path
 
     def url(self, service: str) -> str:
-        """Where a service listens."""
+        """The door of a service."""
         return f"http://127.0.0.1:{self.ports[service]}"
+
+    def internal_url(self, service: str) -> str:
+        """Where a service tells of its health."""
+        return f"http://127.0.0.1:{self.internal_ports[service]}"
 
     @property
     def keys_file(self) -> Path:
@@ -51,6 +59,16 @@ class Facts:
     def token_file(self) -> Path:
         """The first administrator's bearer token."""
         return self.home / "secrets" / "admin-token"
+
+    @property
+    def engine_key_file(self) -> Path:
+        """What opens the engine's inference routes: for the gateway, and for the controller's looks."""
+        return self.home / "secrets" / "engine-api-key"
+
+    @property
+    def engine_admin_key_file(self) -> Path:
+        """What opens the engine's control routes: for the controller alone."""
+        return self.home / "secrets" / "engine-admin-key"
 
     @property
     def logs(self) -> Path:
@@ -66,8 +84,6 @@ def environment(service: str, facts: Facts) -> dict[str, str]:
         "LEYDEN_DATABASE_URL": facts.database_url,
         "LEYDEN_REDIS_URL": facts.redis_url,
         "LEYDEN_CAPABILITY_KEYS_FILE": str(facts.keys_file),
-        f"{service.upper()}_HOST": "127.0.0.1",
-        f"{service.upper()}_PORT": str(facts.ports[service]),
     }
     return shared | _own(service, facts)
 
@@ -77,9 +93,16 @@ def _own(service: str, facts: Facts) -> dict[str, str]:
         case "api":
             return {"API_ADMIN_TOKEN_FILE": str(facts.token_file)}
         case "engine":
-            return {"ENGINE_MODEL_PATH": str(facts.model_path)}
+            return {
+                "ENGINE_MODEL_PATH": str(facts.model_path),
+                "ENGINE_API_KEY_FILE": str(facts.engine_key_file),
+                "ENGINE_ADMIN_API_KEY_FILE": str(facts.engine_admin_key_file),
+            }
         case "gateway":
-            return {"GATEWAY_MODEL_PATH": str(facts.model_path)}
+            return {
+                "GATEWAY_MODEL_PATH": str(facts.model_path),
+                "GATEWAY_ENGINE_API_KEY_FILE": str(facts.engine_key_file),
+            }
         case "runner":
             return {
                 "RUNNER_GATEWAY_URL": facts.url("gateway"),
@@ -87,12 +110,15 @@ def _own(service: str, facts: Facts) -> dict[str, str]:
                 "RUNNER_WORK_FOLDER": str(facts.home / "attempts"),
                 # Secrets, Postgres, Redis, weights and logs.
                 "RUNNER_HIDDEN_PATHS": json.dumps([str(facts.home)]),
-                # On a laptop a stop should be quick; what is cut short is repeated at the next start.
-                "RUNNER_DRAIN_SECONDS": "1",
+                # As long as a restart waits for attempts; a stop asks twice.
+                "RUNNER_DRAIN_SECONDS": str(ROLL_SECONDS - 60),
+                "RUNNER_SHUTDOWN_SECONDS": str(ROLL_SECONDS - 30),
             }
         case "controller":
             return {
                 "CONTROLLER_ENGINE_URLS": json.dumps([facts.url("engine")]),
+                "CONTROLLER_ENGINE_API_KEY_FILE": str(facts.engine_key_file),
+                "CONTROLLER_ENGINE_ADMIN_KEY_FILE": str(facts.engine_admin_key_file),
                 "CONTROLLER_LOG_FOLDER": str(facts.logs),
                 # The controller's trainers inherit these.
                 "TRAINER_MODEL_PATH": str(facts.model_path),
@@ -100,26 +126,6 @@ def _own(service: str, facts: Facts) -> dict[str, str]:
             }
         case _:
             return {}
-
-
-def ready_path(service: str) -> str:
-    """Where a service tells that it can work; the engine speaks SGLang's protocol."""
-    return "/health" if service == "engine" else "/readyz"
-
-
-def choose_ports(last: PlatformRecord | None, *, free: bool) -> dict[str, int]:
-    """A port for each service: that of the last start, else the preferred one, else any free one.
-
-    Args: free: whether any free ports will do at once, for platforms beside each other
-    """
-    chosen: dict[str, int] = {}
-    for service, preferred in PORTS.items():
-        before = last.services.get(service) if last else None
-        candidates = [int(before.url.rpartition(":")[2])] if before else []
-        candidates += [] if free else [preferred]
-        usable = [port for port in candidates if port not in chosen.values() and port_is_free(port)]
-        chosen[service] = usable[0] if usable else _free_port(set(chosen.values()))
-    return chosen
 
 
 def port_is_free(port: int) -> bool:
@@ -131,12 +137,3 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _free_port(taken: set[int]) -> int:
-    while True:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = int(listener.getsockname()[1])
-        if port not in taken:
-            return port

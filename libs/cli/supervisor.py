@@ -16,11 +16,12 @@ from typing import Annotated
 
 import typer
 
+from libs.cli import orders
 from libs.cli.context import Context, Home, context_of
 from libs.cli.errors import CommandError, Exit
 from libs.cli.output import AsJson, console, print_facts, print_json, print_table
 from libs.cli.platform import AlreadyRunning, Options, Platform, PlatformError, readiness, stop_servers
-from libs.cli.record import PlatformRecord, read_record, write_record
+from libs.cli.record import PlatformRecord, ServiceRecord, read_record, write_record
 from libs.cli.watch import OVER
 from libs.client import LeydenError
 from libs.contracts.api import Engine, Run
@@ -141,7 +142,7 @@ def _print_platform(context: Context, as_json: bool) -> None:
     if as_json:
         print_json({**record.model_dump(mode="json"), "token": token_file.read_text().strip()})
         return
-    print_facts([*((name, service.url) for name, service in record.services.items())])
+    print_facts([(name, service.url) for name, service in record.services.items() if service.url is not None])
     print_facts(
         [
             ("API documents", f"{record.url}/docs"),
@@ -174,13 +175,65 @@ def down(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None
         console.print("stopped" if ran else f"no platform runs in {context.home}")
 
 
+def restart(
+    ctx: typer.Context,
+    services: Annotated[
+        list[str] | None, typer.Argument(help="Services, in this order; all of them when none.")
+    ] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replace services one after another while agents work: nobody is refused, what a service holds is finished.
+
+    Exit status 1 when a successor does not become ready; the process before it then goes on.
+    """
+    context = context_of(ctx, home)
+    record = context.record()
+    if record is None or not record.running():
+        raise CommandError(f"no platform runs in {context.home}: start it with `leyden up`", Exit.UNREACHABLE)
+    wanted = services or list(record.services)
+    unknown = [name for name in wanted if name not in record.services]
+    if unknown:
+        raise CommandError(f"no service {unknown[0]!r}; there are: {', '.join(record.services)}", Exit.NOT_FOUND)
+    replaced, failure = _replaced(context.home, wanted, record, report=None if as_json else console.print)
+    if as_json:
+        print_json({"restarted": replaced, "failure": failure})
+    if failure is not None:
+        raise CommandError(failure)
+
+
+def _replaced(
+    home: Path, wanted: list[str], record: PlatformRecord, *, report: Callable[[str], None] | None
+) -> tuple[list[str], str | None]:
+    """Which services were replaced, and why the next one was not."""
+    replaced: list[str] = []
+    try:
+        for progress in orders.follow(home, orders.place(home, wanted), record.supervisor.lives):
+            if report is not None and progress.state != "failed":
+                report(f"{progress.service}: {_STAGES[progress.state]}")
+            if progress.state == "failed":
+                return replaced, f"{progress.service}: {progress.detail}"
+            if progress.state == "done":
+                replaced.append(progress.service)
+    except EOFError as error:
+        return replaced, str(error)
+    return replaced, None
+
+
+_STAGES = {
+    "starting": "its successor starts",
+    "finishing": "the process before finishes what it holds",
+    "done": "restarted",
+}
+
+
 def status(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:
     """Show services, engines and runs. Exit status 4 when no platform runs, 1 when a service cannot work."""
     context = context_of(ctx, home)
     record = read_record(context.home)
     if record is None or not record.running():
         raise CommandError(f"no platform runs in {context.home}: start it with `leyden up`", Exit.UNREACHABLE)
-    states = {name: readiness(service.url, name) for name, service in record.services.items()}
+    states = {name: _state(service) for name, service in record.services.items()}
     engines, runs, cause = _from_api(context)
     if as_json:
         print_json(
@@ -200,6 +253,12 @@ def status(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> No
         raise typer.Exit(Exit.ERROR)
 
 
+def _state(service: ServiceRecord) -> str:
+    """`ok`, or why a service cannot work."""
+    wrong = {check: result for check, result in readiness(service).items() if result != "ok"}
+    return ", ".join(f"{check} {result}".strip() for check, result in wrong.items()) or "ok"
+
+
 def _from_api(context: Context) -> tuple[list[Engine], list[Run], str | None]:
     try:
         with context.client() as leyden:
@@ -212,13 +271,11 @@ def _from_api(context: Context) -> tuple[list[Engine], list[Run], str | None]:
 def _print_status(
     record: PlatformRecord, states: dict[str, str], engines: list[Engine], runs: list[Run], cause: str | None
 ) -> None:
-    print_table(
-        ("service", "status", "address", "pid", "restarts"),
-        [
-            (name, states[name], service.url, service.process.pid if service.process else None, service.restarts)
-            for name, service in record.services.items()
-        ],
-    )
+    services = [
+        (name, states[name], one.url or one.internal_url, one.process.pid if one.process else None, one.restarts)
+        for name, one in record.services.items()
+    ]
+    print_table(("service", "status", "address", "pid", "restarts"), services)
     if cause is not None:
         console.print(f"the API says: {cause}")
         return

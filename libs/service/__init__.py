@@ -1,25 +1,30 @@
 """What every process of the platform shares: settings, an HTTP application, health, problem answers, signals.
 
-A service builds its application with `create_app` and runs it with `run_http`; a worker gives `run_worker` its loop and
-gets the same health, metrics and shutdown. Depends on `libs.telemetry`, and on `libs.contracts` for how JSON is
-read.
+A service builds its door with `create_app` and runs it with `run_http`; a worker gives `run_worker` its loop. Both get
+an internal port for health and metrics, and the same shutdown. Depends on `libs.telemetry`, and on `libs.contracts` for
+how JSON is read.
 """
 
-from libs.service.app import create_app
+from libs.service.app import add_health, create_app, create_internal_app
 from libs.service.bodies import JsonRoute
 from libs.service.health import Checks
 from libs.service.http import run_http, serving
 from libs.service.problems import JsonResponse, Problem, problem_response
-from libs.service.settings import ServiceSettings
+from libs.service.protocol import Limits
+from libs.service.settings import DoorSettings, ServiceSettings
 from libs.service.worker import pause, run_worker
 
 __all__ = [
     "Checks",
+    "DoorSettings",
     "JsonResponse",
     "JsonRoute",
+    "Limits",
     "Problem",
     "ServiceSettings",
+    "add_health",
     "create_app",
+    "create_internal_app",
     "pause",
     "problem_response",
     "run_http",

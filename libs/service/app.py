@@ -1,4 +1,4 @@
-"""The HTTP application that every service and worker begins with: health, metrics, errors, request context."""
+"""The HTTP applications of a process: the door that others use, and the internal one for health and metrics."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ ErrorHandler = Callable[[Request, Any], Awaitable[Response]]
 
 DEFAULT_MAX_BODY_BYTES = 16 * 2**20
 
+_ERROR_HANDLERS: dict[type[Exception], ErrorHandler] = {
+    HTTPException: on_http_exception,
+    RequestValidationError: on_validation_error,
+}
+
 
 def create_app(
     name: str,
@@ -34,9 +39,11 @@ def create_app(
     openapi_url: str | None = None,
     **fastapi: Any,
 ) -> FastAPI:
-    """An application with /healthz, /readyz and /metrics, problem answers, request ids and a bounded body.
+    """A door: an application with problem answers, request ids and a bounded body, and no routes but those added to it.
 
-    Args: checks: what /readyz runs, kept in `app.state.checks`; the lifespan may add to it;
+    A lifespan may set `app.state.give_up`: awaited when a stop has lasted for too long, it ends the answers in hand.
+
+    Args: checks: what /readyz of the internal port runs, kept in `app.state.checks`; the lifespan may add to it;
         body_limits: path prefixes with a limit of their own;
         error_handlers: by exception type, over the problem answers that `HTTPException` (with `Problem`) and
             `RequestValidationError` get by default;
@@ -46,12 +53,7 @@ def create_app(
     fastapi.setdefault("title", f"leyden {name}")
     app = FastAPI(lifespan=lifespan, openapi_url=openapi_url, redirect_slashes=False, **fastapi)
     app.state.checks = checks if checks is not None else Checks()
-    _add_health(app)
-    defaults: dict[type[Exception], ErrorHandler] = {
-        HTTPException: on_http_exception,
-        RequestValidationError: on_validation_error,
-    }
-    for error, handler in {**defaults, **(error_handlers or {})}.items():
+    for error, handler in {**_ERROR_HANDLERS, **(error_handlers or {})}.items():
         app.add_exception_handler(error, handler)
     # The last added is the outermost.
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, limits=body_limits or {})
@@ -59,7 +61,19 @@ def create_app(
     return app
 
 
-def _add_health(app: FastAPI) -> None:
+def create_internal_app(name: str, checks: Checks) -> FastAPI:
+    """What the platform's own people and machines ask of a process: /healthz, /readyz and /metrics."""
+    app = FastAPI(title=f"leyden {name}, internal", openapi_url=None, redirect_slashes=False)
+    app.state.checks = checks
+    for error, handler in _ERROR_HANDLERS.items():
+        app.add_exception_handler(error, handler)
+    add_health(app)
+    return app
+
+
+def add_health(app: FastAPI) -> None:
+    """Adds the three routes to an application whose `state.checks` says whether it is ready."""
+
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> Response:
         return JsonResponse({"status": "ok"})

@@ -11,9 +11,13 @@ CHECK_SECONDS = 3.0
 
 
 class Checks:
-    """What a process needs in order to work; a check passes when it returns and fails when it raises."""
+    """What a process needs in order to work; a check passes when it returns and fails when it raises.
+
+    While `starting` is true the process is not ready, whatever its checks would say.
+    """
 
     def __init__(self) -> None:
+        self.starting = False
         self._checks: dict[str, Check] = {}
 
     def add(self, name: str, check: Check) -> None:
@@ -22,6 +26,8 @@ class Checks:
 
     async def run(self) -> dict[str, str]:
         """`ok` or the cause of failure per check, in the order they were added."""
+        if self.starting:
+            return {"start": "not finished"}
         results = await asyncio.gather(*map(_outcome, self._checks.values()))
         return dict(zip(self._checks, results, strict=True))
 

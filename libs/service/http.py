@@ -1,61 +1,127 @@
 """Serving an application with uvicorn, and a process's life from start to signal.
 
-The sockets are bound and the signals handled here, not by uvicorn: a taken port is an exception with a remedy, and a
-process that was asked to stop ends with status 0 after its exit handlers ran.
+The sockets are bound, or taken over from a supervisor, and the signals handled here, not by uvicorn: a taken port is an
+exception with a remedy, and a process that was asked to stop ends with status 0 after its exit handlers ran.
+
+A stop has two stages. Asked once, a process takes nothing more and finishes what it holds, for `shutdown_seconds`.
+Then, or when it is asked again, what is left is told to try again, or cut, and the process ends within a few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import resource
 import signal
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from typing import Any
 
 import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from libs.service.settings import ServiceSettings
+from libs.service.app import create_internal_app
+from libs.service.health import Checks
+from libs.service.protocol import Limits, Protocol
+from libs.service.readiness import tell_readiness
+from libs.service.settings import DoorSettings, ServiceSettings
 from libs.telemetry import logger
 
 BACKLOG = 2048
+DEFAULT_LIMITS = Limits()
+LOOK_TICKS = 10
+"""uvicorn ticks ten times a second; connections are looked at once."""
+LAST_WORDS_SECONDS = 1.0
+"""For answers to leave that were ended early, and then for those that were cut."""
+INTERNAL_STOP_SECONDS = 1.0
 
 log = logger()
 
 
 class _Server(uvicorn.Server):
+    """A uvicorn server that looks after its connections and stops in two stages."""
+
+    def __init__(
+        self, config: uvicorn.Config, *, shutdown_seconds: float, give_up: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(config)
+        self.hurry = asyncio.Event()
+        self._shutdown_seconds = shutdown_seconds
+        self._give_up = give_up
+        self._looked = asyncio.get_running_loop().time()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        if counter % LOOK_TICKS == 0:
+            self._look()
+        return await super().on_tick(counter)
+
+    def _look(self) -> None:
+        now = asyncio.get_running_loop().time()
+        passed, self._looked = now - self._looked, now
+        for connection in list(self.server_state.connections):
+            assert isinstance(connection, Protocol)
+            connection.look(now, passed)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            server.close()
+        for sock in sockets or []:
+            sock.close()
+        for connection in list(self.server_state.connections):
+            connection.shutdown()
+        await self._drained(self._shutdown_seconds, self.hurry)
+        if self.server_state.tasks:
+            await self._give_up()
+            await self._drained(LAST_WORDS_SECONDS)
+        for task in self.server_state.tasks:
+            task.cancel()
+        await self._drained(LAST_WORDS_SECONDS)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        await self.lifespan.shutdown()
+
+    async def _drained(self, seconds: float, hurry: asyncio.Event | None = None) -> None:
+        """Returns when no request and no connection is left, at the latest after this time."""
+        deadline = time.monotonic() + seconds
+        while self.server_state.tasks or self.server_state.connections:
+            if time.monotonic() > deadline or (hurry is not None and hurry.is_set()):
+                return
+            self._look()
+            await asyncio.sleep(0.02)
+
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: FastAPI, host: str = "127.0.0.1", port: int = 0, *, shutdown_seconds: float = 20.0
+    app: FastAPI,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    descriptor: int | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    shutdown_seconds: float = 20.0,
 ) -> AsyncIterator[int]:
     """Serves an application inside the block and yields its port; on leaving, answers in hand are finished first.
 
+    Cancelled while it finishes them, it hurries.
+
+    Args: descriptor: a listening socket that a supervisor owns and shares, instead of host and port
     Raises: OSError: the address is taken; RuntimeError: the application did not start (its log line says why).
     """
-    sock = _bound_socket(host, port)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            loop="none",
-            http="httptools",
-            ws="none",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            # Longer than the pools of usual clients keep a connection, so that the client closes first.
-            timeout_keep_alive=75,
-            timeout_graceful_shutdown=max(1, round(shutdown_seconds)),
-        )
-    )
+    sock = _bound_socket(host, port) if descriptor is None else _shared_socket(descriptor)
+    port = sock.getsockname()[1]
+
+    async def give_up() -> None:
+        if hasattr(app.state, "give_up"):
+            await app.state.give_up()
+
+    server = _Server(_config(app, limits), shutdown_seconds=shutdown_seconds, give_up=give_up)
     task = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
     try:
         while not server.started:
@@ -63,19 +129,81 @@ async def serving(
                 await task
                 raise RuntimeError("the application did not start: its lifespan failed")
             await asyncio.sleep(0.005)
-        yield sock.getsockname()[1]
+        yield port
     finally:
         server.should_exit = True
-        await task
+        await _end_of(task, server.hurry)
         sock.close()
 
 
-def run_http(name: str, app: FastAPI, settings: ServiceSettings) -> None:
-    """Serves until SIGTERM or SIGINT; returns when the last answer has left or `shutdown_seconds` are over."""
+def _config(app: FastAPI, limits: Limits) -> uvicorn.Config:
+    # uvicorn calls what it is given with keywords alone.
+    protocol: Any = functools.partial(Protocol, limits)
+    return uvicorn.Config(
+        app,
+        loop="none",
+        http=protocol,
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=max(1, round(limits.idle_seconds)),
+    )
+
+
+async def _end_of(task: asyncio.Task[None], hurry: asyncio.Event) -> None:
+    try:
+        await asyncio.wait({task})
+    except asyncio.CancelledError:
+        hurry.set()
+        await asyncio.wait({task})
+        raise
+    task.result()
+
+
+@contextlib.asynccontextmanager
+async def internal_door(name: str, settings: ServiceSettings, checks: Checks) -> AsyncIterator[int]:
+    """Serves health and metrics inside the block, tells a supervisor of readiness, and yields the port."""
+    app = create_internal_app(name, checks)
+    async with serving(
+        app,
+        settings.internal_host,
+        settings.internal_port,
+        descriptor=settings.internal_fd,
+        shutdown_seconds=INTERNAL_STOP_SECONDS,
+    ) as port:
+        telling = asyncio.create_task(tell_readiness(settings.ready_fd, checks), name="readiness")
+        try:
+            yield port
+        finally:
+            telling.cancel()
+            await asyncio.wait({telling})
+
+
+def run_http(name: str, app: FastAPI, settings: DoorSettings) -> None:
+    """Serves until SIGTERM or SIGINT; returns when the last answer has left or `shutdown_seconds` are over.
+
+    Health and metrics have a port of their own, which outlasts the door.
+    """
+    checks: Checks = app.state.checks
+    checks.starting = True
 
     async def main(stop: asyncio.Event) -> None:
-        async with serving(app, settings.host, settings.port, shutdown_seconds=settings.shutdown_seconds) as port:
-            log.info(f"{name} listening", host=settings.host, port=port)
+        limits = settings.limits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        door = serving(
+            app,
+            settings.host,
+            settings.port,
+            descriptor=settings.listen_fd,
+            limits=limits,
+            shutdown_seconds=settings.shutdown_seconds,
+        )
+        async with internal_door(name, settings, checks) as internal_port, door as port:
+            checks.starting = False
+            log.info(f"{name} listening", host=settings.host, port=port, internal_port=internal_port)
             await stop.wait()
             log.info(f"{name} stopping")
 
@@ -83,7 +211,12 @@ def run_http(name: str, app: FastAPI, settings: ServiceSettings) -> None:
 
 
 def run_until_signal(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
-    """Runs a coroutine on uvloop with an event that the first SIGTERM or SIGINT sets; a second one cancels it."""
+    """Runs a coroutine on uvloop with an event that the first SIGTERM or SIGINT sets; a second one cancels it.
+
+    The process may have as many open files as it is allowed to.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     async def supervised() -> None:
         stop = asyncio.Event()
@@ -91,7 +224,8 @@ def run_until_signal(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
         assert current is not None
 
         def on_signal() -> None:
-            if stop.is_set():
+            # Cancelled once: a third signal must not cut what the second one hurries.
+            if stop.is_set() and not current.cancelling():
                 current.cancel()
             stop.set()
 
@@ -113,5 +247,17 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}; set another port") from error
+    sock.setblocking(False)
+    return sock
+
+
+def _shared_socket(descriptor: int) -> socket.socket:
+    """The supervisor's socket, which goes on listening when this process closes its copy or dies."""
+    try:
+        sock = socket.socket(fileno=descriptor)
+    except OSError as error:
+        raise OSError(error.errno, f"descriptor {descriptor} is no socket: {error.strerror}; unset it") from error
+    # Children of this process have no business with it.
+    sock.set_inheritable(False)
     sock.setblocking(False)
     return sock

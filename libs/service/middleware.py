@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import secrets
 import time
@@ -12,14 +13,18 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import Histogram
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libs.service.problems import Problem
+from libs.service.problems import Problem, problem_response
 from libs.telemetry import SECONDS_BUCKETS, bind, logger, span
 
-QUIET_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+QUIET_PATHS = frozenset({"/", "/healthz", "/readyz", "/metrics"})
+"""Neither logged nor measured: what watchers ask, all day long."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
+
+_STOPPING = problem_response(503, "the process is stopping: try again", cause="stopping", headers={"retry-after": "1"})
 
 log = logger()
 
@@ -35,7 +40,8 @@ class RequestContext:
     """Binds request id and trace id to logs, continues the caller's trace, logs and measures the answer.
 
     Also the place where an exception that no handler knows ends: it is logged once and answered by `unexpected`, or,
-    when the answer has begun, raised on so that the server cuts the connection. Paths are logged without their query.
+    when the answer has begun, raised on so that the server cuts the connection. A request that is cancelled because the
+    process stops is answered with 503. Paths are logged without their query.
     """
 
     def __init__(self, app: ASGIApp, *, service: str, unexpected: Callable[[Exception], Response]) -> None:
@@ -61,6 +67,13 @@ class RequestContext:
     async def _answered(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         try:
             await self._app(scope, receive, answer.send)
+        except ClientDisconnect:
+            # Nobody is left to be answered.
+            return
+        except asyncio.CancelledError:
+            if answer.status is not None:
+                raise
+            await _STOPPING(scope, receive, answer.send)
         except Exception as error:
             log.exception("request failed")
             if answer.status is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from libs.service.protocol import Limits
 
 
 class ServiceSettings(BaseSettings):
@@ -19,12 +22,16 @@ class ServiceSettings(BaseSettings):
         frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True, env_ignore_empty=True
     )
 
-    host: str = "127.0.0.1"
-    """Address that the HTTP port binds; 0.0.0.0 in a container."""
-    port: int = Field(default=0, ge=0, le=65535)
-    """HTTP port of the service, health and metrics included; 0 takes a free one."""
+    internal_host: str = "127.0.0.1"
+    """Address that the internal port binds; in a container 0.0.0.0, and a network policy before it."""
+    internal_port: int = Field(default=0, ge=0, le=65535)
+    """HTTP port of health, readiness and metrics, which tell of the inside; 0 takes a free one."""
+    internal_fd: int | None = Field(default=None, ge=3)
+    """Descriptor of a listening socket to use as the internal port; a supervisor sets it."""
+    ready_fd: int | None = Field(default=None, ge=3)
+    """Descriptor of a pipe that is told once the process can work; a supervisor sets it."""
     shutdown_seconds: float = Field(default=20.0, gt=0)
-    """After SIGTERM: how long work in hand may take to finish before it is cancelled."""
+    """After SIGTERM: how long work in hand may take to finish before it is cancelled; a second SIGTERM cancels it."""
     database_url: str = Field(
         default="postgresql://leyden@127.0.0.1:5432/leyden", validation_alias="LEYDEN_DATABASE_URL", repr=False
     )
@@ -32,7 +39,9 @@ class ServiceSettings(BaseSettings):
     database_answer_seconds: float = Field(default=30.0, gt=0, validation_alias="LEYDEN_DATABASE_ANSWER_SECONDS")
     """Bound on one statement. A Postgres that is silent for longer counts as away, and its connection is closed."""
     redis_url: str = Field(default="redis://127.0.0.1:6379/0", validation_alias="LEYDEN_REDIS_URL", repr=False)
-    """Redis, as `redis://host:port/number` or `unix:///path`."""
+    """Redis, as `redis://host:port/number` or `unix:///path`; the number must be this platform's alone."""
+    redis_answer_seconds: float = Field(default=5.0, gt=0, validation_alias="LEYDEN_REDIS_ANSWER_SECONDS")
+    """Bound on one command to the task queue. A Redis that is silent for longer counts as away."""
     capability_keys_file: Path = Field(
         default=Path("capability-keys.json"), validation_alias="LEYDEN_CAPABILITY_KEYS_FILE"
     )
@@ -41,3 +50,33 @@ class ServiceSettings(BaseSettings):
     """Lines below this level are not written."""
     otlp_endpoint: str | None = Field(default=None, validation_alias="LEYDEN_OTLP_ENDPOINT")
     """Where the platform's own traces go, as `http://host:4318`; unset: nowhere."""
+
+
+class DoorSettings(ServiceSettings):
+    """Base of the settings of services with a door: an HTTP port that others use, and what it bears from them."""
+
+    host: str = "127.0.0.1"
+    """Address that the HTTP port binds; 0.0.0.0 in a container."""
+    port: int = Field(default=0, ge=0, le=65535)
+    """HTTP port; 0 takes a free one."""
+    listen_fd: int | None = Field(default=None, ge=3)
+    """Descriptor of a listening socket to use as the HTTP port; a supervisor sets it."""
+    header_seconds: float = Field(default=20.0, gt=0)
+    """How long a client may take for the headers of a request; then 408, or, if nothing came, a closed connection."""
+    body_grace_seconds: float = Field(default=60.0, gt=0)
+    """How long the body of a request may take however small it is; then 408."""
+    body_bytes_per_second: int = Field(default=1000, ge=1)
+    """Slowest client that is waited for: every so many bytes of a body add a second to `body_grace_seconds`."""
+    unread_seconds: float = Field(default=300.0, gt=0)
+    """How long a client may leave an answer unread before its connection is cut."""
+    idle_seconds: float = Field(default=75.0, ge=1)
+    """How long a connection is kept between requests: longer than usual clients keep it, so that they close first."""
+    max_connections: int = Field(default=8192, ge=1)
+    """Connections at once; beyond them 503 with Retry-After. Bounded by the process's limit of open files, too."""
+    max_header_bytes: int = Field(default=32768, ge=1024)
+    """Length of an address, and of all headers of a request together; beyond it 414 and 431."""
+
+    @property
+    def limits(self) -> Limits:
+        """What a connection is held to."""
+        return Limits(**{field.name: getattr(self, field.name) for field in fields(Limits)})

@@ -1,13 +1,12 @@
-"""A process that works without being asked: a loop beside a small HTTP port for health and metrics."""
+"""A process that works without being asked: a loop beside the internal HTTP port for health and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from libs.service.app import create_app
 from libs.service.health import Checks
-from libs.service.http import run_until_signal, serving
+from libs.service.http import internal_door, run_until_signal
 from libs.service.settings import ServiceSettings
 from libs.telemetry import logger
 
@@ -20,15 +19,14 @@ log = logger()
 def run_worker(name: str, settings: ServiceSettings, loop: Loop) -> None:
     """Runs a worker's loop until SIGTERM or SIGINT.
 
-    After the signal the loop has `shutdown_seconds` to finish what it holds; then it is cancelled. An exception of the
-    loop ends the process with a traceback: whoever started it starts it again.
+    After the signal the loop has `shutdown_seconds` to finish what it holds; then, or at a second signal, it is
+    cancelled. An exception of the loop ends the process with a traceback: whoever started it starts it again.
     """
 
     async def main(stop: asyncio.Event) -> None:
         checks = Checks()
-        app = create_app(name, checks=checks)
-        async with serving(app, settings.host, settings.port, shutdown_seconds=settings.shutdown_seconds) as port:
-            log.info(f"{name} started", host=settings.host, port=port)
+        async with internal_door(name, settings, checks) as port:
+            log.info(f"{name} started", internal_port=port)
             await _bounded(loop(stop, checks), stop, settings.shutdown_seconds)
             log.info(f"{name} stopped")
 
@@ -54,10 +52,9 @@ async def _bounded(work: Awaitable[None], stop: asyncio.Event, seconds: float) -
             await asyncio.wait({task}, timeout=seconds)
         if not task.done():
             log.warning("loop cancelled", seconds=seconds)
-            task.cancel()
-            await asyncio.wait({task})
     finally:
         stopping.cancel()
         task.cancel()
+        await asyncio.wait({task})
     if not task.cancelled():
         task.result()

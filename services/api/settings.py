@@ -7,10 +7,10 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import ServiceSettings
+from libs.service import DoorSettings
 
 
-class Settings(ServiceSettings):
+class Settings(DoorSettings):
     """Where it listens, who is the first administrator, and how much one request may bring."""
 
     model_config = SettingsConfigDict(env_prefix="API_")

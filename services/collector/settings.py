@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import ServiceSettings
+from libs.service import DoorSettings
 
 
-class Settings(ServiceSettings):
+class Settings(DoorSettings):
     """How much the collector takes, and how it writes."""
 
     model_config = SettingsConfigDict(env_prefix="COLLECTOR_")

@@ -13,8 +13,6 @@ class Settings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="CREDIT_")
 
-    port: int = Field(default=8004, ge=0, le=65535)
-    """HTTP port of health and metrics."""
     poll_seconds: float = Field(default=2.0, gt=0)
     """How often complete groups are looked for when no wake-up comes."""
     groups_per_transaction: int = Field(default=8, ge=1, le=1024)

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from libs.service import JsonResponse, create_app
+from libs.service import JsonResponse, add_health, create_app
+from libs.service.secrets import read_secret
 from services.engine.auth import KeyCheck
 from services.engine.engine import Engine
 from services.engine.errors import BadRequest
@@ -39,6 +40,8 @@ def create_engine_app(settings: Settings) -> FastAPI:
     )
     app.state.engine = engine
     app.state.checks.add("engine thread", lambda: _require_alive(engine))
+    # SGLang's own port shows its metrics, too.
+    add_health(app)
     app.include_router(router)
     app.add_middleware(KeyCheck, api_key=settings.api_key, admin_api_key=settings.admin_api_key)
     return app

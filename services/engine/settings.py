@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import ServiceSettings
+from libs.service import DoorSettings
 
 
-class Settings(ServiceSettings):
+class Settings(DoorSettings):
     """Settings of the engine, prefix `ENGINE_`."""
 
     model_config = SettingsConfigDict(env_prefix="ENGINE_", protected_namespaces=())

@@ -72,7 +72,7 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             max_choices=settings.max_choices,
             max_calls=settings.max_calls,
         )
-        app.state.gateway, app.state.settings = gateway, settings
+        app.state.gateway, app.state.settings, app.state.give_up = gateway, settings, gateway.close
         living = Living(database, wake, hold_seconds=settings.record_hold_seconds, on_end=gateway.end)
         app.state.doors = Doors(KeyRing(settings.capability_keys_file), living)
         app.state.checks.add("store", database.ping)

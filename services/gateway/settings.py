@@ -7,16 +7,18 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import ServiceSettings
+from libs.service import DoorSettings
 
 
-class Settings(ServiceSettings):
+class Settings(DoorSettings):
     """Settings of the gateway, prefix `GATEWAY_`."""
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
     port: int = Field(default=8001, ge=0, le=65535)
-    """HTTP port of the agents' door, health and metrics included; 0 takes a free one."""
+    """HTTP port of the agents' door; 0 takes a free one."""
+    shutdown_seconds: float = Field(default=300.0, gt=0)
+    """After SIGTERM: how long answers in hand may take; then, or at a second SIGTERM, they are told to try again."""
     model_path: Path = Path("model")
     """Hugging Face folder of the base model: tokenizer, chat template and context length are read from it."""
     engine_urls: list[str] = Field(default_factory=list)

@@ -1,11 +1,15 @@
-"""Watches whether gateway and collector answer, so that their absence is never told as an agent's failure."""
+"""Watches whether gateway and collector answer, so that their absence is never told as an agent's failure.
+
+A socket that a supervisor holds takes connections whether or not a process is behind it. So a look is a question, which
+only a process answers, over a connection, which only its end cuts; the cut is seen as it happens.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
 from libs.telemetry import logger
@@ -14,51 +18,91 @@ log = logger()
 
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
-REMEMBERED_SECONDS = 24 * 3600.0
+
+_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class DoorWatch:
-    """When the doors of agents did not answer, as moments of `time.monotonic`.
-
-    A gateway that is killed closes its listening port at once, and a start takes longer than `LOOK_SECONDS`: no outage
-    that could break an agent is shorter than two looks.
-    """
+    """When the doors of agents did not answer."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self._addresses = [_address(url) for url in urls]
-        self._shut: deque[tuple[float, str]] = deque()
+        self._doors = [_Door(url) for url in urls]
 
     async def keep(self) -> None:
         """Looks, for ever."""
+        async with asyncio.TaskGroup() as group:
+            for door in self._doors:
+                group.create_task(door.keep())
+
+    async def look(self) -> None:
+        """Looks once more, beside what `keep` sees."""
+        await asyncio.gather(*(door.look() for door in self._doors))
+
+    def shut_since(self, moment: float) -> str | None:
+        """A door that was shut at this moment of `time.monotonic` or later; None when all were open."""
+        return next((door.name for door in self._doors if door.shut_at is not None and door.shut_at >= moment), None)
+
+
+class _Door:
+    """One address, and when it was last found shut."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or "127.0.0.1"
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.name = f"{self._host}:{self._port}"
+        self.shut_at: float | None = None
+
+    async def keep(self) -> None:
+        """Asks again and again over one connection; a new one after it was cut."""
+        was_shut = False
         while True:
-            await self.look()
+            with suppress(OSError, TimeoutError, EOFError):
+                async with self._connected() as streams:
+                    await _ask(*streams, self.name)
+                    if was_shut:
+                        # Until now, for attempts that began meanwhile.
+                        self._note()
+                    while not await _cut(streams[0]):
+                        await _ask(*streams, self.name)
+            self._note()
+            was_shut = True
             await asyncio.sleep(LOOK_SECONDS)
 
     async def look(self) -> None:
-        """Looks once."""
-        answers = await asyncio.gather(*(_answers(host, port) for host, port in self._addresses))
-        now = time.monotonic()
-        for (host, port), open_now in zip(self._addresses, answers, strict=True):
-            if not open_now:
-                self._shut.append((now, f"{host}:{port}"))
-        while self._shut and self._shut[0][0] < now - REMEMBERED_SECONDS:
-            self._shut.popleft()
+        """Asks once over a connection of its own."""
+        try:
+            async with self._connected() as streams:
+                await _ask(*streams, self.name)
+        except (OSError, TimeoutError, EOFError):
+            self._note()
 
-    def shut_since(self, moment: float) -> str | None:
-        """A door that did not answer at some look since the moment; None when all did."""
-        return next((name for when, name in reversed(self._shut) if when >= moment), None)
+    def _note(self) -> None:
+        self.shut_at = time.monotonic()
+        log.info("door shut", door=self.name)
 
-
-async def _answers(host: str, port: int) -> bool:
-    try:
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[_Streams]:
         async with asyncio.timeout(ANSWER_SECONDS):
-            _, writer = await asyncio.open_connection(host, port)
-    except (OSError, TimeoutError):
+            reader, writer = await asyncio.open_connection(self._host, self._port)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
+    """Raises: OSError, TimeoutError, EOFError: nobody answers"""
+    async with asyncio.timeout(ANSWER_SECONDS):
+        writer.write(f"HEAD / HTTP/1.1\r\nhost: {name}\r\n\r\n".encode())
+        # Whatever the answer says, somebody gave it; one to HEAD has no body.
+        await reader.readuntil(b"\r\n\r\n")
+
+
+async def _cut(reader: asyncio.StreamReader) -> bool:
+    """Whether the connection ends before it is time to ask again."""
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            return await reader.read(1) == b""
+    except TimeoutError:
         return False
-    writer.close()
-    return True
-
-
-def _address(url: str) -> tuple[str, int]:
-    parts = urlsplit(url)
-    return parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "https" else 80)

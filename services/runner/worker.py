@@ -70,7 +70,7 @@ class Runner:
                 await _first_of(self._room.wait(), stop.wait())
                 if not stop.is_set():
                     await self._take(stop)
-            await self._drain()
+            await self._finish()
         finally:
             # Closed beside being cancelled: Redis' client may take a cancellation for its own timeout.
             self._ledger.close()
@@ -78,6 +78,7 @@ class Runner:
                 task.cancel()
             await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
 
+            await self._give_back()
     async def _take(self, stop: asyncio.Event) -> None:
         """Leases as many rollouts as there is room for."""
         # Attempts end one by one; those that are leased together cost one transaction.
@@ -220,16 +221,18 @@ class Runner:
             LOST.inc()
             running.cancel()
 
-    async def _drain(self) -> None:
-        """Lets attempts finish for a while, then kills the rest and gives them back."""
+    async def _finish(self) -> None:
+        """Lets attempts finish, for a while."""
         if self._tasks:
             log.info("draining", attempts=len(self._tasks))
             await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
         self._stopping = True
-        for running in list(self._held.values()):
-            running.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        while self._tasks:
+            for running in self._held.values():
+                if not running.cancelling():
+                    running.cancel()
+            # Again: one that was leased just now begins to run its agent only in a moment.
+            await asyncio.wait(self._tasks, timeout=0.1)
 
 
 async def _first_of(*waits: Awaitable[object]) -> None:
@@ -242,6 +245,9 @@ async def _first_of(*waits: Awaitable[object]) -> None:
 async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     """Executes attempts until asked to stop.
 
+
+    async def _give_back(self) -> None:
+        """Kills the attempts that are left and settles them, so that they are tried again."""
     Raises: libs.capability.KeyRingError, ValueError: the settings name what is not there.
     """
     cells = Cells(settings)

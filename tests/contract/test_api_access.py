@@ -6,7 +6,8 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from services.api.app import openapi_document
+from services.api.app import create_app, openapi_document
+from services.api.settings import Settings
 from tests import builders
 
 
@@ -76,8 +77,12 @@ def test_the_openapi_document_is_valid_and_says_what_every_route_does() -> None:
     assert all("default" in operation["responses"] for operation in operations)
 
 
-async def test_health_needs_no_token_and_a_problem_has_its_media_type(api_http: httpx.AsyncClient) -> None:
-    assert (await api_http.get("/healthz", headers={"authorization": ""})).json() == {"status": "ok"}
-    assert (await api_http.get("/readyz")).json()["checks"] == {"database": "ok", "schema": "ok"}
+async def test_a_ready_api_has_its_database_and_schema(postgres_dsn: str) -> None:
+    app = create_app(Settings(database_url=postgres_dsn, admin_token="t"))
+    async with app.router.lifespan_context(app):
+        assert await app.state.checks.run() == {"database": "ok", "schema": "ok"}
+
+
+async def test_a_problem_has_its_media_type(api_http: httpx.AsyncClient) -> None:
     missing = await api_http.get("/v1/nothing")
     assert (missing.status_code, missing.headers["content-type"]) == (404, "application/problem+json")

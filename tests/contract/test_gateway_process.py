@@ -57,11 +57,10 @@ async def _ready(port: int) -> None:
     async with asyncio.timeout(60), httpx.AsyncClient() as http:
         while True:
             try:
-                if (await http.get(f"http://127.0.0.1:{port}/readyz")).status_code == 200:
-                    return
+                await http.head(f"http://127.0.0.1:{port}/")
+                return
             except httpx.TransportError:
-                pass
-            await asyncio.sleep(0.05)
+                await asyncio.sleep(0.05)
 
 
 def client_of(stage: Scene, port: int, **options: Any) -> AsyncOpenAI:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -32,12 +32,26 @@ class Doors:
     """Something that listens where gateway and collector would."""
 
     def __init__(self) -> None:
-        self.sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-        self.gateway, self.collector = (f"http://127.0.0.1:{one.getsockname()[1]}" for one in self.sockets)
+        self._servers: list[asyncio.Server] = []
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.gateway = self.collector = ""
+
+    async def open(self) -> None:
+        self._servers = [await asyncio.start_server(self._answer, "127.0.0.1", 0) for _ in range(2)]
+        ports = [server.sockets[0].getsockname()[1] for server in self._servers]
+        self.gateway, self.collector = (f"http://127.0.0.1:{port}" for port in ports)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        with contextlib.suppress(OSError, EOFError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
 
     def close(self) -> None:
-        for one in self.sockets:
-            one.close()
+        for server in self._servers:
+            server.close()
+        for writer in self._writers:
+            writer.close()
 
 
 class Bench:
@@ -53,6 +67,8 @@ class Bench:
 
     async def start(self, **environment: str) -> asyncio.subprocess.Process:
         process = await asyncio.create_subprocess_exec(
+        if not self.doors.gateway:
+            await self.doors.open()
             *(sys.executable, "-m", "services.runner"),
             env={
                 "PATH": os.environ["PATH"],

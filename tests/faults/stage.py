@@ -76,7 +76,7 @@ class Stage:
 
     def readiness(self, service: str) -> tuple[int, dict[str, str]]:
         """Status and checks of a service's /readyz."""
-        answer = httpx.get(f"{self.platform.facts.url(service)}/readyz", timeout=30, trust_env=False)
+        answer = httpx.get(f"{self.platform.facts.internal_url(service)}/readyz", timeout=30, trust_env=False)
         return answer.status_code, answer.json()["checks"]
 
     def log(self, service: str) -> list[dict[str, object]]:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from libs.cli.listeners import Listeners, open_listeners
 from libs.cli.platform import bound_log
 from libs.cli.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
-from libs.cli.services import PORTS, STOP_ORDER, choose_ports
+from libs.cli.services import PORTS, SERVICES, STOP_ORDER
 from libs.cli.watch import line, step_table
 from libs.contracts.api import Step
 
@@ -49,22 +50,39 @@ def test_steps_are_rows_with_reward_shares_tokens_and_seconds_of_each_phase() ->
     assert line(first) == "step 1: reward 0.250 ± –, memory_first 50%, calls 2.50, tokens 1,234, forward s 2.1"
 
 
-def test_ports_are_those_of_the_last_start_while_they_are_free() -> None:
-    chosen = choose_ports(None, free=True)
-    assert len(set(chosen.values())) == len(PORTS)
-    services = {
-        name: ServiceRecord(url=f"http://127.0.0.1:{port}", process=None, restarts=0) for name, port in chosen.items()
+def ports_of(listeners: dict[str, Listeners]) -> dict[str, tuple[int | None, int]]:
+    return {
+        name: (one.door.getsockname()[1] if one.door else None, one.internal.getsockname()[1])
+        for name, one in listeners.items()
     }
-    last = record(services=services)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", chosen["api"]))
-        again = choose_ports(last, free=True)
-    assert again["api"] != chosen["api"]
-    assert {**again, "api": 0} == {**chosen, "api": 0}
+
+
+def test_ports_are_those_of_the_last_start_while_they_are_free() -> None:
+    first = open_listeners(SERVICES, None, free=True)
+    chosen = ports_of(first)
+    for one in first.values():
+        one.close()
+    assert {name for name, (door, _) in chosen.items() if door is not None} == set(PORTS)
+    services = {
+        name: ServiceRecord(
+            url=f"http://127.0.0.1:{door}" if door else None,
+            internal_url=f"http://127.0.0.1:{internal}",
+            process=None,
+            restarts=0,
+        )
+        for name, (door, internal) in chosen.items()
+    }
+    with socket.create_server(("127.0.0.1", chosen["api"][0] or 0)):
+        second = open_listeners(SERVICES, record(services=services), free=True)
+    again = ports_of(second)
+    for one in second.values():
+        one.close()
+    assert again["api"][0] != chosen["api"][0]
+    assert {**again, "api": None} == {**chosen, "api": None}
 
 
 def test_every_service_is_stopped() -> None:
-    assert {name for wave in STOP_ORDER for name in wave} == set(PORTS)
+    assert {name for wave in STOP_ORDER for name in wave} == set(SERVICES)
 
 
 def record(**changes: object) -> PlatformRecord:

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
-from libs.service import Checks, JsonResponse, Problem, create_app, serving
+from libs.service import Checks, JsonResponse, Problem, create_app, create_internal_app, serving
 
 
 def build(**options: object) -> FastAPI:
@@ -120,24 +120,43 @@ async def test_request_ids_are_made_or_kept(client: httpx.AsyncClient) -> None:
     assert len(made) == len(forged) == 16
 
 
-async def test_ready_names_the_cause(client: httpx.AsyncClient) -> None:
-    assert (await client.get("/healthz")).json() == {"status": "ok"}
-    assert (await client.get("/readyz")).status_code == 200
+@pytest.fixture
+async def internal() -> AsyncIterator[httpx.AsyncClient]:
+    checks = Checks()
+    async with (
+        serving(create_internal_app("sample", checks)) as port,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as opened,
+    ):
+        opened.checks = checks
+        yield opened
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/"])
+async def test_a_door_shows_nothing_of_the_inside(client: httpx.AsyncClient, path: str) -> None:
+    assert (await client.get(path)).status_code == 404
+
+
+async def test_ready_names_the_cause(internal: httpx.AsyncClient) -> None:
+    assert (await internal.get("/healthz")).json() == {"status": "ok"}
+    assert (await internal.get("/readyz")).status_code == 200
+    internal.checks.starting = True
+    assert (await internal.get("/readyz")).json()["checks"] == {"start": "not finished"}
+    internal.checks.starting = False
 
     async def refuses() -> None:
         raise ConnectionError("connection refused\nmore")
 
-    client.app.state.checks.add("database", refuses)
-    answer = await client.get("/readyz")
+    internal.checks.add("database", refuses)
+    answer = await internal.get("/readyz")
     assert (answer.status_code, answer.json()) == (
         503,
         {"status": "unavailable", "checks": {"database": "ConnectionError: connection refused"}},
     )
 
 
-async def test_metrics_name_routes_not_paths(client: httpx.AsyncClient) -> None:
+async def test_metrics_name_routes_not_paths(client: httpx.AsyncClient, internal: httpx.AsyncClient) -> None:
     await client.post("/echo/one?key=secret", content=b"x")
-    text = (await client.get("/metrics")).text
+    text = (await internal.get("/metrics")).text
     assert 'leyden_http_request_seconds_count{method="POST",route="/echo/{name}",service="sample",status="200"}' in text
     assert "/echo/one" not in text
     assert "secret" not in text

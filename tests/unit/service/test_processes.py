@@ -17,11 +17,11 @@ ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import asyncio, sys
-from libs.service import ServiceSettings, create_app, pause, run_http, run_worker
+from libs.service import DoorSettings, create_app, pause, run_http, run_worker
 from libs.telemetry import configure_logs, logger
 
 configure_logs("sample")
-settings = ServiceSettings(shutdown_seconds=1)
+settings = DoorSettings(shutdown_seconds=1)
 
 async def loop(stop, checks):
     await stop.wait()
@@ -58,7 +58,7 @@ def started() -> Iterator[object]:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         processes.append(process)
-        return process, json.loads(process.stdout.readline())["port"]
+        return process, json.loads(process.stdout.readline())["internal_port"]
 
     yield start
     for process in processes:

@@ -2,10 +2,10 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import ServiceSettings
+from libs.service import DoorSettings
 
 
-class Settings(ServiceSettings):
+class Settings(DoorSettings):
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
     hold_seconds: float = 3.0

@@ -1,0 +1,222 @@
+"""HTTP/1.1 on one connection: uvicorn's protocol, which trusts clients to be quick and brief, within limits.
+
+A client that is slow with its headers or body gets 408, one whose headers are too long 431 or 414, one that sends what
+is no HTTP 400, one connection too many 503 with Retry-After. Who leaves an answer unread is cut. Time is looked at once
+a second for all connections together: a request costs no timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Any
+
+from prometheus_client import Counter
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from libs.service.problems import problem_response
+
+REFUSALS = Counter("leyden_http_refusals_total", "Connections refused or cut before or beside an answer.", ["cause"])
+
+LINGER_SECONDS = 2.0
+"""How long a refused client may go on sending, so that it reads why before the connection is gone."""
+REST_SECONDS = 30.0
+"""How long a client may go on sending a body that was answered early: many read nothing before all is sent."""
+CLOSING_SECONDS = 0.5
+"""How long a process that stops waits for the request of a connection that it has just accepted."""
+RESERVED_FILES = 256
+"""Descriptors left for everything that is no connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one process takes from its clients; the fields of `DoorSettings` with the same names explain them."""
+
+    header_seconds: float = 20.0
+    body_grace_seconds: float = 60.0
+    body_bytes_per_second: int = 1000
+    unread_seconds: float = 300.0
+    idle_seconds: float = 75.0
+    max_connections: int = 8192
+    max_header_bytes: int = 32768
+
+    def within(self, open_files: int) -> Limits:
+        """The same, with no more connections than a process with so many descriptors can have."""
+        return replace(self, max_connections=max(1, min(self.max_connections, open_files - RESERVED_FILES)))
+
+
+class _Phase(Enum):
+    NEW = auto()
+    """Nothing has come yet."""
+    IDLE = auto()
+    """Between two requests."""
+    HEAD = auto()
+    BODY = auto()
+    ANSWER = auto()
+    """The request is whole."""
+    REST = auto()
+    """The answer was given before the body had come: what is left is read and dropped."""
+    REFUSED = auto()
+
+
+class Protocol(HttpToolsProtocol):
+    """One connection. `look` is called about once a second."""
+
+    def __init__(self, limits: Limits, **uvicorn: Any) -> None:
+        super().__init__(**uvicorn)
+        self._limits = limits
+        self._phase = _Phase.NEW
+        self._since = self.loop.time()
+        self._received = 0
+        self._stuck_since: float | None = None
+        self._is_closing = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        excess = len(self.connections) - self._limits.max_connections
+        if excess > 0:
+            REFUSALS.labels("connections").inc()
+            # Told, as long as there are descriptors left to tell it with.
+            if excess > RESERVED_FILES // 2:
+                transport.abort()
+            self._answer_with(503, "too many connections: try again", retry_after_seconds=1)
+
+    def data_received(self, data: bytes) -> None:
+        if self._phase is _Phase.REFUSED:
+            return
+        if self._phase in {_Phase.NEW, _Phase.IDLE}:
+            self._enter(_Phase.HEAD)
+        super().data_received(data)
+        self._received += len(data)
+        if self._phase is _Phase.HEAD and self._received > self._limits.max_header_bytes:
+            self._refuse("head_too_long", 431, f"the headers exceed {self._limits.max_header_bytes} bytes")
+
+    def on_message_begin(self) -> None:
+        # Of several requests in one piece of data, each counts for itself.
+        self._enter(_Phase.HEAD)
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        limit = self._limits.max_header_bytes
+        if len(self.url) > limit:
+            REFUSALS.labels("head_too_long").inc()
+            self._answer_with(414, f"the address exceeds {limit} bytes")
+        elif sum(len(name) + len(value) + 4 for name, value in self.headers) > limit:
+            REFUSALS.labels("head_too_long").inc()
+            self._answer_with(431, f"the headers exceed {limit} bytes")
+        self._enter(_Phase.BODY)
+        super().on_headers_complete()
+        if self._is_closing and self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def on_message_complete(self) -> None:
+        rest = self._phase is _Phase.REST
+        self._enter(_Phase.IDLE if rest else _Phase.ANSWER)
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        # With requests sent ahead, the phase is that of the last one.
+        if self.cycle.response_complete and self._phase is _Phase.BODY:
+            self._enter(_Phase.REST)
+        elif self.cycle.response_complete and self._phase is _Phase.ANSWER:
+            self._enter(_Phase.IDLE)
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse("malformed", 400, "this is no valid HTTP/1.1 request")
+
+    def pause_writing(self) -> None:
+        self._stuck_since = self.loop.time()
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._stuck_since = None
+        super().resume_writing()
+
+    def shutdown(self) -> None:
+        """No further request; one that is on its way is answered."""
+        self._is_closing = True
+        if self._phase in {_Phase.IDLE, _Phase.REFUSED, _Phase.REST}:
+            self.transport.close()
+        elif self.cycle is not None:
+            self.cycle.keep_alive = False
+
+    def look(self, now: float, seconds: float) -> None:
+        """Ends what takes too long.
+
+        Args: now: the loop's time; seconds: since the last look
+        """
+        if self._stuck_since is not None and now - self._stuck_since > self._limits.unread_seconds:
+            REFUSALS.labels("unread").inc()
+            self.transport.abort()
+            return
+        if self._phase is _Phase.BODY and self.flow.read_paused:
+            # We do not read: the time is ours.
+            self._since += seconds
+        late = now - self._since
+        match self._phase:
+            case _Phase.NEW | _Phase.HEAD if late > self._head_seconds():
+                self._end_of_patience()
+            case _Phase.BODY if late > self._body_seconds():
+                self._refuse("slow_body", 408, "the body came too slowly")
+            case _Phase.REFUSED if late > LINGER_SECONDS:
+                self.transport.close()
+            case _Phase.REST if late > REST_SECONDS:
+                self.transport.close()
+            case _Phase.IDLE if late > self._limits.idle_seconds:
+                self.transport.close()
+
+    def _head_seconds(self) -> float:
+        return min(CLOSING_SECONDS, self._limits.header_seconds) if self._is_closing else self._limits.header_seconds
+
+    def _body_seconds(self) -> float:
+        return self._limits.body_grace_seconds + self._received / self._limits.body_bytes_per_second
+
+    def _end_of_patience(self) -> None:
+        if self._phase is _Phase.NEW:
+            self.transport.close()
+        elif not self._answers():
+            self._refuse("slow_head", 408, "the headers came too slowly")
+
+    def _answers(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase, self._since, self._received = phase, self.loop.time(), 0
+
+    def _answer_with(self, status: int, detail: str, *, retry_after_seconds: int | None = None) -> None:
+        """Lets every request of this connection have this answer."""
+        self.app = _refusing(status, detail, retry_after_seconds)
+
+    def _refuse(self, cause: str, status: int, detail: str) -> None:
+        """Answers beside the application, which learns that its client is gone, and closes."""
+        REFUSALS.labels(cause).inc()
+        self._enter(_Phase.REFUSED)
+        begun = self.cycle is not None and self.cycle.response_started
+        if self._answers():
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if begun:
+                # Words of ours in the middle of an answer would be taken for a part of it.
+                self.transport.abort()
+                return
+        body = bytes(problem_response(status, detail).body)
+        lines = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+            "content-type: application/problem+json",
+            f"content-length: {len(body)}",
+            "connection: close",
+        )
+        self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+
+def _refusing(status: int, detail: str, retry_after_seconds: int | None) -> ASGIApp:
+    headers = {"connection": "close"}
+    if retry_after_seconds is not None:
+        headers["retry-after"] = str(retry_after_seconds)
+    return problem_response(status, detail, headers=headers)
