@@ -29,7 +29,7 @@ SECRET = "a secret of the platform"
 
 
 class Doors:
-    """Something that listens where gateway and collector would."""
+    """Something that answers where gateway and collector would."""
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
@@ -64,12 +64,13 @@ class Bench:
         self.keys = folder / "keys.json"
         write_keys(self.keys)
         self.processes: list[asyncio.subprocess.Process] = []
+        self.launcher: tuple[str, ...] = (sys.executable,)
 
     async def start(self, **environment: str) -> asyncio.subprocess.Process:
-        process = await asyncio.create_subprocess_exec(
         if not self.doors.gateway:
             await self.doors.open()
-            *(sys.executable, "-m", "services.runner"),
+        process = await asyncio.create_subprocess_exec(
+            *(*self.launcher, "-m", "services.runner"),
             env={
                 "PATH": os.environ["PATH"],
                 "LEYDEN_DATABASE_URL": self.database.dsn,
@@ -109,7 +110,7 @@ class Bench:
 
         return await self.until(found)
 
-    async def until(self, find: Callable[[], Awaitable[Any]], seconds: float = 20.0) -> Any:
+    async def until(self, find: Callable[[], Awaitable[Any]], seconds: float = 90.0) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := await find()):
             assert time.monotonic() < deadline, "did not come true in time"

@@ -18,13 +18,14 @@ from libs.queue import leases
 from libs.store import tables
 from libs.store.database import Database
 from tests.contract.test_runner_attempts import Bench, stopped
+from tests.shared import open_to_agents
 
-# The first attempt waits for a file and calls itself worthless, any later one succeeds at once.
+# The first attempt waits for a word and calls itself worthless, any later one succeeds at once.
 LATE_AGENT = """
 import json, os, pathlib, time
-late = os.environ['LEYDEN_ATTEMPT'] == '1'
-while late and not pathlib.Path({go!r}).exists(): time.sleep(0.01)
-pathlib.Path({go!r} + '.said').touch()
+notes, late = pathlib.Path({notes!r}), os.environ['LEYDEN_ATTEMPT'] == '1'
+while late and not notes.read_text(): time.sleep(0.01)
+with notes.open('a') as file: file.write('said')
 print(json.dumps({{'reward': 0.0 if late else 1.0}}))
 """
 
@@ -83,14 +84,14 @@ async def settled_unless_overdue(bench: Bench, rollout: tables.Rollout) -> table
 
 
 async def test_a_runner_that_slept_beyond_its_lease_settles_nothing(bench: Bench, tmp_path: Path) -> None:
-    go = tmp_path / "go"
+    notes = open_to_agents(tmp_path / "notes")
     late = await bench.start(RUNNER_CONCURRENCY="1")
-    [rollout] = await bench.enqueue(LATE_AGENT.format(go=str(go)), timeout_seconds=120)
+    [rollout] = await bench.enqueue(LATE_AGENT.format(notes=str(notes)), timeout_seconds=120)
     await bench.attempt(rollout, "running")
     late.send_signal(signal.SIGSTOP)
     # The agent's verdict is there before the lease is over; nobody is awake to settle it.
-    go.touch()
-    await bench.until(lambda: asyncio.to_thread((tmp_path / "go.said").exists), 60.0)
+    notes.write_text("go ")
+    await bench.until(lambda: asyncio.to_thread(lambda: notes.read_text() == "go said"), 60.0)
     async with stopped(await bench.start()):
         assert (await taken_over(bench, rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
@@ -105,9 +106,9 @@ async def test_a_runner_that_slept_beyond_its_lease_settles_nothing(bench: Bench
 async def test_an_attempt_that_goes_on_after_its_lease_was_taken_over_is_stopped_and_settles_nothing(
     bench: Bench, tmp_path: Path
 ) -> None:
-    go = tmp_path / "go"
+    notes = open_to_agents(tmp_path / "notes")
     late = await bench.start(RUNNER_CONCURRENCY="1")
-    [rollout] = await bench.enqueue(LATE_AGENT.format(go=str(go)), timeout_seconds=120)
+    [rollout] = await bench.enqueue(LATE_AGENT.format(notes=str(notes)), timeout_seconds=120)
     await bench.attempt(rollout, "running")
     late.send_signal(signal.SIGSTOP)
     async with stopped(await bench.start()):
