@@ -71,6 +71,7 @@ def create_collector(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.key_ring = KeyRing(settings.capability_keys_file)
+    app.state.decoding = asyncio.Semaphore(1)
     app.state.budget = Budget(settings.max_bytes_in_flight)
     app.include_router(router)
     return app

@@ -18,6 +18,7 @@ from libs.contracts.rewards import is_reward
 from libs.contracts.states import SpanStatus
 from libs.store.spans import NewReward, NewSpan
 from services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireLog, WireSpan
+from services.collector.wire import MAX_RECORD_BYTES
 
 EVALUATION_EVENT = "gen_ai.evaluation.result"
 TRUNCATED = "leyden.truncated"
@@ -69,7 +70,10 @@ def span_row(span: WireSpan, sender: Sender, limits: Limits) -> NewSpan:
     Raises: SpanRejected: its ids or times are invalid
     """
     if len(span.trace_id) != 32 or len(span.span_id) != 16 or not int(span.trace_id, 16) or not int(span.span_id, 16):
-        raise SpanRejected("a span needs a trace id of 16 bytes and a span id of 8, not all zero")
+        raise SpanRejected(
+            "a span needs a trace id of 16 bytes and a span id of 8, not all zero, and may have at most"
+            f" {MAX_RECORD_BYTES} bytes"
+        )
     if not 0 <= span.start_ns <= _MAX_INT8 or not 0 <= span.end_ns <= _MAX_INT8:
         raise SpanRejected(f"span {span.span_id} has a time outside of 64-bit nanoseconds")
     attributes = span.attributes

@@ -87,7 +87,10 @@ async def read_body(
 
 
 class _Gunzip:
-    """Decompresses piece by piece and stops one byte after the bound: a bomb costs the bound, not its size."""
+    """Decompresses piece by piece and stops one byte after the bound: a bomb costs the bound, not its size.
+
+    A body may have several members one after another (RFC 1952 2.2); whatever follows them is no gzip.
+    """
 
     def __init__(self, max_bytes: int) -> None:
         self._stream = zlib.decompressobj(wbits=31)
@@ -98,11 +101,14 @@ class _Gunzip:
         return self._stream.eof
 
     def feed(self, chunk: bytes) -> bytes:
-        if self._left <= 0 or not chunk:
-            return b""
-        try:
-            part = self._stream.decompress(chunk, self._left)
-        except zlib.error as error:
-            raise Problem(400, f"not gzip: {error}", cause="gzip_broken") from error
-        self._left -= len(part)
-        return part
+        parts: list[bytes] = []
+        while chunk and self._left > 0:
+            if self._stream.eof:
+                self._stream = zlib.decompressobj(wbits=31)
+            try:
+                parts.append(self._stream.decompress(chunk, self._left))
+            except zlib.error as error:
+                raise Problem(400, f"not gzip: {error}", cause="gzip_broken") from error
+            self._left -= len(parts[-1])
+            chunk = self._stream.unused_data
+        return b"".join(parts)

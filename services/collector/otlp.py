@@ -8,24 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, TypeVar
 
 import orjson
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
+
+from services.collector.wire import MAX_RECORDS, BadBody, TooMany, scoped_records
 
 MAX_DEPTH = 8
 """Nesting kept of lists and maps inside an attribute."""
+MAX_ITEMS = 1000
+"""Attributes or events looked at of one span, and items of one list: what is said beyond is not kept anyway."""
 STATUS_ERROR = 2
 STATUS_OK = 1
 
 Attributes = dict[str, Any]
 _T = TypeVar("_T")
-
-
-class BadBody(Exception):
-    """The body is not what its content type says; the message tells where."""
 
 
 @dataclass(slots=True)
@@ -62,14 +63,14 @@ class WireLog:
     event: WireEvent
 
 
-def spans_from_protobuf(body: bytes) -> list[WireSpan]:
-    """The spans of an ExportTraceServiceRequest, in order.
+def spans_from_protobuf(body: bytes) -> Iterator[WireSpan]:
+    """The spans of an ExportTraceServiceRequest, in order; one at a time is held in memory.
 
-    Raises: BadBody: not such a message
+    Raises: BadBody: not such a message; TooMany: more than `MAX_RECORDS`
     """
-    request = _parse(ExportTraceServiceRequest, body)
-    return [
-        WireSpan(
+    for scope, data in scoped_records(body):
+        span = _parse(Span, data)
+        yield WireSpan(
             trace_id=span.trace_id.hex(),
             span_id=span.span_id.hex(),
             parent_span_id=span.parent_span_id.hex(),
@@ -77,39 +78,34 @@ def spans_from_protobuf(body: bytes) -> list[WireSpan]:
             start_ns=span.start_time_unix_nano,
             end_ns=span.end_time_unix_nano,
             status_code=span.status.code,
-            scope=scope_spans.scope.name,
+            scope=scope,
             attributes=_protobuf_attributes(span.attributes),
-            events=[WireEvent(event.name, _protobuf_attributes(event.attributes)) for event in span.events],
+            events=[
+                WireEvent(event.name, _protobuf_attributes(event.attributes))
+                for event in islice(span.events, MAX_ITEMS)
+            ],
         )
-        for resource_spans in request.resource_spans
-        for scope_spans in resource_spans.scope_spans
-        for span in scope_spans.spans
-    ]
 
 
-def logs_from_protobuf(body: bytes) -> list[WireLog]:
-    """The records of an ExportLogsServiceRequest, in order.
+def logs_from_protobuf(body: bytes) -> Iterator[WireLog]:
+    """The records of an ExportLogsServiceRequest, in order; one at a time is held in memory.
 
-    Raises: BadBody: not such a message
+    Raises: BadBody: not such a message; TooMany: more than `MAX_RECORDS`
     """
-    request = _parse(ExportLogsServiceRequest, body)
-    return [
-        WireLog(
+    for _, data in scoped_records(body):
+        record = _parse(LogRecord, data)
+        yield WireLog(
             trace_id=record.trace_id.hex(),
             span_id=record.span_id.hex(),
             time_ns=record.time_unix_nano or record.observed_time_unix_nano,
             event=WireEvent(record.event_name, _protobuf_attributes(record.attributes)),
         )
-        for resource_logs in request.resource_logs
-        for scope_logs in resource_logs.scope_logs
-        for record in scope_logs.log_records
-    ]
 
 
 def spans_from_json(body: bytes) -> list[WireSpan]:
     """The spans of an ExportTraceServiceRequest in OTLP's JSON, in order.
 
-    Raises: BadBody: not such a document
+    Raises: BadBody: not such a document; TooMany: more than `MAX_RECORDS`
     """
     return _walk(lambda: [_json_span(span, scope) for scope, span in _json_items(_loads(body), "Spans", "spans")])
 
@@ -117,7 +113,7 @@ def spans_from_json(body: bytes) -> list[WireSpan]:
 def logs_from_json(body: bytes) -> list[WireLog]:
     """The records of an ExportLogsServiceRequest in OTLP's JSON, in order.
 
-    Raises: BadBody: not such a document
+    Raises: BadBody: not such a document; TooMany: more than `MAX_RECORDS`
     """
     return _walk(lambda: [_json_log(record) for _, record in _json_items(_loads(body), "Logs", "logRecords")])
 
@@ -130,7 +126,7 @@ def _parse(kind: Any, body: bytes) -> Any:
 
 
 def _protobuf_attributes(pairs: Iterable[Any]) -> Attributes:
-    return {pair.key: _protobuf_value(pair.value, 0) for pair in pairs}
+    return _nested(pairs, 0)
 
 
 def _protobuf_value(value: Any, depth: int) -> Any:
@@ -140,12 +136,16 @@ def _protobuf_value(value: Any, depth: int) -> Any:
     if kind is None or depth >= MAX_DEPTH:
         return None
     if kind == "array_value":
-        return [_protobuf_value(item, depth + 1) for item in value.array_value.values]
+        return [_protobuf_value(item, depth + 1) for item in islice(value.array_value.values, MAX_ITEMS)]
     if kind == "kvlist_value":
-        return {pair.key: _protobuf_value(pair.value, depth + 1) for pair in value.kvlist_value.values}
+        return _nested(value.kvlist_value.values, depth + 1)
     if kind == "bytes_value":
         return value.bytes_value.hex()
     return getattr(value, kind)
+
+
+def _nested(pairs: Iterable[Any], depth: int) -> Attributes:
+    return {pair.key: _protobuf_value(pair.value, depth) for pair in islice(pairs, MAX_ITEMS)}
 
 
 def _loads(body: bytes) -> Any:
@@ -163,10 +163,14 @@ def _walk(read: Callable[[], _T]) -> _T:
 
 
 def _json_items(document: Mapping[str, Any], noun: str, items: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    seen = 0
     for resource in document.get(f"resource{noun}") or ():
         for scoped in resource.get(f"scope{noun}") or ():
             scope = (scoped.get("scope") or {}).get("name") or ""
             for item in scoped.get(items) or ():
+                seen += 1
+                if seen > MAX_RECORDS:
+                    raise TooMany
                 yield str(scope), item
 
 
@@ -183,7 +187,7 @@ def _json_span(span: Mapping[str, Any], scope: str) -> WireSpan:
         attributes=_json_attributes(span.get("attributes")),
         events=[
             WireEvent(str(event.get("name") or ""), _json_attributes(event.get("attributes")))
-            for event in span.get("events") or ()
+            for event in islice(span.get("events") or (), MAX_ITEMS)
         ],
     )
 
@@ -215,7 +219,7 @@ def _hex(item: Mapping[str, Any], name: str) -> str:
 
 
 def _json_attributes(pairs: Iterable[Mapping[str, Any]] | None) -> Attributes:
-    return {str(pair["key"]): _json_value(pair.get("value"), 0) for pair in pairs or ()}
+    return {str(pair["key"]): _json_value(pair.get("value"), 0) for pair in islice(pairs or (), MAX_ITEMS)}
 
 
 def _json_value(value: Mapping[str, Any] | None, depth: int) -> Any:
@@ -224,10 +228,14 @@ def _json_value(value: Mapping[str, Any] | None, depth: int) -> Any:
     kind, content = next(iter(value.items()))
     if kind == "intValue":
         return _int64(content)
+    if kind == "boolValue":
+        return content is True
     if kind == "doubleValue":
         return float(content)
     if kind == "arrayValue":
-        return [_json_value(item, depth + 1) for item in content.get("values") or ()]
+        return [_json_value(item, depth + 1) for item in islice(content.get("values") or (), MAX_ITEMS)]
     if kind == "kvlistValue":
-        return {str(pair["key"]): _json_value(pair.get("value"), depth + 1) for pair in content.get("values") or ()}
-    return content
+        pairs = islice(content.get("values") or (), MAX_ITEMS)
+        return {str(pair["key"]): _json_value(pair.get("value"), depth + 1) for pair in pairs}
+    # Texts and base64; what a future kind may hold is kept as its spelling.
+    return content if isinstance(content, str) else str(content)

@@ -19,22 +19,24 @@ from libs.contracts.capability import Capability, Scope
 from libs.contracts.rewards import RewardValue
 from libs.contracts.strict import BadJson, read_json
 from libs.queue.living import AttemptOver, Living
-from libs.service import JsonResponse, Problem
+from libs.service import JsonResponse, JsonRoute, Problem
 from libs.store.spans import DOOR, NewReward
 from services.collector.batch import BatchWriter
 from services.collector.conventions import Limits, Sender
 from services.collector.decode import Rows, decode_logs, decode_traces
 from services.collector.intake import Budget, read_body
-from services.collector.otlp import BadBody
 from services.collector.settings import Settings
+from services.collector.wire import BadBody, TooMany
 
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
 INVALID_ARGUMENT, UNAVAILABLE, UNKNOWN = 3, 14, 2
 # Decoding more than this on the event loop would hold up everybody else's requests.
 THREAD_BYTES = 256 * 1024
+ROW_BYTES = 1024
+"""What a row takes in memory beside its texts."""
 
-router = APIRouter()
+router = APIRouter(route_class=JsonRoute)
 
 # Postgres stores no NUL.
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
@@ -135,18 +137,34 @@ async def _stored(
         body = await read_body(
             request.stream(), encoding, share, max_bytes=settings.max_body_bytes, seconds=settings.body_seconds
         )
-        rows = await _decoded(decode, body, _sender(capability), Scope.REWARD in capability.scopes)
+        if is_json(request) and len(body) > settings.max_json_bytes:
+            detail = f"a JSON body exceeds {settings.max_json_bytes} bytes: send {PROTOBUF}, or smaller batches"
+            raise Problem(413, detail, cause="too_large")
+        decoding: asyncio.Semaphore = request.app.state.decoding
+        rows = await _decoded(decode, body, _sender(capability), Scope.REWARD in capability.scopes, decoding)
+        # Rows wait for their commit longer than they take to decode.
+        share.take(len(rows) * ROW_BYTES)
         await writer.store(rows)
     return rows
 
 
-async def _decoded(decode: Callable[[bytes, Sender, bool], Rows], body: bytes, sender: Sender, granted: bool) -> Rows:
+async def _decoded(
+    decode: Callable[[bytes, Sender, bool], Rows],
+    body: bytes,
+    sender: Sender,
+    granted: bool,
+    decoding: asyncio.Semaphore,
+) -> Rows:
     try:
         if len(body) > THREAD_BYTES:
-            return await asyncio.to_thread(decode, body, sender, granted)
+            # One after another: what a body grows to while it is decoded is bounded for one, not for many.
+            async with decoding:
+                return await asyncio.to_thread(decode, body, sender, granted)
         return decode(body, sender, granted)
     except BadBody as error:
         raise Problem(400, str(error), cause="bad_body") from error
+    except TooMany as error:
+        raise Problem(413, str(error), cause="too_many") from error
 
 
 def _is_protobuf(request: Request) -> bool:
