@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from libs.cli.platform import Options, Platform
-from libs.cli.services import PORTS
 from libs.client import Leyden
 from libs.faults import Armory
 from services.engine.tiny import make_tiny_model
@@ -60,7 +59,7 @@ def small_platform(folder: Path, **environment: str) -> Iterator[Platform]:
     """A platform on free ports that serves a tiny random model; every service gets the given variables."""
     model = make_tiny_model(folder / "tiny")
     threads = {"OMP_NUM_THREADS": "1"}
-    variables = dict.fromkeys(PORTS, environment) | {"engine": threads | environment, "trainer": threads}
+    variables = dict.fromkeys(VICTIMS, environment) | dict.fromkeys(("engine", "trainer"), threads | environment)
     platform = Platform(folder / "home", Options(model_path=model, free_ports=True, environment=variables))
     platform.start()
     try:
