@@ -108,6 +108,7 @@ class Gateway:
         self._max_choices = max_choices
         self._max_calls = max_calls
         self._in_hand: dict[asyncio.Task[Completion], Call] = {}
+        self._is_closing = False
 
     async def begin(self, door: Door, body: bytes, headers: Mapping[str, str]) -> tuple[ChatRequest, Call | Completion]:
         """The request, and the call that was begun for it, or the answer that an earlier try has already got.
@@ -228,7 +229,8 @@ class Gateway:
             completion = await self._complete(call)
             passes("gateway.recorded")
         except asyncio.CancelledError:
-            reason = "its attempt ended" if call.is_over else "the agent hung up"
+            otherwise = "the gateway was stopped" if self._is_closing else "the agent hung up"
+            reason = "its attempt ended" if call.is_over else otherwise
             await self._record_unfinished(call, CallStatus.ABORTED, reason)
             if not call.is_over:
                 raise

@@ -12,7 +12,7 @@ from libs.faults import passes
 from libs.service import JsonResponse
 from services.gateway.answer import KEEPALIVE, ChoiceStream, Completion, envelope, event, model_body, models_body
 from services.gateway.door import Door
-from services.gateway.errors import GatewayError, error_response
+from services.gateway.errors import GatewayError, Unavailable, error_response
 from services.gateway.forward import Call, Gateway
 from services.gateway.request import ChatRequest
 
@@ -158,7 +158,7 @@ async def _until_hung_up(call: Call, receive: Receive) -> Completion | None:
 
 def _result(task: asyncio.Task[Completion]) -> Completion:
     if task.cancelled():
-        raise GatewayError("The gateway is stopping; try again.", code="stopping", retry_after_seconds=1)
+        raise Unavailable("The gateway is stopping; try again.", code="stopping", retry_after_seconds=1)
     return task.result()
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,19 @@ async def gateway_process(stage: Scene, port: int, **more: str) -> AsyncIterator
 
 
 async def _ready(port: int) -> None:
-    async with asyncio.timeout(60), httpx.AsyncClient() as http:
-        while True:
-            try:
-                await http.head(f"http://127.0.0.1:{port}/")
-                return
-            except httpx.TransportError:
-                await asyncio.sleep(0.05)
+    async with asyncio.timeout(60):
+        while not await answers(port):
+            await asyncio.sleep(0.05)
+
+
+async def answers(port: int) -> bool:
+    """Whether a gateway takes new connections."""
+    try:
+        async with httpx.AsyncClient() as http:
+            await http.head(f"http://127.0.0.1:{port}/")
+    except httpx.TransportError:
+        return False
+    return True
 
 
 def client_of(stage: Scene, port: int, **options: Any) -> AsyncOpenAI:
@@ -93,23 +99,61 @@ async def test_a_gateway_killed_in_the_middle_of_an_answer_loses_nothing_that_wa
     assert [(call.status, f"chatcmpl-{call.id}") for call in calls] == [("completed", answer.id)]
 
 
-async def test_a_gateway_told_to_stop_records_what_it_cuts_and_ends_well(tmp_path, database):
-    port = free_port()
+def held_at_three(stage: Callable[[], Scene], go: asyncio.Event) -> Any:
+    """An engine that pauses after three tokens until it is told to go on, or to abort."""
 
     async def pace(tokens: int) -> None:
-        while tokens == 3 and not stage.engine.aborted:
+        while tokens == 3 and not go.is_set() and not stage().engine.aborted:
             await asyncio.sleep(0.01)
 
+    return pace
+
+
+async def test_a_gateway_told_to_stop_finishes_the_streams_in_hand(tmp_path, database):
+    port, go = free_port(), asyncio.Event()
+    pace = held_at_three(lambda: stage, go)
     async with scene(tmp_path, database, engine={"pace": pace}) as stage:
-        async with gateway_process(stage, port) as process, client_of(stage, port, max_retries=0) as client:
-            asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
-            while not stage.engine.requests:
+        settings = {"GATEWAY_SHUTDOWN_SECONDS": "100"}
+        async with gateway_process(stage, port, **settings) as process, client_of(stage, port, max_retries=0) as client:
+            stream = await client.chat.completions.create(model="m", messages=HI, stream=True)
+            chunks = [await anext(stream)]
+            process.terminate()
+            while await answers(port):
+                await asyncio.sleep(0.01)
+            go.set()
+            chunks += [chunk async for chunk in stream]
+            async with asyncio.timeout(60):
+                status = await process.wait()
+        (call,) = await stage.calls()
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert (status, text, call.status) == (0, "Hello.", "completed")
+
+
+@pytest.mark.parametrize("how", ["its patience is over", "it is told again"])
+async def test_a_gateway_that_must_stop_tells_what_it_cuts_to_try_again_and_records_it(tmp_path, database, how):
+    port = free_port()
+    pace = held_at_three(lambda: stage, asyncio.Event())
+    async with scene(tmp_path, database, engine={"pace": pace}) as stage:
+        settings = {"GATEWAY_SHUTDOWN_SECONDS": "1" if how == "its patience is over" else "1000"}
+        async with gateway_process(stage, port, **settings) as process, client_of(stage, port, max_retries=0) as client:
+            stream = await client.chat.completions.create(model="m", messages=HI, stream=True)
+            await anext(stream)
+            whole = asyncio.create_task(client.chat.completions.create(model="m", messages=[*HI, *HI]))
+            while len(stage.engine.requests) < 2:
                 await asyncio.sleep(0.01)
             process.terminate()
-            async with asyncio.timeout(20):
+            while await answers(port):
+                await asyncio.sleep(0.01)
+            if how == "it is told again":
+                process.terminate()
+            # Once a stream has begun, an event says it; else a status that SDKs try again by themselves.
+            with pytest.raises(openai.APIError, match="stopping"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(openai.InternalServerError) as refused:
+                await whole
+            async with asyncio.timeout(60):
                 status = await process.wait()
-            await asyncio.wait({asking})
-        (call,) = await stage.calls()
-    assert status == 0
-    assert asking.exception() is not None
-    assert (call.status, call.completion_tokens) == ("aborted", 3)
+        calls = await stage.calls()
+    assert (status, refused.value.status_code, refused.value.response.headers["retry-after"]) == (0, 503, "1")
+    assert [(call.status, call.untrainable_reason) for call in calls] == [("aborted", "the gateway was stopped")] * 2
