@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from libs.contracts.states import OutcomeKind
@@ -12,6 +13,7 @@ from services.runner.process import Ended
 
 SIGKILL = 9
 FACTS_BYTES = 64 * 1024
+MAX_DEPTH = 64
 
 
 class BrokenReward(Exception):
@@ -67,7 +69,7 @@ def last_reward(stdout: str) -> tuple[float | None, dict[str, Any]]:
         if not line.startswith("{") or '"reward' not in line:
             continue
         try:
-            facts = json.loads(line)
+            facts = {name: _shallow(value) for name, value in json.loads(line).items()}
         except (ValueError, RecursionError) as error:
             raise BrokenReward(f"the last line with a reward is broken JSON ({error}): {line[:200]}") from error
         if "reward" in facts:
@@ -94,6 +96,18 @@ def _number(name: str, value: object) -> float:
     if not math.isfinite(number):
         raise BrokenReward(f"{name!r} is not finite: {str(value)[:200]}")
     return number
+
+
+def _shallow(value: object) -> object:
+    """The value; a text in place of one so deep that whoever walks it next may run out of stack."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inside for outer in level for inside in _inside(outer)]
+    return value if not level else f"deeper than {MAX_DEPTH} levels"
+
+
+def _inside(value: object) -> Iterable[object]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _bounded(facts: dict[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ def test_the_last_json_line_with_a_reward_counts(stdout: str, reward: float | No
         ('{"rewards": {"a": 1e308, "b": 1e308}}', "'rewards' is not finite: inf"),
         ('{"rewards": [1]}', "'rewards' must be an object of numbers, not [1]"),
         ('{"rewards": {}}', "'rewards' must be an object of numbers, not {}"),
+        ('{"reward": ' + "[" * 900 + "]" * 900 + "}", "'reward' must be a number, not 'deeper than 64 levels'"),
         ('{"reward": 1', "the last line with a reward is broken JSON"),
         ('{"reward":' + "[" * 100_000, "the last line with a reward is broken JSON"),
     ],
@@ -88,6 +89,16 @@ def test_only_an_exit_with_zero_earns_the_printed_reward(changes: dict[str, obje
 def test_output_that_is_no_text_is_kept_readable() -> None:
     outcome = judge(ended(stdout=b'\xff\xfe\n{"reward": 1}\n'))
     assert outcome.stdout_tail == '\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}\n{"reward": 1}\n'
+
+
+def test_facts_too_deep_to_be_walked_are_left_out() -> None:
+    outcome = judge(ended('{"reward": 1, "a": [[1]], "b": ' + '{"c":' * 900 + "1" + "}" * 900 + "}"))
+    assert outcome.facts == {"reward": 1, "a": [[1]], "b": "deeper than 64 levels"}
+
+
+def test_an_agent_that_ignores_its_cpu_limit_failed_itself() -> None:
+    outcome = judge(ended('{"reward": 1}', exit_code=-9, cpu_exceeded=True))
+    assert (outcome.kind, outcome.detail) == (OutcomeKind.AGENT_ERROR, "the agent went on after its limit of CPU time")
 
 
 def test_facts_are_bounded() -> None:
