@@ -24,7 +24,7 @@ _, ROLLOUT, ATTEMPT, _ = os.environ["OPENAI_BASE_URL"].rsplit("/", 3)
 def tell(**facts):
     log = os.environ.get("BANDIT_LOG")
     if log:
-        with open(log, "a") as file:  # noqa: PTH123 - one line, appended whole
+        with open(log, "a") as file:
             file.write(json.dumps({"rollout": ROLLOUT, "attempt": ATTEMPT} | facts) + "\n")
 
 
@@ -52,7 +52,7 @@ def ask(tries=60):
 answer = ask()
 tell(answer=answer)
 gate = os.environ.get("BANDIT_GATE")
-while gate and ROLLOUT.split(".")[1] == "0" and not os.path.exists(gate):  # noqa: PTH110
+while gate and ROLLOUT.split(".")[1] == "0" and not os.path.exists(gate):
     time.sleep(0.1)
 text = answer["choices"][0]["message"]["content"] or "\0"
 print(json.dumps({"reward": float(ord(text[0]) % 2), "odd": ord(text[0]) % 2 == 1}))

@@ -19,7 +19,7 @@ KEY = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type"
 
 
 def note(kind, what):
-    with open(os.environ["WITNESS_LOG"], "a") as file:  # noqa: PTH123 - one short line, appended whole
+    with open(os.environ["WITNESS_LOG"], "a") as file:
         file.write(json.dumps({"kind": kind, "id": what, "who": WHO}) + "\n")
 
 
