@@ -72,13 +72,13 @@ class Runner:
                     await self._take(stop)
             await self._finish()
         finally:
+            await self._give_back()
             # Closed beside being cancelled: Redis' client may take a cancellation for its own timeout.
             self._ledger.close()
             for task in (*keeping, *self._tasks):
                 task.cancel()
             await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
 
-            await self._give_back()
     async def _take(self, stop: asyncio.Event) -> None:
         """Leases as many rollouts as there is room for."""
         # Attempts end one by one; those that are leased together cost one transaction.
@@ -226,6 +226,9 @@ class Runner:
         if self._tasks:
             log.info("draining", attempts=len(self._tasks))
             await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
+
+    async def _give_back(self) -> None:
+        """Kills the attempts that are left and settles them, so that they are tried again."""
         self._stopping = True
         while self._tasks:
             for running in self._held.values():
@@ -245,9 +248,6 @@ async def _first_of(*waits: Awaitable[object]) -> None:
 async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     """Executes attempts until asked to stop.
 
-
-    async def _give_back(self) -> None:
-        """Kills the attempts that are left and settles them, so that they are tried again."""
     Raises: libs.capability.KeyRingError, ValueError: the settings name what is not there.
     """
     cells = Cells(settings)
