@@ -15,6 +15,7 @@ MAX_BLOCK_SECONDS = 10.0
 """Longest wait inside one command; a longer wait is several commands, so that a dead connection is noticed."""
 
 
+CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 """Default bound on a command beyond what it waits for: a Redis that is silent for longer counts as away."""
 
@@ -28,7 +29,7 @@ def connect(url: str) -> Redis:
     return Redis.from_url(
         url,
         decode_responses=True,
-        socket_connect_timeout=5,
+        socket_connect_timeout=CONNECT_SECONDS,
         socket_timeout=MAX_BLOCK_SECONDS + 5,
         retry=Retry(NoBackoff(), 1),
     )
@@ -43,7 +44,8 @@ async def answering(seconds: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
-    except (RedisError, OSError) as error:
+    # ValueError: what speaks there is no Redis.
+    except (RedisError, OSError, ValueError) as error:
         if task.cancelling() == before:
             said = str(error) or f"nothing within {seconds:g} s"
             raise QueueUnavailable(f"Redis does not answer: {said}") from error

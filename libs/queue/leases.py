@@ -123,6 +123,9 @@ _END = text(f"""{_HELD}
 _DELIVERABLE = text(f"""
     SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id
     WHERE {_MAY_RUN} AND (CAST(:run_id AS text) IS NULL OR r.run_id = :run_id)
+        AND NOT EXISTS (
+            SELECT FROM attempts a
+            WHERE a.rollout_id = r.id AND a.finished_at > clock_timestamp() - make_interval(secs => :rest_seconds))
     ORDER BY r.created_at, r.id LIMIT :limit
 """)  # noqa: S608  # constants alone
 
@@ -291,9 +294,15 @@ async def expire_overdue(session: Session, limit: int = 1000) -> list[ExpiredAtt
     return [ExpiredAttempt(row.rollout_id, row.number, row.run_id, row.owner) for row in rows]
 
 
-async def deliverable_rollouts(session: ReadSession, limit: int = 10_000, run_id: str | None = None) -> list[str]:
-    """Rollouts that `lease_rollout` would lease at this moment, oldest first: what the stream should hold."""
-    return list(await session.scalars(_DELIVERABLE, {"limit": limit, "run_id": run_id}))
+async def deliverable_rollouts(
+    session: ReadSession, limit: int = 10_000, run_id: str | None = None, *, rest_seconds: float = 0.0
+) -> list[str]:
+    """Rollouts that `lease_rollout` would lease at this moment, oldest first: what the stream should hold.
+
+    Args: rest_seconds: without those whose last attempt ended less than so long ago
+    """
+    parameters = {"limit": limit, "run_id": run_id, "rest_seconds": rest_seconds}
+    return list(await session.scalars(_DELIVERABLE, parameters))
 
 
 def _storable(value: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from libs.queue.connection import MAX_BLOCK_SECONDS, QueueUnavailable, answering, connect
+from libs.queue.connection import CONNECT_SECONDS, MAX_BLOCK_SECONDS, QueueUnavailable, answering, connect
 from libs.store.attempts import AttemptKey
 
 RECONNECT_SECONDS = 1.0
@@ -82,14 +82,16 @@ class Wake:
         while True:
             try:
                 async with self._redis.pubsub() as channel:
-                    await channel.subscribe(_ENDS)
+                    async with answering(CONNECT_SECONDS + HINT_SECONDS):
+                        await channel.subscribe(_ENDS)
                     while True:
-                        message = await channel.get_message(timeout=MAX_BLOCK_SECONDS)
+                        async with answering(MAX_BLOCK_SECONDS + CONNECT_SECONDS):
+                            message = await channel.get_message(timeout=MAX_BLOCK_SECONDS)
                         if message is not None:
                             # The client subscribes again by itself after a lost connection, and says only so.
                             heard = json.loads(message["data"]) if message["type"] == "message" else None
                             yield None if heard is None else [AttemptKey(*one) for one in heard]
-            except (RedisError, OSError):
+            except (QueueUnavailable, RedisError):
                 await asyncio.sleep(RECONNECT_SECONDS)
 
     async def close(self) -> None:

@@ -256,7 +256,7 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
     answer_seconds = settings.database_answer_seconds
     database = Database(settings.database_url, CLIENT, answer_seconds=answer_seconds)
     wake = Wake(settings.redis_url)
-    queue = RolloutQueue(settings.redis_url)
+    queue = RolloutQueue(settings.redis_url, answer_seconds=settings.redis_answer_seconds)
     checks.add("database", database.ping)
     checks.add("schema", lambda: check_schema(database))
     checks.add("queue", queue.ping)

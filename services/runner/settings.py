@@ -50,6 +50,8 @@ class Settings(ServiceSettings):
     """A lease not renewed for this long is lost; renewals happen three times as often."""
     poll_seconds: float = Field(default=2.0, gt=0)
     """Longest wait of one look into the task queue, and the pause after Redis or Postgres was away."""
+    store_look_seconds: float = Field(default=5.0, gt=0)
+    """How often a runner to which nothing is delivered looks for waiting rollouts in Postgres itself."""
     drain_seconds: float = Field(default=10.0, ge=0)
     """After SIGTERM: how long running attempts may finish before they are killed and given back for a retry."""
     key_seconds: int = Field(default=600, ge=1)

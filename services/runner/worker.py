@@ -20,6 +20,7 @@ from libs.queue.leases import Lease, Outcome
 from libs.queue.stream import RolloutQueue
 from libs.queue.wake import Wake
 from libs.service import Checks, pause
+from libs.store.attempts import AttemptKey
 from libs.store.database import AWAY, Database, cause
 from libs.store.migrate import check_schema
 from libs.telemetry import SECONDS_BUCKETS, Seldom, bind, logger
@@ -42,6 +43,10 @@ SECONDS = Histogram("runner_attempt_seconds", "Lease to verdict.", buckets=SECON
 GATHER_SECONDS = 0.05
 
 
+LONGEST_RETRY_SECONDS = 60.0
+"""The longest that a controller lets a failed rollout wait."""
+
+
 class Runner:
     """The attempts of one process."""
 
@@ -60,9 +65,10 @@ class Runner:
         self._room = asyncio.Event()
         self._room.set()
         self._stopping = False
+        self._look_at = time.monotonic() + settings.store_look_seconds
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until asked to stop; then finishes or gives back what it holds."""
+        """Works until asked to stop; then finishes what it holds, for a while. What is left is given back."""
         loops = (self._renew(), self._ledger.run(), self._place.doors.keep())
         keeping = [asyncio.create_task(work) for work in loops]
         try:
@@ -87,13 +93,15 @@ class Runner:
         room = self._free()
         try:
             deliveries = await self._queue.deliver(self.owner, room, self._settings.poll_seconds)
+            if not deliveries:
+                await self._look_into_store(room)
             if deliveries:
                 passes("runner.delivered")
             await self._lease_all([delivery.rollout_id for delivery in deliveries])
             await self._queue.ack(deliveries)
         except QueueUnavailable as error:
             seldom.warning("task queue away, asking the store", cause=str(error))
-            await self._take_from_store(room)
+            await self._take_from_store(room, rest_seconds=0.0)
             await pause(stop, self._settings.poll_seconds)
         except SQLAlchemyError as error:
             # Not acknowledged: delivered again.
@@ -103,10 +111,17 @@ class Runner:
     def _free(self) -> int:
         return self._settings.concurrency - len(self._tasks)
 
-    async def _take_from_store(self, room: int) -> None:
+    async def _look_into_store(self, room: int) -> None:
+        """Now and then when nothing is delivered: a Redis that is full takes no messages, and nobody here is told."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + self._settings.store_look_seconds
+            # What has just failed is tried again when the controller says so.
+            await self._take_from_store(room, rest_seconds=LONGEST_RETRY_SECONDS)
+
+    async def _take_from_store(self, room: int, *, rest_seconds: float) -> None:
         try:
             async with self._database.read() as session:
-                waiting = await leases.deliverable_rollouts(session, limit=room)
+                waiting = await leases.deliverable_rollouts(session, limit=room, rest_seconds=rest_seconds)
             await self._lease_all(waiting)
         except SQLAlchemyError as error:
             seldom.warning("no lease taken", cause=cause(error))
@@ -121,6 +136,8 @@ class Runner:
             self._tasks.add(task)
             task.add_done_callback(self._done)
         self._measure()
+        # Leasing anew expires the attempt before.
+        await self._wake.announce_ends(AttemptKey(one.rollout_id, one.attempt - 1) for one in taken if one.attempt > 1)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -257,7 +274,7 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     processes = Processes()
     processes.adopt_orphans()
     database = Database(settings.database_url, "leyden-runner", answer_seconds=settings.database_answer_seconds)
-    queue = RolloutQueue(settings.redis_url)
+    queue = RolloutQueue(settings.redis_url, answer_seconds=settings.redis_answer_seconds)
     wake = Wake(settings.redis_url)
     checks.add("database", database.ping)
     checks.add("schema", lambda: check_schema(database))
