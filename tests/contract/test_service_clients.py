@@ -1,0 +1,208 @@
+"""Clients that are slow, endless, many, or speak no HTTP: a real door answers or cuts them, and serves others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from starlette.responses import Response, StreamingResponse
+
+from libs.service import JsonResponse, Limits, create_app, serving
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+# Long enough for a loaded machine to be quick within, short enough to be waited for.
+QUICK: dict[str, Any] = {"header_seconds": 1.0, "body_grace_seconds": 1.0, "unread_seconds": 1.0, "idle_seconds": 1.0}
+
+
+def build() -> FastAPI:
+    app = create_app("sample", max_body_bytes=2**20)
+    app.state.ended = []
+
+    @app.post("/echo")
+    async def echo(request: Request) -> Response:
+        return JsonResponse({"size": len(await request.body())})
+
+    @app.get("/flood")
+    async def flood() -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield b"x" * 2**16
+                    await asyncio.sleep(0)
+            finally:
+                app.state.ended.append("flood")
+
+        return StreamingResponse(chunks())
+
+    return app
+
+
+@asynccontextmanager
+async def door(**limits: Any) -> AsyncIterator[tuple[FastAPI, int]]:
+    app = build()
+    async with serving(app, limits=Limits(**limits), shutdown_seconds=1) as port:
+        yield app, port
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def told(reader: asyncio.StreamReader) -> bytes:
+    """Everything until the server closes."""
+    said = b""
+    async with asyncio.timeout(60):
+        with contextlib.suppress(ConnectionResetError):
+            while data := await reader.read(65536):
+                said += data
+    return said
+
+
+async def exchange(port: int, data: bytes) -> bytes:
+    async with connected(port) as (reader, writer):
+        writer.write(data)
+        return await told(reader)
+
+
+async def drip(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """A byte at a time, for as long as anybody takes them."""
+    with contextlib.suppress(ConnectionError):
+        for byte in data:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+
+async def is_served(port: int) -> bool:
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/echo", content=b"x" * 10)
+    return answer.json() == {"size": 10}
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\nx-slow: " + b"a" * 2000, b"408"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5000\r\n\r\n" + b"a" * 5000, b"408"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 1000, b"408"),
+    ],
+    ids=["headers", "body", "chunks"],
+)
+async def test_a_client_that_sends_a_byte_at_a_time_is_told_408_while_others_are_served(
+    data: bytes, status: bytes
+) -> None:
+    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+        dripping = asyncio.create_task(drip(writer, data))
+        assert await is_served(port)
+        answer = await told(reader)
+        dripping.cancel()
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b"connection: close" in answer
+        assert await is_served(port)
+
+
+async def test_a_client_that_says_nothing_is_let_go_before_and_after_a_request() -> None:
+    async with door(**QUICK) as (_, port):
+        assert await exchange(port, b"") == b""
+        answer = await exchange(port, b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_client_that_does_not_read_is_cut_and_its_answer_ends() -> None:
+    async with door(**QUICK) as (app, port), connected(port) as (_, writer):
+        writer.write(b"GET /flood HTTP/1.1\r\nhost: a\r\n\r\n")
+        async with asyncio.timeout(60):
+            while not app.state.ended:
+                await asyncio.sleep(0.05)
+        assert await is_served(port)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 2000 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 10**6, b"431"),
+        (b"GET /" + b"a" * 10**6, b"431"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
+        (b"\x00" * 100 + b"\r\n\r\n", b"400"),
+        (b"GET / HTTP/3.7\r\n\r\n", b"400"),
+        (b"GET /\xff\xfe HTTP/1.1\r\nhost: a\r\n\r\n", b"400"),
+        (b"CONNECT example.com:80 HTTP/1.1\r\nhost: a\r\n\r\n", b"4"),
+        (b"GET http://[:::1/ HTTP/1.1\r\nhost: a\r\n\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\nnot HTTP at all\r\n\r\n", b"400"),
+        (b"POST /echo HTTP/1.0\r\ncontent-length: 1\r\n\r\nx", b"200"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\nx-b: \xc3\x28\xff\r\ncontent-length: 1\r\n\r\nx", b"200"),
+        (b"POST /%ff%fe%00 HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n", b"404"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 0\r\n\r\n", b"200"),
+    ],
+    ids=lambda value: value[:40].decode("latin-1").split("\r\n")[0] if isinstance(value, bytes) else None,
+)
+async def test_what_is_no_request_is_refused_and_what_is_odd_is_answered(data: bytes, status: bytes) -> None:
+    async with door(**QUICK, max_header_bytes=4096) as (_, port):
+        assert (await exchange(port, data)).startswith(b"HTTP/1.1 " + status)
+        assert await is_served(port)
+
+
+async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
+    async with door(**QUICK) as (_, port):
+        requests = [
+            b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size for size in (1, 20, 3)
+        ]
+        said = await exchange(port, b"".join(requests))
+        assert [part[:10] for part in said.split(b'{"size":')[1:]] == [b"1}HTTP/1.1", b"20}HTTP/1.", b"3}"]
+
+
+async def test_beyond_the_bound_a_connection_is_told_to_come_again_and_a_place_is_free_again() -> None:
+    async with door(max_connections=20) as (_, port), contextlib.AsyncExitStack() as stack:
+        idle = [await stack.enter_async_context(connected(port)) for _ in range(20)]
+        async with httpx.AsyncClient(timeout=60) as client:
+            refused = await client.post(f"http://127.0.0.1:{port}/echo", content=b"")
+        assert (refused.status_code, refused.headers["retry-after"], refused.headers["connection"]) == (
+            503,
+            "1",
+            "close",
+        )
+        for _, writer in idle:
+            writer.close()
+            await writer.wait_closed()
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    assert await is_served(port)
+                    return
+                except KeyError:
+                    await asyncio.sleep(0.05)
+
+
+async def test_a_thousand_idle_connections_keep_nobody_from_being_served() -> None:
+    async with door() as (_, port), contextlib.AsyncExitStack() as stack:
+        for _ in range(1000):
+            await stack.enter_async_context(connected(port))
+        assert await is_served(port)
+
+
+async def test_an_early_answer_reaches_who_is_still_sending() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b"x" * 2**16
+
+    async with door() as (_, port), httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/echo", content=endless())
+        assert answer.status_code == 413
