@@ -35,6 +35,7 @@ POINTS = {
     "engine": ["weights_read", "weights_swapped"],
     "trainer": ["saved", "committed"],
 }
+API_POINTS = ("api.created", "api.committed")
 FIRE_SECONDS = 120.0
 STEPS = 12
 
@@ -115,7 +116,7 @@ def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_dou
     log = tmp_path / "witness.log"
     log.touch()
     trainings = Trainings(client, log)
-    for point in ("api.created", "api.committed"):
+    for point in API_POINTS:
         armory.arm(point)
         trainings.more()
         assert armory.fired(point, 0.0)

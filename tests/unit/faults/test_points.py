@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from libs.faults import Armory
+from tests.contract import test_trainer_kills
+from tests.e2e import test_points
 
 PASSING = "from libs.faults import passes; passes('there'); print('alive')"
 
@@ -39,3 +42,14 @@ def test_arming_a_point_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         armory.arm("there")
     assert not armory.fired("there", 0.0)
+
+
+def test_every_point_in_the_code_is_described_and_has_a_test_that_kills_there() -> None:
+    root = Path(__file__).resolve().parents[3]
+    code = "\n".join(path.read_text() for part in ("libs", "services") for path in sorted((root / part).rglob("*.py")))
+    points = set(re.findall(r'(?:\bpasses\(|\bmoment=)"([a-z]+\.[a-z_]+)"', code))
+    described = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", (root / "docs/adr/0010-fault-points.md").read_text(), re.M)
+    killed = {f"{service}.{moment}" for service, moments in test_points.POINTS.items() for moment in moments}
+    killed |= {*test_trainer_kills.POINTS, *test_points.API_POINTS}
+    assert sorted(described) == sorted(points)
+    assert set(described) == killed
