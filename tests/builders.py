@@ -75,6 +75,13 @@ async def add_run(
     return run
 
 
+async def end_run(database: Database, run: tables.Run, phase: str = "completed", *, days_ago: float = 0.0) -> None:
+    """Moves a running run to an end."""
+    async with database.session() as session:
+        status = await session.get_one(tables.RunStatus, run.id)
+        status.phase, status.finished_at = phase, datetime.now(tz=UTC) - timedelta(days=days_ago)
+
+
 async def add_group(
     database: Database, run: tables.Run, number: int = 0, *, size: int = 2, **columns: Any
 ) -> tuple[tables.Group, list[tables.Rollout]]:
@@ -147,11 +154,11 @@ async def add_outcome(
 
 
 async def finish_rollout(
-    database: Database, rollout: tables.Rollout, *, reward: float | None = 1.0, kind: str = "succeeded"
+    database: Database, rollout: tables.Rollout, *, reward: float | None = 1.0, kind: str = "succeeded", **outcome: Any
 ) -> None:
     """Attempt 1 settled with an outcome and the rollout finished with it, as runner and controller leave them."""
     await add_attempt(database, rollout, state="settled", finished_at=datetime.now(tz=UTC))
-    await add_outcome(database, rollout, reward=reward, kind=kind)
+    await add_outcome(database, rollout, reward=reward, kind=kind, **outcome)
     async with database.session() as session:
         row = await session.get_one(tables.Rollout, rollout.id)
         row.state, row.attempt, row.reward, row.reason = "finished", 1, reward, kind

@@ -142,6 +142,25 @@ def cancel(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         _tell(leyden.cancel_run(leyden.find_run(run).id), as_json)
 
 
+@app.command("prune")
+def prune(
+    ctx: typer.Context,
+    run: Name,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop the calls, spans, credits and samples of a run that has ended, for good; its results and weights stay."""
+    with context_of(ctx).client() as leyden:
+        found = leyden.find_run(run)
+        if not yes:
+            typer.confirm(f"Drop what {found.name} ({found.id}) recorded?", abort=True)
+        pruned = leyden.prune_run(found.id)
+    if as_json:
+        print_json(pruned)
+    else:
+        print_facts([("run", pruned.run_id), ("freed", f"{pruned.freed_bytes / 2**20:.1f} MiB")])
+
+
 def _tell(run: Run, as_json: bool) -> None:
     if as_json:
         print_json(run)

@@ -113,6 +113,10 @@ class Leyden:
         """Ends a run for good."""
         return self._ask(run_id, "cancel")
 
+    def prune_run(self, run_id: str) -> api.PrunedRun:
+        """Drops the calls, spans, credits and samples of a run that has ended, for good."""
+        return api.PrunedRun.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/prune"))
+
     def _ask(self, run_id: str, action: str) -> api.Run:
         return api.Run.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/{action}"))
 

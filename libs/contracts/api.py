@@ -141,8 +141,18 @@ class Run(_Body):
     started_at: datetime | None
     finished_at: datetime | None
     progress: Progress
+    pruned: bool = False
+    """Whether its calls, spans, credits and samples have been dropped."""
     allowed_actions: list[str]
     config: RunConfig
+
+
+class PrunedRun(_Body):
+    """What pruning a run gave back."""
+
+    run_id: str
+    freed_bytes: int
+    """On the disk of Postgres; 0 when it was pruned before."""
 
 
 class EvaluationRequest(_Request):

@@ -1,4 +1,4 @@
-"""Each run's own partitions of the big tables: made with the run, dropped in one statement when no longer needed."""
+"""Each run's own partitions of the big tables: made with the run, dropped by `retention`."""
 
 from psycopg import sql
 from sqlalchemy import text
@@ -32,13 +32,3 @@ async def create_run_partitions(session: Session, run_id: str) -> None:
                     " ALTER TABLE {1} ATTACH PARTITION {0} FOR VALUES IN ({2})"
                 ).format(sql.Identifier(name), sql.Identifier(parent), sql.Literal(run_id))
             )
-
-
-async def drop_run_data(session: Session, run_id: str) -> None:
-    """Removes the run's model calls, spans, credits and samples, whatever their number, in one statement.
-
-    What stays is its history: groups, rollouts, outcomes, steps and policy versions.
-    """
-    names = [sql.Identifier(partition_of(table.__tablename__, run_id)) for table in PARTITIONED]
-    connection = await raw_connection(session)
-    await connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.SQL(", ").join(names)))

@@ -37,6 +37,7 @@ _PROGRESS = text("""
     SELECT runs.id, coalesce(status.phase, 'pending') AS phase, status.reason, status.started_at, status.finished_at,
         coalesce(last_step.number, 0) AS step,
         (SELECT max(version) FROM policy_versions WHERE run_id = runs.id) AS policy_version,
+        to_regclass(format('%I', 'model_calls__' || runs.id)) IS NULL AS pruned,
         coalesce((
             SELECT jsonb_object_agg(state, count) FROM (
                 SELECT rollouts.state, count(*) FROM rollouts JOIN groups ON groups.id = rollouts.group_id
@@ -156,19 +157,22 @@ async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> li
                     rollouts=record["rollouts"],
                     reward_mean=record["reward_mean"],
                 ),
-                allowed_actions=allowed_actions(RunIntent(row.intent), RunPhase(record["phase"])),
+                pruned=record["pruned"],
+                allowed_actions=allowed_actions(
+                    RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"]
+                ),
                 config=config,
             )
         )
     return runs
 
 
-def allowed_actions(intent: RunIntent, phase: RunPhase) -> list[str]:
-    """What may be asked of a run as it is now."""
+def allowed_actions(intent: RunIntent, phase: RunPhase, *, pruned: bool = False) -> list[str]:
+    """What may be asked of a run as it is now; one that is pruned has no place for new records."""
     if intent is RunIntent.CANCELLED or phase is RunPhase.CANCELLED:
         return []
     if phase is RunPhase.COMPLETED:
-        return ["evaluate"]
+        return [] if pruned else ["evaluate"]
     if phase is RunPhase.FAILED:
         return ["cancel"]
     return ["resume" if intent is RunIntent.PAUSED else "pause", "cancel", "evaluate"]

@@ -2,7 +2,7 @@
 
 Tokens are little-endian int32 bytes and log-probabilities little-endian float32 bytes (`numpy.ndarray.tobytes`), so
 that a row costs four bytes a token and no parsing. `model_calls`, `spans`, `credits` and `samples` are partitioned
-by run: `drop_run_data` removes a finished run's partitions in one statement.
+by run: `retention.prune_run` removes an ended run's partitions in one statement.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class Attempt(Base):
 
 
 class Outcome(Base):
-    """Writer: runner, in the transaction that settles the attempt."""
+    """Writer: runner, in the transaction that settles the attempt. Pruning the run empties its texts."""
 
     __tablename__ = "outcomes"
     rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="Rollout of the attempt.")

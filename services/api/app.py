@@ -19,6 +19,7 @@ from libs.store.database import Database
 from libs.store.datasets import DatasetConflict, UnknownDataset
 from libs.store.migrate import check_schema
 from libs.store.paging import BadCursor
+from libs.store.retention import RecordsInUse
 from libs.store.runs import ActionRefused, UnknownRun
 from libs.store.views import RewardConflict, UnknownCall, UnknownRollout
 from services.api import access, datasets, platform, rollouts, runs
@@ -43,6 +44,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     BadCursor: (400, "cursor"),
     BadUpload: (422, "invalid"),
     UploadTooLarge: (413, "too_large"),
+    RecordsInUse: (503, "in_use"),
 }
 
 

@@ -11,9 +11,9 @@ from libs.contracts import api
 from libs.contracts.config import RunConfig
 from libs.contracts.states import RunPhase
 from libs.service import JsonRoute, Problem
-from libs.store import results, runs, views
+from libs.store import results, retention, runs, views
 from libs.store.database import Session
-from services.api.auth import Reader, Writer
+from services.api.auth import Admin, Reader, Writer
 from services.api.creation import IdempotencyKey, create_once, create_request
 from services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
@@ -74,6 +74,12 @@ async def cancel_run(store: Store, caller: Writer, run_id: str) -> api.Run:
     """Cancel a run for good. 409 where it has ended; a repeat is harmless."""
     async with store.session() as session:
         return await runs.ask_of_run(session, run_id, "cancel")
+
+
+@router.post("/{run_id}/prune")
+async def prune_run(store: Store, caller: Admin, run_id: str) -> api.PrunedRun:
+    """Drop the calls, spans, credits and samples of a run that has ended, for good. A repeat frees nothing more."""
+    return api.PrunedRun(run_id=run_id, freed_bytes=await retention.prune_run(store, run_id))
 
 
 @router.get("/{run_id}/evaluations")

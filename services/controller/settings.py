@@ -42,6 +42,8 @@ class Settings(ServiceSettings):
     """How often all waiting rollouts are put into the task queue again; those still in it stay. Redis may be wiped."""
     barren_groups: int = Field(default=16, ge=1)
     """A run whose last so many training groups hold no success at all fails with the cause: its agent cannot work."""
+    retention_days: float | None = Field(default=None, gt=0)
+    """Days after its end that a run keeps its calls, spans, credits, samples and outputs; unset: for ever."""
     trainer_command: list[str] = Field(default_factory=lambda: [sys.executable, "-m", "services.trainer"], min_length=1)
     """How a trainer is started, as a JSON list; `--run-id` and the run follow. Several GPUs: `torchrun` and options."""
     trainer_restarts: int = Field(default=3, ge=0)

@@ -24,6 +24,7 @@ from libs.store.migrate import check_schema
 from libs.telemetry import SECONDS_BUCKETS, Seldom, inject, logger, span
 from services.controller import admission, phases, settling
 from services.controller.engines import Fleet, Wanted
+from services.controller.retention import keep_pruning
 from services.controller.settings import Settings
 from services.controller.trainers import Trainers
 
@@ -288,6 +289,7 @@ async def lead(
     fleet = Fleet(settings, database, wake)
     controller = Controller(settings, database, queue, wake, fleet, trainers)
     keeping = asyncio.create_task(fleet.keep(), name="engines")
+    pruning = asyncio.create_task(keep_pruning(settings, database), name="retention")
     try:
         while not stop.is_set():
             await lock.check()
@@ -306,7 +308,8 @@ async def lead(
             await _until_next(wake, stop, settings.tick_seconds)
     finally:
         keeping.cancel()
-        await asyncio.gather(keeping, trainers.stop(), return_exceptions=True)
+        pruning.cancel()
+        await asyncio.gather(keeping, pruning, trainers.stop(), return_exceptions=True)
 
 
 async def _until_next(wake: Wake, stop: asyncio.Event, seconds: float) -> None:

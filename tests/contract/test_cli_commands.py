@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from typer.testing import CliRunner, Result
 
@@ -166,3 +167,18 @@ def test_a_policy_is_exported_as_a_folder_once(leyden: Leyden, postgres_dsn: str
     assert leyden("policy", "export", run_id, "--to", str(target)).exit_code == Exit.REFUSED
     missing = leyden("policy", "export", run_id, "--version", "9", "--to", str(tmp_path / "other"))
     assert (missing.exit_code, "there are: 0" in missing.stderr) == (Exit.NOT_FOUND, True)
+
+
+def test_a_run_is_pruned_once_it_has_ended_and_only_when_that_is_meant(
+    leyden: Leyden, document: Path, postgres_dsn: str
+) -> None:
+    made = json.loads(leyden("run", "create", str(document), "--json").stdout)
+    refused = leyden("run", "prune", made["id"], "--yes")
+    assert (refused.exit_code, "it has not ended" in refused.stderr) == (Exit.REFUSED, True)
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("INSERT INTO run_status (run_id, phase) VALUES (%s, 'completed')", [made["id"]])
+    assert leyden("run", "prune", made["id"]).exit_code != 0
+    assert json.loads(leyden("run", "show", made["id"], "--json").stdout)["pruned"] is False
+    pruned = json.loads(leyden("run", "prune", made["name"], "--yes", "--json").stdout)
+    assert (pruned["run_id"], pruned["freed_bytes"] > 0) == (made["id"], True)
+    assert json.loads(leyden("run", "show", made["id"], "--json").stdout)["pruned"] is True

@@ -32,12 +32,12 @@ from libs.store import tables
 from libs.store.attempts import AttemptKey, hold_attempts
 from libs.store.calls import StoreAway
 from libs.store.database import Database
-from libs.store.partitions import drop_run_data
+from libs.store.retention import prune_run
 from libs.store.spans import AttemptEnded, NewReward, write_telemetry
 from services.collector import batch as batch_module
 from services.collector.app import create_collector
 from services.collector.settings import Settings
-from tests.builders import add_attempt, add_group, add_run, end_attempt
+from tests.builders import add_attempt, add_group, add_run, end_attempt, end_run
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 EVERYTHING = frozenset(Scope)
@@ -283,8 +283,8 @@ async def test_rows_the_store_refuses_fail_their_own_request_alone(collector: Co
     dropped = await add_run(collector.database)
     _, (rollout, _) = await add_group(collector.database, dropped)
     await add_attempt(collector.database, rollout)
-    async with collector.database.session() as session:
-        await drop_run_data(session, dropped.id)
+    await end_run(collector.database, dropped)
+    await prune_run(collector.database, dropped.id)
     stranger = Capability(
         run_id=dropped.id,
         rollout_id=rollout.id,

@@ -17,7 +17,7 @@ from sqlalchemy import delete
 
 from libs.store import tables
 from libs.store.database import Database
-from libs.store.partitions import drop_run_data
+from libs.store.retention import prune_run
 from services.gateway.reading import Reader
 from tests import builders
 from tests.fakes import engine as fake
@@ -390,8 +390,8 @@ async def test_a_run_without_a_partition_is_refused_and_takes_no_other_call_with
         gone = await builders.add_run(database)
         _, (rollout, _) = await builders.add_group(database, gone)
         await builders.add_attempt(database, rollout)
-        async with database.session() as session:
-            await drop_run_data(session, gone.id)
+        await builders.end_run(database, gone)
+        await prune_run(database, gone.id)
         dropped = stage.gateway.run_id = gone.id
         stage.engine.weight_version = f"{dropped}:0"
         async with stage.gateway.client(f"{dropped}.0.0") as other:

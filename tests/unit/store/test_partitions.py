@@ -3,12 +3,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from libs.store import tables
 from libs.store.database import Database, Session
-from libs.store.partitions import create_run_partitions, drop_run_data
+from libs.store.partitions import create_run_partitions
 from libs.store.tables import PARTITIONED
 from tests import builders
 
@@ -34,23 +33,6 @@ async def test_two_callers_at_once_make_one_set(database: Database) -> None:
     await asyncio.gather(*(create() for _ in range(4)))
     async with database.session() as session:
         assert await partitions(session) == len(PARTITIONED)
-
-
-async def test_dropping_a_run_leaves_other_runs_and_the_runs_own_history(database: Database) -> None:
-    gone, kept = [await builders.add_run(database) for _ in range(2)]
-    for run in (gone, kept):
-        _, rollouts = await builders.add_group(database, run)
-        await builders.finish_rollout(database, rollouts[0])
-        await builders.add_call(database, rollouts[0])
-        await builders.add_tool_span(database, rollouts[0], "memory")
-        await builders.add_sample(database, rollouts[0])
-    async with database.session() as session:
-        await drop_run_data(session, gone.id)
-        await drop_run_data(session, gone.id)
-    async with database.read() as session:
-        for table in (tables.ModelCall, tables.Span, tables.Sample):
-            assert (await session.scalars(select(table.run_id))).all() == [kept.id]
-        assert await session.scalar(select(func.count()).select_from(tables.Outcome)) == 2
 
 
 async def test_the_guards_and_keys_of_the_table_hold_in_its_partitions(database: Database) -> None:

@@ -1,0 +1,52 @@
+"""Prunes runs that ended long ago, where the operator has set how long is long."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from prometheus_client import Counter
+
+from libs.store.database import Database
+from libs.store.retention import RecordsInUse, prunable_runs, prune_run
+from libs.store.runs import ActionRefused
+from libs.telemetry import logger
+from services.controller.settings import Settings
+
+log = logger()
+
+PRUNED = Counter("controller_runs_pruned_total", "Runs whose records were dropped because they were old.")
+FREED = Counter("controller_pruned_bytes_total", "What that gave back on the disk of Postgres.")
+
+LOOK_SECONDS = 60.0
+
+
+async def keep_pruning(settings: Settings, database: Database) -> None:
+    """Looks every minute, until cancelled; returns at once where everything is kept."""
+    if settings.retention_days is None:
+        return
+    while True:
+        try:
+            await prune_old(database, timedelta(days=settings.retention_days))
+        # The loop must live: Postgres may be restarting, and old runs wait.
+        except Exception:
+            log.exception("runs not pruned")
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+async def prune_old(database: Database, age: timedelta) -> list[str]:
+    """Prunes runs that ended at least so long ago; their ids. One that cannot be pruned now is left for later."""
+    async with database.read() as session:
+        old = await prunable_runs(session, age)
+    pruned = []
+    for run_id in old:
+        try:
+            freed = await prune_run(database, run_id)
+        except (ActionRefused, RecordsInUse) as error:
+            log.warning("run not pruned", run_id=run_id, cause=str(error))
+            continue
+        PRUNED.inc()
+        FREED.inc(freed)
+        log.info("run pruned", run_id=run_id, freed_bytes=freed)
+        pruned.append(run_id)
+    return pruned
