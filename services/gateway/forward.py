@@ -255,6 +255,7 @@ class Gateway:
             sampling=request.sampling,
             temperature=call.temperature,
             max_tokens=min(request.sampling.max_tokens or room, room),
+            vocab_size=self.model.vocab_size,
             top_logprobs=request.top_logprobs,
             eos_ids=sorted(self.model.eos_ids),
             stream=request.stream,

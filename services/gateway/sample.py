@@ -30,6 +30,11 @@ ABORT_SECONDS = 5.0
 RETRY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0)
 _OVERFLOW_HINTS = ("context length", "longer than", "exceeds the maximum", "maximum allowed length")
 
+LEAST_LOGPROB = -1e30
+ROUNDING = 0.01
+"""How far above 0 a log-probability may come by rounding."""
+
+Finish = Literal["stop", "length", "abort"]
 Progressed = Callable[[], None]
 TopLogprobs = list[tuple[float, int]]
 
@@ -46,6 +51,7 @@ class Job:
     sampling: Sampling
     temperature: float
     max_tokens: int
+    vocab_size: int
     top_logprobs: int
     eos_ids: Sequence[int]
     stream: bool
@@ -146,13 +152,14 @@ class Sampler:
         try:
             async with self._http.post(f"{endpoint.url}/generate", data=body, headers=headers) as response:
                 if response.status != 200:
-                    raise _refusal(response.status, await response.text())
+                    raise _refusal(response.status, await response.text(errors="replace"))
                 if stream:
                     async for document in _events(response):
                         answer.absorb(document, began)
                 else:
                     answer.absorb(orjson.loads(await response.read()), began)
-        except (KeyError, TypeError, orjson.JSONDecodeError) as error:
+        # Whatever is wrong in an answer shows as one of these, before anything of it was taken.
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise EngineLost("malformed", f"{type(error).__name__}: {error}") from error
         except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
             raise EngineLost("connection", f"{type(error).__name__}: {error}") from error
@@ -191,6 +198,8 @@ class _Absorber:
         self.was_aborted = False
         self._run_id = job.run_id
         self._base = len(choice.sampled_ids)
+        self._budget = job.max_tokens - self._base
+        self._vocab_size = job.vocab_size
         self._top = job.top_logprobs
         self._progressed = progressed
         self._stream = job.stream
@@ -202,9 +211,13 @@ class _Absorber:
             raise _refusal(int(error.get("code") or 500), str(error.get("message")))
         meta = document["meta_info"]
         ids, entries = document.get("output_ids") or [], meta.get("output_token_logprobs") or []
-        finish = meta.get("finish_reason")
+        finish = _finish(meta.get("finish_reason"))
         if finish is not None and len(ids) != len(entries):
-            raise EngineLost("malformed", f"{len(ids)} tokens with {len(entries)} log-probabilities")
+            raise ValueError(f"{len(ids)} tokens with {len(entries)} log-probabilities")
+        if finish in {"stop", "length"} and not ids:
+            raise ValueError("an answer of no tokens")
+        if len(ids) > self._budget:
+            raise ValueError(f"{len(ids)} tokens where {self._budget} were asked for")
         self._take(ids, entries, meta, min(len(ids), len(entries)), began)
         self._end(finish)
 
@@ -214,29 +227,50 @@ class _Absorber:
         versions = _policy_versions(meta, known, total, self._run_id)
         until = known + len(versions)
         if until > known:
+            tokens = ids[known:until]
+            logprobs = [self._logprob(token, entry) for token, entry in zip(tokens, entries[known:until], strict=True)]
+            tops = self._tops(meta, known, until)
             now = time.perf_counter()
             choice.accepted_at = choice.accepted_at or began
             if choice.first_token_at is None:
                 choice.first_token_at = now if self._stream else None
                 choice.cached_tokens = int(meta.get("cached_tokens") or 0)
-            choice.sampled_ids.extend(ids[known:until])
-            choice.logprobs.extend(entry[0] for entry in entries[known:until])
+            choice.sampled_ids.extend(tokens)
+            choice.logprobs.extend(logprobs)
             choice.policy_versions.extend(versions)
-            if self._top:
-                tops = (meta.get("output_top_logprobs") or [])[known:until]
-                choice.top_logprobs.extend([(entry[0], entry[1]) for entry in top or []] for top in tops)
+            choice.top_logprobs.extend(tops)
             self._progressed()
         if until < total:
             raise EngineLost("wrong_run", "the engine has changed to another run")
 
-    def _end(self, finish: Json | None) -> None:
+    def _tops(self, meta: Json, known: int, until: int) -> list[TopLogprobs]:
+        told = (meta.get("output_top_logprobs") or [])[known:until] if self._top else []
+        return [[(self._logprob(entry[1], entry), entry[1]) for entry in top or []] for top in told]
+
+    def _logprob(self, token: int, entry: list[Any]) -> float:
+        """A token's log-probability, once both are what they must be: recorded, a wrong one would be trained."""
+        logprob, named = entry[0], entry[1]
+        if type(token) is not int or named != token or not 0 <= token < self._vocab_size:
+            raise ValueError(f"{token!r} with the log-probability of {named!r} is no token")
+        if type(logprob) not in {float, int} or not LEAST_LOGPROB <= logprob <= ROUNDING:
+            raise ValueError(f"{logprob!r} is no log-probability")
+        return float(logprob)
+
+    def _end(self, finish: Finish | None) -> None:
         if finish is None:
             return
-        if finish["type"] == "abort":
+        if finish == "abort":
             self.was_aborted = True
             return
         self.choice.accepted_at = self.choice.accepted_at or time.perf_counter()
-        self.choice.finish = "length" if finish["type"] == "length" else "stop"
+        self.choice.finish = finish
+
+
+def _finish(told: Json | None) -> Finish | None:
+    if told is None:
+        return None
+    kind = told["type"]
+    return kind if kind in {"abort", "length"} else "stop"
 
 
 def _policy_versions(meta: Json, start: int, end: int, run_id: str) -> list[int]:
@@ -257,6 +291,8 @@ def _policy_versions(meta: Json, start: int, end: int, run_id: str) -> list[int]
         if serving != run_id:
             return versions
         versions.extend([version] * (last - first))
+    if len(versions) > end - start:
+        raise ValueError("spans of weight versions overlap")
     return versions
 
 

@@ -1,113 +1,108 @@
-"""Bodies that no client library sends: each is refused with what is wrong, or served and recorded; nothing between."""
+"""Engines that answer garbage: nothing of it is recorded, another try gets the tokens, and only time is lost."""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
+import numpy as np
+import openai
 import pytest
 
 from libs.store.database import Database
+from tests.fakes.engine import logprob_of
 from tests.fakes.gateway import Scene, scene
 
-CHAT: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "hi"}]}
-PLAIN = json.dumps(CHAT)
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+EOS_ID = 259
+Damage = Callable[[dict[str, Any]], Any]
 
 
-def deep(levels: int) -> str:
-    return "[" * levels + "]" * levels
+def meta(**changes: Any) -> Damage:
+    return lambda document: document | {"meta_info": document["meta_info"] | changes}
 
 
-def with_field(name: str, text: str) -> bytes:
-    """The plain body with one more field, spelled as given."""
-    return f'{PLAIN[:-1]},"{name}":{text}}}'.encode()
+def entries(change: Callable[[list[Any]], Any]) -> Damage:
+    return lambda document: meta(
+        output_token_logprobs=[change(entry) for entry in document["meta_info"]["output_token_logprobs"]]
+    )(document)
 
 
-def with_arguments(arguments: str) -> bytes:
-    """A conversation whose assistant called a tool with these arguments."""
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    turns = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": None, "tool_calls": [call]},
-        {"role": "tool", "tool_call_id": "1", "content": "done"},
-    ]
-    return json.dumps({**CHAT, "messages": turns}).encode()
+def tokens(change: Callable[[int], Any]) -> Damage:
+    """Wrong tokens of which the log-probabilities speak too."""
+    return lambda document: entries(lambda entry: [entry[0], change(entry[1]), None])(
+        document | {"output_ids": [change(token) for token in document["output_ids"]]}
+    )
 
 
-async def post(found: Scene, body: bytes) -> httpx.Response:
-    headers = {"authorization": f"Bearer {found.gateway.key(found.rollout_id)}", "content-type": "application/json"}
-    async with httpx.AsyncClient(timeout=60) as http:
-        url = f"{found.gateway.base_url(found.rollout_id)}/chat/completions"
-        return await http.post(url, content=body, headers=headers)
+GARBAGE: dict[str, Damage] = {
+    "a list": lambda document: [document],
+    "null": lambda _: None,
+    "a text": lambda _: "Internal Server Error",
+    "an empty object": lambda _: {},
+    "an error in words": lambda _: {"error": "out of memory"},
+    "an error with a code in words": lambda _: {"error": {"code": "oom", "message": "out of memory"}},
+    "no tokens": lambda document: meta(output_token_logprobs=[])(document | {"output_ids": []}),
+    "tokens in words": tokens(str),
+    "tokens beyond the vocabulary": tokens(lambda token: token + 10**6),
+    "negative tokens": tokens(lambda token: -1 - token),
+    "fractions of tokens": tokens(lambda token: token + 0.5),
+    "tokens that are true": tokens(lambda _: True),
+    "more tokens than were asked for": lambda document: entries(lambda entry: entry)(
+        meta(output_token_logprobs=document["meta_info"]["output_token_logprobs"] * 50)(
+            document | {"output_ids": document["output_ids"] * 50}
+        )
+    ),
+    "no log-probabilities": meta(output_token_logprobs=None),
+    "log-probabilities of other tokens": entries(lambda entry: [entry[0], entry[1] + 1, None]),
+    "log-probabilities that are null": entries(lambda entry: [None, *entry[1:]]),
+    "log-probabilities in words": entries(lambda entry: ["NaN", *entry[1:]]),
+    "probabilities above one": entries(lambda entry: [3.5, *entry[1:]]),
+    "log-probabilities beyond float32": entries(lambda entry: [-1e300, *entry[1:]]),
+    "empty entries": entries(lambda _: []),
+    "a finish reason in words": meta(finish_reason="stop"),
+    "no weight version": meta(weight_version=None, weight_versions=None),
+    "weight versions that overlap": lambda document: meta(weight_versions=document["meta_info"]["weight_versions"] * 2)(
+        document
+    ),
+    "weight versions in words": meta(weight_versions="run-test:0"),
+}
 
 
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b"", "not valid JSON"),
-        (b"null", "must be a JSON object"),
-        (PLAIN.encode() + b"x", "not valid JSON"),
-        (PLAIN.encode("utf-16"), "not valid JSON"),
-        (PLAIN.replace("hi", "\xe9").encode("latin-1"), "not valid JSON"),
-        (PLAIN.replace("hi", "\\ud800").encode(), "not valid JSON"),
-        (with_field("metadata", deep(100_000)), "not valid JSON: depth limit"),
-        (with_field("metadata", deep(300)), "nested deeper than 64 levels: flatten it"),
-        (with_field("chat_template_kwargs", f'{{"x":{deep(900)}}}'), "nested deeper than 64 levels"),
-        (with_field("temperature", "1e999"), "not valid JSON"),
-        (with_field("temperature", "NaN"), "not valid JSON"),
-        (with_field("seed", "9" * 400), "number is infinity"),
-        (with_field("top_k", "99999999999"), "'top_k': Input should be less than or equal to 1073741824"),
-        (with_field("logit_bias", json.dumps({"9" * 5000: 1})), "logit_bias names token '99999999999999999999'"),
-        (with_field("logit_bias", '{"\\u0661": 1}'), "logit_bias names token '\u0661'"),
-        (with_field("logit_bias", '{"1": 1e300}'), "'logit_bias.1': Input should be less than or equal to 100"),
-        (with_field("\\u0000", "1"), "Unrecognized request argument supplied"),
-        (json.dumps({**CHAT, "model": "m" * 1001}).encode(), "'model': String should have at most 1000 characters"),
-        (with_arguments(deep(100_000)), "maximum context length"),
-    ],
-    ids=lambda value: repr(value[:40]),
-)
-async def test_garbage_is_refused_in_words_and_leaves_no_record(
-    tmp_path: Path, database: Database, body: bytes, words: str
+async def ask(stage: Scene, *, stream: bool) -> str:
+    async with stage.client() as client:
+        create: Any = client.chat.completions.create
+        answer = await create(model="m", messages=HI, stream=stream, max_tokens=20)
+        if not stream:
+            return str(answer.choices[0].message.content)
+        chunks = [chunk async for chunk in answer]
+        return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", GARBAGE)
+async def test_garbage_is_asked_again_and_never_recorded(
+    tmp_path: Path, database: Database, name: str, stream: bool
 ) -> None:
-    async with scene(tmp_path, database) as found:
-        answer = await post(found, body)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
-        assert words in answer.json()["error"]["message"]
-        assert (list(await found.calls()), found.engine.requests) == ([], [])
+    engine = {"damage": GARBAGE[name], "damaged": 2, "tokens_per_chunk": 20}
+    async with scene(tmp_path, database, engine=engine) as stage:
+        assert await ask(stage, stream=stream) == "Hello."
+        (call,) = await stage.calls()
+        expected = [*stage.model.encode("Hello.").tolist(), EOS_ID]
+    assert len(stage.engine.requests) == 3
+    assert (call.status, call.trainable, call.min_policy_version) == ("completed", True, 0)
+    assert np.frombuffer(call.sampled_ids, "<i4").tolist() == expected
+    assert np.frombuffer(call.generator_logprobs, "<f4").tolist() == [logprob_of(k) for k in range(len(expected))]
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "",
-        "{",
-        '{"a": 1e999}',
-        '{"a": ' + "9" * 400 + "}",
-        '{"a": "\\ud800"}',
-        '"\\ud800"',
-        '{"a": "\\u0000"}',
-        deep(900),
-    ],
-)
-async def test_arguments_that_are_no_good_json_are_served_as_the_text_they_are(
-    tmp_path: Path, database: Database, arguments: str
+async def test_an_engine_that_only_talks_garbage_costs_a_failed_call_and_the_agent_is_told_to_come_again(
+    tmp_path: Path, database: Database
 ) -> None:
-    async with scene(tmp_path, database) as found:
-        answer = await post(found, with_arguments(arguments))
-        assert answer.status_code == 200, answer.text
-        assert [row.status for row in await found.calls()] == ["completed"]
-
-
-@pytest.mark.parametrize("block", ['{"name": "f\\ud800", "arguments": {}}', '{"name": "f", "arguments": "\\ud800"}'])
-async def test_a_sampled_tool_call_that_is_no_unicode_is_content(
-    tmp_path: Path, database: Database, block: str
-) -> None:
-    said = f"<tool_call>{block}</tool_call>"
-    async with scene(tmp_path, database, says=said, context_length=8192) as found:
-        tool = {"type": "function", "function": {"name": "f"}}
-        answer = await post(found, json.dumps({**CHAT, "tools": [tool]}).encode())
-        assert answer.status_code == 200, answer.text
-        message = answer.json()["choices"][0]["message"]
-        assert (message["content"], message.get("tool_calls")) == (said, None)
+    engine = {"damage": GARBAGE["log-probabilities in words"], "damaged": 10**6}
+    async with scene(tmp_path, database, engine=engine, hold_seconds=0.5) as stage:
+        with pytest.raises(openai.InternalServerError) as refused:
+            await ask(stage, stream=False)
+        (call,) = await stage.calls()
+    assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "10")
+    assert (call.status, call.trainable, call.completion_tokens) == ("failed", False, 0)

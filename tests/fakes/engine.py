@@ -19,7 +19,8 @@ class FakeEngine:
     """Answers with the tokens that `says` gives for a request's body, in cumulative chunks when streaming.
 
     `pace` is called before each token and may wait. `dies_after` tokens the connection is cut, once. A weight version
-    set while an answer is under way counts for the tokens after it.
+    set while an answer is under way counts for the tokens after it. The first `damaged` answers are told as `damage`
+    makes them.
     """
 
     says: Callable[[Json], Sequence[int]]
@@ -33,6 +34,8 @@ class FakeEngine:
     requests: list[Json] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     paused: asyncio.Event | None = None
+    damage: Callable[[Json], Any] | None = None
+    damaged: int = 0
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         body = orjson.loads(await request.read())
@@ -45,17 +48,22 @@ class FakeEngine:
             async for document in self._answer(body):  # noqa: B007 - the last one is the whole answer
                 pass
             finished = bool(document) and document["meta_info"]["finish_reason"] is not None
-            return web.json_response(document) if finished else self._cut(request)
+            return web.json_response(self._told(document)) if finished else self._cut(request)
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         finished = False
         async for document in self._answer(body):
             finished = document["meta_info"]["finish_reason"] is not None
-            await response.write(b"data: " + orjson.dumps(document) + b"\n\n")
+            await response.write(b"data: " + orjson.dumps(self._told(document)) + b"\n\n")
         if not finished:
             return self._cut(request, response)
         await response.write(b"data: [DONE]\n\n")
         return response
+
+    def _told(self, document: Json) -> Any:
+        if self.damage is None or len(self.requests) > self.damaged:
+            return document
+        return self.damage(document)
 
     async def abort(self, request: web.Request) -> web.Response:
         self.aborted.append(orjson.loads(await request.read())["rid"])
