@@ -105,7 +105,7 @@ def _command(lease: Lease, place: Workplace, folder: AttemptFolder, tenant: Tena
     argv = [settings.python if first == "{python}" else first, *rest]
     return Command(
         argv=argv,
-        environment=_environment(lease, place, folder),
+        environment=_environment(lease, place, folder, tenant),
         folder=folder.work,
         timeout_seconds=limits.timeout_seconds,
         grace_seconds=settings.grace_seconds,
@@ -120,7 +120,12 @@ def _command(lease: Lease, place: Workplace, folder: AttemptFolder, tenant: Tena
     )
 
 
-def _environment(lease: Lease, place: Workplace, folder: AttemptFolder) -> dict[str, str]:
+def _user_names(tenant: Tenant) -> dict[str, str]:
+    """For programs that ask for their user's name, which a user of an attempt's own has not."""
+    return {"USER": "agent", "LOGNAME": "agent"} if tenant.lock is not None else {}
+
+
+def _environment(lease: Lease, place: Workplace, folder: AttemptFolder, tenant: Tenant) -> dict[str, str]:
     settings = place.settings
     return environment_block(
         Identity(lease.run_id, lease.rollout_id, lease.attempt, lease.trace_parent),
@@ -130,7 +135,7 @@ def _environment(lease: Lease, place: Workplace, folder: AttemptFolder) -> dict[
         task_file=folder.task_file,
         scratch=folder.scratch,
         path=settings.agent_path,
-        extra=lease.agent.environment,
+        extra=_user_names(tenant) | lease.agent.environment,
     )
 
 

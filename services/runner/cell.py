@@ -130,30 +130,23 @@ class Cells:
         Raises: OSError: what the agent needs cannot be reached by the user that it becomes
         """
         root = os.path.realpath(folder.root)
-        links, files = ways(argv, self._settings.agent_path, str(folder.work))
+        links, files = ways(argv, self._settings.agent_path, os.path.realpath(folder.work))
+        hidden = [path for path in self._private if os.path.isdir(path)]
+        closed = _closed([root, *links, *files], tenant.user)
+        covers = outermost([*hidden, *closed]) if self.mounts else ["/"]
+        needed = [*(link for link in links if _in_bin(link)), *files]
+        shown = outermost(filter(None, (self._shown(path, covers) for path in needed)))
         walls = Walls(
             user=tenant.user,
             own_user=tenant.lock is not None,
-            covers=[],
-            links=[],
-            shows=[],
-            hidden=[path for path in self._private if os.path.isdir(path)],
-            open=[root],
+            covers=covers if self.mounts else [],
+            links=[pair for pair in links.items() if self._may_show(pair[0], covers)],
+            shows=[*((path, False) for path in shown), (root, True)],
+            hidden=[] if self.mounts else hidden,
             landlock=self.landlock,
         )
-        parents = {os.path.dirname(path) for path in (root, *links, *files)}
-        closed = [above for path in sorted(parents) if (above := closed_above(path, tenant.user)) is not None]
-        covers = outermost([*walls["hidden"], *closed]) if self.mounts else ["/"]
-        needed = [*(link for link in links if _in_bin(link)), *files]
-        shown = outermost(filter(None, (self._shown(path, covers) for path in needed)))
-        if self.mounts:
-            walls["covers"], walls["hidden"] = covers, []
-            walls["links"] = [pair for pair in links.items() if self._may_show(pair[0], covers)]
-            walls["shows"] = [*((path, False) for path in shown), (root, True)]
-        elif closed:
+        if closed and not self.mounts:
             raise PermissionError(f"{closed[0]} is closed to the user that agents become: {REMEDIES}")
-        else:
-            walls["open"] += shown
         return walls
 
     def _shown(self, path: str, covers: list[str]) -> str | None:
@@ -237,6 +230,12 @@ def closed_above(path: str, user: tuple[int, int] | None) -> str | None:
     return None
 
 
+def _closed(paths: Iterable[str], user: tuple[int, int] | None) -> list[str]:
+    """Every folder on the way to these that a user cannot pass, sorted."""
+    found = {closed_above(folder, user) for folder in {os.path.dirname(path) for path in paths}}
+    return sorted(filter(None, found))
+
+
 def _passes(found: os.stat_result, user: tuple[int, int] | None) -> bool:
     if user is None:
         return True
@@ -249,20 +248,23 @@ def _in_bin(path: str) -> bool:
 
 
 def ways(argv: Sequence[str], search: str, folder: str) -> tuple[dict[str, str], list[str]]:
-    """The links, with their targets, and the files that a command names: program, interpreter, absolute arguments."""
+    """The links, with their targets, and the files that a command names: program, interpreter, absolute arguments.
+
+    Args: folder: where the command starts; what lies in it is not told
+    """
     links: dict[str, str] = {}
     files: list[str] = []
-    waiting = deque([_found(argv[0], search), *(word for word in argv[1:] if os.path.isabs(word))])
-    while waiting:
-        path = waiting.popleft()
-        if path is None or not os.path.lexists(path) or within(path, folder):
-            continue
-        passed, end = trail(path)
-        links |= passed
-        files.append(end)
-        if path == _found(argv[0], search):
-            waiting.extend(_found(word, search) for word in _shebang(end))
-    return links, files
+    program = _found(argv[0], search, folder)
+    interpreter = [_found(word, search, folder) for word in _shebang(program)] if program is not None else []
+    for path in (program, *interpreter, *(word for word in argv[1:] if os.path.isabs(word))):
+        if path is not None and os.path.lexists(path):
+            passed, end = trail(path)
+            links |= passed
+            files.append(end)
+    return (
+        {link: target for link, target in links.items() if not within(link, folder)},
+        [file for file in files if not within(file, folder)],
+    )
 
 
 def trail(path: str) -> tuple[dict[str, str], str]:
@@ -281,9 +283,9 @@ def trail(path: str) -> tuple[dict[str, str], str]:
     return links, end
 
 
-def _found(program: str, search: str) -> str | None:
-    """Where a program lies; None for one in the attempt's own folder, or nowhere."""
-    return shutil.which(program, path=search) if not program.startswith(".") else None
+def _found(program: str, search: str, folder: str) -> str | None:
+    """Where a program lies; None for one that is nowhere."""
+    return os.path.join(folder, program) if "/" in program else shutil.which(program, path=search)
 
 
 def _shebang(path: str) -> list[str]:

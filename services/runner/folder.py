@@ -86,7 +86,8 @@ def _check_own(parent: Path) -> None:
     found = parent.lstat()
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
         raise PermissionError(
-            f"{parent} must be a folder that only the runner's user may write to: remove it, or set RUNNER_WORK_FOLDER"
+            f"{parent} must be a folder, no link, that only the runner's user may write to: remove it, or set "
+            "RUNNER_WORK_FOLDER to another"
         )
 
 
@@ -101,9 +102,9 @@ def _lock(folder: Path) -> IO[str]:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Removes the folders of runners that are dead: their lock is free."""
+    """Removes the folders of runners that are dead: their lock is free. What has no lock is not ours."""
     for folder in parent.iterdir():
-        if not folder.is_dir():
+        if not (folder / ".lock").is_file():
             continue
         try:
             lock = _lock(folder)

@@ -32,8 +32,8 @@ class Walls(TypedDict):
 
     `user`: (uid, gid) to become; `own_user`: whether nobody else has that uid. `covers`: folders that the agent finds
     empty, in a view of the disk of its own, but for `links` (path, target) and `shows` (path, whether it may write
-    there). Where there is no such view, `hidden` are the folders that Landlock closes, but for `open`. `landlock`:
-    whether to use it at all.
+    there). `hidden`: folders that Landlock closes, but for `shows`, where there is no such view. `landlock`: whether to
+    use it at all.
     """
 
     user: tuple[int, int] | None
@@ -42,13 +42,12 @@ class Walls(TypedDict):
     links: list[tuple[str, str]]
     shows: list[tuple[str, bool]]
     hidden: list[str]
-    open: list[str]
     landlock: bool
 
 
 def no_walls() -> Walls:
     """Orders of a cell that holds nothing in."""
-    return Walls(user=None, own_user=False, covers=[], links=[], shows=[], hidden=[], open=[], landlock=False)
+    return Walls(user=None, own_user=False, covers=[], links=[], shows=[], hidden=[], landlock=False)
 
 
 def close_in(walls: Walls) -> None:
@@ -58,7 +57,7 @@ def close_in(walls: Walls) -> None:
     """
     if walls["covers"]:
         cover(walls["covers"], walls["links"], walls["shows"])
-    ruleset = landlock_ruleset(walls["hidden"], walls["open"]) if walls["landlock"] else None
+    ruleset = landlock_ruleset(walls["hidden"], [path for path, _ in walls["shows"]]) if walls["landlock"] else None
     if walls["user"] is not None:
         become(*walls["user"])
     if walls["own_user"]:

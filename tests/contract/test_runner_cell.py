@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import stat
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class CellBench(Bench):
 
     def __init__(self, database: Database, redis_url: str, folder: Path, *, ordinary: bool) -> None:
         super().__init__(database, redis_url, folder)
+        self.ordinary = ordinary
         self.own_users = not ordinary and os.geteuid() == 0
         self.platform, self.canary = folder / "platform", folder / "canary"
         for made in (self.platform, self.canary):
@@ -91,7 +93,12 @@ class CellBench(Bench):
 
     async def send(self, *words: str, environment: dict[str, str], **limits: Any) -> tables.Rollout:
         """A rollout of one of the agents in `tests/agents`."""
-        agent = {"command": ["{python}", "-S", "-E", *words], "environment": environment}
+        return await self.send_command(["{python}", "-S", "-E", *words], environment, **limits)
+
+    async def send_command(
+        self, command: list[str], environment: dict[str, str] | None = None, **limits: Any
+    ) -> tables.Rollout:
+        agent = {"command": command, "environment": environment or {}}
         config = builders.run_document(agent=agent, runner={"timeout_seconds": 60, **limits})
         run = await builders.add_run(self.database, config=config)
         _, [rollout] = await builders.add_group(self.database, run, size=1)
@@ -195,6 +202,22 @@ async def test_a_thief_gets_nothing(bench: CellBench, redis_url: str) -> None:
 
 async def _found(folder: Path, name: str) -> list[Path]:
     return list((folder / "attempts").glob(f"*/*/work/{name}"))
+
+
+async def test_an_agent_in_a_folder_that_is_closed_to_others_runs_with_what_lies_beside_it(bench: CellBench) -> None:
+    home = bench.folder / "home"
+    (home / "venv" / "bin").mkdir(parents=True)
+    (home / "agent").mkdir()
+    (home / "venv" / "bin" / "python").symlink_to(sys.executable)
+    (home / "agent" / "main.py").write_text("import beside; print('{\"reward\": %s}' % beside.REWARD)")
+    (home / "agent" / "beside.py").write_text("REWARD = 0.75")
+    home.chmod(0o700)
+    if bench.ordinary:
+        as_ordinary_user(home)
+    async with stopped(await bench.begin()):
+        rollout = await bench.send_command([f"{home}/venv/bin/python", "-S", f"{home}/agent/main.py"])
+        outcome = await bench.ended(rollout)
+    assert (outcome.kind, outcome.reward) == ("succeeded", 0.75), (outcome.detail, outcome.stderr_tail)
 
 
 async def test_files_of_the_platform_are_never_given_to_an_agent(bench: CellBench) -> None:

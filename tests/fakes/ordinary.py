@@ -42,7 +42,6 @@ def as_ordinary_user(folder: Path) -> tuple[str, ...]:
         links=[],
         shows=[(path, path == str(folder)) for path in needed if any(within(path, cover) for cover in covers)],
         hidden=[],
-        open=[],
         landlock=False,
     )
     return (sys.executable, "-I", "-S", "-c", _BECOME, ROOT, json.dumps(walls), sys.executable)

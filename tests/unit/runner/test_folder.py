@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -58,9 +60,65 @@ def test_a_new_runner_removes_what_a_dead_one_left_and_nothing_of_a_living_one(
     kept = living.make("r.0.0", {}, None)
     dead = tmp_path / "work" / "dead" / "attempt"
     dead.mkdir(parents=True)
+    (dead.parent / ".lock").touch()
     folders_of("new")
     assert kept.work.exists()
     assert not dead.parent.exists()
+
+
+def test_what_is_not_a_runners_is_never_removed(folders_of: Callable[[str], Folders], tmp_path: Path) -> None:
+    letters = tmp_path / "work" / "letters"
+    letters.mkdir(parents=True)
+    (letters / "one").write_text("dear")
+    folders_of("new")
+    assert (letters / "one").read_text() == "dear"
+
+
+def test_a_parent_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    for parent in ("open", "link"):
+        with pytest.raises(PermissionError, match="set RUNNER_WORK_FOLDER"):
+            Folders(tmp_path / parent, "runner-1")
+
+
+def test_removing_follows_no_link_and_needs_no_stack(
+    folders_of: Callable[[str], Folders], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / "file").write_text("x")
+    folders = folders_of("runner-1")
+    folder = folders.make("r.0.0", {}, None)
+    (folder.work / "link").symlink_to(kept)
+    shutil.rmtree(folder.scratch)
+    folder.scratch.symlink_to(kept)
+    monkeypatch.chdir(folder.work)
+    for _ in range(2000):
+        os.mkdir("deep")  # noqa: PTH102  # a path this long has no name from the root
+        os.chdir("deep")
+    monkeypatch.chdir(tmp_path)
+    folders.remove(folder)
+    assert not folder.root.exists()
+    folder.root.symlink_to(kept)
+    folders.remove(folder)
+    assert not folder.root.is_symlink()
+    assert (kept / "file").read_text() == "x"
+
+
+def test_an_attempt_of_another_user_owns_its_folders_but_not_their_parent(
+    folders_of: Callable[[str], Folders], agent: Path
+) -> None:
+    # Only root may give files away.
+    user = (12345, 54321) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    folder = folders_of("runner-1").make("r.0.0", {}, str(agent), user)
+    inside = [folder.work, folder.scratch, folder.task_file, *folder.work.rglob("*")]
+    assert {(path.stat().st_uid, path.stat().st_gid) for path in inside} == {user}
+    root = folder.root.stat()
+    assert (root.st_uid, root.st_gid, stat.S_IMODE(root.st_mode)) == (os.geteuid(), user[1], 0o710)
+    assert stat.S_IMODE(folder.task_file.stat().st_mode) == 0o600
 
 
 def test_a_missing_agent_directory_is_named(folders_of: Callable[[str], Folders], tmp_path: Path) -> None:
