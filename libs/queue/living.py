@@ -18,7 +18,7 @@ from libs.queue.wake import Wake
 from libs.store.attempts import AttemptKey, running_attempts
 from libs.store.calls import StoreAway, reading
 from libs.store.database import Database
-from libs.telemetry import logger
+from libs.telemetry import Seldom, logger
 
 BELIEF_SECONDS = 5.0
 IDLE_SECONDS = 600.0
@@ -32,6 +32,7 @@ MAX_ENDED = 10_000
 LOOKS = Counter("leyden_attempt_looks_total", "Statements that asked which attempts run.", ["result"])
 
 log = logger()
+seldom = Seldom(log)
 
 
 class AttemptOver(Exception):
@@ -110,7 +111,7 @@ class Living:
             try:
                 running = await self._running(keys)
             except (StoreAway, TimeoutError) as error:
-                log.warning("attempts not looked up", cause=str(error) or f"no answer within {LOOK_SECONDS:g} s")
+                seldom.warning("attempts not looked up", cause=str(error) or f"no answer within {LOOK_SECONDS:g} s")
                 await self._fail(keys)
             # The loop must live: without it every call would wait for ever.
             except Exception:
