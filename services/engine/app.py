@@ -22,7 +22,7 @@ _MAX_BODY_BYTES = 64 * 2**20
 def create_engine_app(settings: Settings) -> FastAPI:
     """An application that serves the model in `settings.model_path`, which is loaded here.
 
-    Raises:  UnsupportedModel, WeightsRefused: the folder cannot be served
+    Raises:  UnsupportedModel, WeightsRefused: the folder cannot be served; SecretError: a key's file cannot be used
     """
     engine = Engine(settings)
 
@@ -43,7 +43,11 @@ def create_engine_app(settings: Settings) -> FastAPI:
     # SGLang's own port shows its metrics, too.
     add_health(app)
     app.include_router(router)
-    app.add_middleware(KeyCheck, api_key=settings.api_key, admin_api_key=settings.admin_api_key)
+    app.add_middleware(
+        KeyCheck,
+        api_key=read_secret(settings.api_key, settings.api_key_file),
+        admin_api_key=read_secret(settings.admin_api_key, settings.admin_api_key_file),
+    )
     return app
 
 

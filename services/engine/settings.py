@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from libs.service import DoorSettings
@@ -38,9 +38,13 @@ class Settings(DoorSettings):
     """Prompt and output together; the model's own when unset, and never more than `max_total_tokens`."""
     seed: int | None = None
     """Seed of sampling for requests that bring none; random when unset."""
-    api_key: str | None = Field(default=None, repr=False)
-    """Bearer key of all routes but health and metrics; unset: open."""
-    admin_api_key: str | None = Field(default=None, repr=False)
-    """Bearer key of the control routes instead of `api_key`; unset: `api_key` opens them, too."""
+    api_key: SecretStr | None = None
+    """Bearer key of all routes but health and metrics; without one they are open."""
+    api_key_file: Path | None = None
+    """File that holds the API key, instead of `api_key`."""
+    admin_api_key: SecretStr | None = None
+    """Bearer key of the control routes instead of the API key; without one the API key opens them, too."""
+    admin_api_key_file: Path | None = None
+    """File that holds the admin API key, instead of `admin_api_key`."""
     health_timeout_seconds: float = Field(default=20.0, gt=0)
     """How long `/health_generate` waits for its token."""

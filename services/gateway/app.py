@@ -15,6 +15,7 @@ from libs.capability import KeyRing
 from libs.queue.living import Living
 from libs.queue.wake import Wake
 from libs.service import create_app as create_service_app
+from libs.service.secrets import read_secret
 from libs.store.calls import CallWriter
 from libs.store.database import Database
 from services.gateway.door import Doors
@@ -55,6 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 @asynccontextmanager
 async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    engine_key = read_secret(settings.engine_api_key, settings.engine_api_key_file)
     model = ChatModel(settings.model_path, context_length=settings.context_length)
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     wake = Wake(settings.redis_url)
@@ -66,7 +68,7 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         gateway = Gateway(
             model,
             history=History(model, max_bytes=settings.history_bytes),
-            sampler=Sampler(http, directory, api_key=settings.engine_api_key, hold_seconds=settings.hold_seconds),
+            sampler=Sampler(http, directory, api_key=engine_key, hold_seconds=settings.hold_seconds),
             recorder=recorder,
             reader=reader,
             max_choices=settings.max_choices,

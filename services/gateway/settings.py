@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from libs.service import DoorSettings
@@ -23,8 +23,10 @@ class Settings(DoorSettings):
     """Hugging Face folder of the base model: tokenizer, chat template and context length are read from it."""
     engine_urls: list[str] = Field(default_factory=list)
     """Engines to use while the controller has registered none, as a JSON list of URLs; for a gateway on its own."""
-    engine_api_key: str | None = Field(default=None, repr=False)
-    """Sent to engines as a bearer token."""
+    engine_api_key: SecretStr | None = None
+    """Bearer key of the engines' inference routes, where they ask for one."""
+    engine_api_key_file: Path | None = None
+    """File that holds the engines' API key, instead of `engine_api_key`."""
     engine_poll_seconds: float = Field(default=0.2, gt=0)
     """How often the engines' table is read while requests come; ten times slower when none do."""
     engine_silence_seconds: float = Field(default=600.0, gt=0)

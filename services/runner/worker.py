@@ -68,17 +68,21 @@ class Runner:
         self._look_at = time.monotonic() + settings.store_look_seconds
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until asked to stop; then finishes what it holds, for a while. What is left is given back."""
+        """Works until asked to stop; then finishes what it holds, for a while. What is left is given back.
+
+        Raises: what ended one of the loops beside: without renewals or a ledger this process is of no use.
+        """
         loops = (self._renew(), self._ledger.run(), self._place.doors.keep())
         keeping = [asyncio.create_task(work) for work in loops]
         try:
             while not stop.is_set():
-                await _first_of(self._room.wait(), stop.wait())
+                await _first_of(self._room.wait(), stop.wait(), beside=keeping)
                 if not stop.is_set():
                     await self._take(stop)
             await self._finish()
         finally:
-            await self._give_back()
+            if not any(task.done() for task in keeping):
+                await self._give_back()
             # Closed beside being cancelled: Redis' client may take a cancellation for its own timeout.
             self._ledger.close()
             for task in (*keeping, *self._tasks):
@@ -255,11 +259,15 @@ class Runner:
             await asyncio.wait(self._tasks, timeout=0.1)
 
 
-async def _first_of(*waits: Awaitable[object]) -> None:
+async def _first_of(*waits: Awaitable[object], beside: Sequence[asyncio.Task[None]]) -> None:
+    """Returns when one of the waits is over. Raises what ended one of the tasks beside, which never should end."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait([*tasks, *beside], return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+    for task in beside:
+        if task.done():
+            task.result()
 
 
 async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
