@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
 from services.runner import cell
-from services.runner.cell import Cells, OwnUsers, closed_above, outermost, trail, ways, within
+from services.runner.cell import Cells, OwnUsers, Tenant, closed_above, outermost, trail, ways, within
+from services.runner.folder import Folders
 from services.runner.settings import Settings
 
 NOBODY = (1_700_000_000, 1_700_000_000)
@@ -108,3 +109,33 @@ def test_a_user_id_is_lent_to_one_attempt_at_a_time_whoever_lends(
 def test_a_user_that_does_not_exist_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="write `own`, `same`, or a user that this machine has"):
         Cells(Settings(agent_user="no-such-user", work_folder=tmp_path))
+
+
+def test_a_program_that_an_agents_user_cannot_reach_and_may_not_be_shown_is_named_with_the_remedies(
+    tmp_path: Path,
+) -> None:
+    real = program(tmp_path / "closed" / "agent")
+    (tmp_path / "closed").chmod(0o700)
+    with closing(Folders(tmp_path / "work", "runner-1")) as folders:
+        cells = Cells(Settings(agent_user="same", work_folder=tmp_path / "work"))
+        folder = folders.make("r.0.0", {}, None)
+        cells.mounts = False
+        with pytest.raises(PermissionError, match="is closed to the user that agents become: let other users pass"):
+            cells.walls([str(real)], folder, Tenant(NOBODY))
+        assert cells.walls([str(real)], folder, Tenant())["covers"] == []
+
+
+def test_a_private_folder_is_never_shown_not_even_to_a_command_that_names_it(tmp_path: Path) -> None:
+    base = Path(os.path.realpath(tmp_path))
+    private, beside = base / "closed" / "platform", base / "closed" / "agent"
+    program(private / "key")
+    program(beside / "agent")
+    (base / "closed").chmod(0o700)
+    with closing(Folders(private / "attempts", "runner-1")) as folders:
+        cells = Cells(Settings(agent_user="same", work_folder=private / "attempts", hidden_paths=(private,)))
+        folder = folders.make("r.0.0", {}, None)
+        cells.mounts = True
+        words = [str(beside / "agent"), str(private / "key"), str(private), str(base / "closed"), str(base)]
+        walls = cells.walls(words, folder, Tenant(NOBODY))
+    assert walls["shows"] == [(str(beside), False), (str(folder.root), True)]
+    assert any(within(str(private), cover) for cover in walls["covers"])
