@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import re
+
+from libs.cli.platform import ROOT
+from tests.chaos import SERVICES, fault_points
+
+
+def test_a_soak_finds_every_point_at_which_a_service_may_be_killed() -> None:
+    sources = [file.read_text() for folder in ("services", "libs") for file in (ROOT / folder).rglob("*.py")]
+    called = sum(len(re.findall(r"\bpasses\(\"", source)) for source in sources)
+    found = fault_points()
+    assert "gateway.recorded" in found
+    assert {point.split(".")[0] for point in found} == set(SERVICES)
+    assert len(found) <= called
