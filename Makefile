@@ -14,7 +14,7 @@ TESTS ?= tests
 SGLANG_TYPES := sglang==0.5.23
 
 .DEFAULT_GOAL := help
-.PHONY: help setup format lint types test contract e2e check up down demo bench soak fuzz docs migrate migration clean
+.PHONY: help setup format lint types test contract e2e check up down restart demo bench soak fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -73,6 +73,9 @@ up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C
 
 down: $(VENV)/.ready ## stop a platform that runs in the background
 	$(BIN)/leyden down
+
+restart: $(VENV)/.ready ## replace every service of a running platform, one after another
+	$(BIN)/leyden restart
 
 demo: $(VENV)/.ready $(AGENTS_VENV)/.ready ## train the flight agent's model and show it learn
 	$(BIN)/leyden demo --agent-python $(AGENTS_VENV)/bin/python $(DEMO_ARGS)

@@ -147,7 +147,8 @@ def metrics_page() -> str:
         for module in pkgutil.iter_modules(package.__path__):
             if module.name != "__main__":
                 importlib.import_module(f"services.{service}.{module.name}")
-    lines = [NOTE, "# Metrics", "", "Each service serves its own at `/metrics`, in Prometheus' text format.", ""]
+    where = "Each process serves its own at `/metrics` of its internal port, in Prometheus' text format."
+    lines = [NOTE, "# Metrics", "", where, ""]
     lines += ["| metric | type | labels | meaning |", "|---|---|---|---|"]
     for family in sorted(REGISTRY.collect(), key=lambda family: family.name):
         if family.name.startswith(("python_", "process_")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,12 +32,23 @@ async def loop(stop, checks):
     await pause(asyncio.Event(), 0.05)
     logger().info("finished")
 
+async def patient(stop, checks):
+    await stop.wait()
+    logger().info("finishing")
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await pause(asyncio.Event(), 0.05)
+        logger().info("given back")
+
 async def failing(stop, checks):
     raise RuntimeError("the loop broke")
 
 match sys.argv[1]:
     case "http":
         run_http("sample", create_app("sample"), settings)
+    case "patient":
+        run_worker("sample", settings.model_copy(update={"shutdown_seconds": 1000}), patient)
     case "failing":
         run_worker("sample", settings, failing)
     case _:
@@ -90,3 +102,34 @@ def test_a_loop_that_breaks_ends_the_process_with_its_traceback(started: object)
     output, _ = process.communicate(timeout=20)
     assert process.returncode == 1
     assert "the loop broke" in output
+
+
+def test_a_process_may_have_as_many_open_files_as_it_is_allowed_to() -> None:
+    program = """
+import resource
+from libs.service.http import run_until_signal
+
+async def main(stop):
+    print(resource.getrlimit(resource.RLIMIT_NOFILE))
+
+run_until_signal(main)
+"""
+    limits = (256, 512)
+    said = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limits),
+    )
+    assert said.stdout.strip() == "(512, 512)"
+
+
+def test_a_second_signal_ends_a_stubborn_loop_before_its_time(started: object) -> None:
+    process, _ = started("patient")
+    process.terminate()
+    assert "finishing" in process.stdout.readline()
+    process.terminate()
+    output, _ = process.communicate(timeout=60)
+    assert (process.returncode, "given back" in output) == (0, True)
