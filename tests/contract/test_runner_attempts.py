@@ -101,11 +101,11 @@ class Bench:
         return rollouts
 
     async def outcome(self, rollout: tables.Rollout, attempt: int = 1) -> tables.Outcome:
-        return await self.until(lambda: self.get(tables.Outcome, (rollout.id, attempt)))
+        return await self.until(lambda: self._get(tables.Outcome, (rollout.id, attempt)))
 
     async def attempt(self, rollout: tables.Rollout, state: str, number: int = 1) -> tables.Attempt:
         async def found() -> tables.Attempt | None:
-            row = await self.get(tables.Attempt, (rollout.id, number))
+            row = await self._get(tables.Attempt, (rollout.id, number))
             return row if row is not None and row.state == state else None
 
         return await self.until(found)
@@ -132,7 +132,7 @@ class Bench:
 
         await self.until(dead)
 
-    async def get(self, table: type[Any], key: tuple[str, int]) -> Any:
+    async def _get(self, table: type[Any], key: tuple[str, int]) -> Any:
         async with self.database.read() as session:
             return await session.get(table, key)
 
@@ -296,7 +296,7 @@ async def test_a_runner_told_twice_to_stop_gives_its_attempts_back_at_once(bench
     [rollout] = await bench.enqueue(FORKS + "\ntime.sleep(600)", timeout_seconds=1000)
     pids = await bench.pids(3)
     # Two signals at once are one: again, until the second one has come.
-    while await bench.get(tables.Outcome, (rollout.id, 1)) is None:
+    while await bench._get(tables.Outcome, (rollout.id, 1)) is None:
         process.terminate()
         await asyncio.sleep(0.2)
     outcome = await bench.outcome(rollout)
