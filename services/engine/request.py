@@ -29,6 +29,8 @@ _UNSERVED = (
     "session_params",
 )
 _MAX_CHOICES = 128
+GREEDY_BELOW = 1e-6
+"""SGLang's bound; logits divided by less than this overflow."""
 
 
 def _as_list(value: Any) -> Any:
@@ -50,14 +52,14 @@ class SamplingParams(BaseModel):
     min_p: float = Field(default=0.0, ge=0, le=1)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
-    repetition_penalty: float = Field(default=1.0, gt=0, le=2)
+    repetition_penalty: float = Field(default=1.0, ge=0.01, le=2)
     n: int = Field(default=1, ge=1, le=_MAX_CHOICES)
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     no_stop_trim: bool = False
     stream_interval: int = Field(default=1, ge=1)
-    logit_bias: dict[str, float] = Field(default_factory=dict)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     sampling_seed: int | None = None
 
     @model_validator(mode="before")
@@ -67,13 +69,13 @@ class SamplingParams(BaseModel):
 
     @property
     def greedy(self) -> bool:
-        """Temperature 0, or one candidate, is the most likely token."""
-        return self.temperature == 0 or self.top_k == 1
+        """No temperature to speak of, or one candidate, is the most likely token."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by: SGLang serves temperature 0 as greedy at temperature 1."""
-        return self.temperature or 1.0
+        """What logits are divided by: SGLang serves no temperature to speak of as greedy at temperature 1."""
+        return self.temperature if self.temperature >= GREEDY_BELOW else 1.0
 
     @property
     def truncates(self) -> bool:

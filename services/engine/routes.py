@@ -242,7 +242,8 @@ async def models(request: Request) -> Response:
     return JsonResponse({"object": "list", "data": [card]})
 
 
-@router.api_route("/flush_cache", methods=["GET", "POST"])
+@router.get("/flush_cache")
+@router.post("/flush_cache")
 async def flush_cache(request: Request, timeout: float = Query(0.0, ge=0.0)) -> Response:  # noqa: ASYNC109 - SGLang's
     engine = engine_of(request)
     deadline = asyncio.get_running_loop().time() + timeout

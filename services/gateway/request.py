@@ -33,6 +33,9 @@ REMEDIES = {
     "web_search_options": "give the agent a search tool of its own",
 }
 
+GREEDY_BELOW = 1e-6
+"""Temperatures that engines take for 0 (SGLang's own bound)."""
+
 Json = dict[str, Any]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 
@@ -112,7 +115,7 @@ class _Body(BaseModel):
     min_tokens: int | None = Field(default=None, ge=0, le=2**30)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=2)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
     seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
@@ -162,10 +165,10 @@ class Sampling:
     def untrainable_reason(self, temperature: float) -> str | None:
         """The parameters under which the recorded log-probabilities are not the policy's own; None when it can train.
 
-        Args: temperature: the effective one; 0 takes the likeliest token, which is no sample of the policy.
+        Args: temperature: the effective one; about 0 takes the likeliest token, which is no sample of the policy.
         """
         changed = {
-            "temperature": temperature == 0,
+            "temperature": temperature < GREEDY_BELOW,
             "top_p": self.top_p != 1.0,
             "top_k": self.top_k > 0,
             "min_p": self.min_p > 0,
