@@ -44,8 +44,8 @@ async def answering(seconds: float) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
-    # ValueError: what speaks there is no Redis.
-    except (RedisError, OSError, ValueError) as error:
+    # ValueError: what speaks there is no Redis. RuntimeError: uvloop's, of a connection that was reset a moment ago.
+    except (RedisError, OSError, ValueError, RuntimeError) as error:
         if task.cancelling() == before:
             said = str(error) or f"nothing within {seconds:g} s"
             raise QueueUnavailable(f"Redis does not answer: {said}") from error
