@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from libs.cli.platform import Options, Platform
-from libs.cli.services import PORTS
+from libs.cli.services import INTERNAL_PORTS
 from libs.client import Leyden
 from services.engine.tiny import make_tiny_model
 from tests.fakes.stub_engine import stub_engine
@@ -74,7 +74,7 @@ def run_document(rollouts: int) -> dict[str, Any]:
 def stubbed_platform(folder: Path) -> Iterator[Platform]:
     """A platform on free ports whose engine is a stub."""
     model = make_tiny_model(folder / "tiny")
-    services = tuple(name for name in PORTS if name != "engine")
+    services = tuple(name for name in INTERNAL_PORTS if name != "engine")
     with stub_engine() as engine:
         environment = {
             "controller": {"CONTROLLER_ENGINE_URLS": json.dumps([engine])},

@@ -116,7 +116,7 @@ def _own(service: str, facts: Facts) -> dict[str, str]:
             }
         case "controller":
             return {
-                "CONTROLLER_ENGINE_URLS": json.dumps([facts.url("engine")]),
+                "CONTROLLER_ENGINE_URLS": json.dumps([facts.url("engine")] if "engine" in facts.ports else []),
                 "CONTROLLER_ENGINE_API_KEY_FILE": str(facts.engine_key_file),
                 "CONTROLLER_ENGINE_ADMIN_KEY_FILE": str(facts.engine_admin_key_file),
                 "CONTROLLER_LOG_FOLDER": str(facts.logs),

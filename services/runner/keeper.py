@@ -9,6 +9,8 @@ attempt. The lock it only holds open: it tells other runners that this attempt's
 # pathlib costs more start-up time than everything else here:
 # ruff: noqa: PTH123, PTH208
 
+from __future__ import annotations
+
 import _signal  # type: ignore[import-not-found]  # the public `signal` builds enums, a third of this process's start-up time
 import ctypes
 import fcntl
@@ -18,9 +20,11 @@ import resource
 import select
 import sys
 import time
-from typing import Any
 
 from services.runner import walls
+
+if walls.TYPE_CHECKING:
+    from typing import Any
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4

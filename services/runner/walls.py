@@ -6,10 +6,37 @@ Runs in the forked child of the keeper, between `fork` and `exec`, and depends o
 # pathlib costs more start-up time than everything else here:
 # ruff: noqa: PTH103, PTH112, PTH120, PTH211
 
+from __future__ import annotations
+
 import ctypes
 import os
 import struct
-from typing import TypedDict
+
+TYPE_CHECKING = False
+"""mypy takes it for true. Importing `typing` costs a third of the start of a keeper."""
+
+if TYPE_CHECKING:
+    from typing import TypedDict
+
+    class Walls(TypedDict):
+        """Orders of one cell.
+
+        `user`: (uid, gid) to become; `own_user`: whether nobody else has that uid. `covers`: folders that the agent
+        finds empty, in a view of the disk of its own, but for `links` (path, target) and `shows` (path, whether it may
+        write there). `hidden`: folders that Landlock closes, but for `shows`, where there is no such view. `landlock`:
+        whether to use it at all.
+        """
+
+        user: tuple[int, int] | None
+        own_user: bool
+        covers: list[str]
+        links: list[tuple[str, str]]
+        shows: list[tuple[str, bool]]
+        hidden: list[str]
+        landlock: bool
+
+else:
+    Walls = dict
 
 PR_SET_NO_NEW_PRIVS = 38
 CLONE_NEWNS, CLONE_NEWIPC = 0x20000, 0x8000000
@@ -25,24 +52,6 @@ USABLE_LANDLOCK = 2
 """The first would refuse every rename from one folder to another."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-class Walls(TypedDict):
-    """Orders of one cell.
-
-    `user`: (uid, gid) to become; `own_user`: whether nobody else has that uid. `covers`: folders that the agent finds
-    empty, in a view of the disk of its own, but for `links` (path, target) and `shows` (path, whether it may write
-    there). `hidden`: folders that Landlock closes, but for `shows`, where there is no such view. `landlock`: whether to
-    use it at all.
-    """
-
-    user: tuple[int, int] | None
-    own_user: bool
-    covers: list[str]
-    links: list[tuple[str, str]]
-    shows: list[tuple[str, bool]]
-    hidden: list[str]
-    landlock: bool
 
 
 def no_walls() -> Walls:
