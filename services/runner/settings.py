@@ -34,7 +34,8 @@ class Settings(ServiceSettings):
     """What `{python}` stands for as the first word of an agent's command."""
     agent_user: str = "own"
     """Whom agents become. `own`: each attempt a user of its own where the runner is root, else the runner's user.
-    `same`: the runner's user, even root. Any other word names a user, which all attempts share; that needs root."""
+    `same`: the runner's user, even root. Any other word names a user, which all attempts share; that needs
+    root, and a user of nothing else: not `nobody`, whose an embedded Postgres is."""
     agent_uids_from: int | None = Field(default=None, ge=1000, le=2**31 - 2**16)
     """The first of the 20,000 user ids that attempts take in turn; nobody else may have them. Unset: 1,900,000,000, or
     30,000 in a user namespace that has fewer."""

@@ -68,7 +68,9 @@ def flood():
     for _ in range(512):
         os.write(1, block)
         os.write(2, block)
-    print("\n" + VERDICT)
+    with open(f"/proc/{os.getppid()}/status") as status:
+        peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    print("\n" + json.dumps({"reward": 1, "keeper_peak_kib": peak}))
 
 
 def fill_the_disk():
