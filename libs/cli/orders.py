@@ -64,7 +64,7 @@ def follow(home: Path, order: Order, lives: Callable[[], bool]) -> Iterator[Prog
                     if progress.state == "ended":
                         return
                     yield progress
-                elif not alive:
+                elif not alive or not path.exists():
                     raise EOFError("the platform ended before the order did")
                 else:
                     time.sleep(LOOK_SECONDS)

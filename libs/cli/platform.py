@@ -352,6 +352,7 @@ class Platform:
                 self._report(f"{name} not replaced: {error}")
                 orders.tell(self.home, order, orders.Progress(state="failed", service=name, detail=str(error)))
                 break
+            write_record(self.home, self.record())
             orders.tell(self.home, order, orders.Progress(state="done", service=name))
         orders.tell(self.home, order, orders.Progress(state="ended"))
 

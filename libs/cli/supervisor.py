@@ -191,6 +191,8 @@ def restart(
     record = context.record()
     if record is None or not record.running():
         raise CommandError(f"no platform runs in {context.home}: start it with `leyden up`", Exit.UNREACHABLE)
+    if record.state != "ready":
+        raise CommandError(f"the platform in {context.home} is {record.state}: see `leyden status`", Exit.REFUSED)
     wanted = services or list(record.services)
     unknown = [name for name in wanted if name not in record.services]
     if unknown:

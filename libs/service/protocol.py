@@ -8,6 +8,7 @@ a second for all connections together: a request costs no timer.
 from __future__ import annotations
 
 import asyncio
+import resource
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from http import HTTPStatus
@@ -45,6 +46,8 @@ class Limits:
 
     def within(self, open_files: int) -> Limits:
         """The same, with no more connections than a process with so many descriptors can have."""
+        if open_files == resource.RLIM_INFINITY:
+            return self
         return replace(self, max_connections=max(1, min(self.max_connections, open_files - RESERVED_FILES)))
 
 
