@@ -87,9 +87,9 @@ class Chaos:
         choice = self._dice.random()
         if self._points and choice < 0.25:
             return self._arm(self._dice.choice(self._points))
-        if choice < 0.35:
-            return self._pause(self._dice.choice(SERVICES), run_id)
         if choice < 0.4:
+            return self._pause(self._dice.choice(SERVICES), run_id)
+        if choice < 0.45:
             return self._flush()
         return self.kill(self._dice.choice(VICTIMS), run_id)
 
