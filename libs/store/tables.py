@@ -258,7 +258,10 @@ class Engine(Base):
 
 
 class Attempt(Base):
-    """Writer: runner, through libs/queue. One execution of a rollout, which is also its lease, fenced by `lease_id`."""
+    """Writer: runner; controller ends leases that nobody renews; both through libs/queue.
+
+    One execution of a rollout, which is also its lease, fenced by `lease_id`.
+    """
 
     __tablename__ = "attempts"
     rollout_id: Mapped[str] = mapped_column(
@@ -284,7 +287,7 @@ class Attempt(Base):
 
 
 class Outcome(Base):
-    """Writer: runner, in the transaction that settles the attempt. Pruning the run empties its texts."""
+    """Writer: runner, in the transaction that settles the attempt; controller empties the texts of a pruned run."""
 
     __tablename__ = "outcomes"
     rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="Rollout of the attempt.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +22,16 @@ from libs.contracts.api import Run
 from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from services.engine.tiny import make_tiny_model
 from tests.faults.proxy import FaultProxy
+from tests.shared import open_to_agents
 from tests.soak import bandit_run
 from tests.truth import lost_calls, violations
 
 ROLE = "services"
 ENDED = {"completed", "failed", "cancelled"}
 PATIENCE_SECONDS = 120.0
+SERVICES = ("api", "gateway", "controller", "collector", "credit", "runner")
+EACH_ITS_OWN = {"lease expired"}
+"""Warnings that speak of one rollout each, however many there are."""
 
 
 @dataclass
@@ -44,8 +49,9 @@ class Stage:
     received: Path
 
     def execute(self, statement: str) -> None:
-        """Runs SQL as the superuser, past the proxy."""
-        with psycopg.connect(self.database, autocommit=True) as connection:
+        """Runs SQL as the superuser, past the proxy, in a read-only database too."""
+        writing = "-c default_transaction_read_only=off"
+        with psycopg.connect(self.database, autocommit=True, options=writing) as connection:
             connection.execute(statement.encode())
 
     def train(self, steps: int, **sections: dict[str, object]) -> Run:
@@ -79,10 +85,18 @@ class Stage:
         answer = httpx.get(f"{self.platform.facts.internal_url(service)}/readyz", timeout=30, trust_env=False)
         return answer.status_code, answer.json()["checks"]
 
-    def log(self, service: str) -> list[dict[str, object]]:
-        """What a service has logged."""
-        lines = (self.platform.facts.logs / f"{service}.log").read_text().splitlines()
-        return [json.loads(line) for line in lines if line.startswith("{")]
+    def logs(self) -> str:
+        """Everything that services have logged."""
+        return "".join(file.read_text() for file in sorted(self.platform.facts.logs.glob("*.log")))
+
+    def repeated(self, times: int) -> dict[str, int]:
+        """Warnings and errors of a service that were said more often than this, and how often."""
+        said: Counter[str] = Counter()
+        for file in self.platform.facts.logs.glob("*.log"):
+            lines = [json.loads(line) for line in file.read_text().splitlines() if line.startswith("{")]
+            loud = [line["event"] for line in lines if line["level"] in {"warning", "error"}]
+            said.update(f"{file.stem}: {event}" for event in loud if event not in EACH_ITS_OWN)
+        return {event: count for event, count in said.items() if count > times}
 
 
 def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SECONDS) -> None:
@@ -100,6 +114,8 @@ def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SE
 def stage(folder: Path, environment: dict[str, dict[str, str]] | None = None) -> Iterator[Stage]:
     """The platform with its dependencies behind proxies; its Postgres role is an ordinary one, not the superuser.
 
+    Beside the one engine it is told of another that never answers.
+
     Args: environment: further variables by service
     """
     with ExitStack() as stack:
@@ -107,33 +123,40 @@ def stage(folder: Path, environment: dict[str, dict[str, str]] | None = None) ->
         stack.callback(postgres.stop)
         stack.callback(redis.stop)
         database, cache = postgres.start(), redis.start()
-        proxies = [FaultProxy.of(database), FaultProxy.of(cache), FaultProxy()]
-        postgres_proxy, redis_proxy, engine_proxy = (stack.enter_context(proxy) for proxy in proxies)
-        variables = {
-            "controller": {"CONTROLLER_ENGINE_URLS": json.dumps([f"http://127.0.0.1:{engine_proxy.port}"])},
-            "engine": {"OMP_NUM_THREADS": "1"},
-            "trainer": {"OMP_NUM_THREADS": "1"},
-        }
-        for service, more in (environment or {}).items():
-            variables[service] = variables.get(service, {}) | more
+        proxies = [FaultProxy.of(database), FaultProxy.of(cache), FaultProxy(), FaultProxy()]
+        postgres_proxy, redis_proxy, engine_proxy, dead_engine = (stack.enter_context(proxy) for proxy in proxies)
         options = Options(
             model_path=make_tiny_model(folder / "tiny"),
             free_ports=True,
-            environment=variables,
+            environment=_variables([engine_proxy, dead_engine], environment or {}),
             database_url=postgres_proxy.url(_ordinary(database)),
             redis_url=redis_proxy.url(cache),
         )
         platform = Platform(folder / "home", options)
         platform.start()
         stack.callback(platform.stop)
-        platform.ready(PATIENCE_SECONDS)
+        platform.ready(2 * PATIENCE_SECONDS)
         engine_proxy.target = ("127.0.0.1", platform.facts.ports["engine"])
         client = stack.enter_context(Leyden(platform.facts.url("api"), platform.token, patience_seconds=60))
         client.upload_dataset("bandit", [{"number": number} for number in range(16)])
-        received = folder / "received.log"
-        received.touch()
-        servers = (postgres, redis)
+        received, servers = open_to_agents(folder / "received.log"), (postgres, redis)
         yield Stage(platform, client, servers, database, cache, postgres_proxy, redis_proxy, engine_proxy, received)
+
+
+def _variables(engines: Sequence[FaultProxy], further: dict[str, dict[str, str]]) -> dict[str, dict[str, str]]:
+    """By service: everything is noticed within seconds, so that a test need not wait longer."""
+    quick = {"LEYDEN_DATABASE_ANSWER_SECONDS": "3", "LEYDEN_REDIS_ANSWER_SECONDS": "1"}
+    variables = {service: dict(quick) for service in ("api", "collector", "credit", "trainer", "engine")}
+    variables["gateway"] = quick | {"GATEWAY_ENGINE_SILENCE_SECONDS": "5"}
+    variables["runner"] = quick | {"RUNNER_LEASE_SECONDS": "8"}
+    variables["controller"] = quick | {
+        "CONTROLLER_ENGINE_URLS": json.dumps([f"http://127.0.0.1:{proxy.port}" for proxy in engines]),
+        "CONTROLLER_ENGINE_ANSWER_SECONDS": "2",
+        "CONTROLLER_ENGINE_UPDATE_SECONDS": "20",
+    }
+    for service in ("engine", "trainer"):
+        variables[service]["OMP_NUM_THREADS"] = "1"
+    return variables | {service: variables[service] | more for service, more in further.items()}
 
 
 def _ordinary(dsn: str) -> str:
