@@ -29,6 +29,7 @@ def connect(url: str) -> Redis:
     return Redis.from_url(
         url,
         decode_responses=True,
+        encoding_errors="replace",
         socket_connect_timeout=CONNECT_SECONDS,
         socket_timeout=MAX_BLOCK_SECONDS + 5,
         retry=Retry(NoBackoff(), 1),

@@ -8,6 +8,7 @@ from then on Postgres tells who works on it. What a runner took and never acknow
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,14 +16,25 @@ from typing import Any
 from redis.exceptions import ResponseError
 
 from libs.queue.connection import ANSWER_SECONDS, MAX_BLOCK_SECONDS, answering, connect
+from libs.telemetry import logger
+
+log = logger()
 
 # Braces keep both keys on one node of a Redis cluster.
 _STREAM = "{leyden:rollouts}"
 _WAITING = "{leyden:rollouts}:waiting"
 _GROUP = "runners"
+_ROLLOUT_ID = re.compile(r"[\w.:-]{1,200}", re.ASCII)
 
 # The hash remembers each rollout's message; a message that is gone (a flush or an eviction) is written again.
+# A key that holds another kind of value is somebody's mistake, and nothing of ours is lost with it.
 _ENQUEUE = """
+for key, kind in pairs({[KEYS[1]] = 'stream', [KEYS[2]] = 'hash'}) do
+    local found = redis.call('TYPE', key).ok
+    if found ~= kind and found ~= 'none' then
+        redis.call('DEL', key)
+    end
+end
 local added = 0
 for _, rollout in ipairs(ARGV) do
     local message = redis.call('HGET', KEYS[2], rollout)
@@ -119,14 +131,25 @@ class RolloutQueue:
         _, dropped, *_ = await self._redis.xautoclaim(
             _STREAM, _GROUP, owner, min_idle_time=self._reclaim_milliseconds, count=count
         )
-        deliveries = _deliveries(dropped)
+        deliveries = await self._ours(dropped)
         if deliveries:
             return deliveries
         fresh: Any = await self._redis.xreadgroup(_GROUP, owner, {_STREAM: ">"}, count=count, block=block_milliseconds)
         if not fresh:
             return []
         [(_, messages)] = fresh.items() if isinstance(fresh, dict) else fresh
-        return _deliveries(messages)
+        return await self._ours(messages)
+
+    async def _ours(self, messages: Any) -> list[Delivery]:
+        """The messages that name a rollout; others are nobody's, and would be delivered for ever."""
+        # A message deleted while it was pending comes without fields.
+        found = [Delivery(message_id, fields.get("rollout", "")) for message_id, fields in messages if fields]
+        foreign = [delivery for delivery in found if not _ROLLOUT_ID.fullmatch(delivery.rollout_id)]
+        if foreign:
+            log.warning("foreign messages dropped from the queue", messages=[one.message_id for one in foreign])
+            arguments = [part for one in foreign for part in (one.message_id, one.rollout_id)]
+            await self._ack(keys=[_STREAM, _WAITING], args=[_GROUP, *arguments])
+        return [delivery for delivery in found if delivery not in foreign]
 
     async def _create_group(self) -> None:
         try:
@@ -135,8 +158,3 @@ class RolloutQueue:
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
-
-
-def _deliveries(messages: Any) -> list[Delivery]:
-    # A message deleted while it was pending comes without fields.
-    return [Delivery(message_id, fields["rollout"]) for message_id, fields in messages if fields]

@@ -122,3 +122,33 @@ async def test_redis_away_is_one_named_exception_and_its_return_is_enough(tmp_pa
     finally:
         server.stop()
         await queue.close()
+
+
+async def test_messages_that_name_no_rollout_are_dropped_and_the_others_delivered(
+    queue: RolloutQueue, redis_url: str
+) -> None:
+    await queue.enqueue(["run-a.0.0"])
+    garbage: list[dict[str, str | bytes]] = [
+        {"nonsense": "x"},
+        {"rollout": b"\xff\xfe"},
+        {"rollout": "a\0b"},
+        {"rollout": ""},
+        {"rollout": "x" * 201},
+        {b"\xff": "run-a.0.1"},
+    ]
+    async with Redis.from_url(redis_url) as client:
+        for fields in garbage:
+            await client.xadd("{leyden:rollouts}", fields)  # type: ignore[arg-type]
+    await queue.enqueue(["run-a.0.1"])
+    assert await deliver(queue) == ["run-a.0.0", "run-a.0.1"]
+    assert await queue.depth() == 2
+
+
+@pytest.mark.parametrize("key", ["{leyden:rollouts}", "{leyden:rollouts}:waiting"])
+async def test_a_key_of_another_kind_is_made_again(queue: RolloutQueue, redis_url: str, key: str) -> None:
+    await queue.enqueue(["run-a.0.0"])
+    async with Redis.from_url(redis_url) as client:
+        await client.delete(key)
+        await client.set(key, "somebody's")
+    await queue.enqueue(["run-a.0.0"])
+    assert "run-a.0.0" in await deliver(queue)
