@@ -25,7 +25,7 @@ from pathlib import Path
 
 from libs.telemetry import logger
 from services.runner.folder import AttemptFolder
-from services.runner.settings import Settings
+from services.runner.settings import Settings, open_work_folder
 from services.runner.walls import USABLE_LANDLOCK, Walls, landlock_abi
 
 log = logger()
@@ -35,6 +35,8 @@ UIDS = 20_000
 """User ids that attempts take in turn: long before one comes again, nothing of its last attempt is left."""
 UIDS_FROM = 1_900_000_000
 UIDS_FROM_IN_A_NAMESPACE = 30_000
+NOBODY = (UIDS_FROM, UIDS_FROM)
+"""Stands for every user to whom nothing was given."""
 REMEDIES = (
     "let other users pass (chmod o+x) or put it elsewhere, or set RUNNER_AGENT_USER=same, or run the runner as an "
     "ordinary user"
@@ -97,14 +99,22 @@ class Cells:
         self._settings = settings
         self._own = OwnUsers(first_uid(settings), _locks()) if is_own(settings) else None
         self._named = _named(settings.agent_user)
-        self._private = [os.path.realpath(path) for path in (*settings.hidden_paths, settings.work_folder)]
         self.mounts = os.geteuid() == 0 and may_mount()
+        self.work_folder = self._reachable(settings.work_folder)
+        self._private = [os.path.realpath(path) for path in (*settings.hidden_paths, self.work_folder)]
         self.landlock = landlock_abi() >= USABLE_LANDLOCK
         if not self.landlock:
             log.warning(
                 "this kernel has no usable Landlock (5.19 or later): agents can look into processes of their own user",
                 own_users=self._own is not None,
             )
+
+    def _reachable(self, folder: Path) -> Path:
+        """The work folder, or an open one where agents' users could neither pass to it nor be shown it."""
+        if self.mounts or self._own is None or closed_above(os.path.realpath(folder.parent), NOBODY) is None:
+            return folder
+        log.warning("work folder is closed to agents' users", work_folder=str(folder), instead=str(open_work_folder()))
+        return open_work_folder()
 
     @contextmanager
     def lend(self) -> Iterator[Tenant]:
@@ -225,7 +235,7 @@ def outermost(paths: Iterable[str]) -> list[str]:
 def closed_above(path: str, user: tuple[int, int] | None) -> str | None:
     """The first folder on the way into a folder that a user cannot pass; None when it can, as the runner's own does."""
     for folder in (*reversed(Path(path).parents), Path(path)) if user is not None else ():
-        if not _passes(folder.stat(), user):
+        if folder.exists() and not _passes(folder.stat(), user):
             return str(folder)
     return None
 

@@ -24,7 +24,7 @@ class Settings(ServiceSettings):
     """Where agents find the collector."""
     concurrency: int = Field(default=32, ge=1, le=4096)
     """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""
-    work_folder: Path = Field(default_factory=lambda: _disk() / f"leyden-attempts-{os.getuid()}")
+    work_folder: Path = Field(default_factory=lambda: open_work_folder())
     """Where the fresh folders of attempts are made; what a killed runner left there is removed at the next start."""
     hidden_paths: tuple[Path, ...] = ()
     """Folders that agents may not open: the platform's own. As JSON: `["/var/lib/leyden"]`."""
@@ -59,7 +59,11 @@ class Settings(ServiceSettings):
     """How long an agent's key outlives its attempt's timeout, for spans that arrive late."""
 
 
-def _disk() -> Path:
-    """Not /tmp where there is another place: agents write there, and may not directly above a hidden folder."""
-    lasting = Path("/var/tmp")  # noqa: S108  # `Folders` makes its own folder there, for its user alone
-    return lasting if os.access(lasting, os.W_OK) else Path(tempfile.gettempdir())
+def open_work_folder() -> Path:
+    """A work folder that every user can pass to.
+
+    Not in /tmp where there is another place: agents write there, and may not directly above a hidden folder.
+    """
+    lasting = Path("/var/tmp")  # noqa: S108  # `Folders` takes only a folder that nobody else may write to
+    parent = lasting if os.access(lasting, os.W_OK) else Path(tempfile.gettempdir())
+    return parent / f"leyden-attempts-{os.getuid()}"

@@ -277,7 +277,7 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     """
     cells = Cells(settings)
     keys = KeyRing(settings.capability_keys_file)
-    folders = Folders(settings.work_folder, f"runner-{os.getpid()}-{secrets.token_hex(4)}")
+    folders = Folders(cells.work_folder, f"runner-{os.getpid()}-{secrets.token_hex(4)}")
     doors = DoorWatch([settings.gateway_url, settings.collector_url])
     processes = Processes()
     processes.adopt_orphans()

@@ -9,7 +9,7 @@ import pytest
 from services.runner import cell
 from services.runner.cell import Cells, OwnUsers, Tenant, closed_above, outermost, trail, ways, within
 from services.runner.folder import Folders
-from services.runner.settings import Settings
+from services.runner.settings import Settings, open_work_folder
 
 NOBODY = (1_700_000_000, 1_700_000_000)
 
@@ -123,6 +123,18 @@ def test_a_program_that_an_agents_user_cannot_reach_and_may_not_be_shown_is_name
         with pytest.raises(PermissionError, match="is closed to the user that agents become: let other users pass"):
             cells.walls([str(real)], folder, Tenant(NOBODY))
         assert cells.walls([str(real)], folder, Tenant())["covers"] == []
+
+
+def test_a_work_folder_that_agents_users_cannot_reach_gives_way_to_an_open_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cell, "may_mount", lambda: False)
+    monkeypatch.setattr(cell, "is_own", lambda _: True)
+    (tmp_path / "closed").mkdir(mode=0o700)
+    assert Cells(Settings(work_folder=tmp_path / "closed" / "new" / "attempts")).work_folder == open_work_folder()
+    monkeypatch.setattr(cell, "is_own", lambda _: False)
+    closed = tmp_path / "closed" / "new" / "attempts"
+    assert Cells(Settings(work_folder=closed)).work_folder == closed
 
 
 def test_a_private_folder_is_never_shown_not_even_to_a_command_that_names_it(tmp_path: Path) -> None:
