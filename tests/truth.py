@@ -16,6 +16,8 @@ from typing import Any
 
 import psycopg
 
+_Rows = list[tuple[object, ...]]
+
 STATEMENTS = Path(__file__).with_name("truth.sql")
 # As in libs.store.calls: Postgres stores no NUL in JSON.
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
@@ -49,6 +51,12 @@ _SAMPLED_AGAIN = """
     GROUP BY c.rollout_id, c.attempt, a.times HAVING count(DISTINCT c.request_id) > a.times"""
 
 
+_UNTOLD = """
+    SELECT t.* FROM told t LEFT JOIN spans s ON s.run_id = %(run)s
+        AND (s.rollout_id, s.attempt, s.span_id) = (t.rollout_id, t.attempt, t.span_id)
+    WHERE s.span_id IS NULL"""
+
+
 def questions() -> tuple[str, dict[str, str]]:
     """The functions that questions use, and each question's statement by its words."""
     functions, *parts = STATEMENTS.read_text().split("\\echo question: ")
@@ -74,29 +82,36 @@ def lost_calls(dsn: str, run_id: str, received: Path) -> list[str]:
     """What agents of this run received and the store cannot account for, one line each.
 
     Args: received: lines as agents wrote them: a bare `chatcmpl-<request_id>`, or an object with `rollout`, `attempt`
-        and either the whole `answer` or `asked`, written before a question was sent for the first time
+        and one of: the whole `answer`; `asked`, written before a question was sent for the first time; the id of a
+        `span` that the collector has taken
     """
-    answers, asked = _read(received, run_id)
+    answers, asked, told = _read(received, run_id)
     with psycopg.connect(dsn) as connection:
         connection.execute(questions()[0])
         connection.execute("CREATE TEMP TABLE received (id text, rollout_id text, attempt int, answer jsonb)")
         connection.execute("CREATE TEMP TABLE asked (rollout_id text, attempt int, times bigint)")
+        connection.execute("CREATE TEMP TABLE told (rollout_id text, attempt int, span_id text)")
         with connection.cursor() as cursor:
             cursor.executemany("INSERT INTO received VALUES (%s, %s, %s, %s)", answers)
             cursor.executemany("INSERT INTO asked VALUES (%s, %s, %s)", asked)
+            cursor.executemany("INSERT INTO told VALUES (%s, %s, %s)", told)
         lost = connection.execute(_DIFFERENCES, {"run": run_id}).fetchall()
         again = connection.execute(_SAMPLED_AGAIN, {"run": run_id}).fetchall()
+        spans = connection.execute(_UNTOLD, {"run": run_id}).fetchall()
     return sorted(
         [f"the answer {answer} {what}" for answer, what in lost]
         + [
             f"{rollout}/{attempt} asked {times} times and {calls} calls were sampled"
             for rollout, attempt, calls, times in again
         ]
+        + [f"{rollout}/{attempt} was told that span {span} is stored" for rollout, attempt, span in spans]
     )
 
 
-def _read(received: Path, run_id: str) -> tuple[list[tuple[object, ...]], list[tuple[object, ...]]]:
-    answers: list[tuple[object, ...]] = []
+def _read(received: Path, run_id: str) -> tuple[_Rows, _Rows, _Rows]:
+    """Answers, questions and spans of the run."""
+    answers: _Rows = []
+    spans: _Rows = []
     asked: dict[tuple[str, int], int] = {}
     for line in received.read_text().splitlines():
         if not line.startswith("{"):
@@ -108,9 +123,11 @@ def _read(received: Path, run_id: str) -> tuple[list[tuple[object, ...]], list[t
             continue
         if "answer" in told:
             answers.append((told["answer"]["id"], *place, _NUL.sub(r"\1\\ufffd", json.dumps(told["answer"]))))
+        elif "span" in told:
+            spans.append((*place, told["span"]))
         else:
             asked[place] = asked.get(place, 0) + 1
-    return answers, [(*place, times) for place, times in asked.items()]
+    return answers, [(*place, times) for place, times in asked.items()], spans
 
 
 def _damaged(connection: psycopg.Connection[Any], run_id: str) -> list[Any]:

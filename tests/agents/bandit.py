@@ -2,8 +2,9 @@
 
 It speaks the chat completions protocol with the standard library alone, so that hundreds of attempts start quickly.
 BANDIT_LOG names a file of JSON lines to which it adds that it will ask, before it asks, and the whole answer, before
-it does anything else with it: the agents' own word for what they got. BANDIT_TOKENS is the length of an answer; the
-rollouts of group 0 end only once the file BANDIT_GATE exists, where one is named.
+it does anything else with it: the agents' own word for what they got. It tells the collector of the answer by a span,
+and adds that the collector took it. BANDIT_TOKENS is the length of an answer; the rollouts of group 0 end only once the
+file BANDIT_GATE exists, where one is named.
 """
 
 import http.client
@@ -11,6 +12,7 @@ import json
 import os
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 TOKENS = int(os.environ.get("BANDIT_TOKENS", "1"))
@@ -28,13 +30,9 @@ def tell(**facts):
             file.write(json.dumps({"rollout": ROLLOUT, "attempt": ATTEMPT} | facts) + "\n")
 
 
-def ask(tries=60):
-    tell(asked=1)
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        data=json.dumps(QUESTION | {"messages": MESSAGES}).encode(),
-        headers={"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
-    )
+def post(url, document, headers, tries=60):
+    body, headers = json.dumps(document).encode(), headers | {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, data=body, headers=headers)
     for retry in range(tries):
         request.add_header("x-stainless-retry-count", str(retry))
         try:
@@ -46,11 +44,35 @@ def ask(tries=60):
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ValueError):
             pass
         time.sleep(0.5)
-    raise SystemExit("the model never answered")
+    raise SystemExit(f"{url} never answered")
+
+
+def ask():
+    tell(asked=1)
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+    return post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", QUESTION | {"messages": MESSAGES}, headers)
+
+
+def export(answer):
+    now, span_id = str(time.time_ns()), os.urandom(8).hex()
+    named = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "coin", "gen_ai.response.id": answer["id"]}
+    span = {
+        "traceId": os.urandom(16).hex(),
+        "spanId": span_id,
+        "name": "execute_tool coin",
+        "startTimeUnixNano": now,
+        "endTimeUnixNano": now,
+        "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in named.items()],
+    }
+    _, key = urllib.parse.unquote(os.environ["OTEL_EXPORTER_OTLP_HEADERS"]).split("=", 1)
+    document = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
+    post(os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces", document, {"Authorization": key})
+    tell(span=span_id)
 
 
 answer = ask()
 tell(answer=answer)
+export(answer)
 gate = os.environ.get("BANDIT_GATE")
 while gate and ROLLOUT.split(".")[1] == "0" and not os.path.exists(gate):
     time.sleep(0.1)

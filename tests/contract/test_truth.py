@@ -220,6 +220,7 @@ def test_an_answer_without_its_record_or_with_another_one_is_told(
     ]
     changed = json.loads(json.dumps(answer).replace("-0.5", "-0.25"))
     assert told(asked, place | {"answer": changed}) == [f"the answer {answer['id']} has other log-probabilities"]
+    assert told(place | {"span": "ab"}) == [f"{rollout}/1 was told that span ab is stored"]
     received.write_text("chatcmpl-gone\n")
     assert lost_calls(postgres_dsn, run.id, received) == ["the answer chatcmpl-gone has no record"]
 
