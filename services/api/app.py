@@ -103,7 +103,9 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 def _handlers() -> dict[type[Exception], Handler]:
     handlers: dict[type[Exception], Handler] = dict.fromkeys(_STATUSES, _on_known)
     handlers[RequestValidationError] = on_refused
-    handlers |= dict.fromkeys((exc.OperationalError, exc.InterfaceError, exc.TimeoutError), _on_database_away)
+    # InternalError: a database that became read-only.
+    away = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
+    handlers |= dict.fromkeys(away, _on_database_away)
     handlers[exc.DataError] = _on_bad_value
     return handlers
 
