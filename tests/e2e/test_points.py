@@ -17,6 +17,7 @@ import pytest
 
 from libs.cli.platform import Platform
 from libs.client import Leyden
+from libs.contracts import api
 from libs.faults import Armory
 from tests.shared import open_to_agents
 from tests.soak import small_platform
@@ -116,15 +117,18 @@ def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_dou
     log = tmp_path / "witness.log"
     log.touch()
     trainings = Trainings(client, log)
-    for point in API_POINTS:
+    creations = (trainings.more, lambda: client.evaluate_run(trainings.ids[0], api.EvaluationRequest(max_tasks=2)))
+    for point, create in zip(API_POINTS, creations, strict=True):
         armory.arm(point)
-        trainings.more()
+        create()
         assert armory.fired(point, 0.0)
     fire(armory, trainings)
     trainings.end()
 
     runs = {run.id: run for run in client.runs()}
     assert sorted(runs) == sorted(trainings.ids)
+    [evaluation] = client.evaluations(trainings.ids[0])
+    assert evaluation.results.complete
     assert [(runs[run_id].phase, runs[run_id].reason) for run_id in trainings.ids] == [
         ("completed", None) for _ in trainings.ids
     ]
