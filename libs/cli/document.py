@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from libs.cli.errors import CommandError, Exit
+from libs.contracts.strict import read_json
 
 Document = dict[str, Any]
 
@@ -23,6 +24,7 @@ def read_document(path: Path, changes: Sequence[str] = ()) -> Document:
     document = _parse(path)
     for change in changes:
         _set(document, change)
+    _check(path, document)
     agent = document.get("agent")
     if isinstance(agent, dict) and isinstance(agent.get("directory"), str):
         agent["directory"] = str((path.parent / agent["directory"]).resolve())
@@ -31,13 +33,23 @@ def read_document(path: Path, changes: Sequence[str] = ()) -> Document:
 
 def _parse(path: Path) -> Document:
     try:
-        text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+        content = path.read_bytes()
+        document = tomllib.loads(content.decode()) if path.suffix == ".toml" else read_json(content)
     except (OSError, ValueError) as error:
         raise CommandError(f"{path}: {error}; write a JSON or TOML file", Exit.USAGE) from None
+    except RecursionError:
+        raise CommandError(f"{path}: nested too deeply to be read: flatten it", Exit.USAGE) from None
     if not isinstance(document, dict):
         raise CommandError(f"{path}: a run is one JSON object", Exit.USAGE)
     return document
+
+
+def _check(path: Path, document: Document) -> None:
+    """Raises: CommandError: the document holds what JSON cannot say, such as a date or an infinity of TOML"""
+    try:
+        read_json(json.dumps(document).encode())
+    except (TypeError, ValueError) as error:
+        raise CommandError(f"{path}: {error}", Exit.USAGE) from None
 
 
 def _set(document: Document, change: str) -> None:
@@ -54,5 +66,5 @@ def _set(document: Document, change: str) -> None:
         place = below
     try:
         place[name] = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         place[name] = text
