@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import pytest
 from sqlalchemy import select
 
 from libs.queue.wake import Wake
@@ -16,6 +17,7 @@ from libs.store.database import Database
 from services.controller.engines import Fleet, Wanted
 from services.controller.settings import Settings
 from tests.fakes.engine_control import FakeEngineControl, running
+from tests.faults.proxy import FaultProxy, Trouble
 
 
 @asynccontextmanager
@@ -118,3 +120,36 @@ async def test_engines_no_longer_configured_are_forgotten(database: Database, re
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         await until(lambda: fleet.served_version("run-a") == 0)
         assert await rows(database) == {engine.url: ("serving", "run-a", 0)}
+
+
+async def test_an_engine_that_hangs_in_the_middle_of_an_update_does_not_hold_up_another(
+    database: Database, redis_url: str
+) -> None:
+    one, two = FakeEngineControl(), FakeEngineControl()
+    async with running(one), running(two):
+        with FaultProxy.of(one.url) as proxy:
+            async with fleet_of(database, redis_url, proxy.url(one.url), two.url) as fleet:
+                fleet.want(Wanted("run-a", 0, "/w/0"))
+                await until(lambda: one.weight_version == two.weight_version == "run-a:0")
+                proxy.trouble = Trouble(hang=True)
+                for version in (1, 2):
+                    fleet.want(Wanted("run-a", version, f"/w/{version}"))
+                    await until(lambda: two.weight_version == f"run-a:{version}")  # noqa: B023
+                proxy.heal()
+                await until(lambda: one.weight_version == "run-a:2" and not one.paused, 60)
+
+
+@pytest.mark.parametrize("garbage", [b"[]", b"null", b"not json", b'"run-a:0"', b"\xff\xfe"])
+async def test_an_engine_that_answers_garbage_is_away_until_it_makes_sense(
+    database: Database, redis_url: str, garbage: bytes
+) -> None:
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(garbage), garbage)
+    async with running(FakeEngineControl(weight_version="run-a:0")) as engine:
+        with FaultProxy.of(engine.url) as proxy:
+            async with fleet_of(database, redis_url, proxy.url(engine.url)) as fleet:
+                await until(lambda: fleet.served_version("run-a") == 0)
+                proxy.trouble = Trouble(answer=answer)
+                await until(lambda: fleet.served_version("run-a") is None)
+                assert fleet.trouble() is not None
+                proxy.heal()
+                await until(lambda: fleet.served_version("run-a") == 0)
