@@ -25,7 +25,8 @@ class Settings(ServiceSettings):
     concurrency: int = Field(default=32, ge=1, le=4096)
     """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""
     work_folder: Path = Field(default_factory=lambda: open_work_folder())
-    """Where the fresh folders of attempts are made; what a killed runner left there is removed at the next start."""
+    """Where the fresh folders of attempts are made; what a killed runner left there is removed at the next start.
+    Where agents' users could neither pass to it nor be shown it, a folder in /var/tmp takes its place."""
     hidden_paths: tuple[Path, ...] = ()
     """Folders that agents may not open: the platform's own. As JSON: `["/var/lib/leyden"]`."""
     agent_path: str = Field(default=os.defpath, validation_alias=AliasChoices("RUNNER_AGENT_PATH", "PATH"))
