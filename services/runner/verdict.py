@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from libs.contracts.rewards import MAX_REWARD, is_reward
 from libs.contracts.states import OutcomeKind
 from libs.queue.leases import Outcome
 from services.runner.process import Ended
@@ -17,7 +18,7 @@ MAX_DEPTH = 64
 
 
 class BrokenReward(Exception):
-    """The agent printed a reward that is no finite number."""
+    """The agent printed a reward that is no number of a usable size."""
 
 
 def judge(ended: Ended) -> Outcome:
@@ -95,6 +96,8 @@ def _number(name: str, value: object) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise BrokenReward(f"{name!r} is not finite: {str(value)[:200]}")
+    if not is_reward(number):
+        raise BrokenReward(f"{name!r} is beyond {MAX_REWARD:g}: {str(value)[:200]}")
     return number
 
 
