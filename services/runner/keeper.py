@@ -21,6 +21,9 @@ import select
 import sys
 import time
 
+# `os.execvpe` imports it, behind walls that may hide the standard library.
+import warnings  # noqa: F401
+
 from services.runner import walls
 
 if walls.TYPE_CHECKING:
