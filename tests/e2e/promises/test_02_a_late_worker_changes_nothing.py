@@ -20,12 +20,16 @@ from libs.store.database import Database
 from tests.contract.test_runner_attempts import Bench, stopped
 from tests.shared import open_to_agents
 
-# The first attempt waits for a word and calls itself worthless, any later one succeeds at once.
+# The first attempt says that it is there, waits for a word and calls itself worthless; any later one succeeds at once.
 LATE_AGENT = """
 import json, os, pathlib, time
 notes, late = pathlib.Path({notes!r}), os.environ['LEYDEN_ATTEMPT'] == '1'
-while late and not notes.read_text(): time.sleep(0.01)
-with notes.open('a') as file: file.write('said')
+def say(word):
+    with notes.open('a') as file: file.write(word)
+if late:
+    say('here ')
+    while 'go ' not in notes.read_text(): time.sleep(0.01)
+    say('said')
 print(json.dumps({{'reward': 0.0 if late else 1.0}}))
 """
 
@@ -63,6 +67,11 @@ async def verdicts(database: Database, rollout: tables.Rollout) -> list[tuple[in
     return [(row.attempt, row.kind, row.reward) for row in rows]
 
 
+async def noted(bench: Bench, notes: Path, text: str) -> None:
+    """Returns when the notes are this text."""
+    await bench.until(lambda: asyncio.to_thread(lambda: notes.read_text() == text))
+
+
 async def taken_over(bench: Bench, rollout: tables.Rollout) -> tables.Outcome:
     """The outcome of attempt 2; asks for it again and again, as the controller does."""
 
@@ -87,11 +96,12 @@ async def test_a_runner_that_slept_beyond_its_lease_settles_nothing(bench: Bench
     notes = open_to_agents(tmp_path / "notes")
     late = await bench.start(RUNNER_CONCURRENCY="1")
     [rollout] = await bench.enqueue(LATE_AGENT.format(notes=str(notes)), timeout_seconds=120)
-    await bench.attempt(rollout, "running")
+    await noted(bench, notes, "here ")
     late.send_signal(signal.SIGSTOP)
     # The agent's verdict is there before the lease is over; nobody is awake to settle it.
-    notes.write_text("go ")
-    await bench.until(lambda: asyncio.to_thread(lambda: notes.read_text() == "go said"), 60.0)
+    with notes.open("a") as file:
+        file.write("go ")
+    await noted(bench, notes, "here go said")
     async with stopped(await bench.start()):
         assert (await taken_over(bench, rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
@@ -109,7 +119,7 @@ async def test_an_attempt_that_goes_on_after_its_lease_was_taken_over_is_stopped
     notes = open_to_agents(tmp_path / "notes")
     late = await bench.start(RUNNER_CONCURRENCY="1")
     [rollout] = await bench.enqueue(LATE_AGENT.format(notes=str(notes)), timeout_seconds=120)
-    await bench.attempt(rollout, "running")
+    await noted(bench, notes, "here ")
     late.send_signal(signal.SIGSTOP)
     async with stopped(await bench.start()):
         assert (await taken_over(bench, rollout)).reward == 1.0
@@ -128,13 +138,13 @@ async def test_a_runner_whose_clock_jumps_by_a_day_neither_loses_nor_keeps_a_lea
     (tmp_path / "sitecustomize.py").write_text(JUMPING_CLOCK.format(seconds=seconds))
     path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
     code = "import json, os, time; time.sleep(3); print(json.dumps({'reward': 1, 'key': os.environ['OPENAI_API_KEY']}))"
-    async with stopped(await bench.start(PYTHONPATH=path, RUNNER_LEASE_SECONDS="10")):
+    async with stopped(await bench.start(PYTHONPATH=path, RUNNER_LEASE_SECONDS="30")):
         # The second begins after the jump.
         for _ in range(2):
             [rollout] = await bench.enqueue(code, timeout_seconds=60)
             attempt = await bench.attempt(rollout, "running")
             now = datetime.now(tz=UTC)
-            assert now - timedelta(seconds=30) < attempt.lease_expires_at < now + timedelta(seconds=30)
+            assert now - timedelta(seconds=600) < attempt.lease_expires_at < now + timedelta(seconds=600)
             outcome = await bench.until(lambda one=rollout: settled_unless_overdue(bench, one), 60.0)
             assert await verdicts(bench.database, rollout) == [(1, "succeeded", 1.0)]
             assert await attempts(bench.database, rollout) == [(1, "settled")]
