@@ -3,8 +3,8 @@
 It speaks the chat completions protocol with the standard library alone, so that hundreds of attempts start quickly.
 BANDIT_LOG names a file of JSON lines to which it adds that it will ask, before it asks, and the whole answer, before
 it does anything else with it: the agents' own word for what they got. It tells the collector of the answer by a span,
-and adds that the collector took it. BANDIT_TOKENS is the length of an answer; the rollouts of group 0 end only once the
-file BANDIT_GATE exists, where one is named.
+and adds that the collector took it. BANDIT_TOKENS is the length of an answer; the rollouts of group 0 ask again and
+again until the file BANDIT_GATE exists, where one is named.
 """
 
 import http.client
@@ -70,11 +70,16 @@ def export(answer):
     tell(span=span_id)
 
 
-answer = ask()
-tell(answer=answer)
-export(answer)
+def pull():
+    answer = ask()
+    tell(answer=answer)
+    export(answer)
+    return answer
+
+
+answer = pull()
 gate = os.environ.get("BANDIT_GATE")
 while gate and ROLLOUT.split(".")[1] == "0" and not os.path.exists(gate):
-    time.sleep(0.1)
+    answer = pull()
 text = answer["choices"][0]["message"]["content"] or "\0"
 print(json.dumps({"reward": float(ord(text[0]) % 2), "odd": ord(text[0]) % 2 == 1}))

@@ -75,7 +75,7 @@ def test_tokens_name_the_weights_that_sampled_them_and_a_late_group_is_refused(
     _wait_for_steps(client, run.id, 4)
     assert kill(platform, "engine", run.id)
     _wait_for_steps(client, run.id, 5)
-    # Group 0 was sampled by version 0 alone; step 6 improves version 5.
+    # Group 0 has been asking since version 0, through every swap; step 6 improves version 5.
     gate.touch()
     assert RunWatch(platform, run.id).wait_for_end(WAIT_SECONDS)
 
