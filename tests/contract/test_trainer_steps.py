@@ -19,6 +19,7 @@ from services.trainer import worker
 from services.trainer.checkpoint import describe
 from services.trainer.settings import Settings
 from tests import builders
+from tests.faults.proxy import FaultProxy, Trouble
 
 
 class Case:
@@ -77,6 +78,12 @@ class Case:
 
     async def versions(self) -> dict[int, tables.PolicyVersion]:
         return {row.version: row for row in await self.rows(tables.PolicyVersion)}  # type: ignore[attr-defined,misc]
+
+
+async def came_true(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -196,6 +203,29 @@ async def test_a_restarted_trainer_continues_as_if_it_had_never_stopped(case: Ca
             await subject.add_group(number)
         await subject.train()
         results.append((await subject.versions())[2].content_sha256)
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("answer_alone", [False, True])
+async def test_a_trainer_whose_commits_are_cut_off_goes_back_and_makes_the_same_steps(
+    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, answer_alone: bool
+) -> None:
+    results = []
+    with FaultProxy.of(postgres_dsn) as proxy:
+        for name in ("quiet", "cut"):
+            subject = await Case(database, postgres_dsn, tiny_model, tmp_path / name, redis_url).open(steps=2)
+            for number in range(4):
+                await subject.add_group(number)
+            proxy.trouble = Trouble(cut_at=b"COMMIT", cut_answer=answer_alone) if name == "cut" else Trouble()
+            training_on = asyncio.create_task(subject.train(database_url=proxy.url(postgres_dsn)))
+            if name == "cut" and not answer_alone:
+                # Nothing is ever committed like this: after a few tries it is.
+                await came_true(lambda: proxy.cuts >= 3)
+                proxy.heal()
+            await training_on
+            results.append({version: row.content_sha256 for version, row in (await subject.versions()).items()})
+            assert sorted((await subject.consumed()).values()) == [1] * 4 + [2] * 4
+        assert proxy.cuts >= 3
     assert results[0] == results[1]
 
 
