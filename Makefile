@@ -14,7 +14,7 @@ TESTS ?= tests
 SGLANG_TYPES := sglang==0.5.23
 
 .DEFAULT_GOAL := help
-.PHONY: help setup format lint types test contract e2e check up down restart demo bench soak fuzz docs migrate migration clean
+.PHONY: help setup format lint types test contract e2e check up down restart demo bench soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -88,6 +88,9 @@ fuzz: setup ## send a thousand random examples of garbage to each operation and 
 
 soak: setup ## kill services at random for as many times as KILLS says
 	$(BIN)/python -m tests.soak --kills $(or $(KILLS),25) --seed $(or $(SEED),0)
+
+growth: setup ## run as many rollouts as ROLLOUTS says, and see that nothing but the store grows
+	$(BIN)/python -m tests.growth --rollouts $(or $(ROLLOUTS),20000)
 
 docs: $(VENV)/.ready ## write the generated references
 	$(BIN)/python -m docs.generate

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,15 @@ ENDED = {"completed", "failed", "cancelled"}
 LOOKS = 60
 """Looks at memory during a run."""
 STREAM = "{leyden:rollouts}"
+BIG_TABLES = ("model_calls", "spans", "credits", "samples")
+SETTLE_SECONDS = 60.0
+
+# From the second to the last third of the rollouts: at 20,000 a leak of a kilobyte a rollout is 7 MiB. The share is
+# what heaps move by themselves, most of all torch's.
+MEMORY_SHARE, MEMORY_MIB = 0.03, 5.0
+# CPU time is what a rollout costs whoever else uses the machine; wall time is held to a bound that only growth passes.
+CPU_FACTOR, CPU_MS = 1.5, 1.0
+LATENCY_FACTOR, LATENCY_MS = 3.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -172,85 +181,202 @@ LATENCIES = {
 }
 
 
-def latencies(dsn: str, run_id: str) -> dict[str, dict[str, list[float]]]:
-    """Median and 95th percentile in milliseconds of the first, the fifth and the last tenth, by what was waited for."""
-    found: dict[str, dict[str, list[float]]] = {}
+@dataclass(frozen=True)
+class Tenth:
+    """What was waited for in one tenth of a run, in milliseconds."""
+
+    median: float
+    p95: float
+
+
+def latencies(dsn: str, run_id: str) -> dict[str, list[Tenth]]:
+    """The first, the fifth and the last tenth, by what was waited for."""
+    found: dict[str, list[Tenth]] = {}
     with psycopg.connect(dsn) as connection:
         for name, question in LATENCIES.items():
             rows = connection.execute(
                 "SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY seconds) * 1000,"
                 " percentile_cont(0.95) WITHIN GROUP (ORDER BY seconds) * 1000"
-                f" FROM (SELECT seconds, ntile(10) OVER (ORDER BY at) AS tenth FROM ({question}) AS all_of_them) AS parts"
+                f" FROM (SELECT seconds, ntile(10) OVER (ORDER BY at) AS tenth FROM ({question}) AS every) AS parts"
                 " WHERE tenth IN (1, 5, 10) GROUP BY tenth ORDER BY tenth",
                 {"run": run_id},
             ).fetchall()
-            medians, tails = zip(*rows, strict=True)
-            found[name] = {"median": list(medians), "p95": list(tails)}
+            found[name] = [Tenth(*row) for row in rows]
     return found
 
 
-def thirds(looks: Sequence[Look]) -> tuple[Sequence[Look], Sequence[Look]]:
-    """The looks at the second and at the last third of the rollouts."""
+@dataclass(frozen=True)
+class Cost:
+    """What one service held and used in the second and in the last third of the rollouts; `mib` is None of servers."""
+
+    mib: tuple[float, float] | None
+    cpu_ms: tuple[float, float]
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether it holds more than a heap moves by itself, or works longer for a rollout."""
+        before, after = self.cpu_ms
+        if after > before * CPU_FACTOR + CPU_MS:
+            return True
+        return self.mib is not None and self.mib[1] > self.mib[0] * (1 + MEMORY_SHARE) + MEMORY_MIB
+
+
+def costs(looks: Sequence[Look]) -> dict[str, Cost]:
+    """By service."""
     last = looks[-1].rollouts
-    second = [one for one in looks if last / 3 <= one.rollouts < 2 * last / 3]
-    return second, [one for one in looks if one.rollouts >= 2 * last / 3]
+    second = [one for one in looks if last / 3 <= one.rollouts <= 2 * last / 3]
+    final = [one for one in looks if one.rollouts >= 2 * last / 3]
+    return {
+        name: Cost(
+            (_mib(second, name), _mib(final, name)) if name in final[0].memory_bytes else None,
+            (_cpu_ms(second, name), _cpu_ms(final, name)),
+        )
+        for name in final[0].cpu_seconds
+    }
 
 
-def memory_of(looks: Sequence[Look], name: str) -> float:
-    """Median in MiB."""
+def _mib(looks: Sequence[Look], name: str) -> float:
     return statistics.median(one.memory_bytes[name] for one in looks if name in one.memory_bytes) / 2**20
 
 
-def cpu_of(looks: Sequence[Look], name: str) -> float:
-    """CPU milliseconds per rollout."""
+def _cpu_ms(looks: Sequence[Look], name: str) -> float:
+    """For each rollout."""
     seen = [one for one in looks if name in one.cpu_seconds]
-    rollouts = seen[-1].rollouts - seen[0].rollouts
-    return 1000 * (seen[-1].cpu_seconds[name] - seen[0].cpu_seconds[name]) / max(1, rollouts)
+    rollouts = max(1, seen[-1].rollouts - seen[0].rollouts)
+    return 1000 * (seen[-1].cpu_seconds[name] - seen[0].cpu_seconds[name]) / rollouts
 
 
-def grow(folder: Path, rollouts: int) -> dict[str, Any]:
-    """Runs it, and tells what was measured and what is wrong."""
+@dataclass(frozen=True)
+class Found:
+    """What a run was measured by. `left` are rows that pruning left in the big tables."""
+
+    phase: str
+    rollouts: Mapping[str, int]
+    seconds: float
+    looks: Sequence[Look]
+    waits: Mapping[str, Sequence[Tenth]]
+    broken: Mapping[str, Any]
+    stream_length: int
+    database_bytes: tuple[int, int]
+    freed_bytes: int
+    prune_seconds: float
+    left: int
+
+    def troubles(self, wanted: int) -> list[str]:
+        """What is wrong, in words."""
+        if self.phase != "completed":
+            return [f"the run is {self.phase}"]
+        grown = [f"{name} grew: {cost}" for name, cost in costs(self.looks).items() if cost.has_grown]
+        slower = [
+            f"{name} became slower: {tenths}"
+            for name, tenths in self.waits.items()
+            if tenths[-1].median > LATENCY_FACTOR * max(one.median for one in tenths[:-1]) + LATENCY_MS
+        ]
+        wrong = {
+            f"of {wanted} rollouts there are {self.rollouts}": self.rollouts != {"finished": wanted},
+            f"the store says {self.broken}": bool(self.broken),
+            f"{self.stream_length} messages stay in Redis": self.stream_length > 0,
+            f"{self.looks[-1].files} files": self.looks[-1].files > self.looks[0].files + 200,
+            f"pruning freed {self.freed_bytes} bytes and left {self.left} rows": not self.freed_bytes or self.left > 0,
+        }
+        return grown + slower + [words for words, is_wrong in wrong.items() if is_wrong]
+
+
+def grow(folder: Path, rollouts: int) -> Found:
+    """Runs it and measures."""
     with (
         stubbed_platform(folder) as platform,
         Leyden(platform.facts.url("api"), platform.token, patience_seconds=60) as client,
     ):
         client.upload_dataset("growth", [{"number": number} for number in range(64)])
-        run = client.create_run(run_document(rollouts))
-        looks = watch(platform, client, run.id, rollouts)
-        dsn = platform.facts.database_url
-        ended = client.run(run.id)
-        return {
-            "phase": ended.phase,
-            "reason": ended.reason,
-            "rollouts": ended.progress.rollouts,
-            "seconds": looks[-1].seconds - looks[0].seconds,
-            "looks": looks,
-            "latencies": latencies(dsn, run.id),
-            "violations": violations(dsn, run.id),
-        }
+        run_id = client.create_run(run_document(rollouts)).id
+        looks = watch(platform, client, run_id, rollouts)
+        dsn, ended = platform.facts.database_url, client.run(run_id)
+        waits, broken = latencies(dsn, run_id), violations(dsn, run_id)
+        stream_length, before, began = _stream_length(platform), _database_bytes(dsn), time.monotonic()
+        freed = client.prune_run(run_id).freed_bytes
+        return Found(
+            phase=f"{ended.phase} {ended.reason or ''}".strip(),
+            rollouts=ended.progress.rollouts,
+            seconds=looks[-1].seconds - looks[0].seconds,
+            looks=looks,
+            waits=waits,
+            broken=broken,
+            stream_length=stream_length,
+            database_bytes=(before, _database_bytes(dsn)),
+            freed_bytes=freed,
+            prune_seconds=time.monotonic() - began,
+            left=_rows(dsn),
+        )
+
+
+def _stream_length(platform: Platform) -> int:
+    """How many messages stay when the last ones are acknowledged."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    with redis.Redis.from_url(platform.facts.redis_url) as connection:
+        while (length := int(connection.xlen(STREAM))) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    return length
+
+
+def _database_bytes(dsn: str) -> int:
+    with psycopg.connect(dsn) as connection:
+        row = connection.execute("SELECT pg_database_size(current_database())").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _rows(dsn: str) -> int:
+    """In the big tables."""
+    with psycopg.connect(dsn) as connection:
+        counted = [connection.execute(f"SELECT count(*) FROM {table}").fetchone() for table in BIG_TABLES]
+    return sum(row[0] for row in counted if row is not None)
+
+
+def tables(found: Found) -> list[Table]:
+    """For people."""
+    memory = Table("service", "MiB", "at the end", "CPU ms a rollout", "at the end", title="second and last third")
+    for name, cost in costs(found.looks).items():
+        held = [f"{mib:.1f}" for mib in cost.mib] if cost.mib else ["", ""]
+        memory.add_row(name, *held, *(f"{ms:.2f}" for ms in cost.cpu_ms))
+    waits = Table("wait", "first tenth", "fifth", "last", title="median / p95 in ms")
+    for name, tenths in found.waits.items():
+        waits.add_row(name, *(f"{one.median:.1f} / {one.p95:.1f}" for one in tenths))
+    return [memory, waits]
+
+
+def summary(found: Found) -> dict[str, Any]:
+    """For programs."""
+    first, last = found.looks[0], found.looks[-1]
+    return {
+        "rollouts": found.rollouts,
+        "seconds": found.seconds,
+        "rollouts_per_second": (last.rollouts - first.rollouts) / found.seconds,
+        "costs": {name: asdict(cost) for name, cost in costs(found.looks).items()}
+        if found.phase == "completed"
+        else {},
+        "waits": {name: [asdict(one) for one in tenths] for name, tenths in found.waits.items()},
+        "redis_bytes": [first.redis_bytes, last.redis_bytes],
+        "files": [first.files, last.files],
+        "database_bytes": found.database_bytes,
+        "freed_bytes": found.freed_bytes,
+        "prune_seconds": found.prune_seconds,
+    }
 
 
 def main() -> int:
     """Exit status 1 when something is wrong."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rollouts", type=int, default=20_000)
+    parser.add_argument("--rollouts", type=int, default=20_000, help=f"a multiple of {GROUP_SIZE * GROUPS_PER_STEP}")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="leyden-growth-") as folder:
         found = grow(Path(folder), arguments.rollouts)
-    second, last = thirds(found["looks"])
-    table = Table("service", "MiB 2nd third", "MiB last third", "CPU ms/rollout 2nd", "last")
-    for name in last[-1].cpu_seconds:
-        has = name in last[-1].memory_bytes
-        table.add_row(
-            name,
-            f"{memory_of(second, name):.1f}" if has else "",
-            f"{memory_of(last, name):.1f}" if has else "",
-            f"{cpu_of(second, name):.2f}",
-            f"{cpu_of(last, name):.2f}",
-        )
-    Console().print(table)
-    print(json.dumps({key: value for key, value in found.items() if key != "looks"}))
-    return 0
+    troubles = found.troubles(arguments.rollouts)
+    if found.phase == "completed":
+        for table in tables(found):
+            Console().print(table)
+    print(json.dumps({**summary(found), "troubles": troubles}))
+    return 1 if troubles else 0
 
 
 if __name__ == "__main__":

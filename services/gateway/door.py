@@ -64,11 +64,19 @@ class Doors:
         door, until = self._believed.get(claim, (None, 0.0))
         now = time.monotonic()
         if door is None or now >= until:
+            self._forget(now)
             door = self._verified(*claim)
-            if len(self._believed) >= MAX_BELIEVED:
-                self._believed.clear()
+            self._believed.pop(claim, None)
             self._believed[claim] = (door, now + BELIEF_SECONDS)
         return door
+
+    def _forget(self, now: float) -> None:
+        """Drops what is believed no longer; the oldest beliefs stand first."""
+        while self._believed:
+            oldest = next(iter(self._believed))
+            if now < self._believed[oldest][1] and len(self._believed) < MAX_BELIEVED:
+                return
+            del self._believed[oldest]
 
     def _verified(self, key: str | None, rollout_id: str, attempt: str) -> Door:
         if not attempt.isdecimal() or len(attempt) > 9:

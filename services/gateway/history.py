@@ -26,6 +26,8 @@ from services.gateway.request import ChatRequest, Json, Turn, parsed_arguments
 
 LONG_CHARACTERS = 16_384
 """Beyond this a text takes milliseconds to encode."""
+ATTEMPT_BYTES, CALL_BYTES = 1000, 900
+"""What an attempt and a call cost beside their tokens, measured: of short calls it is nearly everything."""
 AttemptKey = tuple[str, int]
 """Rollout id and attempt number."""
 
@@ -78,11 +80,11 @@ ReadAnswers = Callable[[Collection[str]], Awaitable[Sequence[StoredAnswer]]]
 class _Attempt:
     answered: dict[bytes, Answered] = field(default_factory=dict)
     call_ids: set[str] = field(default_factory=set)
-    size_bytes: int = 0
+    size_bytes: int = ATTEMPT_BYTES
 
 
 class History:
-    """The answered calls of the attempts seen last, at most `max_bytes` of tokens; the least recently used go first."""
+    """The answered calls of the attempts seen last, at most `max_bytes` in all; the least recently used go first."""
 
     def __init__(self, model: ChatModel, *, max_bytes: int) -> None:
         self._model = model
@@ -166,17 +168,23 @@ class History:
         return (rest, last) if found and not before.strip() else (closing, last)
 
     def _attempt(self, key: AttemptKey) -> _Attempt:
-        attempt = self._attempts.setdefault(key, _Attempt())
+        attempt = self._attempts.get(key)
+        if attempt is None:
+            attempt = self._attempts[key] = _Attempt()
+            self._grow(attempt.size_bytes)
         self._attempts.move_to_end(key)
         return attempt
 
     def _add(self, key: AttemptKey, call_id: str, digest: bytes, answered: Answered) -> None:
         attempt = self._attempt(key)
-        size = answered.prompt_ids.nbytes + answered.sampled_ids.nbytes
+        size = answered.prompt_ids.nbytes + answered.sampled_ids.nbytes + CALL_BYTES
         attempt.answered[digest] = answered
         attempt.call_ids.add(call_id)
         attempt.size_bytes += size
-        self._size_bytes += size
+        self._grow(size)
+
+    def _grow(self, size_bytes: int) -> None:
+        self._size_bytes += size_bytes
         while self._size_bytes > self._max_bytes and len(self._attempts) > 1:
             _, dropped = self._attempts.popitem(last=False)
             self._size_bytes -= dropped.size_bytes

@@ -46,6 +46,6 @@ class Settings(DoorSettings):
     max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
     """Largest body of a request."""
     history_bytes: int = Field(default=256 * 2**20, ge=2**16)
-    """Memory for the tokens of answered calls; what is dropped is read from the store again."""
+    """Memory for answered calls, tokens above all; what is dropped is read from the store again."""
     context_length: int | None = Field(default=None, ge=16)
     """Prompt and answer together, where the engines allow less than the model's own context."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -96,6 +98,28 @@ async def test_forgotten_attempts_are_read_again(model):
     turns = (Turn("user", "a"), Turn("assistant", "x"), Turn("user", "b"))
     again = await history.prompt(KEY, request(*turns), store.read)
     assert (again.ids.tolist()[: len(first)], store.reads, again.is_fork) == (first, 1, False)
+
+
+async def test_attempts_of_short_calls_take_no_more_memory_than_they_may(model):
+    history, store = History(model, max_bytes=10**6), Store()
+    sampled = np.asarray([5, EOS], dtype=np.int32)
+
+    async def one(number: int) -> None:
+        key = (f"run-abcdefghij.{number}.0", 1)
+        prompt = await history.prompt(key, request(Turn("user", "a")), store.read)
+        history.remember(key, f"call-{number:020}", prompt, Turn("assistant", "x"), sampled)
+
+    await one(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, 3000):
+            await one(number)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.5 * 10**6 < taken < 1.2 * 10**6
 
 
 async def test_a_conversation_without_an_answer_in_it_reads_nothing(model):
