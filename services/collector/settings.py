@@ -17,7 +17,7 @@ class Settings(DoorSettings):
     """HTTP port; OTLP arrives at /r/{rollout}/{attempt}/v1/traces."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
     """Largest request, counted after decompression; beyond it 413."""
-    max_json_bytes: int = Field(default=8 * 2**20, ge=1024)
+    max_json_bytes: int = Field(default=4 * 2**20, ge=1024)
     """Largest request in OTLP's JSON, which takes twenty times its size to read; beyond it 413."""
     max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
     """Bytes of all requests not yet durable; beyond it 503 with Retry-After, and exporters send again."""

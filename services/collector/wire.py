@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 
 MAX_RECORDS = 20_000
-"""Records of one request; exporters send 512."""
+"""About as many records are taken of one request; exporters send 512."""
 MAX_RECORD_BYTES = 8 * 2**20
 """A parsed record takes up to thirty times its size; a larger one is left out, and the others stay."""
 
@@ -28,7 +28,7 @@ class TooMany(Exception):
     """The body holds more records than one request may bring."""
 
     def __init__(self) -> None:
-        super().__init__(f"the request holds more than {MAX_RECORDS} records: send smaller batches")
+        super().__init__(f"the request holds more than about {MAX_RECORDS} records: send smaller batches")
 
 
 def scoped_records(body: bytes) -> Iterator[tuple[str, bytes]]:
@@ -36,24 +36,15 @@ def scoped_records(body: bytes) -> Iterator[tuple[str, bytes]]:
 
     Raises: BadBody: no protobuf; TooMany
     """
-    left = MAX_RECORDS
-    for resource in _fields(memoryview(body), 1):
-        left = _counted(left)
-        for scope in _fields(resource, 2):
-            left = _counted(left)
+    # A scope is walked twice, for its name and for its records, and every message may hold fields of other kinds.
+    steps = iter(range(4 * MAX_RECORDS))
+    for resource in _fields(memoryview(body), 1, steps):
+        for scope in _fields(resource, 2, steps):
             name = ""
-            for described in _fields(scope, 1):
-                left = _counted(left)
+            for described in _fields(scope, 1, steps):
                 name = _scope_name(described)
-            for record in _fields(scope, 2):
-                left = _counted(left)
+            for record in _fields(scope, 2, steps):
                 yield name, _bounded(record)
-
-
-def _counted(left: int) -> int:
-    if not left:
-        raise TooMany
-    return left - 1
 
 
 def _bounded(record: memoryview) -> bytes:
@@ -67,10 +58,12 @@ def _scope_name(described: memoryview) -> str:
         raise BadBody(f"not an InstrumentationScope: {error}") from error
 
 
-def _fields(message: memoryview, number: int) -> Iterator[memoryview]:
-    """The values of a message's field that holds messages; other fields are passed over."""
+def _fields(message: memoryview, number: int, steps: Iterator[int]) -> Iterator[memoryview]:
+    """The values of a message's field that holds messages; other fields are passed over, a step each."""
     at = 0
     while at < len(message):
+        if next(steps, None) is None:
+            raise TooMany
         tag, at = _varint(message, at)
         kind = tag & 7
         if kind == _BYTES:
