@@ -190,3 +190,17 @@ def read_pids(folder: Path) -> list[int]:
     with contextlib.suppress(FileNotFoundError):
         return [int(pid) for pid in (folder / "pids").read_text().split()]
     return []
+
+
+def test_a_keeper_starts_small_and_imports_nothing_once_walls_stand() -> None:
+    code = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import services.runner.keeper, os
+before = set(sys.modules)
+os.get_exec_path({"PATH": "/bin"})
+print(sorted(set(sys.modules) - before), "typing" in sys.modules)
+"""
+    argv = [sys.executable, "-I", "-S", "-c", code, str(ROOT)]
+    told = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert told.stdout == "[] False\n"

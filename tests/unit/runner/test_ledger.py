@@ -1,0 +1,91 @@
+"""Starts and ends of attempts share transactions, and none pays for another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy import event, select
+from sqlalchemy.exc import DBAPIError
+
+from libs.contracts.states import OutcomeKind
+from libs.queue import leases
+from libs.queue.leases import Lease, Outcome
+from libs.queue.wake import Topic, Wake
+from libs.store import tables
+from libs.store.database import Database
+from services.runner.ledger import Ledger
+from tests import builders
+
+SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
+# Larger than the column, so that Postgres refuses the row.
+REFUSED = Outcome(OutcomeKind.SUCCEEDED, exit_code=2**40)
+
+
+@pytest.fixture
+async def wake(redis_url: str) -> AsyncIterator[Wake]:
+    opened = Wake(redis_url)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def ledger(database: Database, wake: Wake) -> AsyncIterator[Ledger]:
+    opened = Ledger(database, wake)
+    running = asyncio.create_task(opened.run())
+    yield opened
+    opened.close()
+    await running
+
+
+async def held(database: Database, size: int) -> list[Lease]:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run, size=size)
+    async with database.session() as session:
+        return await leases.lease_rollouts(session, [one.id for one in rollouts], "runner", 60)
+
+
+async def states(database: Database) -> list[str]:
+    async with database.read() as session:
+        return list(await session.scalars(select(tables.Attempt.state).order_by(tables.Attempt.rollout_id)))
+
+
+async def test_what_ends_while_a_transaction_runs_shares_the_next_one(
+    database: Database, wake: Wake, ledger: Ledger
+) -> None:
+    taken, commits = await held(database, 20), []
+    event.listen(database.engine.sync_engine, "commit", commits.append)
+    assert await asyncio.gather(*(ledger.start(lease) for lease in taken)) == [True] * 20
+    assert await asyncio.gather(*(ledger.settle(lease, SUCCESS) for lease in taken)) == [True] * 20
+    assert len(commits) == 2
+    assert await states(database) == ["settled"] * 20
+    assert await wake.wait(Topic.OUTCOMES, timeout_seconds=10)
+
+
+async def test_a_lost_lease_settles_nothing_and_the_others_of_its_batch_do(database: Database, ledger: Ledger) -> None:
+    lost, *kept = await held(database, 3)
+    assert await ledger.settle(lost, SUCCESS) is True
+    assert await asyncio.gather(*(ledger.settle(lease, SUCCESS) for lease in (lost, *kept))) == [False, True, True]
+
+
+async def test_an_outcome_that_is_refused_takes_no_other_with_it(database: Database, ledger: Ledger) -> None:
+    bad, *good = await held(database, 3)
+    answers = await asyncio.gather(
+        ledger.settle(bad, REFUSED), *(ledger.settle(lease, SUCCESS) for lease in good), return_exceptions=True
+    )
+    assert isinstance(answers[0], DBAPIError)
+    assert answers[1:] == [True, True]
+    assert await states(database) == ["leased", "settled", "settled"]
+
+
+async def test_who_no_longer_waits_is_written_all_the_same(database: Database, ledger: Ledger) -> None:
+    gone, stays = await held(database, 2)
+    waiting = asyncio.create_task(ledger.settle(gone, SUCCESS))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert await ledger.settle(stays, SUCCESS) is True
+    with contextlib.suppress(asyncio.CancelledError):
+        await waiting
+    assert await states(database) == ["settled", "settled"]
