@@ -1,20 +1,25 @@
-"""Watches whether gateway and collector answer, so that their absence is never told as an agent's failure.
+"""Watches whether gateway, collector and store answer, so that their absence is never told as an agent's failure.
 
 A socket that a supervisor holds takes connections whether or not a process is behind it. So a look is a question, which
 only a process answers, over a connection, which only its end cuts; the cut is seen as it happens.
+
+The store is watched because doors hold requests while it is away, and then refuse them: such a refusal leaves no record
+that would tell whose failure it was. They hold for longer than a look takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
-from libs.telemetry import logger
+from libs.store.database import AWAY, cause
+from libs.telemetry import Seldom, logger
 
 log = logger()
+seldom = Seldom(log)
 
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
@@ -23,10 +28,13 @@ _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class DoorWatch:
-    """When the doors of agents did not answer."""
+    """When the doors of agents, or the store behind them, did not answer.
 
-    def __init__(self, urls: Sequence[str]) -> None:
-        self._doors = [_Door(url) for url in urls]
+    Args: ping_store: raises while the store does not answer
+    """
+
+    def __init__(self, urls: Sequence[str], ping_store: Callable[[], Awaitable[object]]) -> None:
+        self._doors: list[_Door | _Store] = [*map(_Door, urls), _Store(ping_store)]
 
     async def keep(self) -> None:
         """Looks, for ever."""
@@ -89,6 +97,32 @@ class _Door:
             yield reader, writer
         finally:
             writer.close()
+
+
+class _Store:
+    """The store, and when it was last found away."""
+
+    name = "the store"
+
+    def __init__(self, ping: Callable[[], Awaitable[object]]) -> None:
+        self._ping = ping
+        self.shut_at: float | None = None
+
+    async def keep(self) -> None:
+        """Asks again and again."""
+        while True:
+            await self.look()
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def look(self) -> None:
+        """Asks once."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._ping()
+        except AWAY as error:
+            # After the question, and so for attempts that began while it was asked.
+            self.shut_at = time.monotonic()
+            seldom.warning("store away", cause=cause(error))
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import exc
+
+from services.runner.doors import DoorWatch
+
+
+async def test_a_store_that_did_not_answer_is_remembered_for_the_attempts_of_that_time() -> None:
+    is_away = False
+
+    async def ping() -> None:
+        if is_away:
+            raise exc.OperationalError("SELECT 1", None, Exception("away"))
+
+    watch = DoorWatch([], ping)
+    began = time.monotonic()
+    await watch.look()
+    assert watch.shut_since(began) is None
+    is_away = True
+    await watch.look()
+    is_away = False
+    later = time.monotonic()
+    await watch.look()
+    assert (watch.shut_since(began), watch.shut_since(later)) == ("the store", None)
