@@ -56,6 +56,8 @@ for i = 2, #ARGV, 2 do
 end
 """
 _BATCH = 1000
+DEAD_SECONDS = 3600.0
+"""An owner that has not asked for so long, and holds nothing, is forgotten: runners ask every few seconds."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,24 @@ class RolloutQueue:
     """The stream, as controller and runners see it. Every method raises QueueUnavailable when Redis does not answer.
 
     Args: reclaim_seconds: how long a delivery may stay unacknowledged before another owner gets it; answer_seconds:
-        bound on a command, beyond what it is asked to wait
+        bound on a command, beyond what it is asked to wait; dead_seconds: see `DEAD_SECONDS`
     """
 
-    def __init__(self, url: str, *, reclaim_seconds: float = 30.0, answer_seconds: float = ANSWER_SECONDS) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        reclaim_seconds: float = 30.0,
+        answer_seconds: float = ANSWER_SECONDS,
+        dead_seconds: float = DEAD_SECONDS,
+    ) -> None:
         self._redis = connect(url)
         self._answer_seconds = answer_seconds
         self._enqueue = self._redis.register_script(_ENQUEUE)
         self._ack = self._redis.register_script(_ACK)
         self._reclaim_milliseconds = int(reclaim_seconds * 1000)
+        self._dead_milliseconds = int(dead_seconds * 1000)
+        self._has_forgotten = False
 
     async def enqueue(self, rollout_ids: Sequence[str]) -> int:
         """Makes rollouts deliverable, in order; the number that was not waiting already. Safe to repeat at any rate."""
@@ -97,6 +108,7 @@ class RolloutQueue:
         block_milliseconds = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
         async with answering(self._answer_seconds + 2 * block_milliseconds / 1000):
             try:
+                await self._forget_dead_owners()
                 return await self._take(owner, count, block_milliseconds)
             except ResponseError as error:
                 # The stream was flushed, before or during the wait.
@@ -150,6 +162,16 @@ class RolloutQueue:
             arguments = [part for one in foreign for part in (one.message_id, one.rollout_id)]
             await self._ack(keys=[_STREAM, _WAITING], args=[_GROUP, *arguments])
         return [delivery for delivery in found if delivery not in foreign]
+
+    async def _forget_dead_owners(self) -> None:
+        """Once: every start of a runner leaves a name in Redis, which nobody else would ever remove."""
+        if self._has_forgotten:
+            return
+        owners: Any = await self._redis.xinfo_consumers(_STREAM, _GROUP) if await self._redis.exists(_STREAM) else []
+        for owner in owners:
+            if owner["idle"] > self._dead_milliseconds and not owner["pending"]:
+                await self._redis.xgroup_delconsumer(_STREAM, _GROUP, owner["name"])
+        self._has_forgotten = True
 
     async def _create_group(self) -> None:
         try:

@@ -53,6 +53,19 @@ async def test_acknowledging_twice_keeps_what_was_enqueued_since(queue: RolloutQ
     assert await deliver(queue) == ["a"]
 
 
+async def test_the_names_of_dead_owners_are_forgotten_unless_they_hold_something(redis_url: str) -> None:
+    before, after = RolloutQueue(redis_url), RolloutQueue(redis_url, dead_seconds=0.02)
+    await before.enqueue(["a", "b"])
+    assert await deliver(before, "holds", count=1) == ["a"]
+    await before.ack(await before.deliver("dead", 1, SOON))
+    await asyncio.sleep(0.05)
+    assert await deliver(after, "alive") == []
+    names = [owner["name"] for owner in await after._redis.xinfo_consumers("{leyden:rollouts}", "runners")]
+    assert names == ["holds"]
+    await before.close()
+    await after.close()
+
+
 async def test_what_a_dead_owner_took_goes_to_another(redis_url: str) -> None:
     queue = RolloutQueue(redis_url, reclaim_seconds=0.02)
     await queue.enqueue(["a", "b"])
