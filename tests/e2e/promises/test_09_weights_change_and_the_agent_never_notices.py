@@ -1,0 +1,96 @@
+"""Weights change and the agent never notices: requests are held, not refused, while engines swap."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from libs.cli.platform import Platform
+from libs.cli.services import SERVICES
+from libs.client import Leyden
+from tests.chaos import RunWatch
+from tests.soak import bandit_run
+from tests.truth import lost_calls, violations
+
+PATIENT = Path(__file__).parents[2] / "agents" / "patient.py"
+WAIT_SECONDS = 240.0
+AGENTS = 8
+LAG = 1
+
+
+def patient_run(log: Path, steps: int, calls: int, **environment: str) -> dict[str, Any]:
+    agent = {
+        "command": ["{python}", "-I", str(PATIENT)],
+        "environment": {"PATIENT_LOG": str(log), "PATIENT_CALLS": str(calls), **environment},
+    }
+    sampling = {"group_size": AGENTS // 2, "groups_per_step": 2, "max_policy_lag": LAG, "max_attempts": 3}
+    return bandit_run(log, "patient", steps, agent=agent, sampling=sampling, runner={"timeout_seconds": 600})
+
+
+def told(log: Path, word: str) -> list[Any]:
+    """What agents wrote under a word, whole lines only."""
+    lines = log.read_text().rpartition("\n")[0].splitlines()
+    return [line[word] for line in map(json.loads, lines) if word in line]
+
+
+def until(condition: Callable[[], object], words: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, words
+        time.sleep(0.05)
+
+
+def nobody_noticed(platform: Platform, client: Leyden, run_id: str, log: Path) -> None:
+    """The run completed, every agent got all its answers at its first attempt, and the store has all of them."""
+    assert RunWatch(platform, run_id).wait_for_end(WAIT_SECONDS), client.run(run_id)
+    ended = client.run(run_id)
+    assert (ended.phase, ended.reason, told(log, "error")) == ("completed", None, [])
+    assert violations(platform.facts.database_url, run_id) == {}
+    assert lost_calls(platform.facts.database_url, run_id, log) == []
+    with psycopg.connect(platform.facts.database_url) as connection:
+        kinds = "SELECT kind, count(*) FROM outcomes WHERE run_id = %s AND kind <> 'cancelled' GROUP BY kind"
+        assert [kind for kind, _ in connection.execute(kinds, (run_id,)).fetchall()] == ["succeeded"]
+
+
+@pytest.mark.timeout(900)
+def test_agents_go_on_calling_while_a_training_changes_their_weights(
+    platform: Platform, client: Leyden, received: Path
+) -> None:
+    steps = 6
+    run = client.create_run(patient_run(received, steps, calls=6))
+    nobody_noticed(platform, client, run.id, received)
+    named = {answer["system_fingerprint"] for answer in told(received, "answer")}
+    # A step takes nothing older than the lag, so no more than that many versions in a row were passed over.
+    assert len(named) >= steps // (LAG + 1)
+
+
+@pytest.mark.timeout(900)
+def test_every_service_is_replaced_under_agents_that_go_on_calling(
+    platform: Platform, client: Leyden, received: Path
+) -> None:
+    gate = received.with_name("gate")
+    run = client.create_run(patient_run(received, 4, calls=2, PATIENT_GATE=str(gate)))
+    until(lambda: len(told(received, "answer")) > 2 * AGENTS, "the agents did not begin")
+    before = platform.pids()
+    for service in SERVICES:
+        if service == "runner":
+            # The last one: it ends when its agents do, and its successor runs those of the next steps.
+            gate.touch(mode=0o644)
+            platform.roll(service)
+            break
+        platform.roll(service)
+        enough = len(told(received, "answer")) + 2 * AGENTS
+        until(lambda: len(told(received, "answer")) >= enough, f"nobody answers after {service} was replaced")  # noqa: B023
+        assert told(received, "error") == [], service
+    after = platform.pids()
+    assert {name for name in before if before[name] == after[name]} == set()
+    nobody_noticed(platform, client, run.id, received)
+    with psycopg.connect(platform.facts.database_url) as connection:
+        assert connection.execute("SELECT count(DISTINCT owner) FROM attempts").fetchone() == (2,)
+    assert {service.restarts for service in platform.record().services.values()} == {0}
