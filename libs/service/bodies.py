@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, get_args, get_origin
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -17,16 +18,19 @@ JSON = "application/json"
 class JsonRoute(APIRoute):
     """A route whose body is read by `libs.contracts.strict`: `APIRouter(route_class=JsonRoute)`.
 
-    400 for what is not JSON that can be kept, 415 for another content type and for compressed bodies.
+    400 for what is not JSON that can be kept, 415 for another content type and for compressed bodies, 422 for a
+    parameter of the address that is unknown or repeated.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler that FastAPI calls."""
         handle = super().get_route_handler()
-        if self.body_field is None:
-            return handle
+        parameters = {field.alias: _is_list(field.field_info.annotation) for field in self.dependant.query_params}
 
         async def strictly(request: Request) -> Response:
+            _check_query(request, parameters)
+            if self.body_field is None:
+                return await handle(request)
             strict = _StrictRequest(request.scope, request.receive)
             if await strict.body():
                 _check_headers(strict)
@@ -41,6 +45,23 @@ class _StrictRequest(Request):
             return read_json(await self.body())
         except BadJson as error:
             raise Problem(400, str(error), cause="json") from None
+
+
+def _check_query(request: Request, parameters: Mapping[str, bool]) -> None:
+    """Raises: Problem: a parameter is unknown, or one of which only one can count comes twice"""
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    for name, count in counts.items():
+        if name not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise Problem(
+                422, f"unknown parameter {name[:100]!r}: remove it; parameters here: {known}", cause="invalid"
+            )
+        if count > 1 and not parameters[name]:
+            raise Problem(422, f"parameter {name!r} comes {count} times: send it once", cause="invalid")
+
+
+def _is_list(annotation: Any) -> bool:
+    return any(get_origin(part) is list for part in (annotation, *get_args(annotation)))
 
 
 def _check_headers(request: Request) -> None:

@@ -42,7 +42,7 @@ _BODY = {
     "required": True,
     "content": {
         "application/x-ndjson": {"schema": _ROWS},
-        "application/json": {"schema": {"type": "array", "items": {"type": "object"}}},
+        "application/json": {"schema": {"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "object"}]}},
         "multipart/form-data": {
             "schema": {
                 "type": "object",

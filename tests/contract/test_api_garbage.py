@@ -156,3 +156,19 @@ async def test_a_key_twice_among_many_is_found_without_comparing_all_with_all(ap
     many = ",".join(f'"{number}":0' for number in range(90_000))
     answer = await api_http.post("/v1/runs", content=f'{{{many},"89999":0}}', headers=JSON)
     assert (answer.status_code, "'89999' appears twice" in answer.json()["detail"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("nmae=x", "unknown parameter 'nmae': remove it; parameters here: name, phase, cursor, limit"),
+        ("=0", "unknown parameter ''"),
+        ("limit=1&limit=2", "parameter 'limit' comes 2 times: send it once"),
+    ],
+)
+async def test_a_parameter_that_would_be_ignored_is_refused(
+    api_http: httpx.AsyncClient, query: str, words: str
+) -> None:
+    answer = await api_http.get(f"/v1/runs?{query}")
+    assert answer.status_code == 422
+    assert words in answer.json()["detail"]

@@ -39,7 +39,7 @@ def known_ids(postgres_dsn: str) -> dict[str, str]:
 @pytest.mark.parametrize("operation", operations(SCHEMA), ids=lambda found: found.label)
 def test_every_operation_keeps_its_document(operation: Any, api_url: str, known_ids: dict[str, str]) -> None:
     # The document of a run takes long to make up.
-    @bounded(5 if operation.label == "POST /v1/runs" else 50)
+    @bounded(3 if operation.label == "POST /v1/runs" else 20)
     @given(st.data())
     def send(data: st.DataObject) -> None:
         mode = data.draw(st.sampled_from(list(GenerationMode)))
@@ -61,4 +61,4 @@ def test_any_sequence_of_operations_keeps_its_document(api_url: str) -> None:
         def validate_response(self, response: Any, case: Any, **_: Any) -> None:
             case.validate_response(response, checks=kept())
 
-    run_state_machine_as_test(Workflow, settings=bounded(10, stateful_step_count=8))
+    run_state_machine_as_test(Workflow, settings=bounded(5, stateful_step_count=6))
