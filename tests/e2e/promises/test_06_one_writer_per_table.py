@@ -1,0 +1,69 @@
+"""One writer per table, named in the table's docstring."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psycopg
+
+from libs.cli.platform import Platform
+from libs.client import Leyden
+from libs.contracts.api import ApiScope, RewardRequest
+from libs.store.tables import Base
+from tests.chaos import kill
+from tests.faults.stage import until
+from tests.soak import bandit_run
+
+# Who writes what, seen by Postgres: every connection says which service it is.
+AUDIT = """
+    CREATE TABLE audit (written text NOT NULL, writer text NOT NULL);
+    CREATE FUNCTION note_writer() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN
+        INSERT INTO audit VALUES (TG_ARGV[0], current_setting('application_name'));
+        RETURN NULL;
+    END $$;
+    DO $$ DECLARE target text; BEGIN
+        FOR target IN SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace
+            AND relkind IN ('r', 'p') AND NOT relispartition AND relname <> 'audit'
+        LOOP
+            EXECUTE format('CREATE TRIGGER note_writer AFTER INSERT OR UPDATE OR DELETE ON %I
+                FOR EACH ROW EXECUTE FUNCTION note_writer(%L)', target, target);
+        END LOOP;
+    END $$
+"""
+SEEN = "SELECT written, array_agg(DISTINCT writer) FROM audit GROUP BY written"
+SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "trainer", "migrations"}
+NOT_WRITTEN = {"rewards", "evaluations", "state_transitions"}
+"""By this training: its agents use no reward door, nothing is evaluated, and nothing is migrated."""
+NOT_PRUNED = {"outcomes": {"leyden-controller"}}
+"""Writers whose moment comes days after the run."""
+
+
+def named_writers(table: type[Base]) -> set[str]:
+    """The services that the first sentence of a docstring names: `Writer: gateway.`; a second one says for what."""
+    sentence = (table.__doc__ or "").partition(".")[0]
+    return {word for word in re.findall(r"[a-z]+", sentence) if word in SERVICES}
+
+
+def test_every_row_was_written_by_the_service_that_its_table_names(
+    platform: Platform, client: Leyden, received: Path
+) -> None:
+    with psycopg.connect(platform.facts.database_url, autocommit=True) as connection:
+        connection.execute(AUDIT.encode())
+        client.create_token("another", [ApiScope.READ])
+        client.upload_dataset("more", [{"number": 1}])
+        run = client.create_run(bandit_run(received, "audited", 3))
+        until(lambda: client.run(run.id).progress.rollouts.get("finished", 0) >= 8, "the first rollouts")
+        # Its leases are left to the controller.
+        assert kill(platform, "runner", run.id)
+        until(lambda: client.run(run.id).phase == "completed", "the end of the run")
+        rollout = next(iter(client.rollouts(run=run.id)))
+        client.give_reward(rollout.id, RewardRequest(key="mine", value=1.0))
+        seen = {table: set(writers) for table, writers in connection.execute(SEEN.encode()).fetchall()}
+
+    tables = {mapper.class_.__tablename__: mapper.class_ for mapper in Base.registry.mappers}
+    promised = {name: {f"leyden-{writer}" for writer in named_writers(table)} for name, table in tables.items()}
+    assert seen == {
+        name: writers - NOT_PRUNED.get(name, set()) for name, writers in promised.items() if name not in NOT_WRITTEN
+    }
