@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request, Response
 
 from libs.contracts import api
 from libs.contracts.ids import new_id
-from libs.service import JsonResponse, JsonRoute, Problem
+from libs.service import JsonResponse, Problem
 from libs.store import access
-from services.api.auth import Admin
+from services.api.auth import Admin, GuardedRoute
 from services.api.creation import Create, IdempotencyKey, create_request, keep
 from services.api.parameters import Store
 
-router = APIRouter(prefix="/v1/tokens", tags=["tokens"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/tokens", tags=["tokens"], route_class=GuardedRoute)
 
 
 @router.post("", response_model=api.IssuedToken, status_code=201)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Awaitable, Callable
-from typing import Annotated
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi.security.utils import get_authorization_scheme_param
 
 from libs.contracts.api import ApiScope, Token
-from libs.service import Problem
+from libs.service import JsonRoute, Problem
 from libs.store.access import find_token
 from libs.store.database import Database
 
@@ -21,20 +23,41 @@ INCLUDES: dict[ApiScope, frozenset[ApiScope]] = {
     ApiScope.READ: frozenset({ApiScope.READ}),
 }
 
+# For the document alone: `GuardedRoute` has read the header before.
 _bearer = HTTPBearer(auto_error=False, description="A token of `POST /v1/tokens`, or the first administrator's.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A bearer token that is known here."""
+
+    token_id: str
+    scopes: list[ApiScope]
+
+
+class GuardedRoute(JsonRoute):
+    """A route that knows its caller before it reads anything of the body: strangers send no uploads."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler that FastAPI calls."""
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            request.state.caller = await _identify(request)
+            return await handle(request)
+
+        return guarded
 
 
 def require(scope: ApiScope) -> Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[str]]:
     """A dependency that gives the id of the caller's token once it is known to have the scope."""
 
-    async def caller(request: Request, credentials: Credentials) -> str:
-        if credentials is None:
-            raise _unauthorised("no bearer token: send `Authorization: Bearer TOKEN`")
-        token_id, scopes = await _identify(request, credentials.credentials)
-        if not any(scope in INCLUDES[given] for given in scopes):
+    async def caller(request: Request, _credentials: Credentials) -> str:
+        known: Caller = request.state.caller
+        if not any(scope in INCLUDES[given] for given in known.scopes):
             raise Problem(403, f"this needs a token with scope {scope}: ask an administrator for one", cause="scope")
-        return token_id
+        return known.token_id
 
     return caller
 
@@ -44,16 +67,19 @@ Writer = Annotated[str, Depends(require(ApiScope.WRITE))]
 Admin = Annotated[str, Depends(require(ApiScope.ADMIN))]
 
 
-async def _identify(request: Request, secret: str) -> tuple[str, list[ApiScope]]:
+async def _identify(request: Request) -> Caller:
+    scheme, secret = get_authorization_scheme_param(request.headers.get("authorization"))
+    if scheme.lower() != "bearer" or not secret:
+        raise _unauthorised("no bearer token: send `Authorization: Bearer TOKEN`")
     first: str | None = request.app.state.first_admin_token
     if first is not None and hmac.compare_digest(secret.encode(), first.encode()):
-        return FIRST_ADMIN, [ApiScope.ADMIN]
+        return Caller(FIRST_ADMIN, [ApiScope.ADMIN])
     database: Database = request.app.state.database
     async with database.read() as session:
         token: Token | None = await find_token(session, secret)
     if token is None:
         raise _unauthorised("the bearer token is unknown or revoked: ask an administrator for a new one")
-    return token.id, token.scopes
+    return Caller(token.id, token.scopes)
 
 
 def _unauthorised(detail: str) -> Problem:

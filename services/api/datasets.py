@@ -13,17 +13,17 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 from libs.contracts import api
-from libs.service import JsonResponse, JsonRoute, Problem
+from libs.service import JsonResponse, Problem
 from libs.store.access import StoredAnswer, recall_answer
 from libs.store.database import Database
 from libs.store.datasets import find_dataset, list_datasets, list_tasks, store_dataset
-from services.api.auth import Reader, Writer
+from services.api.auth import GuardedRoute, Reader, Writer
 from services.api.creation import IdempotencyKey, create_request, keep
 from services.api.parameters import Cursor, Limit, Store
 from services.api.settings import Settings
 from services.api.upload import Limits, read_rows
 
-router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=GuardedRoute)
 
 CHUNK_BYTES = 65536
 MAX_NAME_LENGTH = 200

@@ -5,12 +5,11 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from libs.contracts import api
-from libs.service import JsonRoute
 from libs.store import views
-from services.api.auth import Reader
+from services.api.auth import GuardedRoute, Reader
 from services.api.parameters import Store
 
-router = APIRouter(prefix="/v1", tags=["platform"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1", tags=["platform"], route_class=GuardedRoute)
 
 
 @router.get("/health")

@@ -9,14 +9,13 @@ from pydantic import BaseModel
 
 from libs.contracts import api
 from libs.contracts.states import RolloutState
-from libs.service import JsonRoute
 from libs.store import views
 from libs.store.database import Session
-from services.api.auth import Reader, Writer
+from services.api.auth import GuardedRoute, Reader, Writer
 from services.api.creation import IdempotencyKey, create_once, create_request
 from services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
-router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], route_class=GuardedRoute)
 
 Attempt = Annotated[int | None, Query(ge=1, le=MAX_NUMBER, description="All attempts when left out.")]
 

@@ -10,14 +10,14 @@ from pydantic import BaseModel
 from libs.contracts import api
 from libs.contracts.config import RunConfig
 from libs.contracts.states import RunPhase
-from libs.service import JsonRoute, Problem
+from libs.service import Problem
 from libs.store import results, retention, runs, views
 from libs.store.database import Session
-from services.api.auth import Admin, Reader, Writer
+from services.api.auth import Admin, GuardedRoute, Reader, Writer
 from services.api.creation import IdempotencyKey, create_once, create_request
 from services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
-router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=JsonRoute)
+router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
 
 Number = Annotated[int, Path(ge=1, le=MAX_NUMBER)]
 

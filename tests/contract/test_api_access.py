@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import httpx
 import pytest
 from openapi_spec_validator import validate
@@ -30,6 +32,17 @@ async def test_a_scope_opens_its_doors_and_no_others(
         await api_http.get("/v1/tokens", headers=headers),
     ]
     assert tuple(answer.status_code for answer in answers) == statuses
+
+
+async def test_a_stranger_is_refused_before_a_byte_of_its_body_is_read(api_http: httpx.AsyncClient) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * 2**16
+            raise AssertionError("a second piece was asked for")
+
+    headers = {"authorization": "Bearer nobodys", "content-type": "multipart/form-data; boundary=b"}
+    response = await api_http.post("/v1/datasets", content=endless(), headers=headers)
+    assert (response.status_code, response.json()["cause"]) == (401, "token")
 
 
 async def test_a_revoked_token_opens_nothing(api_http: httpx.AsyncClient) -> None:

@@ -90,6 +90,7 @@ API = {
     ("POST", "/v1/runs/{run_id}/pause"): Row(for_people(403, 200, 200)),
     ("POST", "/v1/runs/{run_id}/resume"): Row(for_people(403, 200, 200)),
     ("POST", "/v1/runs/{run_id}/cancel"): Row(for_people(403, 200, 200)),
+    ("POST", "/v1/runs/{run_id}/prune"): Row(for_people(403, 403, 409)),
     ("GET", "/v1/runs/{run_id}/evaluations"): READ,
     ("POST", "/v1/runs/{run_id}/evaluations"): Row(for_people(403, 404, 404), {"dataset": "nowhere"}),
     ("GET", "/v1/runs/{run_id}/evaluations/{number}"): Row(for_people(404, 404, 404)),
