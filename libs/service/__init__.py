@@ -7,6 +7,7 @@ how JSON is read.
 
 from libs.service.app import add_health, create_app, create_internal_app
 from libs.service.bodies import JsonRoute
+from libs.service.budget import Budget, Overloaded, Share
 from libs.service.health import Checks
 from libs.service.http import run_http, serving
 from libs.service.problems import JsonResponse, Problem, problem_response
@@ -15,13 +16,16 @@ from libs.service.settings import DoorSettings, ServiceSettings
 from libs.service.worker import pause, run_worker
 
 __all__ = [
+    "Budget",
     "Checks",
     "DoorSettings",
     "JsonResponse",
     "JsonRoute",
     "Limits",
+    "Overloaded",
     "Problem",
     "ServiceSettings",
+    "Share",
     "add_health",
     "create_app",
     "create_internal_app",

@@ -13,13 +13,12 @@ from starlette.exceptions import HTTPException
 from libs.capability import CapabilityError, Cause, KeyRing
 from libs.queue.living import Living
 from libs.queue.wake import Wake
-from libs.service import Problem, create_app
+from libs.service import Budget, Overloaded, Problem, create_app
 from libs.service.problems import on_http_exception
 from libs.store.calls import StoreAway
 from libs.store.database import Database
 from libs.store.spans import AttemptEnded, RewardConflict, TelemetryRefused
 from services.collector.batch import BatchWriter
-from services.collector.intake import Budget, Overloaded
 from services.collector.routes import router, status_response
 from services.collector.settings import Settings
 

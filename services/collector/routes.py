@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Path, Request, Response
 from fastapi.exceptions import RequestValidationError
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
@@ -19,12 +19,12 @@ from libs.contracts.capability import Capability, Scope
 from libs.contracts.rewards import RewardValue
 from libs.contracts.strict import BadJson, read_json
 from libs.queue.living import AttemptOver, Living
-from libs.service import JsonResponse, JsonRoute, Problem
+from libs.service import Budget, JsonResponse, JsonRoute, Problem
 from libs.store.spans import DOOR, NewReward
 from services.collector.batch import BatchWriter
 from services.collector.conventions import Limits, Sender
 from services.collector.decode import Rows, decode_logs, decode_traces
-from services.collector.intake import Budget, read_body
+from services.collector.intake import read_body
 from services.collector.settings import Settings
 from services.collector.wire import BadBody, TooMany
 
@@ -40,6 +40,8 @@ router = APIRouter(route_class=JsonRoute)
 
 # Postgres stores no NUL.
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
+# One spelling a number: an attempt has one address.
+AttemptNumber = Annotated[str, Path(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 
 
 class RewardBody(BaseModel):
@@ -62,7 +64,7 @@ class RewardBody(BaseModel):
 
 
 @router.post("/r/{rollout_id}/{attempt}/v1/traces")
-async def traces(rollout_id: str, attempt: int, request: Request) -> Response:
+async def traces(rollout_id: str, attempt: AttemptNumber, request: Request) -> Response:
     """Stores the spans of an ExportTraceServiceRequest; 200 means durable."""
 
     def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
@@ -70,18 +72,18 @@ async def traces(rollout_id: str, attempt: int, request: Request) -> Response:
         limits = Limits(settings.max_attributes, settings.max_attribute_length)
         return decode_traces(body, json=is_json(request), sender=sender, limits=limits, rewards_granted=granted)
 
-    rows = await _stored(request, rollout_id, attempt, decode)
+    rows = await _stored(request, rollout_id, int(attempt), decode)
     return _export_response(request, ExportTraceServiceResponse(), "rejectedSpans", rows)
 
 
 @router.post("/r/{rollout_id}/{attempt}/v1/logs")
-async def logs(rollout_id: str, attempt: int, request: Request) -> Response:
+async def logs(rollout_id: str, attempt: AttemptNumber, request: Request) -> Response:
     """Stores the evaluation results of an ExportLogsServiceRequest as rewards; other records are not kept."""
 
     def decode(body: bytes, sender: Sender, granted: bool) -> Rows:
         return decode_logs(body, json=is_json(request), sender=sender, rewards_granted=granted)
 
-    rows = await _stored(request, rollout_id, attempt, decode)
+    rows = await _stored(request, rollout_id, int(attempt), decode)
     return _export_response(request, ExportLogsServiceResponse(), "rejectedLogRecords", rows)
 
 
@@ -91,7 +93,7 @@ _BODY = {"requestBody": {"required": True, "content": {JSON: {"schema": RewardBo
 @router.post("/r/{rollout_id}/{attempt}/reward", openapi_extra=_BODY)
 async def reward(
     rollout_id: str,
-    attempt: int,
+    attempt: AttemptNumber,
     request: Request,
     idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
 ) -> Response:
@@ -100,7 +102,7 @@ async def reward(
     Idempotent by `key`, else by the Idempotency-Key header, else by the body itself: a repeat changes nothing, and the
     key with another reward is 409.
     """
-    capability = await _verified(request, rollout_id, attempt, Scope.REWARD)
+    capability = await _verified(request, rollout_id, int(attempt), Scope.REWARD)
     # Read here, not by the framework: without a key nobody's body is looked at.
     body = _reward_body(await request.body())
     key = body.key or idempotency_key or hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]

@@ -14,13 +14,14 @@ from starlette.exceptions import HTTPException
 from libs.capability import KeyRing
 from libs.queue.living import Living
 from libs.queue.wake import Wake
+from libs.service import Budget, Overloaded
 from libs.service import create_app as create_service_app
 from libs.service.secrets import read_secret
 from libs.store.calls import CallWriter
 from libs.store.database import Database
 from services.gateway.door import Doors
 from services.gateway.engines import Directory
-from services.gateway.errors import GatewayError, NotServed, TooLarge, error_response
+from services.gateway.errors import GatewayError, NotServed, TooLarge, Unavailable, error_response
 from services.gateway.forward import Gateway
 from services.gateway.history import History
 from services.gateway.reading import Reader
@@ -45,11 +46,16 @@ def create_app(settings: Settings) -> FastAPI:
         "gateway",
         lifespan=lifespan,
         max_body_bytes=settings.max_body_bytes,
-        error_handlers={GatewayError: _on_gateway_error, HTTPException: _on_http_exception},
+        error_handlers={
+            GatewayError: _on_gateway_error,
+            HTTPException: _on_http_exception,
+            Overloaded: _on_overloaded,
+        },
         unexpected=_on_unexpected,
         # The request context traces and measures already; FastAPI's own look at the environment costs 0.1 ms a call.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
+    app.state.budget = Budget(settings.max_bytes_in_flight)
     app.include_router(router)
     return app
 
@@ -73,6 +79,7 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             reader=reader,
             max_choices=settings.max_choices,
             max_calls=settings.max_calls,
+            hold_seconds=settings.hold_seconds,
         )
         app.state.gateway, app.state.settings, app.state.give_up = gateway, settings, gateway.close
         living = Living(database, wake, hold_seconds=settings.record_hold_seconds, on_end=gateway.end)
@@ -102,6 +109,11 @@ def _engine_client(settings: Settings) -> aiohttp.ClientSession:
 
 async def _on_gateway_error(_request: Request, error: Any) -> Response:
     return error_response(error)
+
+
+async def _on_overloaded(_request: Request, _error: Any) -> Response:
+    message = "The gateway is reading as many requests as it may; try again."
+    return error_response(Unavailable(message, code="overloaded", retry_after_seconds=1))
 
 
 async def _on_http_exception(_request: Request, error: Any) -> Response:

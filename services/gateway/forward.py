@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -98,6 +98,7 @@ class Gateway:
         reader: Reader,
         max_choices: int,
         max_calls: int,
+        hold_seconds: float,
     ) -> None:
         self.model = model
         self._history = history
@@ -106,14 +107,15 @@ class Gateway:
         self._reader = reader
         self._repeats: Repeats[Call] = Repeats()
         self._max_choices = max_choices
-        self._max_calls = max_calls
+        self._places = asyncio.Semaphore(max_calls)
+        self._hold_seconds = hold_seconds
         self._in_hand: dict[asyncio.Task[Completion], Call] = {}
         self._is_closing = False
 
     async def begin(self, door: Door, body: bytes, headers: Mapping[str, str]) -> tuple[ChatRequest, Call | Completion]:
         """The request, and the call that was begun for it, or the answer that an earlier try has already got.
 
-        Raises: BadRequest: the body cannot be served; Unavailable: too much in hand, or the store is away
+        Raises: BadRequest: the body cannot be served; Unavailable: the store is away
         """
         arrived_at, sequence = time.perf_counter(), time.time_ns()
         request = parse_request(body, max_choices=self._max_choices)
@@ -123,8 +125,6 @@ class Gateway:
             repeated = await self._repeated(door, request, digest, retry) if retry.is_repeat else None
             if repeated is not None:
                 return request, repeated
-            if len(self._in_hand) >= self._max_calls:
-                raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1)
             call = await self._prepare(door, request, digest, headers, arrived_at, sequence)
             self._start(call)
             return request, call
@@ -224,7 +224,8 @@ class Gateway:
 
     async def _serve(self, call: Call) -> Completion:
         try:
-            await self._sample(call)
+            async with self._place():
+                await self._sample(call)
             passes("gateway.answered")
             completion = await self._complete(call)
             passes("gateway.recorded")
@@ -244,6 +245,22 @@ class Gateway:
         if call.is_over:
             raise refusal(CapabilityError(Cause.ENDED))
         return completion
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """A call's turn. One that waits in vain is recorded as failed, so that its agent's failure counts as ours.
+
+        Raises: Unavailable: too many calls for too long
+        """
+        try:
+            async with asyncio.timeout(self._hold_seconds):
+                await self._places.acquire()
+        except TimeoutError:
+            raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1) from None
+        try:
+            yield
+        finally:
+            self._places.release()
 
     async def _sample(self, call: Call) -> None:
         request = call.request

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from libs.faults import passes
-from libs.service import JsonResponse
+from libs.service import JsonResponse, Share
 from services.gateway.answer import KEEPALIVE, ChoiceStream, Completion, envelope, event, model_body, models_body
 from services.gateway.door import Door
 from services.gateway.errors import GatewayError, Unavailable, error_response
@@ -26,7 +26,8 @@ async def chat_completions(rollout: str, attempt: str, request: Request) -> Resp
     """A chat completion, whole or as a stream."""
     door = await _door(request, rollout, attempt)
     gateway: Gateway = request.app.state.gateway
-    chat, call = await gateway.begin(door, await request.body(), request.headers)
+    with request.app.state.budget.share() as share:
+        chat, call = await gateway.begin(door, await _body(request, share), request.headers)
     if chat.stream:
         settings = request.app.state.settings
         return EventStream(gateway, chat, call, settings.keepalive_after_seconds, settings.keepalive_seconds)
@@ -140,6 +141,15 @@ class EventStream(Response):
 async def _door(request: Request, rollout: str, attempt: str) -> Door:
     door: Door = await request.app.state.doors.open(request.headers, rollout, attempt)
     return door
+
+
+async def _body(request: Request, share: Share) -> bytes:
+    """The body; each piece is counted before it is kept."""
+    parts: list[bytes] = []
+    async for part in request.stream():
+        share.take(len(part))
+        parts.append(part)
+    return b"".join(parts)
 
 
 async def _until_hung_up(call: Call, receive: Receive) -> Completion | None:

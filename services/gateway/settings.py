@@ -40,11 +40,13 @@ class Settings(DoorSettings):
     keepalive_seconds: float = Field(default=5.0, gt=0)
     """Time between comments of a stream that waits."""
     max_calls: int = Field(default=4096, ge=1)
-    """Requests in hand; beyond them 503 with Retry-After."""
+    """Calls at the engines at once; further ones wait for their turn as long as for an engine."""
     max_choices: int = Field(default=64, ge=1, le=128)
     """Largest `n` of a request."""
     max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
     """Largest body of a request."""
+    max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
+    """Bytes of all bodies that are being received and read; beyond it 503 with Retry-After."""
     history_bytes: int = Field(default=256 * 2**20, ge=2**16)
     """Memory for answered calls, tokens above all; what is dropped is read from the store again."""
     context_length: int | None = Field(default=None, ge=16)

@@ -370,18 +370,33 @@ async def test_a_held_stream_is_kept_alive_and_its_error_is_an_event(tmp_path, d
     assert not any("[DONE]" in line for line in lines)
 
 
-async def test_calls_in_hand_are_bounded(tmp_path, database):
+async def test_a_call_waits_for_its_turn_and_one_that_waits_in_vain_is_recorded_as_failed(tmp_path, database):
     go = asyncio.Event()
     held: dict[str, Any] = {"pace": lambda _: go.wait()}
-    async with scene(tmp_path, database, engine=held, max_calls=1) as stage, stage.client() as client:
+    bounds: dict[str, Any] = {"max_calls": 1, "hold_seconds": 2.0}
+    async with scene(tmp_path, database, engine=held, **bounds) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         first = asyncio.create_task(create(model="m", messages=HI))
         await until(lambda: len(stage.engine.requests) == 1)
         with pytest.raises(openai.InternalServerError) as refused:
             await create(model="m", messages=HI)
+        waiting = asyncio.create_task(create(model="m", messages=HI))
         go.set()
-        await first
+        await asyncio.gather(first, waiting)
+        statuses = sorted(call.status for call in await stage.calls())
     assert refused.value.code == "overloaded"
+    assert statuses == ["completed", "completed", "failed"]
+
+
+async def test_bodies_that_are_being_read_are_bounded_together(tmp_path, database):
+    async with scene(tmp_path, database, max_bytes_in_flight=1024) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        with pytest.raises(openai.InternalServerError) as refused:
+            await create(model="m", messages=[{"role": "user", "content": "x" * 2000}])
+        answered = await create(model="m", messages=HI)
+    assert (refused.value.status_code, refused.value.code) == (503, "overloaded")
+    assert refused.value.response.headers["retry-after"] == "1"
+    assert answered.choices
 
 
 async def test_a_run_without_a_partition_is_refused_and_takes_no_other_call_with_it(tmp_path, database):

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from libs.service import Problem
+from libs.service import Budget, Problem
 from services.collector.conventions import Limits, Sender
 from services.collector.decode import Rows, decode_logs, decode_traces
-from services.collector.intake import Budget, read_body
+from services.collector.intake import read_body
 from services.collector.wire import MAX_RECORD_BYTES, MAX_RECORDS, BadBody, TooMany
 
 SENDER, LIMITS = Sender("run-a", "run-a.0.0", 1), Limits(attributes=128, text_length=16_384)
