@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -153,16 +154,26 @@ async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -
 
 
 async def _trained(settings: Settings, database: Database, wake: Wake, lock: AdvisoryLock, stop: asyncio.Event) -> bool:
-    """Trains from the last committed step; False when the store was away, and it is to be tried again."""
+    """Trains from the last committed step; False when the store or room on the disk was away: it is to be tried again.
+
+    Raises: what `Trainer.train` does; OSError: files cannot be read or written, which only somebody can mend
+    """
     try:
         if await _acquire(lock, stop):
             trainer = await _open_trainer(settings, database, wake, lock)
             await trainer.train(stop)
         return True
     except (*AWAY, psycopg.OperationalError, LockLost) as error:
-        seldom.warning("store away, going back to the last step", cause=cause(error))
+        if isinstance(error, OSError) and not _may_pass(error):
+            raise
+        seldom.warning("going back to the last step", cause=cause(error))
         await lock.release()
         return False
+
+
+def _may_pass(error: OSError) -> bool:
+    """Whether waiting helps: connections come back, and room on the disk; no folder opens by itself."""
+    return isinstance(error, ConnectionError | TimeoutError) or error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 async def _acquire(lock: AdvisoryLock, stop: asyncio.Event) -> bool:
@@ -237,7 +248,8 @@ class Trainer:
     async def train(self, stop: asyncio.Event) -> None:
         """Makes steps until the last one is made or `stop` is set.
 
-        Raises: PoliciesDisagree, TrainingDiverged, CheckpointDamaged, LockLost: the run must not go on like this.
+        Raises: PoliciesDisagree, TrainingDiverged, CheckpointDamaged: the run must not go on like this; LockLost:
+            another trainer may have gone on
         """
         while self.learner.step < self.config.training.steps and not stop.is_set():
             selection = await self._select()

@@ -229,6 +229,15 @@ async def test_a_trainer_whose_commits_are_cut_off_goes_back_and_makes_the_same_
     assert results[0] == results[1]
 
 
+async def test_trouble_with_files_is_no_trouble_of_the_store_and_ends_the_trainer(case: Case, tmp_path: Path) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    (tmp_path / "a file").touch()
+    with pytest.raises(NotADirectoryError):
+        await case.train(folder=tmp_path / "a file")
+
+
 async def test_two_trainers_of_a_run_take_turns(case: Case) -> None:
     await case.open(steps=1)
     for number in range(2):
