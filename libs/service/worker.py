@@ -33,11 +33,11 @@ def run_worker(name: str, settings: ServiceSettings, loop: Loop) -> None:
     run_until_signal(main)
 
 
-async def pause(stop: asyncio.Event, seconds: float) -> bool:
+async def pause(event: asyncio.Event, seconds: float) -> bool:
     """Waits until the event is set or the time is over; whether it is set."""
     try:
         async with asyncio.timeout(seconds):
-            await stop.wait()
+            await event.wait()
     except TimeoutError:
         return False
     return True

@@ -20,6 +20,7 @@ from libs.contracts.ids import parse_weight_version, weight_version
 from libs.contracts.states import EngineState
 from libs.faults import passes
 from libs.queue.wake import Topic, Wake
+from libs.service import pause
 from libs.service.secrets import read_secret
 from libs.store.database import AWAY, Database, cause
 from libs.store.engines import SeenEngine, forget_other_engines, write_engines
@@ -209,7 +210,7 @@ class Fleet:
             # The loop must live: the engine is looked at again.
             except Exception:
                 log.exception("engine not seen", url=client.url)
-            await _set_within(changed, self._settings.engine_poll_seconds)
+            await pause(changed, self._settings.engine_poll_seconds)
 
     async def _look_and_correct(self, client: EngineClient) -> None:
         wanted = self._wanted
@@ -281,14 +282,6 @@ def _document(answer: httpx.Response) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError(f"{answer.url.path} answered {str(document)[:100]!r}, no JSON object")
     return document
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
 
 
 def _cause(error: Exception) -> str:

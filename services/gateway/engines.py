@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from libs.contracts.ids import weight_version
+from libs.service import pause
 from libs.store.calls import StoreAway
 from libs.telemetry import Seldom, logger
 from services.gateway.errors import Unavailable
@@ -91,7 +92,7 @@ class Directory:
             await self.refresh()
             await asyncio.sleep(self._poll_seconds)
             if self._is_quiet():
-                await _set_within(self._wanted, (QUIET_FACTOR - 1) * self._poll_seconds)
+                await pause(self._wanted, (QUIET_FACTOR - 1) * self._poll_seconds)
             self._wanted.clear()
 
     async def refresh(self) -> None:
@@ -118,7 +119,7 @@ class Directory:
             return endpoint
         with HELD.track_inprogress():
             while endpoint is None:
-                await _set_within(self._refreshed, min(patience.left(), 2 * self._poll_seconds))
+                await pause(self._refreshed, min(patience.left(), 2 * self._poll_seconds))
                 endpoint = self._choose(run_id, rollout_id)
         return endpoint
 
@@ -139,11 +140,3 @@ class Directory:
 
 def _weight(url: str, rollout_id: str) -> int:
     return zlib.crc32(f"{url} {rollout_id}".encode())
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return

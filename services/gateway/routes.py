@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from libs.faults import passes
-from libs.service import JsonResponse, Share
+from libs.service import JsonResponse, Share, pause
 from services.gateway.answer import KEEPALIVE, ChoiceStream, Completion, envelope, event, model_body, models_body
 from services.gateway.door import Door
 from services.gateway.errors import GatewayError, Unavailable, error_response
@@ -108,7 +108,7 @@ class EventStream(Response):
         with call.watched() as progress:
             patience = self._keepalive_after_seconds
             while not call.task.done():
-                moved = await _set_within(progress, patience)
+                moved = await pause(progress, patience)
                 progress.clear()
                 data = b"".join(self._chunk(call, chunk) for stream in streams if (chunk := stream.chunk()) is not None)
                 if data or not moved:
@@ -176,12 +176,3 @@ async def _hung_up(receive: Receive) -> None:
     """Returns when the client has gone. The body has been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True
