@@ -85,7 +85,7 @@ class Child:
 class Kept:
     """A service. All of it runs in the supervising thread, whose death its processes would not survive.
 
-    Args: spawn: starts a process of the service; report: told in a few words what happens
+    Args: spawn: starts a process of the service; report: told in a few words what happens;
         restart: whether it is started again when it dies
     """
 

@@ -13,8 +13,6 @@ from redis.exceptions import RedisError
 
 MAX_BLOCK_SECONDS = 10.0
 """Longest wait inside one command; a longer wait is several commands, so that a dead connection is noticed."""
-
-
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 """Default bound on a command beyond what it waits for: a Redis that is silent for longer counts as away."""

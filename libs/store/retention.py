@@ -15,7 +15,6 @@ from libs.store.runs import ActionRefused, UnknownRun
 
 TRIES = 6
 FIRST_PAUSE_SECONDS = 0.1
-
 OUTPUTS_AT_ONCE = 10_000
 
 _PRUNE = text("SELECT prune_run(:run)")

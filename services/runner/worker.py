@@ -41,8 +41,6 @@ LOST = Counter("runner_leases_lost_total", "Attempts stopped because their lease
 SECONDS = Histogram("runner_attempt_seconds", "Lease to verdict.", buckets=SECONDS_BUCKETS)
 
 GATHER_SECONDS = 0.05
-
-
 LONGEST_RETRY_SECONDS = 60.0
 """The longest that a controller lets a failed rollout wait."""
 
