@@ -13,11 +13,13 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import AliasChoices, BaseModel
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+from libs.service.start import variable
 
 FOLDER = Path(__file__).parent / "reference"
 SERVICES = ("api", "controller", "runner", "gateway", "collector", "credit", "trainer", "engine")
@@ -29,7 +31,6 @@ def settings_page() -> str:
     lines = [NOTE, "# Settings", "", "Each service reads its own variables once, at start. Unset means the default."]
     for package in [f"services.{name}" for name in SERVICES] + ["libs.cli"]:
         settings = importlib.import_module(f"{package}.settings").Settings
-        prefix = settings.model_config.get("env_prefix", "")
         lines += [
             "",
             f"## {package.rpartition('.')[2]}",
@@ -38,15 +39,8 @@ def settings_page() -> str:
             "|---|---|---|---|",
         ]
         for name, field in settings.model_fields.items():
-            lines.append(_row(f"`{_variable(name, field, prefix)}`", field))
+            lines.append(_row(f"`{variable(settings, name)}`", field))
     return "\n".join(lines) + "\n"
-
-
-def _variable(name: str, field: FieldInfo, prefix: str) -> str:
-    alias = field.validation_alias
-    if isinstance(alias, AliasChoices):
-        return str(alias.choices[0])
-    return str(alias) if isinstance(alias, str) else f"{prefix}{name}".upper()
 
 
 def _row(label: str, field: FieldInfo) -> str:
@@ -74,6 +68,10 @@ def _type_name(annotation: Any) -> str:
         return " or ".join(_type_name(part) for part in get_args(annotation))
     if annotation is type(None):
         return "none"
+    if get_origin(annotation) is Annotated:
+        return _type_name(get_args(annotation)[0])
+    if get_origin(annotation) is list:
+        return f"list[{_type_name(get_args(annotation)[0])}]"
     return (
         getattr(annotation, "__name__", None)
         if inspect.isclass(annotation) and not get_args(annotation)

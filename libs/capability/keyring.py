@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from libs.service.errors import Misconfigured
 from libs.service.secrets import SecretError, refuse_open
 
 MIN_SECRET_LENGTH = 32
@@ -21,7 +22,7 @@ MIN_SECRET_LENGTH = 32
 log = structlog.get_logger()
 
 
-class KeyRingError(Exception):
+class KeyRingError(Misconfigured):
     """The key ring file cannot be used; the message names the remedy."""
 
 

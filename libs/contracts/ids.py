@@ -1,8 +1,12 @@
 """Identifiers: natural where a natural key exists, so that a repeat names the same row."""
 
+import re
 import secrets
 
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+
+NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
+"""A number inside an address or a label: one spelling each, so that one thing has one name."""
 
 
 def new_id(prefix: str, length: int = 10) -> str:
@@ -51,7 +55,7 @@ def parse_weight_version(text: str) -> tuple[str, int]:
     Raises: ValueError: the engine serves weights that no run of ours gave it.
     """
     run_id, separator, version = text.rpartition(":")
-    if not separator or not version.isdigit():
+    if not separator or not NUMBER.fullmatch(version):
         raise ValueError(
             f"weight_version {text!r} is not '<run>:<version>': the engine has not been given a policy yet"
         )

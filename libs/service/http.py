@@ -24,6 +24,7 @@ import uvloop
 from fastapi import FastAPI
 
 from libs.service.app import create_internal_app
+from libs.service.errors import CannotListen
 from libs.service.health import Checks
 from libs.service.protocol import Limits, Protocol
 from libs.service.readiness import tell_readiness
@@ -109,11 +110,23 @@ async def serving(
 ) -> AsyncIterator[int]:
     """Serves an application inside the block and yields its port; on leaving, answers in hand are finished first.
 
-    Cancelled while it finishes them, it hurries.
+    Cancelled while it finishes them, it hurries. The application's lifespan is around it all, and what it raises is
+    raised here.
 
     Args: descriptor: a listening socket that a supervisor owns and shares, instead of host and port
-    Raises: OSError: the address is taken; RuntimeError: the application did not start (its log line says why).
+    Raises: CannotListen: the address is taken, or none of this machine
     """
+    async with (
+        app.router.lifespan_context(app),
+        _listening(app, host, port, descriptor, limits, shutdown_seconds) as found,
+    ):
+        yield found
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    app: FastAPI, host: str, port: int, descriptor: int | None, limits: Limits, shutdown_seconds: float
+) -> AsyncIterator[int]:
     sock = _bound_socket(host, port) if descriptor is None else _shared_socket(descriptor)
     port = sock.getsockname()[1]
 
@@ -127,7 +140,7 @@ async def serving(
         while not server.started:
             if task.done():
                 await task
-                raise RuntimeError("the application did not start: its lifespan failed")
+                raise RuntimeError("the server ended while it started")
             await asyncio.sleep(0.005)
         yield port
     finally:
@@ -144,7 +157,7 @@ def _config(app: FastAPI, limits: Limits) -> uvicorn.Config:
         loop="none",
         http=protocol,
         ws="none",
-        lifespan="on",
+        lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -239,14 +252,17 @@ def run_until_signal(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}; set another host") from error
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}; set another port") from error
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}; set another host or port") from error
     sock.setblocking(False)
     return sock
 
@@ -256,7 +272,7 @@ def _shared_socket(descriptor: int) -> socket.socket:
     try:
         sock = socket.socket(fileno=descriptor)
     except OSError as error:
-        raise OSError(error.errno, f"descriptor {descriptor} is no socket: {error.strerror}; unset it") from error
+        raise CannotListen(f"descriptor {descriptor} is no socket: {error.strerror}; unset it") from error
     # Children of this process have no business with it.
     sock.set_inheritable(False)
     sock.setblocking(False)

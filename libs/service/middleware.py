@@ -131,7 +131,7 @@ class BodyLimit:
 
         async def receive_bounded() -> Message:
             nonlocal received
-            if declared.isdigit() and int(declared) > limit:
+            if declared.isdecimal() and int(declared) > limit:
                 raise _too_large(limit)
             message = await receive()
             received += len(message.get("body", b""))

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
+from libs.service.errors import Misconfigured
+
 _TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
 
 
-class SecretError(ValueError):
+class SecretError(Misconfigured, ValueError):
     """A file with a secret is missing, empty, or open to users who have no business with it."""
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from libs.service.addresses import HttpAddress, PostgresAddress, RedisAddress
 from libs.service.protocol import Limits
 
 
@@ -19,7 +20,13 @@ class ServiceSettings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="ignore", populate_by_name=True, use_attribute_docstrings=True, env_ignore_empty=True
+        frozen=True,
+        extra="ignore",
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        env_ignore_empty=True,
+        # A bound that is no number bounds nothing, and one without end fails where it is added to a time.
+        allow_inf_nan=False,
     )
 
     internal_host: str = "127.0.0.1"
@@ -32,13 +39,13 @@ class ServiceSettings(BaseSettings):
     """Descriptor of a pipe that is told once the process can work; a supervisor sets it."""
     shutdown_seconds: float = Field(default=20.0, gt=0)
     """After SIGTERM: how long work in hand may take to finish before it is cancelled; a second SIGTERM cancels it."""
-    database_url: str = Field(
+    database_url: PostgresAddress = Field(
         default="postgresql://leyden@127.0.0.1:5432/leyden", validation_alias="LEYDEN_DATABASE_URL", repr=False
     )
     """Postgres, as `postgresql://user:password@host:port/name`; settings of libpq may follow: `?connect_timeout=3`."""
     database_answer_seconds: float = Field(default=30.0, gt=0, validation_alias="LEYDEN_DATABASE_ANSWER_SECONDS")
     """Bound on one statement. A Postgres that is silent for longer counts as away, and its connection is closed."""
-    redis_url: str = Field(default="redis://127.0.0.1:6379/0", validation_alias="LEYDEN_REDIS_URL", repr=False)
+    redis_url: RedisAddress = Field(default="redis://127.0.0.1:6379/0", validation_alias="LEYDEN_REDIS_URL", repr=False)
     """Redis, as `redis://host:port/number` or `unix:///path`; the number must be this platform's alone."""
     redis_answer_seconds: float = Field(default=5.0, gt=0, validation_alias="LEYDEN_REDIS_ANSWER_SECONDS")
     """Bound on one command to the task queue. A Redis that is silent for longer counts as away."""
@@ -48,7 +55,7 @@ class ServiceSettings(BaseSettings):
     """JSON file `{kid: secret}` with the keys that sign agents' capabilities; the first signs, all verify."""
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", validation_alias="LEYDEN_LOG_LEVEL")
     """Lines below this level are not written."""
-    otlp_endpoint: str | None = Field(default=None, validation_alias="LEYDEN_OTLP_ENDPOINT")
+    otlp_endpoint: HttpAddress | None = Field(default=None, validation_alias="LEYDEN_OTLP_ENDPOINT")
     """Where the platform's own traces go, as `http://host:4318`; unset: nowhere."""
 
 

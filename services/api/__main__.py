@@ -1,8 +1,10 @@
 """`python -m services.api`: serves until SIGTERM."""
 
+from libs.service.start import told_in_a_line
 from services.api.settings import Settings
 
 
+@told_in_a_line(Settings)
 def main() -> None:
     """Reads settings, then starts telemetry and the server."""
     settings = Settings()

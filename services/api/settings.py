@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from libs.service import DoorSettings
+from libs.service.secrets import read_secret
 
 
 class Settings(DoorSettings):
@@ -33,7 +34,8 @@ class Settings(DoorSettings):
     """How long the sender of an upload may pause before it is given up."""
 
     def first_admin_token(self) -> str | None:
-        """The bootstrap token; None when only tokens in the database open the API."""
-        if self.admin_token is not None:
-            return self.admin_token.get_secret_value()
-        return self.admin_token_file.read_text().strip() if self.admin_token_file else None
+        """The bootstrap token; None when only tokens in the database open the API.
+
+        Raises: SecretError: its file is missing, empty, or open to other users
+        """
+        return read_secret(self.admin_token, self.admin_token_file)

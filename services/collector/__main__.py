@@ -1,9 +1,11 @@
 """Starts the collector: `python -m services.collector`."""
 
+from libs.service.start import told_in_a_line
 from libs.telemetry import configure_logs, configure_tracing
 from services.collector.settings import Settings
 
 
+@told_in_a_line(Settings)
 def main() -> None:
     settings = Settings()
     configure_logs("collector", settings.log_level)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
 from libs.contracts.capability import Capability, Scope
+from libs.contracts.ids import NUMBER
 from libs.contracts.rewards import RewardValue
 from libs.contracts.strict import BadJson, read_json
 from libs.queue.living import AttemptOver, Living
@@ -40,8 +41,7 @@ router = APIRouter(route_class=JsonRoute)
 
 # Postgres stores no NUL.
 Text = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]*$")]
-# One spelling a number: an attempt has one address.
-AttemptNumber = Annotated[str, Path(pattern=r"^(0|[1-9][0-9]{0,8})$")]
+AttemptNumber = Annotated[str, Path(pattern=f"^({NUMBER.pattern})$")]
 
 
 class RewardBody(BaseModel):

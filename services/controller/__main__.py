@@ -1,10 +1,12 @@
 """Runs the controller: `python -m services.controller`."""
 
 from libs.service import run_worker
+from libs.service.start import told_in_a_line
 from libs.telemetry import configure_logs, configure_tracing
 from services.controller.settings import Settings
 
 
+@told_in_a_line(Settings)
 def main() -> None:
     """Reads the settings and leads until SIGTERM."""
     settings = Settings()

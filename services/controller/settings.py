@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from libs.service import ServiceSettings
+from libs.service.addresses import HttpAddress
 
 
 class Settings(ServiceSettings):
@@ -18,7 +19,7 @@ class Settings(ServiceSettings):
 
     tick_seconds: float = Field(default=0.3, gt=0)
     """Longest pause between two looks; a wake-up shortens it."""
-    engine_urls: list[str] = Field(default_factory=lambda: ["http://127.0.0.1:30000"])
+    engine_urls: list[HttpAddress] = Field(default_factory=lambda: ["http://127.0.0.1:30000"])
     """Every engine of the platform, as a JSON list; no trailing slashes."""
     engine_api_key: SecretStr | None = None
     """Bearer key of the engines' inference routes, which tell what they serve, where they ask for one."""

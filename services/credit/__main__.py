@@ -1,9 +1,11 @@
 """Starts a credit worker: `python -m services.credit`."""
 
+from libs.service.start import told_in_a_line
 from libs.telemetry import configure_logs, configure_tracing
 from services.credit.settings import Settings
 
 
+@told_in_a_line(Settings)
 def main() -> None:
     settings = Settings()
     configure_logs("credit", settings.log_level)

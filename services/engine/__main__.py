@@ -6,10 +6,12 @@ import os
 import sys
 
 from libs.service import run_http
+from libs.service.start import told_in_a_line
 from libs.telemetry import configure_logs, configure_tracing
 from services.engine.settings import Settings
 
 
+@told_in_a_line(Settings)
 def main() -> None:
     settings = Settings()
     configure_logs("engine", settings.log_level)

@@ -8,6 +8,8 @@ EngineError          base
 
 from __future__ import annotations
 
+from libs.service.errors import Misconfigured
+
 
 class EngineError(Exception):
     """Base of the engine's errors."""
@@ -17,9 +19,9 @@ class BadRequest(EngineError):
     """A request that cannot be served as written; the message names the remedy."""
 
 
-class WeightsRefused(EngineError):
+class WeightsRefused(EngineError, Misconfigured):
     """Weights that are missing, misshapen or not finite; nothing was changed."""
 
 
-class UnsupportedModel(EngineError):
+class UnsupportedModel(EngineError, Misconfigured):
     """A model outside of what the engine runs: dense Llama and Qwen2 style decoders."""

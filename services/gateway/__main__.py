@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from libs.service import run_http
+from libs.service.start import told_in_a_line
 from libs.telemetry import configure_logs, configure_tracing
 from services.gateway.settings import Settings
 
 
+@told_in_a_line(Settings)
 def main() -> None:
     """Serves until SIGTERM or SIGINT."""
     settings = Settings()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
 from libs.contracts.capability import Scope
+from libs.contracts.ids import NUMBER
 from libs.queue.living import AttemptOver, Living
 from libs.store.attempts import AttemptKey
 from libs.store.calls import StoreAway
@@ -79,7 +80,7 @@ class Doors:
             del self._believed[oldest]
 
     def _verified(self, key: str | None, rollout_id: str, attempt: str) -> Door:
-        if not attempt.isdecimal() or len(attempt) > 9:
+        if not NUMBER.fullmatch(attempt):
             message = f"'{attempt}' is no attempt: use the base URL from the agent's environment."
             raise NotServed(message, code="not_found")
         try:

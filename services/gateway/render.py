@@ -22,6 +22,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from libs.service.errors import Misconfigured
 from services.gateway.errors import BadRequest
 from services.gateway.request import Json, Turn, parsed_arguments
 from services.gateway.tools import generic_turns
@@ -31,7 +32,7 @@ TokenIds = npt.NDArray[np.int32]
 _SENTINEL = "sentinel-of-the-closing"
 
 
-class ModelUnreadable(RuntimeError):
+class ModelUnreadable(Misconfigured):
     """The model's folder lacks something that the gateway needs; the message says what."""
 
 

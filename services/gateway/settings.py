@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
 from libs.service import DoorSettings
+from libs.service.addresses import HttpAddress
 
 
 class Settings(DoorSettings):
@@ -21,7 +22,7 @@ class Settings(DoorSettings):
     """After SIGTERM: how long answers in hand may take; then, or at a second SIGTERM, they are told to try again."""
     model_path: Path = Path("model")
     """Hugging Face folder of the base model: tokenizer, chat template and context length are read from it."""
-    engine_urls: list[str] = Field(default_factory=list)
+    engine_urls: list[HttpAddress] = Field(default_factory=list)
     """Engines to use while the controller has registered none, as a JSON list of URLs; for a gateway on its own."""
     engine_api_key: SecretStr | None = None
     """Bearer key of the engines' inference routes, where they ask for one."""

@@ -11,6 +11,7 @@ from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 
 from libs.service import ServiceSettings
+from libs.service.addresses import HttpAddress
 
 
 class Settings(ServiceSettings):
@@ -18,9 +19,9 @@ class Settings(ServiceSettings):
 
     model_config = SettingsConfigDict(env_prefix="RUNNER_")
 
-    gateway_url: str = "http://127.0.0.1:8100"
+    gateway_url: HttpAddress = "http://127.0.0.1:8100"
     """Where agents find the gateway, as an agent's machine sees it; no trailing slash."""
-    collector_url: str = "http://127.0.0.1:8101"
+    collector_url: HttpAddress = "http://127.0.0.1:8101"
     """Where agents find the collector."""
     concurrency: int = Field(default=32, ge=1, le=4096)
     """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""

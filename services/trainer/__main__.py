@@ -3,10 +3,12 @@
 import argparse
 
 from libs.service import run_worker
+from libs.service.start import told_in_a_line
 from libs.telemetry import bind, configure_logs, configure_tracing
 from services.trainer.settings import Settings
 
 
+@told_in_a_line(Settings)
 def main() -> None:
     """Reads the settings and trains until the run's last step or SIGTERM."""
     parser = argparse.ArgumentParser(prog="python -m services.trainer", description=__doc__)

@@ -1,0 +1,69 @@
+"""The start of a process: what a wrong setting or an unusable file makes of it is one line, not a traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec
+
+from pydantic import AliasChoices, ValidationError
+from pydantic_settings import BaseSettings, SettingsError
+
+from libs.service.errors import Misconfigured
+
+P = ParamSpec("P")
+
+
+def told_in_a_line(settings: type[BaseSettings]) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Makes of a process's main function one that ends with status 1 and a line on stderr where the operator is to
+    correct something: a line for each variable, or the words of a `Misconfigured`. Values are never shown.
+    """
+
+    def decorated(main: Callable[P, None]) -> Callable[P, None]:
+        @wraps(main)
+        def told(*args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                main(*args, **kwargs)
+            except ValidationError as error:
+                # Another document that is wrong is a fault of ours, and a traceback helps.
+                if error.title != settings.__name__:
+                    raise
+                raise SystemExit("\n".join(_lines(settings, error))) from None
+            except SettingsError as error:
+                raise SystemExit(_line(_named(settings, str(error)), "should be JSON")) from None
+            except Misconfigured as error:
+                raise SystemExit(" ".join(str(error).split())) from None
+
+        return told
+
+    return decorated
+
+
+def variable(settings: type[BaseSettings], name: str) -> str:
+    """The environment variable of a field, by the field's name or its alias."""
+    field = settings.model_fields.get(name)
+    if field is None:
+        return name
+    alias = field.validation_alias
+    if isinstance(alias, AliasChoices):
+        return str(alias.choices[0])
+    return str(alias) if isinstance(alias, str) else f"{settings.model_config.get('env_prefix', '')}{name}".upper()
+
+
+def _lines(settings: type[BaseSettings], error: ValidationError) -> list[str]:
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    return [_line(variable(settings, str(one["loc"][0])), _wanted(one["msg"])) for one in found]
+
+
+def _line(name: str, wanted: str) -> str:
+    return f"{name}: {wanted}; correct it, or unset it where it has a default (docs/reference/settings.md)"
+
+
+def _wanted(message: str) -> str:
+    words = message.removeprefix("Value error, ").removeprefix("Input ")
+    return words[:1].lower() + words[1:]
+
+
+def _named(settings: type[BaseSettings], message: str) -> str:
+    """The variable of the field that a source of settings complains of; only its words name it."""
+    return next((variable(settings, name) for name in settings.model_fields if f'"{name}"' in message), message)

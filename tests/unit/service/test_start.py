@@ -1,0 +1,193 @@
+"""A process that cannot start says in a line what is to be corrected, and never shows a value."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from libs.service import DoorSettings
+from libs.service.errors import Misconfigured
+from libs.service.start import told_in_a_line
+from services.controller.settings import Settings as ControllerSettings
+from services.gateway.settings import Settings as GatewaySettings
+from services.runner.settings import Settings as RunnerSettings
+
+SERVICES = ("api", "collector", "controller", "credit", "engine", "gateway", "runner", "trainer")
+ROOT = Path(__file__).parents[3]
+END = "; correct it, or unset it where it has a default (docs/reference/settings.md)"
+
+
+def told(settings: type, monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    @told_in_a_line(settings)
+    def main() -> None:
+        settings()
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return str(ended.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "value", "wanted"),
+    [
+        (GatewaySettings, "GATEWAY_PORT", "abc", "should be a valid integer, unable to parse string as an integer"),
+        (GatewaySettings, "GATEWAY_PORT", "-1", "should be greater than or equal to 0"),
+        (GatewaySettings, "GATEWAY_PORT", "65536", "should be less than or equal to 65535"),
+        (GatewaySettings, "GATEWAY_HEADER_SECONDS", "nan", "should be a finite number"),
+        (GatewaySettings, "GATEWAY_HEADER_SECONDS", "inf", "should be a finite number"),
+        (GatewaySettings, "GATEWAY_HEADER_SECONDS", "0", "should be greater than 0"),
+        (GatewaySettings, "GATEWAY_ENGINE_URLS", "http://127.0.0.1:1", "should be JSON"),
+        (GatewaySettings, "GATEWAY_ENGINE_URLS", '["localhost:1"]', "should be an address such as http://host:4318"),
+        (ControllerSettings, "CONTROLLER_RETENTION_DAYS", "1e999", "should be a finite number"),
+        (ControllerSettings, "CONTROLLER_TRAINER_COMMAND", "[]", "list should have at least 1 item after validation"),
+        (RunnerSettings, "RUNNER_GATEWAY_URL", "gateway", "should be an address such as http://host:4318"),
+        (RunnerSettings, "RUNNER_HIDDEN_PATHS", "/var/lib", "should be JSON"),
+        (DoorSettings, "LEYDEN_LOG_LEVEL", "loud", "should be 'debug', 'info', 'warning' or 'error'"),
+        (DoorSettings, "LEYDEN_OTLP_ENDPOINT", "http://host:99999", "should be an address such as http://host:4318"),
+    ],
+)
+def test_a_wrong_value_is_one_line_with_its_variable(
+    settings: type, name: str, value: str, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert told(settings, monkeypatch, **{name: value}).startswith(f"{name}: {wanted}")
+    assert told(settings, monkeypatch, **{name: value}).endswith(END)
+
+
+@pytest.mark.parametrize(
+    ("name", "addresses", "example"),
+    [
+        (
+            "LEYDEN_DATABASE_URL",
+            [
+                "nonsense",
+                "mysql://u:s3cret@h/x",
+                "postgresql:/h",
+                "postgresql://u:s3cret@h:port/x",
+                "postgresql://h:65536",
+            ],
+            "postgresql://user:password@host:5432/name",
+        ),
+        (
+            "LEYDEN_REDIS_URL",
+            ["nonsense", "http://:s3cret@h", "redis://:s3cret@h:x", "redis://h/first", "unix://"],
+            "redis://host:6379/0",
+        ),
+    ],
+)
+def test_what_is_no_address_is_told_without_its_password(
+    name: str, addresses: list[str], example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = {told(DoorSettings, monkeypatch, **{name: address}) for address in addresses}
+    assert lines == {f"{name}: should be an address such as {example}{END}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [
+        ("database_url", "postgresql://leyden@127.0.0.1:5432/leyden"),
+        ("database_url", "postgres://u:p%40:/x@[::1]:5432/x?connect_timeout=3"),
+        ("database_url", "postgresql+psycopg:///leyden?host=/run/postgresql"),
+        ("redis_url", "redis://:p/w@127.0.0.1:6379/0"),
+        ("redis_url", "rediss://cache.example:6380/3?health_check_interval=5"),
+        ("redis_url", "unix:///run/redis.sock?db=1"),
+        ("otlp_endpoint", "https://otel.example/base"),
+    ],
+)
+def test_addresses_stay_as_they_are_written(name: str, address: str) -> None:
+    assert getattr(DoorSettings(**{name: address}), name) == address
+
+
+def test_each_wrong_variable_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = told(GatewaySettings, monkeypatch, GATEWAY_PORT="x", LEYDEN_LOG_LEVEL="x", GATEWAY_MAX_CALLS="0")
+    assert sorted(line.partition(":")[0] for line in lines.splitlines()) == [
+        "GATEWAY_MAX_CALLS",
+        "GATEWAY_PORT",
+        "LEYDEN_LOG_LEVEL",
+    ]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a fault of ours"), ValueError("of ours, too")])
+def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
+    @told_in_a_line(DoorSettings)
+    def main() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        main()
+
+
+def test_the_words_of_who_may_correct_it_become_a_line() -> None:
+    @told_in_a_line(DoorSettings)
+    def main() -> None:
+        raise Misconfigured("cannot read it:\n  line 1\nwrite it")
+
+    with pytest.raises(SystemExit, match=r"^cannot read it: line 1 write it$"):
+        main()
+
+
+def start(service: str, **environment: str) -> tuple[int, str]:
+    """Status of a process that cannot start, and all that it said."""
+    variables = {"PATH": os.environ["PATH"], "TRAINER_RUN_ID": "run-a", **environment}
+    command = [sys.executable, "-m", f"services.{service}"]
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_service_ends_with_a_line(service: str) -> None:
+    words = "LEYDEN_LOG_LEVEL: should be 'debug', 'info', 'warning' or 'error'"
+    assert start(service, LEYDEN_LOG_LEVEL="loud") == (1, f"{words}{END}\n")
+
+
+def keys_that_are_garbage(folder: Path) -> tuple[str, dict[str, str], str]:
+    file = folder / "keys.json"
+    file.write_text("{")
+    file.chmod(0o600)
+    return "collector", {"LEYDEN_CAPABILITY_KEYS_FILE": str(file)}, f"cannot read the key ring {file}: "
+
+
+def a_token_for_everybody(folder: Path) -> tuple[str, dict[str, str], str]:
+    file = folder / "token"
+    file.write_text("s3cret")
+    file.chmod(0o644)
+    return "api", {"API_ADMIN_TOKEN_FILE": str(file)}, f"{file} is open to other users (mode 0644): "
+
+
+def an_empty_token(folder: Path) -> tuple[str, dict[str, str], str]:
+    file = folder / "token"
+    file.touch(0o600)
+    return "api", {"API_ADMIN_TOKEN_FILE": str(file)}, f"{file} is empty: write the secret into it"
+
+
+def no_model(folder: Path) -> tuple[str, dict[str, str], str]:
+    return "gateway", {"GATEWAY_MODEL_PATH": str(folder)}, f"cannot read {folder}/tokenizer_config.json: "
+
+
+def no_engine_key(folder: Path) -> tuple[str, dict[str, str], str]:
+    file = folder / "absent"
+    return "gateway", {"GATEWAY_ENGINE_API_KEY_FILE": str(file)}, f"cannot read the secret in {file}: "
+
+
+def no_such_host(folder: Path) -> tuple[str, dict[str, str], str]:
+    return "credit", {"CREDIT_INTERNAL_HOST": "256.0.0.1"}, "cannot listen on 256.0.0.1:0: "
+
+
+@pytest.mark.parametrize(
+    "case", [keys_that_are_garbage, a_token_for_everybody, an_empty_token, no_model, no_engine_key, no_such_host]
+)
+def test_a_file_that_cannot_be_used_is_a_line_too(
+    case: Callable[[Path], tuple[str, dict[str, str], str]], tmp_path: Path
+) -> None:
+    service, environment, words = case(tmp_path)
+    status, said = start(service, **environment)
+    # Log lines may stand before it.
+    last = said.splitlines()[-1]
+    assert (status, last[: len(words)], "Traceback" in said, "s3cret" in said) == (1, words, False, False)
