@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 
@@ -14,7 +15,7 @@ from libs.capability import CapabilityError, Cause, KeyRing
 from libs.queue.living import Living
 from libs.queue.wake import Wake
 from libs.service import Budget, Overloaded, Problem, create_app
-from libs.service.problems import on_http_exception
+from libs.service.problems import on_http_exception, on_validation_error
 from libs.store.calls import StoreAway
 from libs.store.database import Database
 from libs.store.spans import AttemptEnded, RewardConflict, TelemetryRefused
@@ -60,6 +61,7 @@ def create_collector(settings: Settings) -> FastAPI:
         max_body_bytes=settings.max_body_bytes,
         error_handlers={
             HTTPException: _on_http_exception,
+            RequestValidationError: _on_invalid,
             CapabilityError: _on_capability_error,
             Overloaded: _on_unavailable,
             StoreAway: _on_unavailable,
@@ -84,9 +86,20 @@ async def _alive(task: asyncio.Task[None]) -> None:
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
     cause = error.cause if isinstance(error, Problem) else None
     REFUSED.labels(cause or str(error.status_code)).inc()
-    if request.url.path.endswith(("/v1/traces", "/v1/logs")):
+    if _is_otlp(request):
         return status_response(request, error.status_code, error.detail, dict(error.headers or {}))
     return await on_http_exception(request, error)
+
+
+async def _on_invalid(request: Request, error: RequestValidationError) -> Response:
+    if not _is_otlp(request):
+        return await on_validation_error(request, error)
+    detail = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
+    return await _on_http_exception(request, Problem(422, detail, cause="invalid"))
+
+
+def _is_otlp(request: Request) -> bool:
+    return request.url.path.endswith(("/v1/traces", "/v1/logs"))
 
 
 async def _on_capability_error(request: Request, error: CapabilityError) -> Response:

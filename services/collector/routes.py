@@ -119,7 +119,7 @@ def is_json(request: Request) -> bool:
 
 def status_response(request: Request, status: int, message: str, headers: dict[str, str] | None = None) -> Response:
     """An error as OTLP has it: a google.rpc.Status in the request's own format."""
-    code = {400: INVALID_ARGUMENT, 503: UNAVAILABLE}.get(status, UNKNOWN)
+    code = {400: INVALID_ARGUMENT, 422: INVALID_ARGUMENT, 503: UNAVAILABLE}.get(status, UNKNOWN)
     if is_json(request):
         return JsonResponse({"code": code, "message": message}, status, headers)
     return Response(Status(code=code, message=message).SerializeToString(), status, headers, media_type=PROTOBUF)

@@ -1,0 +1,111 @@
+"""What an engine answers, cut anywhere and spoilt anywhere: read whole, or taken for an engine that is lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
+import aiohttp
+import numpy as np
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.errors import BadRequest
+from services.gateway.request import Sampling
+from services.gateway.sample import Choice, EngineLost, Job, _Absorber, _events, _refusal
+
+SAMPLING = cast(Sampling, SimpleNamespace())
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+# What breaks an answer: an error as Python raises them, or a refusal of ours.
+BROKEN = (LookupError, TypeError, ValueError, AttributeError, OverflowError, EngineLost, BadRequest)
+
+
+def answer(tokens: Sequence[int], *, finish: dict[str, Any] | None) -> dict[str, Any]:
+    """A cumulative answer of SGLang's."""
+    meta = {
+        "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+        "finish_reason": finish,
+        "weight_version": "run-a:3",
+        "cached_tokens": 2,
+    }
+    return {"output_ids": list(tokens), "meta_info": meta}
+
+
+def absorber(max_tokens: int = 8) -> _Absorber:
+    job = Job("run-a", "run-a.0.0", np.array([1], dtype=np.int32), SAMPLING, 1.0, max_tokens, 100, 0, (), True)
+    return _Absorber(job, Choice("c", 0, None), lambda: None)
+
+
+def stream_of(pieces: Sequence[bytes]) -> aiohttp.ClientResponse:
+    async def iter_any() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    return cast(aiohttp.ClientResponse, SimpleNamespace(content=SimpleNamespace(iter_any=iter_any)))
+
+
+def cut(data: st.DataObject, body: bytes) -> list[bytes]:
+    inner = data.draw(st.lists(st.integers(0, len(body)), max_size=12))
+    return [body[start:end] for start, end in pairwise(sorted({0, len(body), *inner}))]
+
+
+TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=6)
+FRAMES = st.sampled_from(["data: {}\n\n", "data:{}\n\n", ": ping\n\ndata: {}\n\n", "id: 1\ndata: {}\n\n"])
+
+
+@given(TOKENS, FRAMES, st.data())
+async def test_a_stream_cut_anywhere_says_the_same(tokens: list[int], frame: str, data: st.DataObject) -> None:
+    last = {"type": "stop"}
+    documents = [answer(tokens[:end], finish=last if end == len(tokens) else None) for end in range(1, len(tokens) + 1)]
+    body = "".join(frame.replace("{}", orjson.dumps(document).decode()) for document in documents).encode()
+    taken = absorber()
+    async for document in _events(stream_of(cut(data, body + b"data: [DONE]\n\n"))):
+        taken.absorb(document, 0.0)
+    choice = taken.choice
+    assert (choice.sampled_ids, choice.policy_versions) == (tokens, [3] * len(tokens))
+    assert (choice.logprobs, choice.finish) == ([-0.5] * len(tokens), "stop")
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.data())
+async def test_noise_is_an_engine_that_is_lost_and_nothing_is_taken(noise: list[bytes], data: st.DataObject) -> None:
+    taken = absorber()
+    body = b"\n\n".join(data.draw(st.sampled_from([b"data:", b"data: ", b""])) + piece for piece in noise) + b"\n\n"
+    try:
+        async for document in _events(stream_of(cut(data, body))):
+            taken.absorb(document, 0.0)
+    except BROKEN:
+        pass
+    assert (taken.choice.sampled_ids, taken.choice.finish) == ([], None)
+
+
+@given(TOKENS, st.data())
+def test_an_answer_spoilt_anywhere_is_taken_whole_or_not_at_all(tokens: list[int], data: st.DataObject) -> None:
+    def spoilt(value: Any) -> Any:
+        if data.draw(st.integers(0, 9)) == 0:
+            return data.draw(JSON_VALUES)
+        if isinstance(value, dict):
+            return {name: spoilt(inner) for name, inner in value.items()}
+        return [spoilt(inner) for inner in value] if isinstance(value, list) else value
+
+    taken = absorber()
+    try:
+        taken.absorb(spoilt(answer(tokens, finish={"type": "length"})), 0.0)
+    except BROKEN:
+        assert taken.choice.finish is None
+    choice = taken.choice
+    assert len(choice.sampled_ids) == len(choice.logprobs) == len(choice.policy_versions)
+    assert all(type(token) is int and 0 <= token < 100 for token in choice.sampled_ids)
+    assert all(type(logprob) is float and logprob <= 0.01 for logprob in choice.logprobs)
+    assert all(type(version) is int and version >= 0 for version in choice.policy_versions)
+
+
+@given(st.integers(100, 599), st.text(max_size=50) | JSON_VALUES.map(lambda value: orjson.dumps(value).decode()))
+def test_a_refusal_of_any_words_is_one_of_ours(status: int, text: str) -> None:
+    assert isinstance(_refusal(status, text), EngineLost | BadRequest)
