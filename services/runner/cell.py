@@ -100,6 +100,7 @@ class Cells:
         self._own = OwnUsers(first_uid(settings), _locks()) if is_own(settings) else None
         self._named = _named(settings.agent_user)
         self.mounts = os.geteuid() == 0 and may_mount()
+        self.own_processes = self.mounts and may_cover_processes()
         self.work_folder = self._reachable(settings.work_folder)
         self._private = [os.path.realpath(path) for path in (*settings.hidden_paths, self.work_folder)]
         self.landlock = landlock_abi() >= USABLE_LANDLOCK
@@ -152,6 +153,7 @@ class Cells:
             covers=covers if self.mounts else [],
             links=[pair for pair in links.items() if self._may_show(pair[0], covers)],
             shows=[*((path, False) for path in shown), (root, True)],
+            own_processes=self.own_processes,
             hidden=[] if self.mounts else hidden,
             landlock=self.landlock,
         )
@@ -216,7 +218,18 @@ def _locks() -> Path:
 
 def may_mount() -> bool:
     """Whether this process may give a child a view of the disk of its own."""
-    code = "import sys; sys.path.append(sys.argv[1]); from services.runner.walls import cover; cover(['/'], [], [])"
+    return _works("walls.cover(['/'], [], [])")
+
+
+def may_cover_processes() -> bool:
+    """Whether that view may have a /proc of its own: not where parts of this one are masked, as in containers."""
+    mounted = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    masked = any(point.startswith("/proc/") and point != "/proc/sys/fs/binfmt_misc" for point in mounted)
+    return not masked and _works("walls.cover(['/'], [], []); walls.cover_processes()")
+
+
+def _works(code: str) -> bool:
+    code = f"import sys; sys.path.append(sys.argv[1]); from services.runner import walls; {code}"
     tried = subprocess.run([sys.executable, "-I", "-S", "-c", code, ROOT], check=False, stderr=subprocess.DEVNULL)
     return tried.returncode == 0
 

@@ -96,6 +96,15 @@ def signal_all(pids: list[int], number: int) -> None:
             continue
 
 
+def oom_kills() -> int | None:
+    """How many processes the kernel has ended for want of memory, of all cgroups; None where it does not tell."""
+    try:
+        with open("/proc/vmstat", "rb") as counts:
+            return next((int(line.split()[1]) for line in counts if line.startswith(b"oom_kill ")), None)
+    except OSError:
+        return None
+
+
 class Agent:
     """The agent's process tree, from its start to the death of its last descendant."""
 
@@ -107,6 +116,7 @@ class Agent:
         self.own_cpu_seconds = self.cpu_seconds = 0.0
         self.max_rss_bytes = 0
         self.user = orders["walls"]["user"] if orders["walls"]["own_user"] else None
+        self._oom_kills = oom_kills()
         keeper = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -132,6 +142,11 @@ class Agent:
             if pid == self.pid:
                 self.exit_code = os.waitstatus_to_exitcode(status)
                 self.own_cpu_seconds = usage.ru_utime + usage.ru_stime
+
+    @property
+    def lacked_memory(self) -> bool | None:
+        """Whether the kernel ended anything for want of memory since the start; None where it does not tell."""
+        return None if self._oom_kills is None else oom_kills() != self._oom_kills
 
     def kill(self) -> bool:
         """SIGKILLs descendants until none is left; false if one outlives `KILL_SECONDS` (it sleeps in the kernel)."""
@@ -257,6 +272,7 @@ def main() -> None:
     end = watch(agent, lifeline, orders, tails)
     clean = agent.kill()
     drain(tails)
+    contained = agent.user is not None or walls.holds_signals(orders["walls"])
     report = {
         **end,
         "clean": clean,
@@ -266,6 +282,8 @@ def main() -> None:
         "cpu_seconds": agent.cpu_seconds,
         "max_rss_bytes": agent.max_rss_bytes,
         "cpu_exceeded": ignored_its_cpu_limit(agent, orders),
+        "lacked_memory": agent.lacked_memory,
+        "contained": contained,
         "stdout": tails[agent.stdout].bytes(),
         "stderr": tails[agent.stderr].bytes(),
         "stdout_total": tails[agent.stdout].total,

@@ -55,7 +55,9 @@ class Ended:
     """How an agent ended: every descendant is dead by now, unless `clean` is false.
 
     `exit_code` is negative for a signal and None if it never started (`start_error` says why). `cpu_exceeded`: it
-    ignored the first signal of its CPU limit, and the kernel sent the second, SIGKILL.
+    ignored the first signal of its CPU limit, and the kernel sent the second, SIGKILL. `lacked_memory`: the kernel
+    ended processes for want of memory meanwhile; None where it does not tell. `contained`: no other agent could signal
+    it.
     """
 
     exit_code: int | None
@@ -70,6 +72,8 @@ class Ended:
     cpu_seconds: float
     max_rss_bytes: int
     cpu_exceeded: bool = False
+    lacked_memory: bool | None = None
+    contained: bool = False
 
 
 class Processes:

@@ -13,6 +13,8 @@ from libs.queue.leases import Outcome
 from services.runner.process import Ended
 
 SIGKILL = 9
+SHELL_SIGKILL = 128 + SIGKILL
+"""How a shell tells that its last command got one."""
 FACTS_BYTES = 64 * 1024
 MAX_DEPTH = 64
 
@@ -24,10 +26,11 @@ class BrokenReward(Exception):
 def judge(ended: Ended) -> Outcome:
     """The verdict on an attempt that ran to its end.
 
-    A timeout is `timeout`, whatever was printed. A program that could not be started, and a SIGKILL that the platform
-    did not send (the machine ran out of memory), are `infra_error`: they are retried and never trained. Any other exit
-    code than 0, and a reward that is no finite number, are `agent_error`. An exit with 0 and no reward line is
-    `succeeded` with no reward: the controller asks the reward doors.
+    A timeout is `timeout`, whatever was printed. A program that could not be started, a SIGKILL while the machine ran
+    out of memory, and one of which nobody can say who sent it, are `infra_error`: they are retried and never trained.
+    Any other exit code than 0, and a reward that is no finite number, are `agent_error`. So is the SIGKILL of a
+    contained agent by itself: it could throw away tries that go badly. An exit with 0 and no reward line is `succeeded`
+    with no reward: the controller asks the reward doors.
     """
     kind, detail = _failure(ended)
     reward: float | None = None
@@ -49,7 +52,9 @@ def _failure(ended: Ended) -> tuple[OutcomeKind, str | None]:
         return OutcomeKind.TIMEOUT, f"stopped after {ended.seconds:.1f} s"
     if ended.cpu_exceeded:
         return OutcomeKind.AGENT_ERROR, "the agent went on after its limit of CPU time"
-    if ended.exit_code == -SIGKILL:
+    if ended.exit_code in {-SIGKILL, SHELL_SIGKILL} and ended.lacked_memory:
+        return OutcomeKind.INFRA_ERROR, "ended by a SIGKILL while the kernel ended processes for want of memory"
+    if ended.exit_code == -SIGKILL and (ended.lacked_memory is None or not ended.contained):
         return OutcomeKind.INFRA_ERROR, "ended by a SIGKILL that the platform did not send: is memory short?"
     if ended.exit_code is not None and ended.exit_code < 0:
         return OutcomeKind.AGENT_ERROR, f"the agent was ended by signal {-ended.exit_code}"

@@ -68,8 +68,12 @@ def flood():
     for _ in range(512):
         os.write(1, block)
         os.write(2, block)
-    with open(f"/proc/{os.getppid()}/status") as status:
-        peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    try:
+        with open(f"/proc/{os.getppid()}/status") as status:
+            peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    except FileNotFoundError:
+        # Processes of others are not shown.
+        peak = 0
     print("\n" + json.dumps({"reward": 1, "keeper_peak_kib": peak}))
 
 
@@ -132,12 +136,20 @@ def leave_links():
     print(VERDICT)
 
 
+def kill_itself():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def kill_its_parents():
-    parent = os.getppid()
-    with open(f"/proc/{parent}/stat") as stat:
-        grandparent = int(stat.read().rpartition(")")[2].split()[1])
+    parents = [os.getppid()]
+    try:
+        with open(f"/proc/{parents[0]}/stat") as stat:
+            parents.insert(0, int(stat.read().rpartition(")")[2].split()[1]))
+    except FileNotFoundError:
+        # Processes of others are not shown.
+        pass
     killed = []
-    for pid in (grandparent, parent):
+    for pid in parents:
         for number in (signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL):
             try:
                 os.kill(pid, number)

@@ -45,6 +45,9 @@ def files():
 def processes():
     for pid in (*PREY["pids"], os.getppid()):
         one_process(pid, f"/proc/{pid}")
+    if PREY["own"]:
+        others = (path for path in glob.glob("/proc/[0-9]*/cmdline") if str(os.getpid()) not in path)
+        attempt("arguments", lambda: any(holds_the_word(path) for path in others))
 
 
 def one_process(pid, proc):

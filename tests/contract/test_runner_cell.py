@@ -45,6 +45,7 @@ MISDEEDS: dict[str, tuple[str, float | None]] = {
     "close_its_output": ("succeeded", None),
     "leave_without_a_verdict": ("succeeded", None),
     "crash": ("agent_error", None),
+    "kill_itself": ("agent_error", None),
     "print_a_broken_reward": ("agent_error", None),
     "print_a_reward_that_is_not_finite": ("agent_error", None),
     "print_a_huge_reward": ("agent_error", None),
@@ -138,7 +139,7 @@ async def test_misbehaving_agents_get_their_verdict_and_leave_the_runner_and_the
     before = _facts_of(bench.canary)
     environment = {"CANARY": str(bench.canary), "BOUND": str(BOUND if bench.own_users else 0)}
     # Where signals are not held in, this one would end the runner.
-    misdeeds = {name for name in MISDEEDS if name != "kill_its_parents" or bench.signals_are_held}
+    misdeeds = {name for name in MISDEEDS if not name.startswith("kill_") or bench.signals_are_held}
     runner = await bench.begin()
     async with stopped(runner):
         neighbour = await bench.send("-c", "import time; time.sleep(5); print('{\"reward\": 0.5}')", environment={})

@@ -41,6 +41,7 @@ def as_ordinary_user(folder: Path) -> tuple[str, ...]:
         covers=covers,
         links=[],
         shows=[(path, path == str(folder)) for path in needed if any(within(path, cover) for cover in covers)],
+        own_processes=False,
         hidden=[],
         landlock=False,
     )

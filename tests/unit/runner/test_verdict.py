@@ -76,6 +76,13 @@ def test_a_broken_reward_is_the_agents_error_and_is_named(line: str, detail: str
         ({"exit_code": 1}, OutcomeKind.AGENT_ERROR),
         ({"exit_code": -11}, OutcomeKind.AGENT_ERROR),
         ({"exit_code": -9}, OutcomeKind.INFRA_ERROR),
+        ({"exit_code": -9, "lacked_memory": True, "contained": True}, OutcomeKind.INFRA_ERROR),
+        ({"exit_code": 137, "lacked_memory": True, "contained": True}, OutcomeKind.INFRA_ERROR),
+        ({"exit_code": 137, "lacked_memory": False, "contained": True}, OutcomeKind.AGENT_ERROR),
+        ({"exit_code": -9, "lacked_memory": None, "contained": True}, OutcomeKind.INFRA_ERROR),
+        # Another agent may have sent it.
+        ({"exit_code": -9, "lacked_memory": False, "contained": False}, OutcomeKind.INFRA_ERROR),
+        ({"exit_code": -9, "lacked_memory": False, "contained": True}, OutcomeKind.AGENT_ERROR),
         ({"exit_code": -9, "timed_out": True}, OutcomeKind.TIMEOUT),
         ({"exit_code": 0, "timed_out": True}, OutcomeKind.TIMEOUT),
         ({"exit_code": 127, "start_error": "No such file"}, OutcomeKind.INFRA_ERROR),
