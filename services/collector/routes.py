@@ -34,6 +34,8 @@ PROTOBUF = "application/x-protobuf"
 INVALID_ARGUMENT, UNAVAILABLE, UNKNOWN = 3, 14, 2
 # Decoding more than this on the event loop would hold up everybody else's requests.
 THREAD_BYTES = 256 * 1024
+MAX_REWARD_BYTES = 256 * 1024
+"""A hundred rewards with the longest names take half of it."""
 ROW_BYTES = 1024
 """What a row takes in memory beside its texts."""
 
@@ -104,7 +106,13 @@ async def reward(
     """
     capability = await _verified(request, rollout_id, int(attempt), Scope.REWARD)
     # Read here, not by the framework: without a key nobody's body is looked at.
-    body = _reward_body(await request.body())
+    settings: Settings = request.app.state.settings
+    budget: Budget = request.app.state.budget
+    with budget.share() as share:
+        content = await read_body(
+            request.stream(), "", share, max_bytes=MAX_REWARD_BYTES, seconds=settings.body_seconds
+        )
+    body = _reward_body(content)
     key = body.key or idempotency_key or hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]
     rows = Rows(rewards=_reward_rows(body, key, _sender(capability)))
     writer: BatchWriter = request.app.state.writer

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from libs.contracts.strict import MAX_DEPTH, is_too_deep
+from libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
 from services.gateway.errors import BadRequest
 
 RECORDED = frozenset(
@@ -32,6 +32,9 @@ REMEDIES = {
     "audio": "this model reads and writes text",
     "web_search_options": "give the agent a search tool of its own",
 }
+
+MAX_VALUES = 100_000
+"""Objects, arrays and commas of a body. Reading more would hold up everybody else's calls: 16 MiB of them take 20 s."""
 
 GREEDY_BELOW = 1e-6
 """Temperatures that engines take for 0 (SGLang's own bound)."""
@@ -211,6 +214,9 @@ def parse_request(body: bytes, *, max_choices: int) -> ChatRequest:
 
     Raises: BadRequest: not JSON, a field is wrong or unknown, or something is asked that this model cannot serve
     """
+    if has_more_values(body, MAX_VALUES):
+        message = f"The body has more than {MAX_VALUES} values: send fewer messages."
+        raise BadRequest(message, param="messages", code="too_many_values")
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -420,6 +420,14 @@ async def test_a_reward_that_is_no_number_of_a_usable_size_is_refused(collector:
     assert await collector.rewards() == []
 
 
+async def test_a_reward_of_a_size_that_none_has_is_refused_unread(collector: Collector) -> None:
+    names = {f"{number:03}" + "\N{SNOWMAN}" * 197: 0.5 for number in range(100)}
+    assert (await give(collector, values=names)).status_code == 200
+    answer = await give(collector, value=1.0, key=" " * 300_000)
+    assert (answer.status_code, answer.json()["cause"]) == (413, "too_large")
+    assert len(await collector.rewards()) == 100
+
+
 async def test_an_attempt_that_has_ended_is_taken_nothing_for(collector: Collector) -> None:
     assert (await give(collector, value=1.0)).status_code == 200
     await end_attempt(collector.database, collector.rollout.id, state="settled")
