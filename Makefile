@@ -10,6 +10,8 @@ CACHE ?= .cache
 TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
 TESTS ?= tests
+# Test files run side by side in so many processes.
+WORKERS ?= 2
 # The oldest SGLang whose request and response types the tests validate against; only its wheel is unpacked, never installed.
 SGLANG_TYPES := sglang==0.5.23
 
@@ -57,7 +59,7 @@ types: $(VENV)/.ready ## mypy, strict
 	$(BIN)/mypy
 
 test: setup ## every test
-	$(BIN)/pytest $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(TESTS)
 
 contract: setup ## tests of the promises at each boundary
 	$(BIN)/pytest tests/contract

@@ -107,7 +107,7 @@ def refused_by_api(on: Stage) -> None:
 
 def test_a_training_outlives_every_trouble_of_postgres_with_nothing_lost_or_doubled(tmp_path: Path) -> None:
     with stage(tmp_path) as on:
-        run = on.train(steps=2 + len(CASES))
+        run = on.train(steps=6 + len(CASES))
         for case in CASES.values():
             suffer(on, case)
             on.wait_for_rollouts(run.id, 4)

@@ -51,7 +51,7 @@ def finish(on: Stage, run_id: str) -> None:
 
 
 def test_a_training_goes_on_without_redis(on: Stage) -> None:
-    run = on.train(steps=8)
+    run = on.train(steps=16)
     with server_of(on) as server:
         for trouble in REDIS.values():
             on.redis_proxy.trouble = trouble
@@ -76,7 +76,7 @@ def test_a_training_goes_on_without_redis(on: Stage) -> None:
 
 
 def test_a_training_outlives_every_trouble_of_its_engine(on: Stage) -> None:
-    run = on.train(steps=2 + len(ENGINE))
+    run = on.train(steps=10 + 2 * len(ENGINE))
     for trouble in ENGINE.values():
         on.engine_proxy.trouble = trouble
         time.sleep(HELD_SECONDS)

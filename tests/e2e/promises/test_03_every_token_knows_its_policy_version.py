@@ -94,12 +94,13 @@ def _the_late_group_was_refused(platform: Platform, run_id: str) -> None:
         " JOIN group_credits c ON c.group_id = t.group_id WHERE t.run_id = %(run)s AND t.verdict = 'stale'",
         run_id,
     )
-    assert judged == [(f"{run_id}.0", "stale", None, "credited", 0)]
+    # On a busy machine another group may come too late, too.
+    assert (f"{run_id}.0", "stale", None, "credited", 0) in judged
     trained = "SELECT count(*) FROM step_samples WHERE run_id = %(run)s AND sample_id LIKE %(run)s || '.0.%%'"
     assert _rows(platform, trained, run_id) == [(0,)]
-    # The group that took its place.
+    # A group took the place of each.
     groups = _rows(platform, "SELECT count(*) FROM groups WHERE run_id = %(run)s", run_id)
-    assert groups == [(STEPS * 2 + 1,)]
+    assert groups == [(STEPS * 2 + len(judged),)]
 
 
 def _every_token_has_the_probability_that_its_version_gives_it(platform: Platform, run_id: str) -> None:
