@@ -86,7 +86,6 @@ class _Server(uvicorn.Server):
         await self._drained(LAST_WORDS_SECONDS)
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-        await self.lifespan.shutdown()
 
     async def _drained(self, seconds: float, hurry: asyncio.Event | None = None) -> None:
         """Returns when no request and no connection is left, at the latest after this time."""

@@ -63,11 +63,6 @@ class ModelConfig:
     context_length: int
     end_ids: frozenset[int]
 
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Float32 keys and values of one token in all layers."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * 4
-
 
 def read_config(folder: Path) -> ModelConfig:
     """The configuration in a Hugging Face folder.
