@@ -58,19 +58,7 @@ class BatchWriter:
         """Writes until cancelled."""
         while True:
             await self._arrived.wait()
-            batch = self._next_batch()
-            try:
-                await self._write(batch)
-            except TelemetryRefused as error:
-                await self._write_each(batch, error)
-            except StoreAway as error:
-                _settle(batch, error)
-            # The writer must live; what it could not write is sent again by the exporters.
-            except Exception as error:
-                log.exception("batch not written")
-                _settle(batch, StoreAway(str(error)))
-            else:
-                _settle(batch, None)
+            await self._conclude(self._next_batch())
 
     def _next_batch(self) -> list[_Waiting]:
         batch = [self._waiting.popleft()]
@@ -82,17 +70,24 @@ class BatchWriter:
             self._arrived.clear()
         return batch
 
-    async def _write_each(self, batch: Sequence[_Waiting], refusal: TelemetryRefused) -> None:
-        if len(batch) == 1:
-            _settle(batch, refusal)
-            return
-        for waiting in batch:
-            try:
-                await self._write([waiting])
-            except (TelemetryRefused, StoreAway) as error:
-                _settle([waiting], error)
-            else:
-                _settle([waiting], None)
+    async def _conclude(self, batch: Sequence[_Waiting]) -> None:
+        """Writes the batch and tells each of its requests how that ended."""
+        try:
+            await self._write(batch)
+        except TelemetryRefused as error:
+            if len(batch) == 1:
+                _settle(batch, error)
+                return
+            for waiting in batch:
+                await self._conclude([waiting])
+        except StoreAway as error:
+            _settle(batch, error)
+        # The writer must live; what it could not write is sent again by the exporters.
+        except Exception as error:
+            log.exception("batch not written")
+            _settle(batch, StoreAway(str(error)))
+        else:
+            _settle(batch, None)
 
     async def _write(self, batch: Sequence[_Waiting]) -> None:
         spans = [span for waiting in batch for span in waiting.rows.spans]
