@@ -103,7 +103,7 @@ class History:
         ends = [index + 1 for index, turn in enumerate(request.turns) if turn.role == "assistant"]
         if ends and chain[ends[-1]] not in self._attempt(key).answered:
             await self._read(key, read)
-        ids, is_fork = self._continued(key, conversation, text, chain, ends)
+        ids, is_fork = await self._continued(key, conversation, text, chain, ends)
         if ids is None:
             ids = await self._encoded(text)
         # Engines keep one place of the context for themselves.
@@ -116,11 +116,11 @@ class History:
         answered = Answered(prompt.ids, sampled_ids, len(prompt.text), _text_digest(prompt.text))
         self._add(key, call_id, _extend(prompt.conversation_digest, answer), answered)
 
-    async def _encoded(self, text: str) -> TokenIds:
+    async def _encoded(self, text: str, after: int | None = None) -> TokenIds:
         if len(text) < LONG_CHARACTERS:
-            return self._model.encode(text)
+            return self._model.encode(text, after=after)
         # The tokenizer lets other threads run: a long prompt holds nobody else's stream.
-        return await asyncio.to_thread(self._model.encode, text)
+        return await asyncio.to_thread(self._model.encode, text, after=after)
 
     async def _read(self, key: AttemptKey, read: ReadAnswers) -> None:
         for stored in await read(self._attempt(key).call_ids):
@@ -129,7 +129,7 @@ class History:
             answered = Answered(stored.prompt_ids, stored.sampled_ids, len(text), _text_digest(text))
             self._add(key, stored.call_id, _extend(digest_chain(asked)[-1], stored.answer), answered)
 
-    def _continued(
+    async def _continued(
         self, key: AttemptKey, conversation: Conversation, text: str, chain: list[bytes], ends: list[int]
     ) -> tuple[TokenIds | None, bool]:
         """Tokens that begin with those of the latest call that can be continued, and whether a later one could not."""
@@ -139,13 +139,13 @@ class History:
             call = answered.get(chain[end])
             if call is None:
                 continue
-            ids = self._append(call, conversation, text, end)
+            ids = await self._append(call, conversation, text, end)
             if ids is not None:
                 return ids, is_fork
             is_fork = True
         return None, is_fork
 
-    def _append(self, call: Answered, conversation: Conversation, text: str, end: int) -> TokenIds | None:
+    async def _append(self, call: Answered, conversation: Conversation, text: str, end: int) -> TokenIds | None:
         """The call's tokens and those of the text after its answer; None where the template does not only append."""
         closing = self._model.closing
         if closing is None or _text_digest(text[: call.prompt_characters]) != call.prompt_digest:
@@ -156,7 +156,7 @@ class History:
             return None
         last = int(call.sampled_ids[-1]) if len(call.sampled_ids) else None
         rest, after = self._unsampled_closing(closing, last)
-        appended = self._model.encode(rest + text[len(so_far) :], after=after)
+        appended = await self._encoded(rest + text[len(so_far) :], after)
         return np.concatenate([call.prompt_ids, call.sampled_ids, appended])
 
     def _unsampled_closing(self, closing: str, last: int | None) -> tuple[str, int | None]:

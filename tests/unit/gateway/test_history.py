@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import tracemalloc
 from collections.abc import Collection, Sequence
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.gateway.errors import ContextOverflow
-from services.gateway.history import Conversation, History, StoredAnswer, digest_chain
+from services.gateway.history import LONG_CHARACTERS, Conversation, History, StoredAnswer, digest_chain
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn
 from tests.fakes.chat_model import EOS, make_chat_model
@@ -144,3 +145,20 @@ def test_spelling_that_agents_change_does_not_tell_conversations_apart():
     huge = Turn("assistant", "ok", tool_calls=(ToolCall("1", "f", f'{{"a": {10**30}}}'),))
     assert last(said) == last(echoed)
     assert len({last(said), last(other), last(huge), last(Turn("user", "ok"))}) == 4
+
+
+@pytest.mark.parametrize("turns", [0, 1], ids=["first", "after an answer"])
+async def test_a_long_text_is_encoded_beside_the_calls_of_others(model, monkeypatch, turns):
+    history, store, threads = History(model, max_bytes=2**20), Store(), []
+    begin = [Turn("user", "hi")][:turns]
+    if begin:
+        await answer(history, store, [1, 2, EOS], "ab", *begin)
+        begin.append(store.answers[0].answer)
+
+    def encode(_model, text, *, after=None):
+        threads.append((len(text) >= LONG_CHARACTERS, threading.current_thread() is threading.main_thread()))
+        return np.arange(9, dtype=np.int32)
+
+    monkeypatch.setattr(ChatModel, "encode", encode)
+    await history.prompt(KEY, request(*begin, Turn("user", "x" * LONG_CHARACTERS)), store.read)
+    assert threads == [(True, False)]
