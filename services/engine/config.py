@@ -67,8 +67,17 @@ class ModelConfig:
 def read_config(folder: Path) -> ModelConfig:
     """The configuration in a Hugging Face folder.
 
-    Raises:  UnsupportedModel: no `config.json`, another architecture, an unknown rotary scaling or activation
+    Raises:  UnsupportedModel: no `config.json` or a damaged one, another architecture, an unknown rotary scaling or
+        activation
     """
+    try:
+        return _described(folder)
+    except (OSError, ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        problem = f"config.json or generation_config.json in {folder} is damaged ({type(error).__name__}: {error})"
+        raise UnsupportedModel(f"{problem}: export the model again") from error
+
+
+def _described(folder: Path) -> ModelConfig:
     raw = _read_json(folder / "config.json")
     if not raw:
         raise UnsupportedModel(f"{folder} holds no config.json: give a Hugging Face model folder")

@@ -128,7 +128,10 @@ class _Reader:
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
+    try:
+        files = sorted(folder.glob("*.safetensors"))
+    except (OSError, ValueError) as error:
+        raise WeightsRefused(f"{str(folder)!r:.200} is no folder: {error}") from error
     if not files:
         raise WeightsRefused(f"{folder} holds no .safetensors file, or is not a folder that this engine can see")
     tensors: dict[str, Tensor] = {}

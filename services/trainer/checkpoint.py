@@ -109,6 +109,13 @@ def load_checkpoint(optimizer: torch.optim.Optimizer, folder: Path, expected: Pr
         raise CheckpointDamaged(f"{folder} cannot be read ({error}): restore it from a backup") from error
     if found != expected:
         raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
+    try:
+        _restore(optimizer, state)
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
+
+
+def _restore(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
     torch.set_rng_state(state.pop("random"))
     moments: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in state.items():

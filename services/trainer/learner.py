@@ -45,7 +45,11 @@ def resume_learner(
     """
     if describe(weights).content_sha256 != expected.content_sha256:
         raise CheckpointDamaged(f"{weights} is not what the store recorded of version {expected.step}: restore it")
-    learner = _learner(base, weights, config, accelerator)
+    try:
+        learner = _learner(base, weights, config, accelerator)
+    # The hash is of the weights alone: their config may be damaged, and transformers says so in these ways.
+    except (OSError, LookupError, TypeError, ValueError) as error:
+        raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
     load_checkpoint(learner.optimizer, checkpoint, expected)
     learner.step = expected.step
     return learner

@@ -83,3 +83,48 @@ def test_damaged_weights_are_refused(tiny_model: Path, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content[: len(content) // 2])
     with pytest.raises(WeightsRefused, match="cannot be read"):
         load_weights(tmp_path, config)
+
+
+@pytest.mark.parametrize("end", [0, 1, 7, 8, 100, 1000, -1])
+def test_weights_cut_anywhere_are_refused(tiny_model: Path, tmp_path: Path, end: int) -> None:
+    (tmp_path / "model.safetensors").write_bytes((tiny_model / "model.safetensors").read_bytes()[:end])
+    with pytest.raises(WeightsRefused, match="cannot be read"):
+        load_weights(tmp_path, read_config(tiny_model))
+
+
+@pytest.mark.parametrize(
+    "content", [b"PK\x03\x04", b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}", b"\x04" + b"\0" * 7 + b"null", b"\0" * 4096]
+)
+def test_weights_that_are_garbage_are_refused(tiny_model: Path, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(WeightsRefused):
+        load_weights(tmp_path, read_config(tiny_model))
+
+
+def test_weights_that_are_a_folder_or_have_no_path_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+    for folder in (tmp_path, Path("a\0b"), tmp_path / ("x" * 300)):
+        with pytest.raises(WeightsRefused):
+            load_weights(folder, read_config(tiny_model))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b"[]",
+        b"null",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"model_type": "llama"}',
+        b'{"model_type": ["llama"]}',
+        b'{"model_type": "llama", "num_attention_heads": "two"}',
+        b'{"model_type": "llama", "num_attention_heads": 0, "hidden_size": 8, "vocab_size": 8, "intermediate_size": 8,'
+        b' "num_hidden_layers": 1}',
+    ],
+    ids=lambda content: repr(content[:40]),
+)
+def test_a_config_that_is_garbage_is_refused_with_the_remedy(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(UnsupportedModel, match=r"config\.json|use one of"):
+        read_config(tmp_path)

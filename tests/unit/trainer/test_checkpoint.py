@@ -1,7 +1,9 @@
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from libs.contracts.config import RunConfig
 from services.trainer.checkpoint import (
@@ -102,3 +104,59 @@ def test_damage_is_told_and_never_trained(tiny_model: Path, tmp_path: Path, dama
 def test_a_folder_without_weights_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointDamaged, match="holds no weights"):
         describe(tmp_path / "nothing")
+
+
+Damage = Callable[[Path], object]
+
+
+def cut(name: str, end: int) -> Damage:
+    return lambda root: (root / name).write_bytes((root / name).read_bytes()[:end])
+
+
+def written(name: str, content: bytes) -> Damage:
+    return lambda root: (root / name).write_bytes(content)
+
+
+def without_random(root: Path) -> None:
+    file = root / "c" / "optimizer.safetensors"
+    state = load_file(file)
+    del state["random"]
+    save_file(state, file)
+
+
+def other_names(root: Path) -> None:
+    file = root / "c" / "optimizer.safetensors"
+    save_file({"random": torch.get_rng_state(), "first.exp_avg": torch.ones(2)}, file)
+
+
+def short_random(root: Path) -> None:
+    file = root / "c" / "optimizer.safetensors"
+    save_file({**load_file(file), "random": torch.zeros(3, dtype=torch.uint8)}, file)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(cut("v/model.safetensors", end) for end in (0, 8, 1000, -1)),
+        *(cut("c/optimizer.safetensors", end) for end in (0, 7, 8, 1000, -1)),
+        *(cut("c/progress.json", end) for end in (0, 1, -3)),
+        *(written("c/progress.json", content) for content in (b"null", b"[]", b"{}", b"\xff", b'{"run_id": 1}')),
+        *(written("c/optimizer.safetensors", content) for content in (b"\xff" * 64, b"\x02" + b"\0" * 7 + b"{}")),
+        *(written("v/config.json", content) for content in (b"", b"{", b"[]", b'{"model_type": "none"}')),
+        lambda root: (root / "v" / "config.json").unlink(),
+        lambda root: (root / "c" / "progress.json").unlink(),
+        lambda root: (root / "c" / "optimizer.safetensors").unlink(),
+        without_random,
+        other_names,
+        short_random,
+    ],
+)
+def test_files_cut_or_garbage_are_told_and_never_trained(tiny_model: Path, tmp_path: Path, damage: Damage) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    step(learner, 0)
+    export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")
+    expected = Progress("run-a", 1, export.content_sha256)
+    save_checkpoint(learner.optimizer, expected, tmp_path / "c")
+    damage(tmp_path)
+    with pytest.raises(CheckpointDamaged, match="restore it"):
+        resume_learner(tiny_model, export.path, tmp_path / "c", expected, CONFIG, CPU)
