@@ -46,6 +46,20 @@ def test_lists_go_over_every_page(leyden: Leyden) -> None:
     assert [task.number for task in leyden.tasks("many")] == list(range(450))
 
 
+def test_every_list_of_the_client_is_one_that_the_api_gives(leyden: Leyden) -> None:
+    leyden.upload_dataset("questions", b'{"a": 1}')
+    run = leyden.create_run(run_document())
+    issued = leyden.create_token("ci", [ApiScope.READ])
+    assert [token.id for token in leyden.tokens()] == [issued.id]
+    empty = [leyden.engines(), leyden.rollouts(run=run.id), leyden.samples(run.id), leyden.steps(run.id)]
+    empty += [leyden.policies(run.id), leyden.evaluations(run.id)]
+    assert [list(found) for found in empty] == [[]] * len(empty)
+    assert [[found.name for found in found] for found in (leyden.datasets(), leyden.runs())] == [
+        ["questions"],
+        [run.name],
+    ]
+
+
 def test_each_refusal_is_an_exception_of_its_own_with_the_problem(leyden: Leyden, api_url: str) -> None:
     leyden.upload_dataset("questions", b'{"a": 1}')
     run = leyden.create_run(run_document())
