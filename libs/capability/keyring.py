@@ -67,7 +67,7 @@ def read_keys(path: Path) -> dict[str, str]:
         keys = json.loads(path.read_text(encoding="utf-8"))
     except SecretError as error:
         raise KeyRingError(str(error)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise KeyRingError(f"cannot read the key ring {path}: {error}; write a JSON object {{kid: secret}}") from error
     if not isinstance(keys, dict) or not keys or not all(isinstance(secret, str) for secret in keys.values()):
         raise KeyRingError(f"the key ring {path} must be a JSON object {{kid: secret}} with at least one key")

@@ -99,16 +99,21 @@ def test_rotation_needs_no_restart(path: Path) -> None:
 def test_a_broken_file_leaves_the_keys_that_were_read(path: Path) -> None:
     ring = KeyRing(path)
     key = sign(ring, capability())
-    for content in ("{", "[]", "{}"):
-        path.write_text(content)
+    for content in (b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"new": 1e999}', b'{"new"' + b"\0" * 40):
+        path.write_bytes(content)
         verify(ring, key, rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL)
     path.unlink()
     verify(ring, key, rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"k": 5}', '{"k": "short"}'])
-def test_a_ring_that_cannot_be_used_says_why(tmp_path: Path, content: str) -> None:
-    (tmp_path / "keys.json").write_text(content)
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"{}", b'{"k": 5}', b'{"k": null}', b'{"k": "short"}', b"\xff\xfe", b"[" * 100_000, b"\0" * 99],
+    ids=lambda content: repr(content[:20]),
+)
+def test_a_ring_that_cannot_be_used_says_why(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "keys.json").write_bytes(content)
+    (tmp_path / "keys.json").chmod(0o600)
     with pytest.raises(KeyRingError, match=r"keys\.json"):
         KeyRing(tmp_path / "keys.json")
     with pytest.raises(KeyRingError, match="LEYDEN_CAPABILITY_KEYS_FILE"):
