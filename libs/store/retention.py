@@ -34,7 +34,7 @@ _PRUNABLE = text("""
     SELECT s.run_id FROM run_status s
     WHERE s.phase IN ('completed', 'failed', 'cancelled') AND s.finished_at < now() - CAST(:age AS interval)
         AND to_regclass(format('%I', 'model_calls__' || s.run_id)) IS NOT NULL
-    ORDER BY s.finished_at LIMIT :limit
+    ORDER BY s.finished_at
 """)
 
 
@@ -77,6 +77,6 @@ async def _empty_outputs(database: Database, run_id: str) -> None:
             emptied = len((await session.execute(_EMPTY_OUTPUTS, {"run": run_id, "limit": OUTPUTS_AT_ONCE})).all())
 
 
-async def prunable_runs(session: ReadSession, age: timedelta, limit: int = 10) -> list[str]:
+async def prunable_runs(session: ReadSession, age: timedelta) -> list[str]:
     """Runs that ended at least so long ago and are not pruned, the longest ended first."""
-    return list(await session.scalars(_PRUNABLE, {"age": age, "limit": limit}))
+    return list(await session.scalars(_PRUNABLE, {"age": age}))

@@ -6,14 +6,16 @@ import asyncio
 from datetime import timedelta
 
 from prometheus_client import Counter
+from sqlalchemy.exc import SQLAlchemyError
 
-from libs.store.database import Database
+from libs.store.database import AWAY, Database, cause
 from libs.store.retention import RecordsInUse, prunable_runs, prune_run
 from libs.store.runs import ActionRefused
-from libs.telemetry import logger
+from libs.telemetry import Seldom, logger
 from services.controller.settings import Settings
 
 log = logger()
+seldom = Seldom(log)
 
 PRUNED = Counter("controller_runs_pruned_total", "Runs whose records were dropped because they were old.")
 FREED = Counter("controller_pruned_bytes_total", "What that gave back on the disk of Postgres.")
@@ -28,22 +30,24 @@ async def keep_pruning(settings: Settings, database: Database) -> None:
     while True:
         try:
             await prune_old(database, timedelta(days=settings.retention_days))
-        # The loop must live: Postgres may be restarting, and old runs wait.
+        except AWAY as error:
+            seldom.warning("runs not pruned", cause=cause(error))
+        # The loop must live: old runs wait.
         except Exception:
             log.exception("runs not pruned")
         await asyncio.sleep(LOOK_SECONDS)
 
 
 async def prune_old(database: Database, age: timedelta) -> list[str]:
-    """Prunes runs that ended at least so long ago; their ids. One that cannot be pruned now is left for later."""
+    """Prunes runs that ended at least so long ago; their ids. One that cannot be pruned is in no other's way."""
     async with database.read() as session:
         old = await prunable_runs(session, age)
     pruned = []
     for run_id in old:
         try:
             freed = await prune_run(database, run_id)
-        except (ActionRefused, RecordsInUse) as error:
-            log.warning("run not pruned", run_id=run_id, cause=str(error))
+        except (ActionRefused, RecordsInUse, SQLAlchemyError) as error:
+            log.warning("run not pruned", run_id=run_id, cause=cause(error))
             continue
         PRUNED.inc()
         FREED.inc(freed)
