@@ -70,8 +70,8 @@ def _type_name(annotation: Any) -> str:
         return "none"
     if get_origin(annotation) is Annotated:
         return _type_name(get_args(annotation)[0])
-    if get_origin(annotation) is list:
-        return f"list[{_type_name(get_args(annotation)[0])}]"
+    if get_origin(annotation) in (list, dict):
+        return f"{get_origin(annotation).__name__}[{', '.join(map(_type_name, get_args(annotation)))}]"
     return (
         getattr(annotation, "__name__", None)
         if inspect.isclass(annotation) and not get_args(annotation)
