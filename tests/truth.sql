@@ -73,7 +73,8 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
 SELECT r.id, r.reason, c.status, c.held FROM rollouts r
 JOIN attempts a ON a.rollout_id = r.id AND a.number = r.attempt
 JOIN LATERAL (
-    SELECT CASE WHEN bool_or(m.status = 'failed') THEN 'failed' END AS status, sum(m.queued_seconds) AS held
+    SELECT CASE WHEN bool_or(m.status = 'failed') THEN 'failed' END AS status, (SELECT sum(upper(wait) - lower(wait)) / 1e9 FROM unnest(range_agg(
+        int8range(m.sequence, m.sequence + (m.queued_seconds * 1e9)::bigint))) AS wait) AS held
     FROM model_calls m
     WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt AND m.choice = 0
     AND m.created_at < r.finished_at
@@ -112,7 +113,8 @@ WHERE r.run_id = :'run' AND r.state = 'excluded' AND NOT coalesce(CASE
 SELECT o.rollout_id, count(*) FROM outcomes o JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt
 WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled')
 AND (SELECT o.kind <> 'succeeded' AND (bool_or(m.status = 'failed')
-        OR sum(m.queued_seconds) > 0.5 * extract(epoch FROM a.finished_at - a.started_at))
+        OR (SELECT sum(upper(wait) - lower(wait)) / 1e9 FROM unnest(range_agg(
+        int8range(m.sequence, m.sequence + (m.queued_seconds * 1e9)::bigint))) AS wait) > 0.5 * extract(epoch FROM a.finished_at - a.started_at))
      FROM model_calls m WHERE m.run_id = :'run' AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt
      AND m.choice = 0) IS NOT TRUE
 GROUP BY o.rollout_id HAVING count(*) > 1;

@@ -22,13 +22,13 @@ from libs.contracts.states import OutcomeKind
 from libs.faults import passes
 from libs.store import tables
 from libs.store.database import ReadSession, Session
-from libs.store.groups import HELD_SHARE
+from libs.store.groups import HELD_SECONDS, HELD_SHARE
 
 # Of outcome o of rollout r: the agent failed because of us, as `services.controller.settling` judges it. The controller
 # has such a rollout executed again, so its outcome is no verdict.
 _OURS = f"""
     o.kind IN ('agent_error', 'timeout') AND (
-        SELECT bool_or(m.status = 'failed') OR o.kind = 'timeout' AND sum(m.queued_seconds) > {HELD_SHARE} * (
+        SELECT bool_or(m.status = 'failed') OR o.kind = 'timeout' AND {HELD_SECONDS} > {HELD_SHARE} * (
             SELECT extract(epoch FROM a.finished_at - a.started_at) FROM attempts a
             WHERE a.rollout_id = o.rollout_id AND a.number = o.attempt)
         FROM model_calls m

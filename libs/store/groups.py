@@ -22,6 +22,13 @@ from libs.store.database import ReadSession, Session
 HELD_SHARE = 0.5
 """Of an attempt's time: a timeout whose model calls waited longer than this for an engine is the platform's failure."""
 
+# Of model calls m, grouped. Calls that waited at the same time waited once: an agent that asks for many answers at once
+# could otherwise make any timeout the platform's.
+HELD_SECONDS = """
+    (SELECT (sum(upper(wait) - lower(wait)) / 1e9)::double precision
+     FROM unnest(range_agg(int8range(m.sequence, m.sequence + (m.queued_seconds * 1e9)::bigint))) AS wait)
+"""
+
 
 @dataclass(frozen=True)
 class EvaluationFacts:
@@ -179,7 +186,7 @@ _EVALUATIONS = text("""
     WHERE coalesce(s.phase, 'pending') NOT IN ('failed', 'cancelled') AND NOT (e.id = ANY(:finished))
 """)
 
-_ENDED = text("""
+_ENDED = text(f"""
     SELECT r.id AS rollout_id, r.run_id, a.number AS attempt, o.kind, o.reward,
            (SELECT count(*) FROM attempts b LEFT JOIN outcomes p ON p.rollout_id = b.rollout_id AND p.attempt = b.number
             WHERE b.rollout_id = r.id AND p.kind IS DISTINCT FROM 'cancelled') AS failures,
@@ -191,14 +198,14 @@ _ENDED = text("""
     CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
     LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number
     LEFT JOIN LATERAL (
-        SELECT sum(queued_seconds) AS held, bool_or(status = 'failed') AS failed FROM model_calls m
+        SELECT {HELD_SECONDS} AS held, bool_or(m.status = 'failed') AS failed FROM model_calls m
         WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = a.number AND m.choice = 0
     ) c ON o.kind IN ('agent_error', 'timeout')
     WHERE r.state = 'queued' AND a.state IN ('settled', 'expired')
         -- A moment for the gateway to record the calls that the agent's end broke off.
         AND (o.kind IS NULL OR o.kind NOT IN ('agent_error', 'timeout')
              OR a.finished_at < clock_timestamp() - interval '1 second')
-""")
+""")  # noqa: S608  # constants alone
 
 _RESOLVE = text("""
     UPDATE rollouts r

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -235,12 +236,15 @@ async def test_a_timeout_that_waited_for_an_engine_is_tried_again(scene: Scene) 
     run = await add_run(scene)
     await scene.tick(2)
     held, slow, failed, *_ = await scene.rollouts(run)
+    now = time.time_ns()
     times = {"state": "settled", "started_at": LONG_AGO - timedelta(seconds=10), "finished_at": LONG_AGO}
     for rollout, kind in ((held, "timeout"), (slow, "timeout"), (failed, "agent_error")):
         await builders.add_attempt(scene.database, rollout, **times)
         await builders.add_outcome(scene.database, rollout, kind=kind, reward=None)
     await builders.add_call(scene.database, held, status="aborted", queued_seconds=9.0)
-    await builders.add_call(scene.database, slow, queued_seconds=1.0)
+    # Six calls that waited for a second at the same time, of ten that the agent had.
+    for _ in range(6):
+        await builders.add_call(scene.database, slow, queued_seconds=1.0, sequence=now)
     await builders.add_call(scene.database, failed, status="failed")
     await scene.tick()
     assert [(row.state, row.reason) for row in (await scene.rollouts(run))[:3]] == [
