@@ -79,6 +79,7 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             reader=reader,
             max_choices=settings.max_choices,
             max_calls=settings.max_calls,
+            max_calls_per_attempt=settings.max_calls_per_attempt,
             hold_seconds=settings.hold_seconds,
         )
         app.state.gateway, app.state.settings, app.state.give_up = gateway, settings, gateway.close

@@ -6,6 +6,7 @@ GatewayError             base: status, type, param, code
   KeyRefused             401 or 403: the capability does not open this door
   NotServed              404: no such address
   TooLarge               413: the body exceeds the limit
+  TooManyCalls           429 with Retry-After: one attempt has as many calls in hand as it may
   Unavailable            503 with Retry-After: an engine or the store was away for longer than a request is held
 """
 
@@ -82,6 +83,13 @@ class TooLarge(GatewayError):
 
     status = 413
     type = "invalid_request_error"
+
+
+class TooManyCalls(GatewayError):
+    """One attempt has as many calls in hand as it may."""
+
+    status = 429
+    type = "requests"
 
 
 class Unavailable(GatewayError):

@@ -25,7 +25,7 @@ from libs.telemetry import logger, parse_traceparent
 from services.gateway import metrics
 from services.gateway.answer import Answer, Completion, finished_answer, logprobs_of
 from services.gateway.door import Door, refusal
-from services.gateway.errors import BadRequest, GatewayError, Unavailable
+from services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable
 from services.gateway.history import History, Prompt
 from services.gateway.reading import Reader
 from services.gateway.record import Recorder
@@ -98,6 +98,7 @@ class Gateway:
         reader: Reader,
         max_choices: int,
         max_calls: int,
+        max_calls_per_attempt: int,
         hold_seconds: float,
     ) -> None:
         self.model = model
@@ -108,6 +109,8 @@ class Gateway:
         self._repeats: Repeats[Call] = Repeats()
         self._max_choices = max_choices
         self._places = asyncio.Semaphore(max_calls)
+        self._max_calls_per_attempt = max_calls_per_attempt
+        self._of_attempt: dict[AttemptKey, int] = {}
         self._hold_seconds = hold_seconds
         self._in_hand: dict[asyncio.Task[Completion], Call] = {}
         self._is_closing = False
@@ -115,7 +118,7 @@ class Gateway:
     async def begin(self, door: Door, body: bytes, headers: Mapping[str, str]) -> tuple[ChatRequest, Call | Completion]:
         """The request, and the call that was begun for it, or the answer that an earlier try has already got.
 
-        Raises: BadRequest: the body cannot be served; Unavailable: the store is away
+        Raises: BadRequest: the body cannot be served; TooManyCalls: of this attempt; Unavailable: the store is away
         """
         arrived_at, sequence = time.perf_counter(), time.time_ns()
         request = parse_request(body, max_choices=self._max_choices)
@@ -125,9 +128,26 @@ class Gateway:
             repeated = await self._repeated(door, request, digest, retry) if retry.is_repeat else None
             if repeated is not None:
                 return request, repeated
-            call = await self._prepare(door, request, digest, headers, arrived_at, sequence)
+            self._take_up(door)
+            try:
+                call = await self._prepare(door, request, digest, headers, arrived_at, sequence)
+            except BaseException:
+                self._lay_down(door)
+                raise
             self._start(call)
             return request, call
+
+    def _take_up(self, door: Door) -> None:
+        held = self._of_attempt.get(door.key, 0)
+        if held >= self._max_calls_per_attempt:
+            message = f"This attempt has {held} calls in hand; wait for some of them."
+            raise TooManyCalls(message, code="rate_limit_exceeded", retry_after_seconds=1)
+        self._of_attempt[door.key] = held + 1
+
+    def _lay_down(self, door: Door) -> None:
+        self._of_attempt[door.key] -= 1
+        if not self._of_attempt[door.key]:
+            del self._of_attempt[door.key]
 
     def end(self, attempt: AttemptKey) -> None:
         """Cancels the calls of an attempt that has ended: recorded as aborted, unless they were before, and refused."""
@@ -215,6 +235,7 @@ class Gateway:
 
     def _ended(self, call: Call, task: asyncio.Task[Completion]) -> None:
         del self._in_hand[task]
+        self._lay_down(call.door)
         self._repeats.remove(call.door, call.digest, call)
         metrics.IN_HAND.dec()
         if not task.cancelled():

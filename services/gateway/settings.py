@@ -42,6 +42,8 @@ class Settings(DoorSettings):
     """Time between comments of a stream that waits."""
     max_calls: int = Field(default=4096, ge=1)
     """Calls at the engines at once; further ones wait for their turn as long as for an engine."""
+    max_calls_per_attempt: int = Field(default=2048, ge=1)
+    """Calls of one attempt in hand at once; beyond it 429 with Retry-After. Lower it where agents are not trusted."""
     max_choices: int = Field(default=64, ge=1, le=128)
     """Largest `n` of a request."""
     max_body_bytes: int = Field(default=16 * 2**20, ge=1024)

@@ -388,6 +388,25 @@ async def test_a_call_waits_for_its_turn_and_one_that_waits_in_vain_is_recorded_
     assert statuses == ["completed", "completed", "failed"]
 
 
+async def test_an_attempt_with_too_many_calls_at_once_is_refused_and_its_siblings_are_not(tmp_path, database):
+    go = asyncio.Event()
+    held: dict[str, Any] = {"pace": lambda _: go.wait()}
+    async with scene(tmp_path, database, engine=held, max_calls_per_attempt=1) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        first = asyncio.create_task(create(model="m", messages=HI))
+        await until(lambda: len(stage.engine.requests) == 1)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await create(model="m", messages=HI)
+        async with stage.gateway.client(f"{stage.run_id}.0.1") as sibling:
+            other = asyncio.create_task(sibling.chat.completions.create(model="m", messages=HI))
+            await until(lambda: len(stage.engine.requests) == 2)
+            go.set()
+            await asyncio.gather(first, other)
+        again = await create(model="m", messages=HI)
+    assert (refused.value.code, refused.value.response.headers["retry-after"]) == ("rate_limit_exceeded", "1")
+    assert again.choices
+
+
 async def test_bodies_that_are_being_read_are_bounded_together(tmp_path, database):
     async with scene(tmp_path, database, max_bytes_in_flight=1024) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
