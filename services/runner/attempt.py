@@ -10,6 +10,7 @@ from libs.capability import KeyRing, sign
 from libs.contracts.capability import Capability, Scope
 from libs.contracts.states import OutcomeKind
 from libs.queue.leases import Lease, Outcome
+from libs.service.errors import Misconfigured
 from services.runner.cell import REMEDIES, Cells, Tenant
 from services.runner.doors import DoorWatch
 from services.runner.environment import Doors, Identity, environment_block
@@ -67,7 +68,7 @@ def _make_folder(lease: Lease, place: Workplace, tenant: Tenant) -> AttemptFolde
 async def prove(place: Workplace) -> None:
     """Starts what `{python}` stands for once, as agents are started.
 
-    Raises: ValueError: it does not; the message says what to do
+    Raises: Misconfigured: it does not; the message says what to do
     """
     argv = [place.settings.python, "-I", "-S", "-c", ""]
     try:
@@ -79,10 +80,10 @@ async def prove(place: Workplace) -> None:
             )
             await asyncio.to_thread(place.folders.remove, folder)
     except (KeeperLost, OSError) as error:
-        raise ValueError(f"no agent can start here: {error}") from error
+        raise Misconfigured(f"no agent can start here: {error}") from error
     if ended.exit_code != 0:
         why = ended.start_error or ended.stderr.decode(errors="replace") or "it did not end in time"
-        raise ValueError(
+        raise Misconfigured(
             f"agents cannot start RUNNER_PYTHON, {argv[0]} ({why}): {REMEDIES}; or name another interpreter there"
         )
 

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from libs.service.errors import Misconfigured
 from libs.telemetry import logger
 from services.runner.folder import AttemptFolder
 from services.runner.settings import Settings, open_work_folder
@@ -92,7 +93,7 @@ class OwnUsers:
 class Cells:
     """Makes the cells of one runner.
 
-    Raises: ValueError: RUNNER_AGENT_USER or RUNNER_AGENT_UIDS_FROM cannot be followed; the message says what to write
+    Raises: Misconfigured: RUNNER_AGENT_USER or RUNNER_AGENT_UIDS_FROM cannot be followed
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -182,14 +183,14 @@ def is_own(settings: Settings) -> bool:
 def first_uid(settings: Settings) -> int:
     """The lowest user id for attempts.
 
-    Raises: ValueError: this user namespace does not have that id and those after it
+    Raises: Misconfigured: this user namespace does not have that id and those after it
     """
     mapped = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
     chosen = settings.agent_uids_from
     for first in (UIDS_FROM, UIDS_FROM_IN_A_NAMESPACE) if chosen is None else (chosen,):
         if any(inside <= first and first + UIDS <= inside + count for inside, _, count in mapped):
             return first
-    raise ValueError(
+    raise Misconfigured(
         f"this user namespace does not have the {UIDS} user ids that attempts take: set RUNNER_AGENT_UIDS_FROM to the "
         "first of as many that nobody has, or RUNNER_AGENT_USER=same"
     )
@@ -201,11 +202,11 @@ def _named(name: str) -> tuple[int, int] | None:
     try:
         entry = pwd.getpwnam(name)
     except KeyError as error:
-        raise ValueError(
+        raise Misconfigured(
             f"RUNNER_AGENT_USER is {name!r}: write `own`, `same`, or a user that this machine has"
         ) from error
     if os.geteuid() != 0:
-        raise ValueError(
+        raise Misconfigured(
             f"RUNNER_AGENT_USER is {name!r}, which only a runner that runs as root can make agents: leave it unset"
         )
     return entry.pw_uid, entry.pw_gid

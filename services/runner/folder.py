@@ -16,6 +16,8 @@ from typing import IO
 
 import structlog
 
+from libs.service.errors import Misconfigured
+
 log = structlog.get_logger()
 
 SOME = 1000
@@ -35,7 +37,7 @@ class Folders:
     """The folder of this runner, locked while it lives.
 
     Args: parent: shared by a machine's runners; owner: this runner's name.
-    Raises: PermissionError: others may write where the folders are to be
+    Raises: Misconfigured: others may write where the folders are to be
     """
 
     def __init__(self, parent: Path, owner: str) -> None:
@@ -85,7 +87,7 @@ class Folders:
 def _check_own(parent: Path) -> None:
     found = parent.lstat()
     if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
-        raise PermissionError(
+        raise Misconfigured(
             f"{parent} must be a folder, no link, that only the runner's user may write to: remove it, or set "
             "RUNNER_WORK_FOLDER to another"
         )

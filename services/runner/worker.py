@@ -271,7 +271,7 @@ async def _first_of(*waits: Awaitable[object], beside: Sequence[asyncio.Task[Non
 async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     """Executes attempts until asked to stop.
 
-    Raises: libs.capability.KeyRingError, ValueError: the settings name what is not there.
+    Raises: Misconfigured: the settings name what is not there, or agents cannot start here.
     """
     cells = Cells(settings)
     keys = KeyRing(settings.capability_keys_file)

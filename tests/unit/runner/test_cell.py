@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from libs.service.errors import Misconfigured
 from services.runner import cell
 from services.runner.cell import Cells, OwnUsers, Tenant, closed_above, outermost, trail, ways, within
 from services.runner.folder import Folders
@@ -107,7 +108,7 @@ def test_a_user_id_is_lent_to_one_attempt_at_a_time_whoever_lends(
 
 
 def test_a_user_that_does_not_exist_is_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="write `own`, `same`, or a user that this machine has"):
+    with pytest.raises(Misconfigured, match="write `own`, `same`, or a user that this machine has"):
         Cells(Settings(agent_user="no-such-user", work_folder=tmp_path))
 
 

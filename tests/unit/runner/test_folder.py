@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from libs.service.errors import Misconfigured
 from services.runner.folder import Folders
 
 
@@ -80,7 +81,7 @@ def test_a_parent_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     for parent in ("open", "link"):
-        with pytest.raises(PermissionError, match="set RUNNER_WORK_FOLDER"):
+        with pytest.raises(Misconfigured, match="set RUNNER_WORK_FOLDER"):
             Folders(tmp_path / parent, "runner-1")
 
 

@@ -35,6 +35,19 @@ def told(settings: type, monkeypatch: pytest.MonkeyPatch, **environment: str) ->
     return str(ended.value)
 
 
+def test_a_runner_that_cannot_make_agents_their_user_says_so_in_a_line() -> None:
+    environment = {"PYTHONPATH": str(ROOT), "PATH": os.defpath, "RUNNER_AGENT_USER": "no such user"}
+    started = subprocess.run(
+        [sys.executable, "-m", "services.runner"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    said = started.stderr.strip().splitlines()[-1]
+    assert (started.returncode, said) == (
+        1,
+        "RUNNER_AGENT_USER is 'no such user': write `own`, `same`, or a user that this machine has",
+    )
+    assert "Traceback" not in started.stderr
+
+
 @pytest.mark.parametrize(
     ("settings", "name", "value", "wanted"),
     [
