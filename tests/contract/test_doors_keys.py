@@ -175,7 +175,7 @@ def test_everything_listens_on_loopback_by_default(settings: type[ServiceSetting
 @pytest.mark.parametrize("settings", settings_classes(), ids=lambda one: one.__module__.split(".")[1])
 def test_settings_do_not_show_their_secrets(settings: type[ServiceSettings], tmp_path: Path) -> None:
     secret = {name for name in settings.model_fields if name.endswith(("_key", "_token"))}
-    urls = {name: f"postgresql://leyden:hidden-{name}@127.0.0.1/x" for name in ("database_url", "redis_url")}
+    urls = {"database_url": "postgresql://leyden:hidden-1@127.0.0.1/x", "redis_url": "redis://:hidden-2@127.0.0.1/0"}
     required = {name: "any" for name, field in settings.model_fields.items() if field.is_required()}
     shown = settings(**{**required, **urls, **{name: f"hidden-{name}" for name in secret}})
     assert "hidden-" not in repr(shown) + str(shown)

@@ -121,7 +121,9 @@ class Bench:
         """The processes that an agent running FORKS noted in its folder."""
 
         async def found() -> list[int]:
-            notes = [read_pids(path.parent) for path in (self.folder / "attempts").rglob("pids")]
+            # Folders of attempts may go while they are looked through.
+            walked = os.walk(self.folder / "attempts")
+            notes = [read_pids(Path(folder)) for folder, _, files in walked if "pids" in files]
             return next((pids for pids in notes if len(pids) == count), [])
 
         return list(await self.until(found))
