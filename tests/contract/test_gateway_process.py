@@ -157,3 +157,31 @@ async def test_a_gateway_that_must_stop_tells_what_it_cuts_to_try_again_and_reco
         calls = await stage.calls()
     assert (status, refused.value.status_code, refused.value.response.headers["retry-after"]) == (0, 503, "1")
     assert [(call.status, call.untrainable_reason) for call in calls] == [("aborted", "the gateway was stopped")] * 2
+
+
+GREEDY = """
+import socket, sys
+held = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(3000)]
+for one in held[::3]:
+    one.sendall(b"POST /r/a/1/v1/chat/completions HTTP/1.1\\r\\nhost: a\\r\\n")
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_an_agent_with_thousands_of_connections_leaves_the_gateway_to_its_siblings(tmp_path, database):
+    port = free_port()
+    pipe = asyncio.subprocess.PIPE
+    async with scene(tmp_path, database) as stage, gateway_process(stage, port) as gateway:
+        command = [sys.executable, "-I", "-S", "-c", GREEDY, str(port)]
+        greedy = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        assert greedy.stdin is not None
+        assert greedy.stdout is not None
+        assert await greedy.stdout.readline() == b"3000\n"
+        async with client_of(stage, port) as client:
+            create: Any = client.chat.completions.create
+            answers = [await create(model="m", messages=HI) for _ in range(5)]
+        greedy.stdin.close()
+        await greedy.wait()
+        assert gateway.returncode is None
+    assert [answer.choices[0].message.content for answer in answers] == ["Hello."] * 5
