@@ -34,26 +34,8 @@ def create_collector(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        database = Database(
-            settings.database_url,
-            "leyden-collector",
-            pool_size=settings.database_pool_size,
-            answer_seconds=settings.database_answer_seconds,
-        )
-        writer = BatchWriter(database, max_batch_rows=settings.max_batch_rows, write_seconds=settings.write_seconds)
-        wake = Wake(settings.redis_url)
-        living = Living(database, wake)
-        app.state.writer, app.state.living = writer, living
-        app.state.checks.add("database", database.ping)
-        writing = asyncio.create_task(writer.run(), name="batch writer")
-        asking = asyncio.create_task(living.run(), name="attempts")
-        app.state.checks.add("writer", lambda: _alive(writing))
-        yield
-        for work in (writing, asking):
-            work.cancel()
-        await asyncio.wait((writing, asking))
-        await wake.close()
-        await database.close()
+        async with _opened(app, settings):
+            yield
 
     app = create_app(
         "collector",
@@ -76,6 +58,32 @@ def create_collector(settings: Settings) -> FastAPI:
     app.state.budget = Budget(settings.max_bytes_in_flight)
     app.include_router(router)
     return app
+
+
+@asynccontextmanager
+async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+    database = Database(
+        settings.database_url,
+        "leyden-collector",
+        pool_size=settings.database_pool_size,
+        answer_seconds=settings.database_answer_seconds,
+    )
+    writer = BatchWriter(database, max_batch_rows=settings.max_batch_rows, write_seconds=settings.write_seconds)
+    wake = Wake(settings.redis_url)
+    living = Living(database, wake)
+    app.state.writer, app.state.living = writer, living
+    app.state.checks.add("database", database.ping)
+    writing = asyncio.create_task(writer.run(), name="batch writer")
+    asking = asyncio.create_task(living.run(), name="attempts")
+    app.state.checks.add("writer", lambda: _alive(writing))
+    try:
+        yield
+    finally:
+        for work in (writing, asking):
+            work.cancel()
+        await asyncio.wait((writing, asking))
+        await wake.close()
+        await database.close()
 
 
 async def _alive(task: asyncio.Task[None]) -> None:
