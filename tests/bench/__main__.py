@@ -1,6 +1,8 @@
-"""`make bench`: runs every benchmark, prints the tables, and writes bench.json.
+"""`make bench`: runs every benchmark, prints the tables beside the recorded figures, and writes bench.json.
 
-A module `bench_<part>` exposes `rows() -> list[dict]` with name, value, unit, baseline_name, baseline and ratio.
+A module `bench_<part>` exposes `rows(repeats: int) -> list[Row]`. One with `ASKED_FOR = True` takes many minutes
+and runs only where it is named. A benchmark that cannot prove its work raises; a goal that is missed is shown, and is
+no error.
 """
 
 from __future__ import annotations
@@ -12,19 +14,26 @@ import os
 import pkgutil
 import platform
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 import tests.bench
+from tests.bench.rows import Row
+
+RECORDED = Path(__file__).parents[2] / "docs" / "benchmarks" / "bench.json"
 
 
 def main() -> int:
-    """Exit status 0; a benchmark that cannot prove its work raises."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("only", nargs="*", help="parts to run, such as `engine`; default all")
-    parser.add_argument("--output", type=Path, default=Path("bench.json"))
+    """Exit status 0, or 2 for a part that does not exist."""
+    parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
+    parser.add_argument("only", nargs="*", help="parts to run, such as `engine`; default all that take no many minutes")
+    parser.add_argument("--repeats", type=int, default=5, help="how often each value is measured")
+    parser.add_argument("--output", type=Path, default=Path("bench.json"), help="parts that do not run stay in it")
     arguments = parser.parse_args()
     names = sorted(m.name for m in pkgutil.iter_modules(tests.bench.__path__) if m.name.startswith("bench_"))
     known = {name.removeprefix("bench_"): name for name in names}
@@ -32,30 +41,71 @@ def main() -> int:
     if unknown:
         print(f"no benchmark called {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    console, rows = Console(), []
-    console.print(
-        f"{os.cpu_count()} cores, {platform.processor() or platform.machine()}, Python {platform.python_version()}"
-    )
-    for part, module in known.items():
-        if not arguments.only or part in arguments.only:
-            measured = importlib.import_module(f"tests.bench.{module}").rows()
-            rows += measured
-            console.print(table(part, measured))
-    arguments.output.write_text(json.dumps(rows, indent=1) + "\n")
+    # Where nobody looks the table is as wide as its words.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(", ".join(machine().values()))
+    for part in arguments.only or known:
+        module = importlib.import_module(f"tests.bench.{known[part]}")
+        if arguments.only or not getattr(module, "ASKED_FOR", False):
+            began = time.monotonic()
+            measured = module.rows(arguments.repeats)
+            console.print(table(part, measured, _recorded(RECORDED)))
+            console.print(f"{part}: {time.monotonic() - began:.0f} s\n")
+            _write(arguments.output, part, measured)
     console.print(f"written to {arguments.output}")
     return 0
 
 
-def table(part: str, rows: list[dict[str, object]]) -> Table:
+def machine() -> dict[str, str]:
+    """What the figures were measured on."""
+    return {
+        "cores": f"{os.cpu_count()} cores",
+        "processor": _processor(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": f"Python {platform.python_version()}",
+    }
+
+
+def table(part: str, rows: list[Row], recorded: Mapping[str, dict[str, Any]]) -> Table:
     """One part's rows, for people."""
-    result = Table("work", "value", "unit", "beside", "its value", "ratio", title=part)
+    result = Table("work", "median (spread)", "unit", "beside", "its median", "ratio", "goal", "growth", title=part)
+    result.add_column("recorded", style="dim")
     for row in rows:
-        result.add_row(*(_cell(row[key]) for key in ("name", "value", "unit", "baseline_name", "baseline", "ratio")))
+        before = recorded.get(row.name)
+        result.add_row(
+            row.name,
+            f"{figure(row.median)} ({figure(min(row.repeats))} to {figure(max(row.repeats))})",
+            row.unit,
+            row.baseline_name,
+            figure(row.median / row.ratio),
+            f"{row.ratio:.3g}x",
+            f"{row.goal} {'holds' if row.verdict else 'MISSED'}" if row.goal else "",
+            f"{row.growth.factor:.2f}x at {row.growth.sizes[-1] / row.growth.sizes[0]:.0f}x" if row.growth else "",
+            figure(before["median"]) if before else "",
+        )
     return result
 
 
-def _cell(value: object) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+def figure(value: float) -> str:
+    """Three or more digits, as people read them."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def _recorded(file: Path) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(file.read_text())["rows"]} if file.exists() else {}
+
+
+def _write(file: Path, part: str, rows: list[Row]) -> None:
+    # Each part is written as it ends: what was measured is not lost with a later part.
+    kept = [row for row in _recorded(file).values() if row["part"] != part]
+    document = {"machine": machine(), "rows": kept + [row.document() for row in rows]}
+    file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

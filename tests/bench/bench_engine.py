@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,33 +17,51 @@ from services.engine.sampling import Draw, Sampler
 from services.engine.scheduler import Limits, Scheduler
 from services.engine.sequence import Sequence
 from services.engine.weights import load_weights
+from tests.bench.rows import Goal, Growth, Row
 
 PREFIX_TOKENS = 361
 NEW_TOKENS = 16
 
 
-def rows(folder: Path | None = None) -> list[dict[str, Any]]:
-    """Rows of name, value, unit, baseline_name, baseline, ratio; on SmolLM2-135M-Instruct unless told otherwise."""
-    folder = folder or convert()
+STREAMS = (1, 4, 16, 32)
+OWN_TOKENS = 8
+
+
+def rows(repeats: int) -> list[Row]:
+    """What batching gives, and how much of a shared prefix is computed; on SmolLM2-135M-Instruct."""
+    folder = convert()
     config = read_config(folder)
     model = Model(config, load_weights(folder, config))
-    one, many = _decode_rate(model, 1), _decode_rate(model, 32)
-    computed, asked = _shared_prefill(model, streams=64, shared=2048, own=8)
+    rates = {streams: [] for streams in STREAMS}
+    for _ in range(repeats):
+        for streams, found in rates.items():
+            found.append(_decode_rate(model, streams))
+    medians = {streams: statistics.median(found) for streams, found in rates.items()}
+    computed = {streams: _shared_prefill(model, streams, shared=2048) for streams in (4, 16, 64)}
+    least = 2048 + 64 * OWN_TOKENS
     return [
-        _row("engine_decode_32_streams", many, "tokens/s", "one stream", one),
-        _row("engine_prefill_shared_2k_prefix_64_requests", computed, "tokens computed", "tokens asked for", asked),
+        Row(
+            part="engine",
+            name="32 streams decode together",
+            unit="tokens/s",
+            repeats=rates[32],
+            baseline_name="one stream",
+            baseline=rates[1],
+            goal=Goal(at_least=5, of="ratio"),
+            growth=Growth("streams", "ms a token", (1, 4, 16), [1000 / medians[n] for n in (1, 4, 16)]),
+        ),
+        Row(
+            part="engine",
+            name="64 requests share 2k tokens: prefill",
+            unit="tokens computed",
+            repeats=[computed[64]],
+            baseline_name="no cache",
+            baseline=[64 * (2048 + OWN_TOKENS)],
+            goal=Goal(at_most=least),
+            growth=Growth("requests", "tokens computed a request", (4, 16, 64), [computed[n] / n for n in computed]),
+            note=f"A count, the same in every repeat; {least:,} are the prefix once and each request's own end.",
+        ),
     ]
-
-
-def _row(name: str, value: float, unit: str, baseline_name: str, baseline: float) -> dict[str, Any]:
-    return {
-        "name": name,
-        "value": value,
-        "unit": unit,
-        "baseline_name": baseline_name,
-        "baseline": baseline,
-        "ratio": value / baseline,
-    }
 
 
 def _decode_rate(model: Model, streams: int) -> float:
@@ -59,18 +77,22 @@ def _decode_rate(model: Model, streams: int) -> float:
         scheduler.step()
     done, started = sum(len(s.output_ids) for s in sequences), time.perf_counter()
     _run(scheduler, [])
-    return (streams * NEW_TOKENS - done) / (time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    assert all(len(sequence.output_ids) == NEW_TOKENS for sequence in sequences)
+    return (streams * NEW_TOKENS - done) / seconds
 
 
-def _shared_prefill(model: Model, streams: int, shared: int, own: int) -> tuple[int, int]:
-    """Prompt tokens computed for requests that arrive together and share a prefix, and tokens they asked for."""
+def _shared_prefill(model: Model, streams: int, shared: int) -> int:
+    """Prompt tokens computed for requests that arrive together and share a prefix."""
     scheduler = Scheduler(model, Limits(), Sampler(seed=0), version="bench")
     rng = np.random.default_rng(1)
     prefix = _random_ids(rng, model, shared)
-    sequences = [_sequence(model, np.concatenate([prefix, _random_ids(rng, model, own)]), 1) for _ in range(streams)]
+    sequences = [
+        _sequence(model, np.concatenate([prefix, _random_ids(rng, model, OWN_TOKENS)]), 1) for _ in range(streams)
+    ]
     _run(scheduler, sequences)
     # The last token of each prompt is decoded; it was computed all the same.
-    return scheduler.totals.prefill_tokens + streams, streams * (shared + own)
+    return scheduler.totals.prefill_tokens + streams
 
 
 def _random_ids(rng: np.random.Generator, model: Model, count: int) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -87,8 +109,3 @@ def _run(scheduler: Scheduler, sequences: list[Sequence]) -> None:
     scheduler.submit(sequences)
     while scheduler.has_work:
         scheduler.step()
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(row)
