@@ -82,8 +82,11 @@ restart: $(VENV)/.ready ## replace every service of a running platform, one afte
 demo: $(VENV)/.ready $(AGENTS_VENV)/.ready ## train the flight agent's model and show it learn
 	$(BIN)/leyden demo --agent-python $(AGENTS_VENV)/bin/python $(DEMO_ARGS)
 
-bench: setup ## benchmark tables, and bench.json
-	$(BIN)/python -m tests.bench
+bench: setup ## benchmark tables, and bench.json; of some parts alone: make bench parts="gateway store"
+	$(BIN)/python -m tests.bench $(parts)
+
+bench-page: $(VENV)/.ready ## put the figures of bench.json into docs/benchmarks.md
+	$(BIN)/python -m tests.bench.page bench.json
 
 fuzz: setup ## send a thousand random examples of garbage to each operation and parser
 	$(BIN)/pytest --hypothesis-profile=fuzz --timeout=0 -k "fuzz or parsers" tests/contract tests/unit
