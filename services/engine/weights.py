@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,6 +17,8 @@ from services.engine.config import ModelConfig
 from services.engine.errors import WeightsRefused
 
 Products = Literal["float32", "bfloat16"]
+
+_EMBEDDING = "model.embed_tokens.weight"
 
 # Rows of input the packed layout is tuned for; measured flat from 32 to 128.
 _PACK_ROWS = 64
@@ -69,47 +72,62 @@ class Weights:
 def load_weights(folder: Path, config: ModelConfig, products: Products = "float32") -> Weights:
     """The weights in a Hugging Face folder, checked against `config`.
 
-    The head stays float32 whatever `products` says, so that log-probabilities keep their digits.
+    The head stays float32 whatever `products` says, so that log-probabilities keep their digits. The embedding stays in
+    the file: of it, what texts use is in memory.
 
     Raises:  WeightsRefused: a file is missing or damaged, a tensor is missing, misshapen or not finite
     """
-    reader = _Reader(folder, config, products)
-    embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    head = embedding if config.tied else reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
+    weights = _read(_Reader(folder, config, products))
+    # What reading took and gave back, some forty megabytes, would stay with the allocator.
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    return weights
+
+
+def _read(reader: _Reader) -> Weights:
+    config = reader.config
+    table = (config.vocab_size, config.hidden_size)
+    embedding = reader.take(_EMBEDDING, *table)
     return Weights(
-        embedding=embedding,
+        # Mapped anew, with none of its pages in memory yet; the first mapping, which was read, goes with the reader.
+        embedding=_read_tensors(reader.folder)[_EMBEDDING].to(torch.float32),
         layers=tuple(reader.layer(index) for index in range(config.layers)),
-        norm=reader.take("model.norm.weight", config.hidden_size),
-        head=Linear(head),
+        norm=reader.vector("model.norm.weight", config.hidden_size),
+        head=Linear(embedding if config.tied else reader.take("lm_head.weight", *table)),
     )
 
 
 class _Reader:
     def __init__(self, folder: Path, config: ModelConfig, products: Products) -> None:
-        self._folder, self._config, self._products = folder, config, products
+        self.folder, self.config, self._products = folder, config, products
         self._tensors = _read_tensors(folder)
 
     def take(self, name: str, *shape: int) -> Tensor:
         tensor = self._tensors.get(name)
         if tensor is None:
-            raise WeightsRefused(f"{self._folder} lacks the tensor {name}: export every weight of the model")
+            raise WeightsRefused(f"{self.folder} lacks the tensor {name}: export every weight of the model")
         if tuple(tensor.shape) != shape:
-            raise WeightsRefused(f"{name} in {self._folder} has shape {list(tensor.shape)}, not {list(shape)}")
+            raise WeightsRefused(f"{name} in {self.folder} has shape {list(tensor.shape)}, not {list(shape)}")
         tensor = tensor.to(torch.float32)
         if not bool(torch.isfinite(tensor).all()):
-            raise WeightsRefused(f"{name} in {self._folder} holds a value that is not finite")
+            raise WeightsRefused(f"{name} in {self.folder} holds a value that is not finite")
         return tensor
 
+    def vector(self, name: str, size: int) -> Tensor:
+        """A copy: a view of so little would keep the whole file mapped."""
+        return self.take(name, size).clone()
+
     def layer(self, index: int) -> Layer:
-        config, prefix = self._config, f"model.layers.{index}."
+        config, prefix = self.config, f"model.layers.{index}."
         hidden, inner = config.hidden_size, config.intermediate_size
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         attention, mlp = prefix + "self_attn.", prefix + "mlp."
         return Layer(
-            input_norm=self.take(prefix + "input_layernorm.weight", hidden),
+            input_norm=self.vector(prefix + "input_layernorm.weight", hidden),
             qkv=self._join([(attention + "q_proj", query), (attention + "k_proj", key), (attention + "v_proj", key)]),
             output=self._linear(attention + "o_proj", hidden, query),
-            mlp_norm=self.take(prefix + "post_attention_layernorm.weight", hidden),
+            mlp_norm=self.vector(prefix + "post_attention_layernorm.weight", hidden),
             gate_up=self._join([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)]),
             down=self._linear(mlp + "down_proj", hidden, inner),
         )
@@ -119,12 +137,12 @@ class _Reader:
 
     def _join(self, parts: list[tuple[str, int]]) -> Linear:
         """One product for several that read the same input."""
-        weight = torch.cat([self.take(f"{name}.weight", rows, self._config.hidden_size) for name, rows in parts])
+        weight = torch.cat([self.take(f"{name}.weight", rows, self.config.hidden_size) for name, rows in parts])
         biases = [bias for name, rows in parts if (bias := self._bias(name, rows)) is not None]
         return Linear(weight, torch.cat(biases) if biases else None, self._products)
 
     def _bias(self, name: str, rows: int) -> Tensor | None:
-        return self.take(f"{name}.bias", rows) if f"{name}.bias" in self._tensors else None
+        return self.vector(f"{name}.bias", rows) if f"{name}.bias" in self._tensors else None
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
