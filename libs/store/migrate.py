@@ -8,25 +8,18 @@ from __future__ import annotations
 
 import argparse
 from datetime import UTC, datetime
-from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
-from libs.store.database import Database, sqlalchemy_url
+from libs.store.database import sqlalchemy_url
+from libs.store.schema import MIGRATIONS
 from libs.store.settings import StoreSettings
 
-_FOLDER = Path(__file__).parent / "migrations"
 # Any number, as long as nothing else locks it: "leyden" in ASCII.
 _LOCK = 0x6C657964656E
-
-
-class SchemaOutdated(Exception):
-    """The database is not at the schema this code needs: run `leyden up` or `python -m libs.store.migrate`."""
 
 
 def migrate(dsn: str, revision: str = "head") -> None:
@@ -43,26 +36,6 @@ def downgrade(dsn: str, revision: str) -> None:
         command.downgrade(_config(connection), revision)
 
 
-async def check_schema(database: Database) -> None:
-    """Returns when the database is at the newest migration; for readiness.
-
-    Raises: SchemaOutdated: it is older, newer, or empty.
-    """
-    async with database.engine.connect() as connection:
-        found = await connection.run_sync(lambda sync: MigrationContext.configure(sync).get_current_revision())
-    if found != newest_revision():
-        raise SchemaOutdated(
-            f"the database is at schema {found}, this code needs {newest_revision()}: run python -m libs.store.migrate"
-        )
-
-
-def newest_revision() -> str:
-    """The revision of the last migration file."""
-    revision = ScriptDirectory(str(_FOLDER)).get_current_head()
-    assert revision is not None
-    return revision
-
-
 def write_migration(dsn: str, message: str) -> None:
     """Writes the difference between the database, which must be migrated, and the models as a new file."""
     with _connect(dsn) as connection, connection.begin():
@@ -76,7 +49,7 @@ def _connect(dsn: str) -> Connection:
 
 def _config(connection: Connection) -> Config:
     config = Config()
-    config.set_main_option("script_location", str(_FOLDER))
+    config.set_main_option("script_location", str(MIGRATIONS))
     config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
     config.attributes["connection"] = connection
     return config

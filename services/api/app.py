@@ -17,10 +17,10 @@ from libs.service import create_app as create_service
 from libs.store.access import KeyReused
 from libs.store.database import Database
 from libs.store.datasets import DatasetConflict, UnknownDataset
-from libs.store.migrate import check_schema
 from libs.store.paging import BadCursor
 from libs.store.retention import RecordsInUse
 from libs.store.runs import ActionRefused, UnknownRun
+from libs.store.schema import check_schema
 from libs.store.views import RewardConflict, UnknownCall, UnknownRollout
 from services.api import access, datasets, platform, rollouts, runs
 from services.api.refusals import on_refused

@@ -20,7 +20,7 @@ from libs.store import groups as store
 from libs.store.attempts import AttemptKey
 from libs.store.database import AWAY, Database, Session, cause
 from libs.store.locks import AdvisoryLock, LockLost
-from libs.store.migrate import check_schema
+from libs.store.schema import check_schema
 from libs.telemetry import SECONDS_BUCKETS, Seldom, inject, logger, span
 from services.controller import admission, phases, settling
 from services.controller.engines import Fleet, Wanted

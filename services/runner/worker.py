@@ -22,7 +22,7 @@ from libs.queue.wake import Wake
 from libs.service import Checks, pause
 from libs.store.attempts import AttemptKey
 from libs.store.database import AWAY, Database, cause
-from libs.store.migrate import check_schema
+from libs.store.schema import check_schema
 from libs.telemetry import SECONDS_BUCKETS, Seldom, bind, logger
 from services.runner.attempt import Workplace, execute, prove
 from services.runner.cell import Cells

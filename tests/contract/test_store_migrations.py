@@ -10,12 +10,14 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
 from libs.contracts import states
 from libs.store.database import Database, sqlalchemy_url
-from libs.store.migrate import SchemaOutdated, check_schema, downgrade, migrate, newest_revision
+from libs.store.migrate import downgrade, migrate
+from libs.store.schema import MIGRATIONS, SchemaOutdated, check_schema, newest_revision
 from libs.store.tables import Base
 
 CATALOG = {
@@ -89,6 +91,10 @@ def test_several_services_may_migrate_at_once(empty_postgres_dsn: str) -> None:
         list(pool.map(migrate, [empty_postgres_dsn] * 4))
     with connect(empty_postgres_dsn) as connection:
         assert connection.scalar(text("SELECT version_num FROM alembic_version")) == newest_revision()
+
+
+def test_the_newest_revision_by_name_is_the_last_by_order() -> None:
+    assert newest_revision() == ScriptDirectory(str(MIGRATIONS)).get_current_head()
 
 
 async def test_readiness_tells_an_outdated_schema(empty_postgres_dsn: str) -> None:

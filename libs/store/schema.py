@@ -1,0 +1,36 @@
+"""Which schema this code needs, and whether a database has it; without alembic, which a service that runs has no use
+for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqlalchemy import text
+
+from libs.store.database import Database
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+class SchemaOutdated(Exception):
+    """The database is not at the schema this code needs: run `leyden up` or `python -m libs.store.migrate`."""
+
+
+async def check_schema(database: Database) -> None:
+    """Returns when the database is at the newest migration; for readiness.
+
+    Raises: SchemaOutdated: it is older, newer, or empty.
+    """
+    async with database.engine.connect() as connection:
+        migrated = await connection.scalar(text("SELECT to_regclass('alembic_version')")) is not None
+        found = await connection.scalar(text("SELECT version_num FROM alembic_version")) if migrated else None
+    if found != newest_revision():
+        raise SchemaOutdated(
+            f"the database is at schema {found}, this code needs {newest_revision()}: run python -m libs.store.migrate"
+        )
+
+
+def newest_revision() -> str:
+    """The revision of the last migration: files are named `<date>_<number>_<words>.py`, the revision being the first
+    two."""
+    return max("_".join(file.stem.split("_")[:2]) for file in (MIGRATIONS / "versions").glob("[0-9]*.py"))
