@@ -1,17 +1,20 @@
 """Attention over token trees, given to a Hugging Face model as one of its attention implementations.
 
-Axes: H query heads, G key heads, P prefix tokens, M nodes of a pack, D head size.
+Axes: H query heads, G key heads, R query heads of a key head, P prefix tokens, M nodes of a pack, D head size.
 
-On a CPU every row's new nodes attend to exactly their path: time grows with what is visible, whatever the size of the
-pack. Elsewhere one masked product over the whole pack is faster than many small ones.
+On a CPU the tree is cut into blocks of contiguous queries and keys, each of them causal or without any mask: only what
+is visible is computed, nothing is gathered, and what siblings share is one block for all of them. Elsewhere one masked
+product over the whole pack is faster than many small ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
@@ -23,13 +26,12 @@ NAME = "leyden_tree"
 
 
 @dataclass(frozen=True)
-class Segment:
-    """The nodes begin:end that one row adds, the keys they may look at, and which of them each may: [1, 1, q, k]."""
+class Block:
+    """Queries that see every key of a range, or, where causal, as many of them as their own place in the range."""
 
-    begin: int
-    end: int
-    keys: Tensor
-    mask: Tensor
+    queries: slice
+    keys: slice
+    causal: bool = False
 
 
 @dataclass
@@ -50,22 +52,21 @@ class TreeLayout:
         return mask[None, None]
 
     @cached_property
-    def segments(self) -> list[Segment]:
-        """The pack row by row: all nodes once, in order."""
-        segments: list[Segment] = []
-        begin = 0
-        for nodes in self.pack.nodes:
-            new = int((nodes >= begin).sum())
-            if new:
-                segments.append(self._segment(begin, new, torch.from_numpy(nodes)))
-                begin += new
-        return segments
+    def blocks(self) -> list[Block]:
+        """Who sees whom as contiguous blocks: the causal ones first, which hold every query exactly once.
 
-    def _segment(self, begin: int, new: int, nodes: Tensor) -> Segment:
-        keys = torch.cat([torch.arange(self.prefix), self.prefix + nodes])
-        lowest = torch.finfo(self.dtype).min
-        mask = torch.full((new, len(keys)), lowest, dtype=self.dtype).triu_(len(keys) - new + 1)
-        return Segment(begin, begin + new, keys, mask[None, None])
+        A run is a stretch of nodes with one child each; in depth-first order all that comes after it in its subtree is
+        contiguous, and sees the whole run.
+        """
+        ends_M = self.pack.ends_M
+        starts = np.flatnonzero(np.diff(ends_M, prepend=-1))
+        own, seen = [], [Block(slice(0, len(ends_M)), slice(0, self.prefix))] if self.prefix else []
+        for begin, end in zip(starts.tolist(), [*starts[1:].tolist(), len(ends_M)], strict=True):
+            run = slice(self.prefix + begin, self.prefix + end)
+            own.append(Block(slice(begin, end), run, causal=True))
+            if ends_M[begin] > end:
+                seen.append(Block(slice(end, int(ends_M[begin])), run))
+        return own + seen
 
 
 def tree_attention(
@@ -88,60 +89,78 @@ def tree_attention(
         plain: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **others)
         return plain
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    out: Tensor = _TreeAttention.apply(query, key, value, tree, scale)  # type: ignore[no-untyped-call]
-    return out.transpose(1, 2).contiguous(), None
+    out: Tensor = _TreeAttention.apply(query, key, value, tree.blocks, scale)  # type: ignore[no-untyped-call]
+    return out, None
 
 
 class _TreeAttention(torch.autograd.Function):
-    """Segment by segment through torch's own fused kernels, whose gradients are added up in place."""
+    """Block by block through torch's own fused kernels; parts of a query's answer are joined by their normalisers.
+
+    A normaliser is the logarithm of a query's sum of exponentials. The kernel's backward pass needs only the whole
+    one, so that each block's gradients are exact and simply add up.
+    """
 
     @staticmethod
-    def forward(context: Any, query: Tensor, key: Tensor, value: Tensor, tree: TreeLayout, scale: float) -> Tensor:
-        out = torch.empty_like(query)
-        normalisers = []
-        for segment in tree.segments:
-            inputs = _inputs(segment, query, key, value)
+    def forward(
+        context: Any, query: Tensor, key: Tensor, value: Tensor, blocks: Sequence[Block], scale: float
+    ) -> Tensor:
+        _, heads, nodes, size = query.shape
+        out = query.new_empty(1, nodes, heads, size)
+        out_G_R, query_G_R = _by_key_head(out.transpose(1, 2), key), _by_key_head(query, key)
+        normalisers = query.new_empty(query_G_R.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        for block in blocks:
             part, normaliser = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                *inputs, 0.0, False, attn_mask=segment.mask.to(query.dtype), scale=scale
+                query_G_R[:, :, block.queries], *_seen(block, key, value, query_G_R), 0.0, block.causal, scale=scale
             )
-            out[:, :, segment.begin : segment.end] = part
-            normalisers.append(normaliser)
-        context.save_for_backward(query, key, value, out, *normalisers)
-        context.tree, context.scale = tree, scale
+            if block.causal:
+                out_G_R[:, :, block.queries] = part
+                normalisers[:, :, block.queries] = normaliser
+            else:
+                _join(out_G_R[:, :, block.queries], normalisers[:, :, block.queries], part, normaliser)
+        context.save_for_backward(query, key, value, out, normalisers)
+        context.blocks, context.scale = blocks, scale
         return out
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        query, key, value, out, *normalisers = context.saved_tensors
+        query, key, value, out, normalisers = context.saved_tensors
         to_query, to_key, to_value = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        for segment, normaliser in zip(context.tree.segments, normalisers, strict=True):
-            new = slice(segment.begin, segment.end)
+        gradient_G_R, out_G_R = (_by_key_head(states.transpose(1, 2), key) for states in (gradient, out))
+        query_G_R, to_query_G_R = _by_key_head(query, key), _by_key_head(to_query, key)
+        for block in context.blocks:
             parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                gradient[:, :, new],
-                *_inputs(segment, query, key, value),
-                out[:, :, new],
-                normaliser,
+                gradient_G_R[:, :, block.queries],
+                query_G_R[:, :, block.queries],
+                *_seen(block, key, value, query_G_R),
+                out_G_R[:, :, block.queries],
+                normalisers[:, :, block.queries],
                 0.0,
-                False,
-                attn_mask=segment.mask.to(query.dtype),
+                block.causal,
                 scale=context.scale,
             )
-            to_query[:, :, new] = parts[0]
-            for total, part in ((to_key, parts[1]), (to_value, parts[2])):
-                total.index_add_(2, segment.keys, _sum_groups(part, key.shape[1]))
+            to_query_G_R[:, :, block.queries] += parts[0]
+            to_key[0, :, block.keys] += parts[1].sum(dim=1)
+            to_value[0, :, block.keys] += parts[2].sum(dim=1)
         return to_query, to_key, to_value, None, None
 
 
-def _inputs(segment: Segment, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    repeats = query.shape[1] // key.shape[1]
-    keys, values = (states.index_select(2, segment.keys).repeat_interleave(repeats, dim=1) for states in (key, value))
-    return query[:, :, segment.begin : segment.end], keys, values
+def _by_key_head(states: Tensor, key: Tensor) -> Tensor:
+    """[1, H, M, D] -> [G, R, M, D], a view: the kernel takes key heads for a batch."""
+    return states[0].view(key.shape[1], -1, *states.shape[2:])
 
 
-def _sum_groups(gradient: Tensor, key_heads: int) -> Tensor:
-    """[1, H, k, D] -> [1, G, k, D]: query heads that share a key head add up."""
-    grouped = gradient.view(1, key_heads, -1, *gradient.shape[2:])
-    return grouped.sum(dim=2)
+def _seen(block: Block, key: Tensor, value: Tensor, query_G_R: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values of a block as [G, R, k, D], without a copy for each of the R query heads."""
+    keys, values = (states[0, :, None, block.keys].expand(-1, query_G_R.shape[1], -1, -1) for states in (key, value))
+    return keys, values
+
+
+def _join(out: Tensor, normaliser: Tensor, part: Tensor, part_normaliser: Tensor) -> None:
+    """Brings a further part of the same queries' attention into `out` and `normaliser`, in place."""
+    whole = torch.logaddexp(normaliser, part_normaliser)
+    out *= (normaliser - whole).exp_()[..., None].to(out.dtype)
+    out += part.mul_((part_normaliser - whole).exp_()[..., None].to(out.dtype))
+    normaliser.copy_(whole)
 
 
 AttentionInterface.register(NAME, tree_attention)
