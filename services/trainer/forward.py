@@ -7,21 +7,17 @@ the prefix at the end makes the sum exact.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from services.trainer import attention
+from services.trainer.head import sampled_logprobs
 from services.trainer.tree import Forest, Pack
-
-# 256 rows of 49,152 logits (SmolLM2) are 50 MB in float32: wide enough for a fast product, small beside activations.
-HEAD_CHUNK = 256
 
 
 @dataclass(frozen=True)
@@ -125,8 +121,7 @@ class Policy(nn.Module):
     def forward(self, pack: Pack, prefix: KeyValues, prefix_length: int, reads: Reads) -> Tensor:
         """The log-probability, float32 at least, of each token that `reads` names, [K], at its temperature."""
         hidden_M_H = self._hidden(pack, _Behind(prefix), prefix=prefix_length)
-        nodes_K = torch.from_numpy(reads.nodes_K).to(self.device)
-        return self._read(hidden_M_H[nodes_K], reads)
+        return self._read(hidden_M_H, reads)
 
     def _hidden(self, pack: Pack, cache: _Recording | _Behind, prefix: int) -> Tensor:
         dtype = self.model.get_input_embeddings().weight.dtype
@@ -139,29 +134,16 @@ class Policy(nn.Module):
         ).last_hidden_state
         return hidden[0]
 
-    def _read(self, hidden_K_H: Tensor, reads: Reads) -> Tensor:
-        token_ids_K = torch.from_numpy(reads.token_ids_K).to(self.device)
-        temperatures_K = torch.from_numpy(reads.temperatures_K).to(self.device)
+    def _read(self, hidden_M_H: Tensor, reads: Reads) -> Tensor:
+        # Siblings that drew from the same state read the same logits.
+        pairs_K = np.stack([reads.nodes_K, reads.temperatures_K.view(np.int32)]).astype(np.int64)
+        _, first_U, rows_K = np.unique(pairs_K[0] << 32 | pairs_K[1], return_index=True, return_inverse=True)
+        nodes_U, temperatures_U, rows, token_ids_K = (
+            torch.from_numpy(column).to(self.device)
+            for column in (reads.nodes_K[first_U], reads.temperatures_K[first_U], rows_K, reads.token_ids_K)
+        )
         head = self.model.get_output_embeddings()
-        pieces = [
-            checkpoint(_sampled_logprobs, head, *chunk, use_reentrant=False, preserve_rng_state=False)
-            for chunk in _chunks(hidden_K_H, token_ids_K, temperatures_K)
-        ]
-        return torch.cat(pieces) if pieces else hidden_K_H.new_zeros(0)
-
-
-def _sampled_logprobs(head: nn.Module, hidden_C_H: Tensor, token_ids_C: Tensor, temperatures_C: Tensor) -> Tensor:
-    """log softmax(logits / T) at the sampled token, [C]; the [C, vocabulary] logits live in this call alone."""
-    logits_C_V: Tensor = head(hidden_C_H)
-    logits_C_V = logits_C_V.to(torch.promote_types(logits_C_V.dtype, torch.float32))
-    logits_C_V = logits_C_V / temperatures_C[:, None].to(logits_C_V.dtype)
-    sampled_C = logits_C_V.gather(1, token_ids_C[:, None])[:, 0]
-    return sampled_C - logits_C_V.logsumexp(dim=1)
-
-
-def _chunks(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    for begin in range(0, len(columns[0]), HEAD_CHUNK):
-        yield tuple(column[begin : begin + HEAD_CHUNK] for column in columns)
+        return sampled_logprobs(head, hidden_M_H[nodes_U], temperatures_U, rows, token_ids_K)
 
 
 def _leaf(states: Tensor) -> Tensor:

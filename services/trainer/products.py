@@ -57,9 +57,14 @@ class _Linear(torch.autograd.Function):
         return to_inputs, to_weight, None
 
 
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """left · rightᵀ over the last axis of both, by the fastest library for where and what they are."""
+    if left.device.type != "cpu" or left.dtype != torch.float32 or not _ONEDNN:
+        return left @ right.t()
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(left.contiguous(), right.contiguous(), None, "none", [], "")
+    return found
+
+
 def _product(left: Tensor, right: Tensor, narrow: bool) -> Tensor:
-    """left · rightᵀ over the last axis of both, in float32."""
-    if narrow:
-        return (left.bfloat16() @ right.bfloat16().t()).float()
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(left.contiguous(), right.contiguous(), None, "none", [], "")
-    return product
+    """left · rightᵀ in float32."""
+    return (left.bfloat16() @ right.bfloat16().t()).float() if narrow else product(left, right)

@@ -1,0 +1,98 @@
+"""Log-probabilities of sampled tokens from last hidden states, without ever holding all logits.
+
+Axes: K sampled tokens, U distinct pairs of hidden state and temperature, H hidden size, V vocabulary, v a tile of it.
+
+Logits exist one tile at a time, forward and backward: peak memory depends neither on how many tokens are read nor on
+the vocabulary. The backward pass computes a tile's logits again, and only for rows that have a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from services.trainer.products import product
+
+# 8 MB in float32: near enough to a core for the passes over it, large enough for products at full speed.
+TILE_LOGITS = 2**21
+# More rows would make tiles too narrow for fast products.
+TILE_ROWS = 2048
+
+
+def sampled_logprobs(
+    head: nn.Linear, hidden_U_H: Tensor, temperatures_U: Tensor, rows_K: Tensor, token_ids_K: Tensor
+) -> Tensor:
+    """log softmax(head(hidden) / T) at (rows_K, token_ids_K), [K], in float32 at least.
+
+    Args: rows_K: into U, so that tokens sampled from one state share its logits; token_ids_K:
+        into V
+    """
+    weight_V_H: Tensor = head.weight
+    scaled_U_H = hidden_U_H / temperatures_U[:, None].to(hidden_U_H.dtype)
+    if head.bias is not None:
+        weight_V_H = torch.cat([weight_V_H, head.bias[:, None]], dim=1)
+        scaled_U_H = torch.cat([scaled_U_H, 1 / temperatures_U[:, None].to(scaled_U_H.dtype)], dim=1)
+    device = hidden_U_H.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_U_H.dtype
+    columns = scaled_U_H.to(dtype), weight_V_H, rows_K, token_ids_K
+    logprobs_K: Tensor = _SampledLogprobs.apply(*columns)  # type: ignore[no-untyped-call]
+    return logprobs_K
+
+
+class _SampledLogprobs(torch.autograd.Function):
+    """log softmax(hidden · weightᵀ) at sampled tokens; products in the dtype of `hidden`, sums in float32 at least."""
+
+    @staticmethod
+    def forward(context: Any, hidden_U_H: Tensor, weight_V_H: Tensor, rows_K: Tensor, token_ids_K: Tensor) -> Tensor:
+        wide = torch.promote_types(hidden_U_H.dtype, torch.float32)
+        normalisers_U = hidden_U_H.new_full((len(hidden_U_H),), -torch.inf, dtype=wide)
+        for rows, tokens in _tiles(len(hidden_U_H), len(weight_V_H)):
+            logits_u_v = product(hidden_U_H[rows], weight_V_H[tokens].to(hidden_U_H.dtype)).to(wide)
+            normalisers_U[rows] = torch.logaddexp(normalisers_U[rows], logits_u_v.logsumexp(dim=1))
+        context.save_for_backward(hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U)
+        sampled_K = (hidden_U_H[rows_K].to(wide) * weight_V_H[token_ids_K].to(wide)).sum(dim=1)
+        return sampled_K - normalisers_U[rows_K]
+
+    @staticmethod
+    def backward(context: Any, gradient_K: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U = context.saved_tensors
+        wide, (wants_hidden, wants_weight, *_) = gradient_K.dtype, context.needs_input_grad
+        to_hidden = torch.zeros_like(hidden_U_H, dtype=wide) if wants_hidden else None
+        to_weight = torch.zeros_like(weight_V_H, dtype=wide) if wants_weight else None
+        if to_hidden is not None:
+            to_hidden.index_add_(0, rows_K, weight_V_H[token_ids_K].to(wide) * gradient_K[:, None])
+        if to_weight is not None:
+            to_weight.index_add_(0, token_ids_K, hidden_U_H[rows_K].to(wide) * gradient_K[:, None])
+
+        gradient_U = torch.zeros_like(normalisers_U).index_add_(0, rows_K, gradient_K)
+        live = gradient_U.nonzero()[:, 0]
+        hidden_u_H, columns_u = hidden_U_H[live], (normalisers_U[live][:, None], gradient_U[live][:, None])
+        to_live = torch.zeros_like(hidden_u_H, dtype=wide)
+        for rows, tokens in _tiles(len(live), len(weight_V_H)):
+            normalisers, gradients = (column[rows] for column in columns_u)
+            weight_v_H = weight_V_H[tokens].to(hidden_u_H.dtype)
+            logits_u_v = product(hidden_u_H[rows], weight_v_H).to(wide)
+            away_u_v = logits_u_v.sub_(normalisers).exp_().mul_(gradients).to(hidden_u_H.dtype)
+            if to_hidden is not None:
+                to_live[rows] += product(away_u_v, weight_v_H.t())
+            if to_weight is not None:
+                to_weight[tokens] -= product(away_u_v.t(), hidden_u_H[rows].t())
+        if to_hidden is not None:
+            to_hidden.index_add_(0, live, to_live, alpha=-1)
+        return (
+            None if to_hidden is None else to_hidden.to(hidden_U_H.dtype),
+            None if to_weight is None else to_weight.to(weight_V_H.dtype),
+            None,
+            None,
+        )
+
+
+def _tiles(rows: int, tokens: int) -> Iterator[tuple[slice, slice]]:
+    height = max(1, min(rows, TILE_ROWS))
+    width = max(1, TILE_LOGITS // height)
+    for top in range(0, rows, height):
+        for left in range(0, tokens, width):
+            yield slice(top, min(top + height, rows)), slice(left, min(left + width, tokens))

@@ -1,0 +1,54 @@
+import pytest
+import torch
+from torch import nn
+
+from services.trainer import head
+from services.trainer.head import sampled_logprobs
+
+VOCABULARY, HIDDEN = 23, 6
+
+
+def case(dtype: torch.dtype, *, bias: bool, states: int = 9, tokens: int = 14) -> tuple[nn.Linear, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    layer = nn.Linear(HIDDEN, VOCABULARY, bias=bias).to(dtype)
+    hidden = torch.randn(states, HIDDEN, dtype=dtype, requires_grad=True)
+    temperatures = torch.rand(states) + 0.5
+    rows, token_ids = torch.randint(states, (tokens,)), torch.randint(VOCABULARY, (tokens,))
+    return layer, [hidden, temperatures, rows, token_ids]
+
+
+def plain(layer: nn.Linear, columns: list[torch.Tensor]) -> torch.Tensor:
+    hidden, temperatures, rows, token_ids = columns
+    logits = layer(hidden) / temperatures[:, None].to(hidden.dtype)
+    return logits.log_softmax(-1)[rows, token_ids]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("tile", [1, 40, 10_000])
+def test_tiles_change_neither_log_probabilities_nor_gradients(
+    monkeypatch: pytest.MonkeyPatch, tile: int, bias: bool
+) -> None:
+    monkeypatch.setattr(head, "TILE_LOGITS", tile)
+    monkeypatch.setattr(head, "TILE_ROWS", 4)
+    layer, columns = case(torch.float64, bias=bias)
+    # Two tokens share a state, and one moves nothing.
+    columns[2][:2], upstream = 3, torch.randn(14, dtype=torch.float64)
+    upstream[5] = 0
+    wanted = [columns[0], *layer.parameters()]
+    one, other = sampled_logprobs(layer, *columns), plain(layer, columns)
+    assert torch.allclose(one, other, atol=1e-12)
+    pairs = zip(torch.autograd.grad(one, wanted, upstream), torch.autograd.grad(other, wanted, upstream), strict=True)
+    assert all(torch.allclose(ours, plain_one, atol=1e-12) for ours, plain_one in pairs)
+
+
+def test_nothing_to_read_gives_nothing() -> None:
+    layer, columns = case(torch.float32, bias=False, states=1, tokens=1)
+    nothing = [columns[0][:0], columns[1][:0], columns[2][:0], columns[3][:0]]
+    assert sampled_logprobs(layer, *nothing).tolist() == []
+
+
+def test_no_tile_is_larger_than_its_bound() -> None:
+    for rows, tokens in ((1, 152_000), (300, 49_152), (100_000, 152_000), (5, 3)):
+        tiles = list(head._tiles(rows, tokens))
+        assert all((r.stop - r.start) * (t.stop - t.start) <= head.TILE_LOGITS for r, t in tiles)
+        assert sum((r.stop - r.start) * (t.stop - t.start) for r, t in tiles) == rows * tokens
