@@ -19,7 +19,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Literal
@@ -39,13 +40,13 @@ from libs.cli.record import (
     write_private,
     write_record,
 )
-from libs.cli.services import HURRY_SECONDS, SERVICES, STOP_ORDER, Facts, environment
+from libs.cli.services import HURRY_SECONDS, SERVICES, STOP_ORDER, WITHOUT_STORE, Facts, environment
 from libs.cli.settings import inherited_environment
 
 ROOT = Path(libs.__file__).resolve().parent.parent
 LOG_BYTES = 20 * 2**20
 TICK_SECONDS = 0.1
-LOOK_SECONDS = {"starting": 0.3}
+LOOK_SECONDS = {"starting": 0.1}
 """Pause between two looks at servers, logs and readiness; 2 once everything is ready."""
 HURRY_AFTER_SECONDS = 3.0
 """Between the first and the second SIGTERM of services that `HURRY_SECONDS` does not name."""
@@ -83,7 +84,7 @@ class Options:
 class Platform:
     """One platform in one home.
 
-    Args: report: told in a few words what happens, from the supervising thread
+    Args: report: told in a few words what happens, from the supervising thread or one beside it
     """
 
     def __init__(
@@ -250,13 +251,16 @@ class Platform:
         write_record(self.home, self.record())
         (self.home / "logs").mkdir(exist_ok=True)
         orders.clear(self.home)
-        database_url, redis_url = self._start_servers()
-        model_path = self.options.model_path or self._convert_model()
+        with ThreadPoolExecutor(1) as beside:
+            servers = beside.submit(self._start_servers)
+            model_path = self.options.model_path or self._convert_model()
+            database_url, redis_url = servers.result()
         self._listeners = open_listeners(self.options.services, last, free=self.options.free_ports)
         self._facts = Facts(self.home, *_ports(self._listeners), database_url, redis_url, model_path.resolve())
         make_secrets(self._facts)
+        self._keep_running(WITHOUT_STORE)
         self._report("migrating the database")
-        self._run_to_end("migrate", ["-m", "libs.store.migrate"], {"LEYDEN_DATABASE_URL": database_url})
+        self._run_to_end("migrate", ["libs.store.migrate"], {"LEYDEN_DATABASE_URL": database_url})
         self._report("starting services")
         self._keep_running()
 
@@ -271,7 +275,7 @@ class Platform:
 
     def _convert_model(self) -> Path:
         self._report("looking for the bundled model (converted once, about half a minute)")
-        return Path(self._run_to_end("convert", ["-m", "services.engine.convert"], {}).strip().splitlines()[-1])
+        return Path(self._run_to_end("convert", ["services.engine.convert"], {}).strip().splitlines()[-1])
 
     def _run_to_end(self, name: str, arguments: list[str], variables: Mapping[str, str]) -> str:
         log = self.home / "logs" / f"{name}.log"
@@ -290,7 +294,7 @@ class Platform:
         if self._stopping.is_set():
             raise PlatformError("the platform was stopped while it started")
         if command.returncode != 0:
-            raise PlatformError(f"`python {' '.join(arguments)}` failed:\n{_tail(log)}")
+            raise PlatformError(f"`python -m {' '.join(arguments)}` failed:\n{_tail(log)}")
         return said
 
     def _answer_of(self, command: subprocess.Popen[bytes]) -> str:
@@ -303,18 +307,19 @@ class Platform:
 
     def _launched(self, arguments: list[str]) -> list[str]:
         launcher = str(Path(__file__).with_name("launch.py"))
-        return [sys.executable, "-I", "-S", launcher, str(os.getpid()), sys.executable, *arguments]
+        # -P: its own folder is no place to import from.
+        return [sys.executable, "-P", launcher, str(os.getpid()), *arguments]
 
     def _environment(self) -> dict[str, str]:
         inherited = inherited_environment()
         paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
         return inherited | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
 
-    def _keep_running(self) -> None:
+    def _keep_running(self, names: Collection[str] | None = None) -> None:
         if self._misled is not None and self._misled.is_over():
             self._misled = None
         now = time.monotonic()
-        changed = [kept.name for kept in self._kept.values() if kept.keep(now)]
+        changed = [name for name, kept in self._kept.items() if (names is None or name in names) and kept.keep(now)]
         if changed:
             write_record(self.home, self.record())
 
@@ -326,7 +331,7 @@ class Platform:
         told, telling = os.pipe()
         with (self.facts.logs / f"{name}.log").open("ab") as log:
             popen = subprocess.Popen(
-                self._launched(["-m", f"services.{name}"]),
+                self._launched([f"services.{name}"]),
                 env=variables | listeners.environment(name) | {f"{name.upper()}_READY_FD": str(telling)},
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
@@ -430,10 +435,11 @@ class Platform:
 
 def make_secrets(facts: Facts) -> None:
     """A key ring, the engine's two keys and an administrator's token, once."""
-    from libs.capability import write_keys
-
     facts.keys_file.parent.mkdir(exist_ok=True, mode=0o700)
     if not facts.keys_file.exists():
+        # Only here: it loads much of what services are made of.
+        from libs.capability import write_keys
+
         write_keys(facts.keys_file)
     for path in (facts.engine_key_file, facts.engine_admin_key_file):
         if not path.exists():

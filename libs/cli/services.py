@@ -11,6 +11,9 @@ from pathlib import Path
 SERVICES = ("engine", "api", "gateway", "controller", "collector", "credit", "runner")
 """In the order that they start: the engine takes longest."""
 
+WITHOUT_STORE = frozenset({"engine"})
+"""Started while the database is still being migrated."""
+
 PORTS = {"engine": 30000, "api": 8000, "gateway": 8001, "collector": 8003}
 """Preferred ports of those with a door."""
 

@@ -26,6 +26,7 @@ from fastapi import FastAPI
 from libs.service.app import create_internal_app
 from libs.service.errors import CannotListen
 from libs.service.health import Checks
+from libs.service.memory import settle
 from libs.service.protocol import Limits, Protocol
 from libs.service.readiness import tell_readiness
 from libs.service.settings import DoorSettings, ServiceSettings
@@ -215,6 +216,7 @@ def run_http(name: str, app: FastAPI, settings: DoorSettings) -> None:
         )
         async with internal_door(name, settings, checks) as internal_port, door as port:
             checks.starting = False
+            settle()
             log.info(f"{name} listening", host=settings.host, port=port, internal_port=internal_port)
             await stop.wait()
             log.info(f"{name} stopping")
@@ -227,6 +229,7 @@ def run_until_signal(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
     The process may have as many open files as it is allowed to.
     """
+    settle()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

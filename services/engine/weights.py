@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -13,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from libs.service.memory import give_back
 from services.engine.config import ModelConfig
 from services.engine.errors import WeightsRefused
 
@@ -78,10 +78,7 @@ def load_weights(folder: Path, config: ModelConfig, products: Products = "float3
     Raises:  WeightsRefused: a file is missing or damaged, a tensor is missing, misshapen or not finite
     """
     weights = _read(_Reader(folder, config, products))
-    # What reading took and gave back, some forty megabytes, would stay with the allocator.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    give_back()
     return weights
 
 
