@@ -46,8 +46,8 @@ from libs.cli.settings import inherited_environment
 ROOT = Path(libs.__file__).resolve().parent.parent
 LOG_BYTES = 20 * 2**20
 TICK_SECONDS = 0.1
-LOOK_SECONDS = {"starting": 0.1}
-"""Pause between two looks at servers, logs and readiness; 2 once everything is ready."""
+LOOK_SECONDS = 2.0
+"""Pause between two looks at servers and logs."""
 HURRY_AFTER_SECONDS = 3.0
 """Between the first and the second SIGTERM of services that `HURRY_SECONDS` does not name."""
 
@@ -237,8 +237,10 @@ class Platform:
             while not self._stopping.wait(TICK_SECONDS):
                 self._keep_running()
                 self._obey()
+                if self._state == "starting" and not self._unready():
+                    self._be_ready()
                 if time.monotonic() >= next_look:
-                    next_look = time.monotonic() + LOOK_SECONDS.get(self._state, 2.0)
+                    next_look = time.monotonic() + LOOK_SECONDS
                     self._look_after()
         # Whatever it is, the caller of `ready` or `wait` is told, and nothing stays behind.
         except Exception as error:  # noqa: BLE001
@@ -374,15 +376,16 @@ class Platform:
             yield
 
     def _look_after(self) -> None:
-        """What needs no tenth of a second: servers, logs, readiness."""
+        """What needs no tenth of a second: servers, logs."""
         for log in (self.home / "logs").glob("*.log"):
             bound_log(log)
         if self._embedded() and not (_listens(self.facts.database_url) and _listens(self.facts.redis_url)):
             self._revive_servers()
-        if self._state == "starting" and not self._unready():
-            self._state = "ready"
-            write_record(self.home, self.record())
-            self._ready.set()
+
+    def _be_ready(self) -> None:
+        self._state = "ready"
+        write_record(self.home, self.record())
+        self._ready.set()
 
     def _revive_servers(self) -> None:
         from libs.store.embedded import EmbeddedError
