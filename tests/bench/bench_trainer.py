@@ -1,99 +1,204 @@
-"""Training throughput: trees that share beginnings, packed, beside one padded row per call in float32."""
+"""Training throughput: trees that share beginnings beside one padded row per call, and packs beside padded batches.
+
+Useful tokens are those of the rollouts, each counted once, however often they are computed. Both sides multiply and
+attend with the same kernels on one thread, and are measured in its CPU time: what else runs hardly moves the ratio.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from accelerate import Accelerator
+from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from libs.contracts.config import PpoClip
-from services.trainer.batch import Sample, TrainedTokens, trained_tokens, weights_of
+from services.trainer.batch import Sample, trained_tokens, weights_of
 from services.trainer.compute import accumulate_gradients
 from services.trainer.forward import Policy
 from services.trainer.objective import Terms, objective
 from services.trainer.products import use_fast_products
+from tests.bench.rows import Goal, Growth, Row
 
-GROUPS, SIBLINGS, PROMPT, QUESTION, TURNS, ANSWER, RESULT = 2, 4, 361, 30, 3, 10, 30
-PACK_TOKENS = 512
+PROMPT, CALLS, ANSWER, RESULT, SIBLINGS = 2000, 10, 200, 300, 8
+CALLS_AT_ONCE = 5
+ROWS, ROWS_AT_ONCE, MEDIAN_TOKENS, SIGMA, MOST_TOKENS = 64, 8, 200, 0.8, 2048
+VOCABULARY = 4096
+PACK_TOKENS = 1024
+TEMPERATURE = 0.8
 ALGORITHM = PpoClip()
+UNIT = "useful tokens a CPU second"
 
 
-def rows() -> list[dict[str, object]]:
-    """Useful tokens (those of the rows, however they are computed) per core-second; gradients must be equal."""
-    # One thread and its CPU time: what else runs on the machine hardly moves the result.
+@dataclass(frozen=True)
+class PlainRow:
+    """What a plain trainer computes at once: token ids, and which trained tokens (numbers within K) it reads where."""
+
+    token_ids: NDArray[np.int32]
+    positions: NDArray[np.int64]
+    tokens_k: NDArray[np.int64]
+
+
+def rows(repeats: int) -> list[Row]:
+    """Forward and backward of agents' rollouts and of unrelated rows; gradients must be equal."""
     torch.set_num_threads(1)
-    samples = agent_samples()
-    tokens = trained_tokens(samples)
-    useful = sum(len(sample.token_ids) for sample in samples)
-    model, fast = _model(), _model()
-    use_fast_products(fast, head=fast.get_output_embeddings())
+    return [_calls(repeats), _packing(repeats)]
 
-    padded_seconds, padded_K = _timed(model, lambda: _padded(model, samples, tokens))
-    shared_seconds, shared_K = _timed(model, lambda: _shared(model, samples, tokens))
-    fast_seconds, fast_K = _timed(fast, lambda: _shared(fast, samples, tokens))
-    for found in (shared_K, fast_K):
-        _same(found, padded_K)
-    baseline = useful / padded_seconds
+
+def _calls(repeats: int) -> Row:
+    check = agent_samples(SIBLINGS, scale=8)
+    of_check = [call for sample in calls_of(check) for call in sample]
+    _same(_gradients(lambda model: shared(model, check)), _gradients(lambda model: padded(model, check, of_check, 5)))
+
+    samples, model = agent_samples(SIBLINGS), make_model()
+    ours, theirs = [], []
+    for repeat in range(repeats):
+        ours.append(useful(samples) / _seconds(lambda: shared(model, samples)))
+        # Siblings cost a plain trainer the same each: one of them tells its rate.
+        one = repeat % SIBLINGS
+        seconds = _seconds(lambda one=one: padded(model, samples, calls_of(samples)[one], CALLS_AT_ONCE))
+        theirs.append(useful(samples[one : one + 1]) / seconds)
+    return Row(
+        part="trainer",
+        name="8 siblings of ten calls",
+        unit=UNIT,
+        repeats=ours,
+        baseline_name=f"one row a call, {CALLS_AT_ONCE} rows padded to the longest",
+        baseline=theirs,
+        goal=Goal(at_least=5, of="ratio"),
+        growth=_growth("siblings", (1, 4, 16), agent_samples),
+        note=(
+            f"Prompt {PROMPT:,}, each call {ANSWER} sampled and {RESULT} seen tokens; gradients compared over all"
+            " siblings and calls at an eighth of these lengths."
+        ),
+    )
+
+
+def _packing(repeats: int) -> Row:
+    check = unrelated_samples(ROWS)
+    _same(
+        _gradients(lambda model: shared(model, check)),
+        _gradients(lambda model: padded(model, check, whole(check), ROWS_AT_ONCE)),
+    )
+    model = make_model()
+    ours, theirs = [], []
+    for repeat in range(repeats):
+        samples = unrelated_samples(ROWS, seed=repeat)
+        ours.append(useful(samples) / _seconds(lambda s=samples: shared(model, s)))
+        theirs.append(useful(samples) / _seconds(lambda s=samples: padded(model, s, whole(s), ROWS_AT_ONCE)))
+    return Row(
+        part="trainer",
+        name="unrelated rows, lognormal lengths",
+        unit=UNIT,
+        repeats=ours,
+        baseline_name=f"{ROWS_AT_ONCE} rows in order of arrival, padded to the longest",
+        baseline=theirs,
+        goal=Goal(at_least=2, of="ratio"),
+        growth=_growth("rows", (16, 64, 256), unrelated_samples),
+        note=f"{ROWS} rows of median {MEDIAN_TOKENS} tokens, sigma {SIGMA}; other lengths in each repeat.",
+    )
+
+
+def _growth(of: str, sizes: Sequence[int], make: Callable[[int], list[Sample]]) -> Growth:
+    costs = []
+    for size in sizes:
+        samples, model = make(size), make_model()
+        costs.append(1e6 * _seconds(lambda m=model, s=samples: shared(m, s)) / useful(samples))
+    return Growth(of, "us CPU a useful token", sizes, costs)
+
+
+def agent_samples(siblings: int, scale: int = 1) -> list[Sample]:
+    """One group: a prompt that all share, then ten calls, each an answer and what the agent saw of its tool."""
+    random = np.random.default_rng(0)
+    prompt = random.integers(0, VOCABULARY, PROMPT // scale)
+    call = np.repeat([True, False], [ANSWER // scale, RESULT // scale])
+    mask = np.concatenate([np.zeros(len(prompt), bool), np.tile(call, CALLS)])
     return [
-        {
-            "name": name,
-            "value": useful / seconds,
-            "unit": "useful tokens per core-second, forward and backward",
-            "baseline_name": "one padded row per call",
-            "baseline": baseline,
-            "ratio": padded_seconds / seconds,
-        }
-        for name, seconds in (
-            ("shared prefixes, packed", shared_seconds),
-            ("shared prefixes, packed, oneDNN products", fast_seconds),
+        _sample(
+            f"run.0.{sibling}",
+            np.concatenate([prompt, random.integers(0, VOCABULARY, len(mask) - len(prompt))]),
+            mask,
+            float(random.normal()),
         )
+        for sibling in range(siblings)
     ]
 
 
-def agent_samples() -> list[Sample]:
-    """Rollouts as the flight agent makes them: one long prompt, a question per group, three answers and results."""
-    random = np.random.default_rng(0)
-    prompt = random.integers(0, 1000, PROMPT)
-    samples = []
-    for group in range(GROUPS):
-        question = random.integers(0, 1000, QUESTION)
-        for sibling in range(SIBLINGS):
-            turns = random.integers(0, 1000, TURNS * (ANSWER + RESULT))
-            ids = np.concatenate([prompt, question, turns]).astype(np.int32)
-            mask = np.concatenate([np.zeros(PROMPT + QUESTION), np.tile([1] * ANSWER + [0] * RESULT, TURNS)]) > 0
-            samples.append(_sample(f"run.{group}.{sibling}", ids, mask, float(random.normal())))
-    return samples
+def unrelated_samples(count: int, seed: int = 0) -> list[Sample]:
+    """Rows that share nothing; the first quarter of each is its prompt."""
+    random = np.random.default_rng(seed)
+    lengths = np.clip(random.lognormal(np.log(MEDIAN_TOKENS), SIGMA, count), 16, MOST_TOKENS).astype(int)
+    return [
+        _sample(
+            f"run.{number}.0",
+            random.integers(0, VOCABULARY, length),
+            np.arange(length) >= length // 4,
+            float(random.normal()),
+        )
+        for number, length in enumerate(lengths)
+    ]
 
 
-def _sample(rollout: str, ids: np.ndarray, mask: np.ndarray, advantage: float) -> Sample:
+def _sample(rollout: str, ids: NDArray[np.int64], mask: NDArray[np.bool_], advantage: float) -> Sample:
     return Sample(
         id=f"{rollout}:0",
         rollout_id=rollout,
         group_id=rollout.rpartition(".")[0],
-        token_ids=ids,
+        token_ids=ids.astype(np.int32),
         mask=mask,
-        generator_logprobs=np.where(mask, -7, 0).astype(np.float32),
+        generator_logprobs=np.where(mask, -np.log(VOCABULARY), 0).astype(np.float32),
         advantages=np.where(mask, advantage, 0).astype(np.float32),
-        temperatures=np.where(mask, 0.8, 1).astype(np.float32),
+        temperatures=np.where(mask, TEMPERATURE, 1).astype(np.float32),
         policy_versions=np.where(mask, 0, -1).astype(np.int32),
     )
 
 
-def _model() -> LlamaForCausalLM:
-    """SmolLM2-135M's layers, six of its thirty, with a small vocabulary."""
+def useful(samples: Sequence[Sample]) -> int:
+    """Tokens of the rollouts."""
+    return sum(len(sample.token_ids) for sample in samples)
+
+
+def calls_of(samples: Sequence[Sample]) -> list[list[PlainRow]]:
+    """Per sample a row for each of its calls: all that stood before the answer, and the answer."""
+    found, before = [], 0
+    for sample in samples:
+        trained = np.flatnonzero(sample.mask)
+        answers = np.split(trained, np.flatnonzero(np.diff(trained) > 1) + 1)
+        numbers = np.split(np.arange(before, before + len(trained)), np.cumsum([len(a) for a in answers])[:-1])
+        found.append([PlainRow(sample.token_ids[: a[-1] + 1], a, n) for a, n in zip(answers, numbers, strict=True)])
+        before += len(trained)
+    return found
+
+
+def whole(samples: Sequence[Sample]) -> list[PlainRow]:
+    """Each sample as one row."""
+    tokens = trained_tokens(samples)
+    return [
+        PlainRow(sample.token_ids, np.flatnonzero(sample.mask), np.flatnonzero(tokens.rows_K == number))
+        for number, sample in enumerate(samples)
+    ]
+
+
+def make_model() -> LlamaForCausalLM:
+    """Two layers whose attention, products and head share the time about as SmolLM2-135M's thirty do."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=1000, hidden_size=576, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=9,
-        num_key_value_heads=3, tie_word_embeddings=True, bos_token_id=None, eos_token_id=None,
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=32, max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=None, attn_implementation="sdpa",
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config).eval()
+    use_fast_products(model)
+    return model
 
 
-def _shared(model: LlamaForCausalLM, samples: Sequence[Sample], tokens: TrainedTokens) -> None:
+def shared(model: LlamaForCausalLM, samples: Sequence[Sample]) -> None:
+    """Adds the gradients of the samples' loss as the trainer computes it."""
+    tokens = trained_tokens(samples)
     accumulate_gradients(
         Policy(model),
         ALGORITHM,
@@ -105,32 +210,43 @@ def _shared(model: LlamaForCausalLM, samples: Sequence[Sample], tokens: TrainedT
     )
 
 
-def _padded(model: LlamaForCausalLM, samples: Sequence[Sample], tokens: TrainedTokens) -> None:
-    """What a plain trainer does: every row whole, logits at every position."""
+def padded(model: LlamaForCausalLM, samples: Sequence[Sample], plain: Sequence[PlainRow], at_once: int) -> None:
+    """Adds the gradients of the same loss as a plain trainer does: batches of whole rows, logits at every position.
+
+    Rows end in padding; causal attention needs no mask for what stands behind a row's end.
+    """
+    model.set_attn_implementation("sdpa")
+    tokens = trained_tokens(samples)
     weights_K = weights_of(tokens, ALGORITHM.weighting)
-    for number, sample in enumerate(samples):
-        of_row = tokens.rows_K == number
-        positions = np.flatnonzero(sample.mask)
-        logits = model(input_ids=torch.from_numpy(sample.token_ids).long()[None]).logits[0] / 0.8
-        logprobs = logits.log_softmax(-1)[positions - 1, sample.token_ids[positions]]
+    for begin in range(0, len(plain), at_once):
+        batch = plain[begin : begin + at_once]
+        input_ids = np.zeros((len(batch), max(len(row.token_ids) for row in batch)), np.int64)
+        for number, row in enumerate(batch):
+            input_ids[number, : len(row.token_ids)] = row.token_ids
+        logprobs = (model(input_ids=torch.from_numpy(input_ids), use_cache=False).logits / TEMPERATURE).log_softmax(-1)
+        rows_k = np.repeat(np.arange(len(batch)), [len(row.positions) for row in batch])
+        positions_k = np.concatenate([row.positions for row in batch])
+        tokens_k = np.concatenate([row.tokens_k for row in batch])
         terms = Terms(
-            torch.from_numpy(tokens.generator_logprobs_K[of_row]),
-            torch.from_numpy(tokens.advantages_K[of_row]),
-            torch.from_numpy(weights_K[of_row]).float(),
-            torch.zeros(len(positions), dtype=torch.int64),
+            torch.from_numpy(tokens.generator_logprobs_K[tokens_k]),
+            torch.from_numpy(tokens.advantages_K[tokens_k]),
+            torch.from_numpy(weights_K[tokens_k]).float(),
+            torch.from_numpy(rows_k),
         )
-        objective(ALGORITHM, logprobs, terms).loss.backward()
+        sampled_k = logprobs[rows_k, positions_k - 1, input_ids[rows_k, positions_k]]
+        objective(ALGORITHM, sampled_k, terms).loss.backward()
 
 
-def _timed(model: LlamaForCausalLM, work: Callable[[], None]) -> tuple[float, list[torch.Tensor]]:
-    """The faster of two, and the gradients."""
-    seconds = []
-    for _ in range(2):
-        model.zero_grad()
-        began = time.process_time()
-        work()
-        seconds.append(time.process_time() - began)
-    return min(seconds), [p.grad for p in model.parameters() if p.grad is not None]
+def _seconds(work: Callable[[], None]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def _gradients(work: Callable[[LlamaForCausalLM], None]) -> list[torch.Tensor]:
+    model = make_model()
+    work(model)
+    return [parameter.grad for parameter in model.parameters()]
 
 
 def _same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
