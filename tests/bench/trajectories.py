@@ -1,0 +1,95 @@
+"""Model calls as the gateway hands them to the store, with the sizes of real ones: tokens, texts and times."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from libs.contracts import ids
+from libs.contracts.states import CallStatus
+from libs.store.calls import NewCall
+
+VOCABULARY = 49_152
+CHARACTERS_A_TOKEN = 4
+_WORDS = [f"{n:x}".translate(str.maketrans("0123456789abcdef", "aeioutnshrdlcmpg")) for n in range(3000, 6000)]
+
+
+def made_call(
+    rng: random.Random, run_id: str, rollout_id: str, prompt: Sequence[int], sampled: Sequence[int], version: int = 0
+) -> NewCall:
+    """A completed call whose texts are as long as its tokens say."""
+    call_id = ids.new_call_id()
+    draw = np.random.default_rng(rng.getrandbits(32))
+    text, half = _text(rng, len(prompt)), len(prompt) * CHARACTERS_A_TOKEN // 3
+    return NewCall(
+        run_id=run_id,
+        id=call_id,
+        rollout_id=rollout_id,
+        attempt=1,
+        request_id=call_id,
+        choice=0,
+        sequence=time.time_ns(),
+        status=CallStatus.COMPLETED,
+        trainable=True,
+        untrainable_reason=None,
+        request_sha256=hashlib.sha256(call_id.encode()).digest(),
+        request={"model": "policy", "temperature": 1.0, "max_tokens": len(sampled)},
+        messages={
+            "messages": [{"role": "system", "content": text[:half]}, {"role": "user", "content": text[half:]}],
+            "tools": [],
+        },
+        response={"role": "assistant", "content": _text(rng, len(sampled))},
+        prompt_ids=np.asarray(prompt, "<i4").tobytes(),
+        sampled_ids=np.asarray(sampled, "<i4").tobytes(),
+        generator_logprobs=(-draw.exponential(0.3, len(sampled))).astype("<f4").tobytes(),
+        policy_versions=np.full(len(sampled), version, "<i4").tobytes(),
+        prompt_tokens=len(prompt),
+        completion_tokens=len(sampled),
+        cached_tokens=0,
+        min_policy_version=version,
+        max_policy_version=version,
+        temperature=1.0,
+        finish_reason="stop",
+        trace_id=None,
+        parent_span_id=None,
+        queued_seconds=0.001,
+        first_token_seconds=0.05,
+        total_seconds=4.0,
+    )
+
+
+def lone_calls(run_id: str, rollout_id: str, count: int, prompt: int, sampled: int) -> list[NewCall]:
+    """Calls that do not continue each other."""
+    rng = random.Random(count)
+    return [
+        made_call(rng, run_id, rollout_id, random_tokens(rng, prompt), random_tokens(rng, sampled))
+        for _ in range(count)
+    ]
+
+
+def conversation(
+    rng: random.Random, run_id: str, rollout_id: str, *, calls: int, prompt: int, sampled: int, between: int = 50
+) -> list[NewCall]:
+    """Calls of one rollout, each prompt all that was said before and what `between` tokens of a tool answered."""
+    made: list[NewCall] = []
+    said = random_tokens(rng, prompt)
+    for _ in range(calls):
+        answer = random_tokens(rng, sampled)
+        made.append(made_call(rng, run_id, rollout_id, said, answer))
+        said = [*said, *answer, *random_tokens(rng, between)]
+    return made
+
+
+def random_tokens(rng: random.Random, count: int) -> list[int]:
+    """Ids in the frequencies of words: few of them are most of a text (Zipf)."""
+    draw = np.random.default_rng(rng.getrandbits(32))
+    return [int(token) for token in np.minimum(draw.zipf(1.2, count), VOCABULARY) - 1]
+
+
+def _text(rng: random.Random, tokens: int) -> str:
+    words = " ".join(rng.choices(_WORDS, k=tokens * CHARACTERS_A_TOKEN // 4))
+    return words[: tokens * CHARACTERS_A_TOKEN]
