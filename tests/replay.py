@@ -18,14 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import select
-
 from libs.cli.platform import ROOT
 from libs.contracts.config import RunConfig
 from libs.contracts.states import ConsumptionVerdict
 from libs.store import training
 from libs.store.database import Database, ReadSession
-from libs.store.tables import StepGroup
 
 if TYPE_CHECKING:
     from services.trainer.step import Learner
@@ -63,14 +60,14 @@ async def _comes_to(
 ) -> bool:
     """Makes one step; whether its weights are those on record."""
     from services.trainer.checkpoint import export_weights
+    from services.trainer.resume import decode_samples
     from services.trainer.step import optimizer_step
-    from services.trainer.worker import decode_sample
 
-    query = select(StepGroup.group_id, StepGroup.verdict).where(StepGroup.run_id == run_id, StepGroup.step == step)
-    verdicts = {row.group_id: row.verdict for row in await session.execute(query)}
+    verdicts = await training.consumed_groups(session, run_id, step)
     rows = await training.load_samples(session, run_id, list(verdicts))
-    samples = [decode_sample(row) for row in rows if verdicts[row.group_id] == ConsumptionVerdict.TRAINED]
-    still = [decode_sample(row) for row in rows if verdicts[row.group_id] == ConsumptionVerdict.NO_VARIANCE]
+    samples, still = decode_samples(
+        rows, {group for group, one in verdicts.items() if one is ConsumptionVerdict.TRAINED}
+    )
     optimizer_step(
         learner,
         samples,

@@ -112,6 +112,13 @@ async def refuse_stale_groups(session: Session, run_id: str, group_ids: Sequence
         await session.execute(insert_or_skip(tables.StepGroup).values(rows).on_conflict_do_nothing())
 
 
+async def consumed_groups(session: ReadSession, run_id: str, step: int) -> dict[str, ConsumptionVerdict]:
+    """The groups that a step consumed, with its verdicts."""
+    table = tables.StepGroup
+    query = select(table.group_id, table.verdict).where(table.run_id == run_id, table.step == step)
+    return {row.group_id: ConsumptionVerdict(row.verdict) for row in await session.execute(query)}
+
+
 async def load_samples(session: ReadSession, run_id: str, group_ids: Sequence[str]) -> Sequence[tables.Sample]:
     """The samples of some groups, by group, sibling and branch."""
     table = tables.Sample

@@ -3,7 +3,9 @@
     <root>/<run>/versions/<n>/      a Hugging Face folder: what engines serve, and the weights of the checkpoint
     <root>/<run>/checkpoints/<n>/   optimiser moments, random state, and progress.json: the high-water mark
 
-A crash before the step's transaction leaves folders that no row names; making the step again replaces them.
+A version is whole before its step is recorded, a checkpoint only after: engines need not wait for it. A crash before
+the step's transaction leaves a version that no row names, and making the step again replaces it. A crash between the
+transaction and the checkpoint loses the optimiser's state of that step alone: `resume` makes it again.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,11 +90,11 @@ def describe(folder: Path) -> Export:
     return Export(folder, hashlib.sha256(lines.encode()).hexdigest(), size_bytes)
 
 
-def save_checkpoint(optimizer: torch.optim.Optimizer, progress: Progress, folder: Path) -> None:
-    """Writes what a resumed trainer needs beside the weights."""
+def save_checkpoint(state: Mapping[str, torch.Tensor], progress: Progress, folder: Path) -> None:
+    """Writes what a resumed trainer needs beside the weights; `state` is what `optimizer_state` gave."""
     with _whole(folder, moment="trainer.checkpoint_unnamed") as scratch:
         # No pickle: reading a checkpoint runs no code.
-        save_file(_flat_state(optimizer), scratch / STATE_NAME)
+        save_file(dict(state), scratch / STATE_NAME)
         passes("trainer.state_written")
         (scratch / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
 
@@ -124,8 +126,11 @@ def _restore(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def _flat_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """`<parameter number>.<name>` to tensor, and `random`. Rates and betas come from the run's document instead."""
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """`<parameter number>.<name>` to the optimiser's own tensor, and `random`, which is a copy.
+
+    Rates and betas come from the run's document instead. The tensors change with the optimiser's next update.
+    """
     moments = optimizer.state_dict()["state"].items()
     flat = {f"{number}.{name}": tensor for number, named in moments for name, tensor in named.items()}
     return {**flat, "random": torch.get_rng_state()}

@@ -55,6 +55,16 @@ def resume_learner(
     return learner
 
 
+def adopt_weights(learner: Learner, weights: Path) -> float:
+    """Takes over the weights of a folder; the largest difference from those that the learner had."""
+    own, largest = learner.accelerator.unwrap_model(learner.policy).model.state_dict(), 0.0
+    for name, found in load_model(weights).state_dict().items():
+        found = found.to(own[name].device)
+        largest = max(largest, float((own[name] - found).abs().max()))
+        own[name].copy_(found)
+    return largest
+
+
 def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator) -> Learner:
     model = _load(weights, config)
     freeze(model, config.training.frozen)

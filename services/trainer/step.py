@@ -64,14 +64,17 @@ def optimizer_step(
     training: Training,
     still: Sequence[Sample] = (),
     interrupted: Callable[[], bool] = lambda: False,
+    before_update: Callable[[], None] = lambda: None,
 ) -> Metrics:
     """Improves the policy once on `samples` and returns what the step did.
 
     The weights of the loss are counted over `samples` and `still` together: the latter belong to groups without
     variance, whose gradient is zero, so that leaving them out is exact.
 
-    Args:   interrupted: asked before every pack
-    Raises: TrainingDiverged: loss or gradient norm is not finite. Interrupted. Either way nothing was changed.
+    Args:   interrupted: asked before every pack; before_update: called when gradients are there, before weights and
+        moments change
+    Raises: TrainingDiverged: loss or gradient norm is not finite. Interrupted; what `before_update` raises. Either way
+        nothing was changed.
     """
     began = time.perf_counter()
     everything = [*samples, *still]
@@ -100,6 +103,7 @@ def optimizer_step(
             f"step {learner.step + 1}: loss {computed.loss}, gradient norm {norm}: lower optimizer.learning_rate and"
             " resume from the last step"
         )
+    before_update()
     rate = learning_rate(optimizer, learner.step + 1)
     for group in learner.optimizer.param_groups:
         group["lr"] = rate

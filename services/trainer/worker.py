@@ -1,4 +1,8 @@
-"""The trainer's loop: wait for credited groups, make a step, export it, and commit everything in one transaction."""
+"""The trainer's loop: wait for credited groups, make a step, export it, and commit everything in one transaction.
+
+The optimiser's state is written while the next samples come and their gradients are computed, so that nobody waits for
+it; the next update of weights and moments does.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,11 @@ import asyncio
 import errno
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import psycopg
 import torch
 from prometheus_client import Counter, Gauge, Histogram
@@ -19,7 +23,7 @@ from libs.contracts.config import RunConfig
 from libs.faults import passes
 from libs.queue.wake import Topic, Wake
 from libs.service import Checks, pause
-from libs.store import tables, training
+from libs.store import training
 from libs.store.database import AWAY, Database, cause
 from libs.store.locks import AdvisoryLock, LockLost
 from libs.telemetry import SECONDS_BUCKETS, Seldom, logger
@@ -31,12 +35,14 @@ from services.trainer.checkpoint import (
     clear_scratch,
     describe,
     export_weights,
+    optimizer_state,
     remove_folder,
     save_checkpoint,
     version_folder,
 )
 from services.trainer.compute import Interrupted
-from services.trainer.learner import make_accelerator, resume_learner, start_learner
+from services.trainer.learner import make_accelerator
+from services.trainer.resume import Origin, decode_samples
 from services.trainer.settings import Settings
 from services.trainer.step import Learner, Metrics, optimizer_step
 
@@ -114,24 +120,6 @@ def select_groups(ready: Sequence[training.ReadyGroup], *, step: int, groups_per
     return Selection(stale, trained, still)
 
 
-def decode_sample(row: tables.Sample) -> Sample:
-    """A stored row as arrays.
-
-    Raises: ValueError: its columns differ in length or hold numbers that cannot be trained.
-    """
-    return Sample(
-        id=row.id,
-        rollout_id=row.rollout_id,
-        group_id=row.group_id,
-        token_ids=np.frombuffer(row.token_ids, "<i4"),
-        mask=np.frombuffer(row.mask, np.uint8).astype(bool),
-        generator_logprobs=np.frombuffer(row.generator_logprobs, "<f4"),
-        advantages=np.frombuffer(row.advantages, "<f4"),
-        temperatures=np.frombuffer(row.temperatures, "<f4"),
-        policy_versions=np.frombuffer(row.policy_versions, "<i4"),
-    )
-
-
 async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     """Trains the run to its last step, or until asked to stop; alone, by the run's lock.
 
@@ -160,8 +148,11 @@ async def _trained(settings: Settings, database: Database, wake: Wake, lock: Adv
     """
     try:
         if await _acquire(lock, stop):
-            trainer = await _open_trainer(settings, database, wake, lock)
+            trainer = await _open_trainer(settings, database, wake, lock, stop)
             await trainer.train(stop)
+        return True
+    except Interrupted:
+        log.info("step given up")
         return True
     except (*AWAY, psycopg.OperationalError, LockLost) as error:
         if isinstance(error, OSError) and not _may_pass(error):
@@ -185,7 +176,9 @@ async def _acquire(lock: AdvisoryLock, stop: asyncio.Event) -> bool:
     return True
 
 
-async def _open_trainer(settings: Settings, database: Database, wake: Wake, lock: AdvisoryLock) -> Trainer:
+async def _open_trainer(
+    settings: Settings, database: Database, wake: Wake, lock: AdvisoryLock, stop: asyncio.Event
+) -> Trainer:
     """Records version 0 if it is new, and loads what the last committed step left."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -193,22 +186,15 @@ async def _open_trainer(settings: Settings, database: Database, wake: Wake, lock
     clear_scratch(settings.folder, run_id)
     async with database.read() as session:
         config = await training.read_run_config(session, run_id)
-        last = await training.last_committed_step(session, run_id)
-        version = await training.read_version(session, run_id, last.number if last else 0)
+        version_0 = await training.read_version(session, run_id, 0)
     base = _base_model(config, settings)
-    if version is None:
+    if version_0 is None:
         export = await asyncio.to_thread(describe, base)
         async with database.session() as session:
             await training.add_base_version(session, run_id, _version(0, export))
         await wake.notify(Topic.VERSIONS)
     accelerator = make_accelerator(settings.device, config.training.precision)
-    if last is None or version is None:
-        learner = await asyncio.to_thread(start_learner, base, config, accelerator)
-    else:
-        expected = Progress(run_id, last.number, version.content_sha256)
-        learner = await asyncio.to_thread(
-            resume_learner, base, Path(version.path), Path(last.checkpoint), expected, config, accelerator
-        )
+    learner = await Origin(database, run_id, config, base, accelerator).learner(stop.is_set)
     log.info("learner ready", step=learner.step, device=str(accelerator.device))
     return Trainer(settings, config, base, database, wake, lock, learner)
 
@@ -244,6 +230,9 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
+        self._saver = ThreadPoolExecutor(1, "checkpoint")
+        self._saved: Future[None] = self._saver.submit(lambda: None)
+        self._keeping: asyncio.Future[None] = asyncio.wrap_future(self._saved)
 
     async def train(self, stop: asyncio.Event) -> None:
         """Makes steps until the last one is made or `stop` is set.
@@ -251,15 +240,23 @@ class Trainer:
         Raises: PoliciesDisagree, TrainingDiverged, CheckpointDamaged: the run must not go on like this; LockLost:
             another trainer may have gone on
         """
-        while self.learner.step < self.config.training.steps and not stop.is_set():
-            selection = await self._select()
-            if not selection.complete:
-                await self.wake.wait(Topic.SAMPLES, timeout_seconds=self.settings.poll_seconds)
-                continue
-            try:
-                await self._step(selection, stop)
-            except Interrupted:
-                log.info("step given up", step=self.learner.step + 1)
+        try:
+            while self.learner.step < self.config.training.steps and not stop.is_set():
+                if self._keeping.done():
+                    self._keeping.result()
+                selection = await self._select()
+                if not selection.complete:
+                    await self.wake.wait(Topic.SAMPLES, timeout_seconds=self.settings.poll_seconds)
+                    continue
+                try:
+                    await self._step(selection, stop)
+                except Interrupted:
+                    log.info("step given up", step=self.learner.step + 1)
+            await self._keeping
+        finally:
+            # What still writes must not meet the next trainer of this process.
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._saver.shutdown()
 
     async def _select(self) -> Selection:
         """Looks at what credit has finished; groups that are too old are refused at once."""
@@ -283,14 +280,11 @@ class Trainer:
         started_at, began = datetime.now(tz=UTC), time.perf_counter()
         async with self.database.read() as session:
             rows = await training.load_samples(session, self.settings.run_id, selection.trained + selection.still)
-        trained = set(selection.trained)
-        samples = [decode_sample(row) for row in rows if row.group_id in trained]
-        still = [decode_sample(row) for row in rows if row.group_id not in trained]
+        samples, still = decode_samples(rows, set(selection.trained))
         loaded = time.perf_counter()
         metrics, export = await asyncio.to_thread(self._learn, samples, still, stop.is_set)
         metrics = {**metrics, "load_seconds": loaded - began, "step_seconds": time.perf_counter() - began}
 
-        passes("trainer.saved")
         await self.lock.check()
         number = self.learner.step
         checkpoint = checkpoint_folder(self.settings.folder, self.settings.run_id, number)
@@ -310,8 +304,9 @@ class Trainer:
             passes("trainer.step_written")
         passes("trainer.committed")
         await self.wake.notify(Topic.VERSIONS)
+        await self._keeping
+        self._keep(Progress(self.settings.run_id, number, export.content_sha256), checkpoint)
         self._report(metrics, selection)
-        await self._prune()
         self.gate.pass_through(metrics.get("logprob_gap_mean"))
 
     def _learn(
@@ -326,20 +321,39 @@ class Trainer:
             training=self.config.training,
             still=still,
             interrupted=interrupted,
+            # The state that is being written changes with the update.
+            before_update=self._saved.result,
         )
         began = time.perf_counter()
         folder, run_id, number = self.settings.folder.absolute(), self.settings.run_id, self.learner.step
         model = self.learner.accelerator.unwrap_model(self.learner.policy).model
         export = export_weights(model, self.base, version_folder(folder, run_id, number))
-        exported = time.perf_counter()
-        progress = Progress(run_id, number, export.content_sha256)
-        save_checkpoint(self.learner.optimizer, progress, checkpoint_folder(folder, run_id, number))
-        saved = {"export_seconds": exported - began, "checkpoint_seconds": time.perf_counter() - exported}
-        return {**metrics, **saved}, export
+        return {**metrics, "export_seconds": time.perf_counter() - began}, export
 
-    async def _prune(self) -> None:
-        """Removes old files, a killed trainer's too: rows are marked first, so that nobody reads what is going."""
-        oldest_kept = self.learner.step - self.config.training.keep_checkpoints + 1
+    def _keep(self, progress: Progress, checkpoint: Path) -> None:
+        """Begins to write the optimiser's state, and then to remove old files."""
+        state = optimizer_state(self.learner.optimizer)
+
+        def save() -> None:
+            with PHASE_SECONDS.labels("checkpoint").time():
+                save_checkpoint(state, progress, checkpoint)
+
+        self._saved = saved = self._saver.submit(save)
+
+        async def keep() -> None:
+            await asyncio.wrap_future(saved)
+            passes("trainer.saved")
+            await self.lock.check()
+            await self._prune(progress.step)
+
+        self._keeping = asyncio.create_task(keep(), name="checkpoint")
+
+    async def _prune(self, step: int) -> None:
+        """Removes old files, a killed trainer's too: rows are marked first, so that nobody reads what is going.
+
+        The version and the checkpoint before `step` go only now that its own are whole: it could be made again.
+        """
+        oldest_kept = step - self.config.training.keep_checkpoints + 1
         async with self.database.session() as session:
             kept = await training.prune_versions(session, self.settings.run_id, oldest_kept)
         passes("trainer.versions_marked")

@@ -18,11 +18,11 @@ POINTS = (
     "trainer.weights_written",
     "trainer.version_unnamed",
     "trainer.exported",
+    "trainer.step_written",
+    "trainer.committed",
     "trainer.state_written",
     "trainer.checkpoint_unnamed",
     "trainer.saved",
-    "trainer.step_written",
-    "trainer.committed",
     "trainer.versions_marked",
 )
 STEPS = 4

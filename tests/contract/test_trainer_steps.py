@@ -11,12 +11,15 @@ import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
+from libs.contracts.config import RunConfig
 from libs.service import Checks
 from libs.store import tables, training
 from libs.store.database import Database
 from libs.store.locks import AdvisoryLock
 from services.trainer import worker
-from services.trainer.checkpoint import describe
+from services.trainer.checkpoint import CheckpointDamaged, Progress, describe, export_weights, remove_folder
+from services.trainer.learner import make_accelerator
+from services.trainer.resume import Origin
 from services.trainer.settings import Settings
 from tests import builders
 from tests.faults.proxy import FaultProxy, Trouble
@@ -162,7 +165,7 @@ async def interrupted_once(case: Case, monkeypatch: pytest.MonkeyPatch, name: st
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(training, "load_samples"), (worker, "export_weights"), (worker, "save_checkpoint"), (training, "commit_step")],
+    [(training, "load_samples"), (worker, "export_weights"), (training, "commit_step")],
 )
 async def test_a_crash_anywhere_in_a_step_changes_nothing_of_the_result(
     case: Case, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
@@ -183,6 +186,67 @@ async def test_a_crash_anywhere_in_a_step_changes_nothing_of_the_result(
     hashes = [{v: row.content_sha256 for v, row in (await s.versions()).items()} for s in (case, other)]
     assert hashes[0] == hashes[1]
     assert sorted(hashes[0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("lost_step", [1, 2])
+async def test_a_step_whose_checkpoint_was_never_written_is_made_again_from_its_samples(
+    case: Case, monkeypatch: pytest.MonkeyPatch, lost_step: int
+) -> None:
+    other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
+    for subject in (case, other):
+        await subject.open(steps=3, keep_checkpoints=1)
+        for number in range(2 * lost_step):
+            await subject.add_group(number, version=number // 2)
+    real: Callable[..., None] = worker.save_checkpoint
+
+    def failing(state: object, progress: Progress, folder: Path) -> None:
+        if progress.step == lost_step:
+            raise RuntimeError("killed here")
+        real(state, progress, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "save_checkpoint", failing)
+        with pytest.raises(RuntimeError, match="killed here"):
+            await case.train()
+    assert max(await case.versions()) == lost_step
+    checkpoints = case.folder / case.run.id / "checkpoints"
+    assert not (checkpoints / str(lost_step)).exists()
+
+    for subject in (case, other):
+        for number in range(2 * lost_step, 6):
+            await subject.add_group(number, version=number // 2)
+        await subject.train()
+    hashes = [{v: row.content_sha256 for v, row in (await s.versions()).items()} for s in (case, other)]
+    assert hashes[0] == hashes[1]
+    assert sorted(hashes[0]) == [0, 1, 2, 3]
+    assert sorted((await case.consumed()).values()) == [1] * 4 + [2] * 4 + [3] * 4
+    assert [file.name for file in checkpoints.iterdir()] == ["3"]
+
+
+async def test_a_step_made_again_has_the_recorded_weights_and_no_others(
+    case: Case,
+) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    await case.train()
+    remove_folder(case.folder / case.run.id / "checkpoints" / "1")
+    # As another machine would: the step made again comes to other weights.
+    config = RunConfig.model_validate(case.run.config | {"optimizer": {"learning_rate": 5e-3}})
+    origin = Origin(case.database, case.run.id, config, case.model, make_accelerator("cpu", "float32"))
+    learner = await origin.learner(lambda: False)
+    again = export_weights(learner.policy.model, case.model, case.folder / "again")
+    assert (learner.step, again.content_sha256) == (1, (await case.versions())[1].content_sha256)
+
+
+async def test_a_recorded_step_of_which_no_files_are_left_is_told(case: Case) -> None:
+    await case.open(steps=2)
+    for number in range(4):
+        await case.add_group(number)
+    await case.train()
+    remove_folder(case.folder / case.run.id / "checkpoints")
+    with pytest.raises(CheckpointDamaged, match="restore it from a backup"):
+        await case.train()
 
 
 async def test_a_restarted_trainer_continues_as_if_it_had_never_stopped(case: Case) -> None:

@@ -22,8 +22,8 @@ from libs.store import tables
 from libs.store.database import Database
 from services.credit.worker import credit_pending
 from services.trainer.batch import Sample, trained_tokens
+from services.trainer.resume import decode_sample
 from services.trainer.tree import plan_forest
-from services.trainer.worker import decode_sample
 from tests import builders
 from tests.fakes.chat_model import CHATML, CHATML_WITH_TOOLS, EOS, HE
 from tests.fakes.engine import logprob_of

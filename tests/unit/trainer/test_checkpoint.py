@@ -11,6 +11,7 @@ from services.trainer.checkpoint import (
     Progress,
     describe,
     export_weights,
+    optimizer_state,
     save_checkpoint,
 )
 from services.trainer.learner import make_accelerator, resume_learner, start_learner
@@ -39,7 +40,7 @@ def test_a_resumed_run_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -
     step(straight, 0)
     export = export_weights(straight.policy.model, tiny_model, tmp_path / "versions" / "1")
     progress = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(straight.optimizer, progress, tmp_path / "checkpoints" / "1")
+    save_checkpoint(optimizer_state(straight.optimizer), progress, tmp_path / "checkpoints" / "1")
     expected_loss = step(straight, 1)
 
     resumed = resume_learner(
@@ -89,7 +90,7 @@ def test_damage_is_told_and_never_trained(tiny_model: Path, tmp_path: Path, dama
     step(learner, 0)
     export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")
     expected = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(learner.optimizer, expected, tmp_path / "c")
+    save_checkpoint(optimizer_state(learner.optimizer), expected, tmp_path / "c")
     if damage == "weights":
         file = tmp_path / "v" / "model.safetensors"
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
@@ -156,7 +157,7 @@ def test_files_cut_or_garbage_are_told_and_never_trained(tiny_model: Path, tmp_p
     step(learner, 0)
     export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")
     expected = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(learner.optimizer, expected, tmp_path / "c")
+    save_checkpoint(optimizer_state(learner.optimizer), expected, tmp_path / "c")
     damage(tmp_path)
     with pytest.raises(CheckpointDamaged, match="restore it"):
         resume_learner(tiny_model, export.path, tmp_path / "c", expected, CONFIG, CPU)
