@@ -28,7 +28,7 @@ async def create_run_partitions(session: Session, run_id: str) -> None:
             # ATTACH, since CREATE … PARTITION OF stops every other run's writes while this transaction lasts.
             await connection.execute(
                 sql.SQL(
-                    "CREATE TABLE {0} (LIKE {1} INCLUDING DEFAULTS INCLUDING CONSTRAINTS);"
-                    " ALTER TABLE {1} ATTACH PARTITION {0} FOR VALUES IN ({2})"
+                    "CREATE TABLE {0} (LIKE {1} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE"
+                    " INCLUDING COMPRESSION); ALTER TABLE {1} ATTACH PARTITION {0} FOR VALUES IN ({2})"
                 ).format(sql.Identifier(name), sql.Identifier(parent), sql.Literal(run_id))
             )

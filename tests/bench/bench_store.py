@@ -153,7 +153,9 @@ def _copy_bytes(dsn: str, calls: int) -> float:
     with psycopg.connect(dsn, autocommit=True) as connection, connection.cursor() as cursor:
         with cursor.copy(out.format(_COLUMNS, IN_FLIGHT)) as reading:
             content = b"".join(reading)
-        cursor.execute("CREATE TABLE ceiling (LIKE model_calls INCLUDING DEFAULTS)")
+        cursor.execute(
+            "CREATE TABLE ceiling (LIKE model_calls INCLUDING DEFAULTS INCLUDING STORAGE INCLUDING COMPRESSION)"
+        )
         cursor.execute("CREATE INDEX ON ceiling (run_id, id)")
         cursor.execute("CREATE INDEX ON ceiling (rollout_id, attempt, sequence)")
         began = time.perf_counter()

@@ -75,6 +75,16 @@ def test_every_table_names_its_one_writer() -> None:
         assert str(table.comment).startswith(tuple(f"Writer: {writer}" for writer in writers)), table.name
 
 
+def test_partitions_that_exist_are_stored_like_new_ones(empty_postgres_dsn: str) -> None:
+    migrate(empty_postgres_dsn, "20261121_0005")
+    with psycopg.connect(empty_postgres_dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE earlier PARTITION OF model_calls FOR VALUES IN ('run-earlier')")
+        migrate(empty_postgres_dsn)
+        columns = "SELECT attname, attstorage, attcompression FROM pg_attribute WHERE attnum > 0 AND attrelid = "
+        found = connection.execute(f"{columns} 'earlier'::regclass ORDER BY 1").fetchall()
+        assert found == connection.execute(f"{columns} 'model_calls'::regclass ORDER BY 1").fetchall()
+
+
 def test_migrations_are_reversible(empty_postgres_dsn: str) -> None:
     migrate(empty_postgres_dsn)
     downgrade(empty_postgres_dsn, "base")

@@ -35,6 +35,28 @@ async def test_two_callers_at_once_make_one_set(database: Database) -> None:
         assert await partitions(session) == len(PARTITIONED)
 
 
+async def layout(database: Database, place: str) -> dict[str, tuple[str, str]]:
+    """How each column of a table or partition is stored and compressed."""
+    query = text("""
+        SELECT attname, attstorage, attcompression FROM pg_attribute
+        WHERE attrelid = CAST(:place AS regclass) AND attnum > 0
+    """)
+    async with database.read() as session:
+        return {
+            name: (storage, compression)
+            for name, storage, compression in await session.execute(query, {"place": place})
+        }
+
+
+async def test_partitions_store_every_column_as_their_table_does(database: Database) -> None:
+    run = await builders.add_run(database)
+    for table in (one.__tablename__ for one in PARTITIONED):
+        assert await layout(database, f'"{table}__{run.id}"') == await layout(database, table)
+    calls = await layout(database, "model_calls")
+    # Kept outside of the row and not compressed: token ids do not become much smaller, and cost their time.
+    assert calls["prompt_ids"] == calls["sampled_ids"] == calls["generator_logprobs"] == ("e", "")
+
+
 async def test_the_guards_and_keys_of_the_table_hold_in_its_partitions(database: Database) -> None:
     run = await builders.add_run(database)
     _, rollouts = await builders.add_group(database, run)
