@@ -1,6 +1,6 @@
 """Attention over token trees, given to a Hugging Face model as one of its attention implementations.
 
-Axes: H query heads, G key heads, R query heads of a key head, P prefix tokens, M nodes of a pack, D head size.
+Axes: H query heads, G key heads, R query heads of a key head, P tokens of its trunks, M nodes of a pack, D head size.
 
 On a CPU the tree is cut into blocks of contiguous queries and keys, each of them causal or without any mask: only what
 is visible is computed, nothing is gathered, and what siblings share is one block for all of them. Elsewhere one masked
@@ -36,19 +36,18 @@ class Block:
 
 @dataclass
 class TreeLayout:
-    """Who sees whom in a pack behind `prefix` keys, in the form that the device wants."""
+    """Who sees whom in a pack behind the keys of its trunks, in the form that the device wants."""
 
     pack: Pack
-    prefix: int
     dtype: torch.dtype
     device: torch.device
 
     @cached_property
     def mask(self) -> Tensor:
-        """[1, 1, M, P + M], additive: every node sees the prefix, its ancestors and itself."""
+        """[1, 1, M, P + M], additive: every node sees the trunks, its ancestors and itself."""
         allowed = torch.from_numpy(ancestor_mask(self.pack)).to(self.device)
-        mask = torch.zeros(len(self.pack), self.prefix + len(self.pack), dtype=self.dtype, device=self.device)
-        mask[:, self.prefix :].masked_fill_(~allowed, torch.finfo(self.dtype).min)
+        mask = torch.zeros(len(self.pack), self.pack.prefix + len(self.pack), dtype=self.dtype, device=self.device)
+        mask[:, self.pack.prefix :].masked_fill_(~allowed, torch.finfo(self.dtype).min)
         return mask[None, None]
 
     @cached_property
@@ -58,11 +57,11 @@ class TreeLayout:
         A run is a stretch of nodes with one child each; in depth-first order all that comes after it in its subtree is
         contiguous, and sees the whole run.
         """
-        ends_M = self.pack.ends_M
+        ends_M, prefix = self.pack.ends_M, self.pack.prefix
         starts = np.flatnonzero(np.diff(ends_M, prepend=-1))
-        own, seen = [], [Block(slice(0, len(ends_M)), slice(0, self.prefix))] if self.prefix else []
+        own, seen = [], [Block(slice(0, len(ends_M)), slice(0, prefix))] if prefix else []
         for begin, end in zip(starts.tolist(), [*starts[1:].tolist(), len(ends_M)], strict=True):
-            run = slice(self.prefix + begin, self.prefix + end)
+            run = slice(prefix + begin, prefix + end)
             own.append(Block(slice(begin, end), run, causal=True))
             if ends_M[begin] > end:
                 seen.append(Block(slice(end, int(ends_M[begin])), run))

@@ -1,11 +1,11 @@
-"""Loss and gradients of a batch: plans the forest, runs prefix and packs, and gathers what metrics need.
+"""Loss and gradients of a batch: plans the forest, runs trunks and packs, and gathers what metrics need.
 
 Axes: N samples, K trained tokens of the batch, k those of one pack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from libs.contracts.config import Algorithm
 from services.trainer.batch import Sample, TrainedTokens
-from services.trainer.forward import Policy, Reads
+from services.trainer.forward import Policy, Reads, Trunk
 from services.trainer.objective import Objective, Terms, objective
 from services.trainer.tree import Forest, Pack, plan_forest
 
@@ -79,12 +79,9 @@ def plan_batch(
     """
     starts_N = np.searchsorted(tokens.rows_K, np.arange(len(samples) + 1))
     rows: list[int] = np.unique(tokens.rows_K[every_row | (tokens.advantages_K != 0)]).tolist()
-    first = [int(tokens.positions_K[starts_N[row]]) for row in rows]
     last = [int(tokens.positions_K[starts_N[row + 1] - 1]) for row in rows]
-    forest = plan_forest(
-        [samples[row].token_ids[:end] for row, end in zip(rows, last, strict=True)], first, max_pack_tokens
-    )
-    reads = [_reads(pack, rows, starts_N, tokens, len(forest.prefix_P)) for pack in forest.packs]
+    forest = plan_forest([samples[row].token_ids[:end] for row, end in zip(rows, last, strict=True)], max_pack_tokens)
+    reads = [_reads(pack, rows, starts_N, tokens) for pack in forest.packs]
     return Plan(forest, reads, sum(len(samples[row].token_ids) for row in rows))
 
 
@@ -92,9 +89,9 @@ def batch_logprobs(policy: Policy, plan: Plan, size: int, accelerator: Accelerat
     """The policy's log-probability of each planned token, [K], without gradients; 0 where not planned. size: K."""
     logprobs_K = np.zeros(size)
     with torch.no_grad(), accelerator.autocast():
-        prefix = policy.prefix(plan.forest)
-        for pack, (tokens_k, reads) in zip(plan.forest.packs, plan.reads, strict=True):
-            logprobs_K[tokens_k] = policy(pack, prefix, len(plan.forest.prefix_P), reads).cpu()
+        for number, pack, path in _grown(policy, plan.forest, accelerator):
+            tokens_k, reads = plan.reads[number]
+            logprobs_K[tokens_k] = policy(pack, path, reads).cpu()
     return logprobs_K
 
 
@@ -121,27 +118,49 @@ def accumulate_gradients(
     plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.kl_coefficient > 0)
     found = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
     reference_K = batch_logprobs(reference, plan, len(tokens), accelerator) if reference else None
-    with accelerator.autocast():
-        prefix = policy.prefix(plan.forest)
-    for pack, (tokens_k, reads) in zip(plan.forest.packs, plan.reads, strict=True):
+    for number, pack, path in _grown(policy, plan.forest, accelerator):
         if interrupted():
             raise Interrupted("stopped between two packs: make the step again")
         with accelerator.autocast():
-            logprobs_k = policy(pack, prefix, len(plan.forest.prefix_P), reads)
+            tokens_k, reads = plan.reads[number]
+            logprobs_k = policy(pack, path, reads)
         result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, reference_K, tokens_k, logprobs_k))
         accelerator.backward(result.loss)
         found.add(tokens_k, logprobs_k, result)
-    prefix.backward()
     return found
 
 
+def _grown(policy: Policy, forest: Forest, accelerator: Accelerator) -> Iterator[tuple[int, Pack, list[Trunk]]]:
+    """Each pack's number, the pack, and the trunks it grows on, which it may leave gradients on.
+
+    A trunk is computed right before its first pack, and sends its gradients back right after its last.
+    """
+    open_numbers: list[int] = []
+    path: list[Trunk] = []
+    for number, pack in enumerate(forest.packs):
+        while open_numbers != list(pack.path[: len(open_numbers)]):
+            open_numbers.pop()
+            path.pop().backward()
+        for trunk in pack.path[len(open_numbers) :]:
+            with accelerator.autocast():
+                path.append(policy.trunk(forest.trunks[trunk], path))
+            open_numbers.append(trunk)
+        yield number, pack, path
+    while path:
+        path.pop().backward()
+
+
 def _reads(
-    pack: Pack, rows: Sequence[int], starts_N: NDArray[np.int64], tokens: TrainedTokens, prefix: int
+    pack: Pack, rows: Sequence[int], starts_N: NDArray[np.int64], tokens: TrainedTokens
 ) -> tuple[NDArray[np.int64], Reads]:
     of_rows = [np.arange(starts_N[rows[i]], starts_N[rows[i] + 1]) for i in pack.rows]
-    parents = [nodes[tokens.positions_K[k] - 1 - prefix] for nodes, k in zip(pack.nodes, of_rows, strict=True)]
+    before = np.arange(pack.prefix)
+    places = [
+        np.concatenate([before, pack.prefix + nodes])[tokens.positions_K[k] - 1]
+        for nodes, k in zip(pack.nodes, of_rows, strict=True)
+    ]
     tokens_k = np.concatenate(of_rows)
-    return tokens_k, Reads(np.concatenate(parents), tokens.token_ids_K[tokens_k], tokens.temperatures_K[tokens_k])
+    return tokens_k, Reads(np.concatenate(places), tokens.token_ids_K[tokens_k], tokens.temperatures_K[tokens_k])
 
 
 def _terms(

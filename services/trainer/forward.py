@@ -1,12 +1,13 @@
 """Log-probabilities of sampled tokens, computed over token trees through an unmodified Hugging Face causal LM.
 
-Axes: P prefix tokens, M nodes of a pack, K sampled tokens to read, H hidden size. A prefix is computed once; its keys
-and values become leaves that every pack attends to, their gradients add up over packs, and one backward pass through
-the prefix at the end makes the sum exact.
+Axes: M nodes of a pack or trunk, K sampled tokens to read, U distinct states they were sampled from, H hidden size. A
+trunk is computed once; its keys, values and hidden states become leaves that all that grows on it reads; their
+gradients add up, and one backward pass through the trunk at the end makes the sum exact.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,72 +18,67 @@ from transformers import PreTrainedModel
 
 from services.trainer import attention
 from services.trainer.head import sampled_logprobs
-from services.trainer.tree import Forest, Pack
+from services.trainer.tree import Pack
 
 
 @dataclass(frozen=True)
 class Reads:
-    """Which log-probabilities to read from a pack: nodes_K holds the parent of each token, [K] each.
+    """Which log-probabilities to read behind a pack: [K] each.
 
+    places_K: the parent of each token: its position, where that is in a trunk, or the pack's prefix and the node;
     temperatures_K: what the token was sampled at; logits are divided by it.
     """
 
-    nodes_K: NDArray[np.int64]
+    places_K: NDArray[np.int64]
     token_ids_K: NDArray[np.int64]
     temperatures_K: NDArray[np.float32]
 
 
 @dataclass
-class KeyValues:
-    """Keys and values of a common prefix, per layer: as computed, with their graph, and as leaves for the packs."""
+class Trunk:
+    """What a trunk computed, with its graph, and the same as leaves: keys and values per layer, then hidden states."""
 
     computed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     leaves: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    hidden_M_H: Tensor = field(init=False)
+    hidden_leaf_M_H: Tensor = field(init=False)
 
-    def detach(self) -> KeyValues:
+    def detach(self, hidden_M_H: Tensor) -> Trunk:
         """Makes the leaves; float32 at least, so that the gradients of many packs add up without loss."""
-        for layer, pair in self.computed.items():
-            keys, values = (_leaf(states) for states in pair)
-            self.leaves[layer] = (keys, values)
+        self.hidden_M_H, self.hidden_leaf_M_H = hidden_M_H, _leaf(hidden_M_H)
+        for layer, (keys, values) in self.computed.items():
+            self.leaves[layer] = (_leaf(keys), _leaf(values))
         return self
 
     def backward(self) -> None:
-        """Carries what the packs left on the leaves back through the prefix. Call once, after the last pack."""
-        ends: list[Tensor] = []
-        gradients: list[Tensor] = []
-        for layer, pair in self.computed.items():
-            for states, leaf in zip(pair, self.leaves[layer], strict=True):
-                if leaf.grad is not None:
-                    ends.append(states)
-                    gradients.append(leaf.grad.to(states.dtype))
-        if ends:
+        """Carries what was left on the leaves back through the trunk. Call once, when nothing more grows on it."""
+        pairs = [(self.hidden_M_H, self.hidden_leaf_M_H)]
+        for layer, states in self.computed.items():
+            pairs += zip(states, self.leaves[layer], strict=True)
+        moved = [(states, leaf.grad.to(states.dtype)) for states, leaf in pairs if leaf.grad is not None]
+        if moved:
+            ends, gradients = zip(*moved, strict=True)
             torch.autograd.backward(ends, gradients)
 
 
-class _Recording:
-    """Stands in for a transformers cache: keeps what a prefix computes. Safe to run again under checkpointing."""
+class _Cache:
+    """Stands in for a transformers cache: puts the trunks before a pack's own keys and values.
 
-    def __init__(self, into: KeyValues) -> None:
-        self.into = into
+    Args: into: a trunk that keeps what is computed now; safe to run again under checkpointing
+    """
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        self.into.computed.setdefault(layer, (keys, values))
-        return keys, values
-
-
-class _Behind:
-    """Stands in for a transformers cache: puts the prefix before a pack's own keys and values, and keeps nothing."""
-
-    def __init__(self, prefix: KeyValues) -> None:
-        self.prefix = prefix
+    def __init__(self, path: Sequence[Trunk], into: Trunk | None = None) -> None:
+        self.path, self.into = path, into
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        if layer not in self.prefix.leaves:
+        if self.into is not None:
+            self.into.computed.setdefault(layer, (keys, values))
+        if not self.path:
             return keys, values
-        prefix_keys, prefix_values = self.prefix.leaves[layer]
+        before = [trunk.leaves[layer] for trunk in self.path]
         return (
-            torch.cat([prefix_keys.to(keys.dtype), keys], dim=2),
-            torch.cat([prefix_values.to(values.dtype), values], dim=2),
+            torch.cat([*(trunk_keys.to(keys.dtype) for trunk_keys, _ in before), keys], dim=2),
+            torch.cat([*(trunk_values.to(values.dtype) for _, trunk_values in before), values], dim=2),
         )
 
 
@@ -108,42 +104,40 @@ class Policy(nn.Module):
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
-    def prefix(self, forest: Forest) -> KeyValues:
-        """Keys and values of the batch's common prefix, with leaves for the packs; empty without a prefix."""
-        states = KeyValues()
-        length = len(forest.prefix_P)
-        if length:
-            positions_P = np.arange(length)
-            chain = Pack(forest.prefix_P, positions_P, np.full(length, length), [0], [positions_P])
-            self._hidden(chain, _Recording(states), prefix=0)
-        return states.detach()
+    def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
+        """A trunk behind those of `path`, with leaves for what grows on it."""
+        trunk = Trunk()
+        return trunk.detach(self._hidden(pack, _Cache(path, into=trunk)))
 
-    def forward(self, pack: Pack, prefix: KeyValues, prefix_length: int, reads: Reads) -> Tensor:
+    def forward(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> Tensor:
         """The log-probability, float32 at least, of each token that `reads` names, [K], at its temperature."""
-        hidden_M_H = self._hidden(pack, _Behind(prefix), prefix=prefix_length)
-        return self._read(hidden_M_H, reads)
+        hidden_M_H = self._hidden(pack, _Cache(path))
+        # Siblings that drew from the same state read the same logits.
+        keys_K = reads.places_K << 32 | reads.temperatures_K.view(np.int32)
+        _, first_U, rows_K = np.unique(keys_K, return_index=True, return_inverse=True)
+        places_U = reads.places_K[first_U]
+        if (places_U < pack.prefix).any():
+            hidden_M_H = torch.cat([*(trunk.hidden_leaf_M_H.to(hidden_M_H.dtype) for trunk in path), hidden_M_H])
+        else:
+            places_U = places_U - pack.prefix
+        nodes_U, temperatures_U, rows, token_ids_K = (
+            torch.from_numpy(column).to(self.device)
+            for column in (places_U, reads.temperatures_K[first_U], rows_K, reads.token_ids_K)
+        )
+        return sampled_logprobs(
+            self.model.get_output_embeddings(), hidden_M_H[nodes_U], temperatures_U, rows, token_ids_K
+        )
 
-    def _hidden(self, pack: Pack, cache: _Recording | _Behind, prefix: int) -> Tensor:
+    def _hidden(self, pack: Pack, cache: _Cache) -> Tensor:
         dtype = self.model.get_input_embeddings().weight.dtype
         hidden: Tensor = self.model.base_model(
             input_ids=torch.from_numpy(pack.token_ids_M).to(self.device)[None],
             position_ids=torch.from_numpy(pack.depths_M).to(self.device)[None],
-            tree=attention.TreeLayout(pack, prefix, dtype, self.device),
+            tree=attention.TreeLayout(pack, dtype, self.device),
             past_key_values=cache,
             use_cache=False,
         ).last_hidden_state
         return hidden[0]
-
-    def _read(self, hidden_M_H: Tensor, reads: Reads) -> Tensor:
-        # Siblings that drew from the same state read the same logits.
-        pairs_K = np.stack([reads.nodes_K, reads.temperatures_K.view(np.int32)]).astype(np.int64)
-        _, first_U, rows_K = np.unique(pairs_K[0] << 32 | pairs_K[1], return_index=True, return_inverse=True)
-        nodes_U, temperatures_U, rows, token_ids_K = (
-            torch.from_numpy(column).to(self.device)
-            for column in (reads.nodes_K[first_U], reads.temperatures_K[first_U], rows_K, reads.token_ids_K)
-        )
-        head = self.model.get_output_embeddings()
-        return sampled_logprobs(head, hidden_M_H[nodes_U], temperatures_U, rows, token_ids_K)
 
 
 def _leaf(states: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Rows that begin alike share their computation: a batch becomes one common prefix and packs of token trees.
+"""Rows that begin alike share their computation: a batch becomes trunks, and packs of token trees that grow on them.
 
-Axes: N rows, P tokens of the common prefix, M nodes of a pack, K trained tokens of a pack's rows.
+Axes: N rows, M nodes of a pack or trunk, K trained tokens of a pack's rows.
 
 Rows are sorted by their tokens. A row then shares its longest common beginning with the row before it, new nodes come
 in depth-first order, and the subtree of a node is a contiguous range: node i is an ancestor of node j exactly if
@@ -9,28 +9,36 @@ i <= j < end_i. Two vectors of length M describe the whole attention mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
+# A forward and backward pass of its own costs about as much as this many tokens (SmolLM2-135M on one core).
+LEAST_TRUNK = 64
+
 
 @dataclass(frozen=True)
 class Pack:
-    """The trees of some rows, computed in one forward pass behind the common prefix.
+    """The trees of some rows, computed in one forward pass behind the trunks that they grow on.
 
-    token_ids_M, depths_M: the token of each node and its position in its rows, prefix included; ends_M: the end of its
-    subtree; rows: whose nodes these are; nodes: for each of those rows, its nodes in order, so that position
-    p >= prefix of row `rows[i]` is node `nodes[i][p - prefix]`.
+    token_ids_M, depths_M: the token of each node and its position in its rows; ends_M: the end of its subtree; path:
+    the trunks before it, numbers within the forest, from the root; prefix: how many tokens these hold; rows: whose
+    nodes these are; nodes: for each of those rows, its nodes in order, so that position p >= prefix of row `rows[i]` is
+    node `nodes[i][p - prefix]`.
+
+    A trunk is a pack of one chain, which stands for no rows.
     """
 
     token_ids_M: Ints
     depths_M: Ints
     ends_M: Ints
+    path: tuple[int, ...]
+    prefix: int
     rows: list[int]
     nodes: list[Ints]
 
@@ -40,44 +48,107 @@ class Pack:
 
 @dataclass(frozen=True)
 class Forest:
-    """A batch ready to compute: prefix_P token ids that every row begins with, and packs that hold every row once."""
+    """A batch ready to compute: packs that hold every row once, in depth-first order, and the trunks they grow on."""
 
-    prefix_P: Ints
+    trunks: list[Pack]
     packs: list[Pack]
 
     @property
     def computed_tokens(self) -> int:
-        """Tokens that pass through the model: the prefix once, and every distinct node of every pack."""
-        return len(self.prefix_P) + sum(map(len, self.packs))
+        """Tokens that pass through the model: every distinct node of every trunk and pack."""
+        return sum(map(len, self.trunks)) + sum(map(len, self.packs))
 
 
-def plan_forest(token_ids: Sequence[NDArray[np.int32]], first_trained: Sequence[int], max_pack_tokens: int) -> Forest:
+def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) -> Forest:
     """Shares the beginnings of rows, in packs of at most `max_pack_tokens` nodes (a longer row is a pack of its own).
 
-    The common prefix ends before the parent of the first trained token: every hidden state that the loss reads is in a
-    pack, and of the prefix only keys and values are needed.
+    What fits into one pack is one. Otherwise what its rows have in common becomes a trunk, unless it is too short to
+    pay, and the branches behind it are planned by themselves, as many to a pack as fit.
 
-    Worked example: rows [1, 2, 3], [1, 2, 4, 5], trained from position 2, make the prefix [1] and one pack of the nodes
-    2, 3, 4, 5 with depths 1, 2, 2, 3 and ends 4, 2, 4, 4.
+    Worked example: rows [1, 2, 3], [1, 2, 4, 5] make one pack of the nodes 1, 2, 3, 4, 5 with depths 0, 1, 2, 2, 3 and
+    ends 5, 5, 3, 5, 5.
 
-    Args: token_ids: N arrays of token ids; first_trained: N positions of each row's first trained token, >= 1.
+    Args: token_ids: N arrays of token ids, none of them empty
     """
     order = sorted(range(len(token_ids)), key=lambda row: _sort_key(token_ids[row]))
-    if not order:
-        return Forest(np.zeros(0, np.int64), [])
-    prefix = min(_common(token_ids[order[0]], token_ids[order[-1]]), min(first_trained) - 1)
-    shared = [prefix] + [max(prefix, _common(token_ids[a], token_ids[b])) for a, b in pairwise(order)]
-
+    rows = _SortedRows([token_ids[row] for row in order])
+    trunks: list[Pack] = []
     packs: list[Pack] = []
-    begin = size = 0
-    for i, row in enumerate(order):
-        new = len(token_ids[row]) - (shared[i] if i > begin else prefix)
-        if i > begin and size + new > max_pack_tokens:
-            packs.append(_grow(token_ids, order[begin:i], shared[begin:i], prefix))
-            begin, size, new = i, 0, len(token_ids[row]) - prefix
-        size += new
-    packs.append(_grow(token_ids, order[begin:], shared[begin:], prefix))
-    return Forest(token_ids[order[0]][:prefix].astype(np.int64), packs)
+    waiting: list[_Branch] = [_Branch(0, len(order), (), 0)] if order else []
+    while waiting:
+        branch = waiting.pop()
+        if branch.end - branch.begin == 1 or rows.new(branch.begin, branch.end, branch.depth) <= max_pack_tokens:
+            packs.append(rows.pack(branch, order))
+            continue
+        fork = min(rows.shared[branch.begin + 1 : branch.end])
+        # Every row keeps a node of its own, so that no pack is empty.
+        common = min(fork, *(len(ids) - 1 for ids in rows.token_ids[branch.begin : branch.end]))
+        path, depth = branch.path, branch.depth
+        if common - depth >= LEAST_TRUNK:
+            trunks.append(_chain(rows.token_ids[branch.begin][depth:common], path, depth))
+            path, depth = (*path, len(trunks) - 1), common
+        pieces = [_Branch(*piece, path, depth) for piece in rows.pieces(branch, fork, depth, max_pack_tokens)]
+        waiting.extend(reversed(pieces))
+    return Forest(trunks, packs)
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """Sorted rows begin:end, to be computed behind the trunks of `path`, which hold `depth` tokens."""
+
+    begin: int
+    end: int
+    path: tuple[int, ...]
+    depth: int
+
+
+class _SortedRows:
+    """Rows in order. shared[i]: how many tokens row i has in common with row i - 1."""
+
+    def __init__(self, token_ids: list[NDArray[np.int32]]) -> None:
+        self.token_ids = token_ids
+        self.shared = [0] + [_common(a, b) for a, b in pairwise(token_ids)]
+        own = (len(ids) - shared for ids, shared in zip(token_ids, self.shared, strict=False))
+        self.own_before = list(accumulate(own, initial=0))
+
+    def new(self, begin: int, end: int, depth: int) -> int:
+        """Nodes of the rows begin:end beyond `depth`, which all of them share."""
+        return len(self.token_ids[begin]) - depth + self.own_before[end] - self.own_before[begin + 1]
+
+    def pieces(self, branch: _Branch, fork: int, depth: int, most: int) -> Iterator[tuple[int, int]]:
+        """The branches that part at `fork`, as begin and end: neighbours together where they fit into a pack."""
+        begin = branch.begin
+        parts = [row for row in range(begin + 1, branch.end) if self.shared[row] == fork]
+        for part, next_part in pairwise([*parts, branch.end]):
+            if self.new(begin, next_part, depth) > most:
+                yield begin, part
+                begin = part
+        yield begin, branch.end
+
+    def pack(self, branch: _Branch, order: Sequence[int]) -> Pack:
+        """One pack of a branch; order: the number of each sorted row in the batch."""
+        tokens: list[Ints] = []
+        depths: list[Ints] = []
+        nodes: list[Ints] = []
+        closed: list[tuple[Ints, int]] = []
+        path = np.zeros(0, np.int64)
+        count, prefix = 0, branch.depth
+        for row in range(branch.begin, branch.end):
+            keep = self.shared[row] - prefix if nodes else 0
+            closed.append((path[keep:], count))
+            new = self.token_ids[row][prefix + keep :]
+            tokens.append(new.astype(np.int64))
+            depths.append(np.arange(prefix + keep, prefix + keep + len(new)))
+            path = np.concatenate([path[:keep], np.arange(count, count + len(new))])
+            nodes.append(path)
+            count += len(new)
+        closed.append((path, count))
+
+        ends_M = np.full(count, count, np.int64)
+        for finished, end in closed:
+            ends_M[finished] = end
+        rows = list(order[branch.begin : branch.end])
+        return Pack(np.concatenate(tokens), np.concatenate(depths), ends_M, branch.path, prefix, rows, nodes)
 
 
 def ancestor_mask(pack: Pack) -> NDArray[np.bool_]:
@@ -87,29 +158,10 @@ def ancestor_mask(pack: Pack) -> NDArray[np.bool_]:
     return mask
 
 
-def _grow(token_ids: Sequence[NDArray[np.int32]], rows: list[int], shared: list[int], prefix: int) -> Pack:
-    """One pack of sorted rows; shared[i] is how much row i has in common with row i - 1."""
-    tokens: list[Ints] = []
-    depths: list[Ints] = []
-    nodes: list[Ints] = []
-    closed: list[tuple[Ints, int]] = []
-    path = np.zeros(0, np.int64)
-    count = 0
-    for i, row in enumerate(rows):
-        keep = shared[i] - prefix if i else 0
-        closed.append((path[keep:], count))
-        new = token_ids[row][prefix + keep :]
-        tokens.append(new.astype(np.int64))
-        depths.append(np.arange(prefix + keep, prefix + keep + len(new)))
-        path = np.concatenate([path[:keep], np.arange(count, count + len(new))])
-        nodes.append(path)
-        count += len(new)
-    closed.append((path, count))
-
-    ends_M = np.full(count, count, np.int64)
-    for finished, end in closed:
-        ends_M[finished] = end
-    return Pack(np.concatenate(tokens), np.concatenate(depths), ends_M, rows, nodes)
+def _chain(token_ids: NDArray[np.int32], path: tuple[int, ...], depth: int) -> Pack:
+    length = len(token_ids)
+    depths_M = np.arange(depth, depth + length)
+    return Pack(token_ids.astype(np.int64), depths_M, np.full(length, length), path, depth, [], [])
 
 
 def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

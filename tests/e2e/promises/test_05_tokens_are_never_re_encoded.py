@@ -105,13 +105,13 @@ async def trained(found: Scene, group: tables.Group, rollout: tables.Rollout, ot
 
 
 def rows_of_the_loss(samples: Sequence[Sample]) -> list[list[int]]:
-    """The token ids of each row as they go through the model: the common prefix, then the nodes of a pack."""
-    first_trained = [int(np.flatnonzero(sample.mask)[0]) for sample in samples]
-    forest = plan_forest([sample.token_ids for sample in samples], first_trained, 4096)
+    """The token ids of each row as they go through the model: trunks, then the nodes of a pack."""
+    forest = plan_forest([sample.token_ids for sample in samples], 100)
     rows: dict[int, list[int]] = {}
     for pack in forest.packs:
         for row, nodes in zip(pack.rows, pack.nodes, strict=True):
-            rows[row] = [*forest.prefix_P.tolist(), *pack.token_ids_M[nodes].tolist()]
+            trunks = [token for number in pack.path for token in forest.trunks[number].token_ids_M.tolist()]
+            rows[row] = [*trunks, *pack.token_ids_M[nodes].tolist()]
     return [rows[index] for index in range(len(samples))]
 
 

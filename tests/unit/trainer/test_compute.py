@@ -16,6 +16,7 @@ from libs.contracts.config import (
     Gspo,
     PpoClip,
 )
+from services.trainer import tree
 from services.trainer.batch import Sample, trained_tokens, weights_of
 from services.trainer.compute import accumulate_gradients, batch_logprobs, plan_batch
 from services.trainer.forward import Policy
@@ -24,6 +25,11 @@ from services.trainer.objective import Terms, objective
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama, tiny_qwen
 
 CPU = Accelerator(cpu=True)
+
+
+@pytest.fixture(autouse=True)
+def short_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
 
 
 def plain_logprobs(model: PreTrainedModel, row: Sample) -> Tensor:
@@ -145,8 +151,9 @@ def test_frozen_low_layers_keep_no_graph() -> None:
     model = tiny_llama()
     freeze(model, ["model.embed_tokens.*", "model.layers.0.*", "model.layers.1.*"])
     samples = agent_samples(5)
-    prefix = Policy(model).prefix(plan_batch(samples, trained_tokens(samples), 100).forest)
-    assert [keys.requires_grad for keys, _ in prefix.leaves.values()] == [False, False, True]
+    (first, *_) = plan_batch(samples, trained_tokens(samples), 40).forest.trunks
+    trunk = Policy(model).trunk(first, [])
+    assert [keys.requires_grad for keys, _ in trunk.leaves.values()] == [False, False, True]
 
 
 def test_rows_without_advantage_are_left_out_without_a_trace() -> None:
@@ -185,3 +192,17 @@ def test_logprobs_in_float32_equal_a_plain_forward() -> None:
     with torch.no_grad():
         plain_K = torch.cat([plain_logprobs(model, row) for row in samples])
     assert np.abs(shared_K - plain_K.numpy()).max() < 1e-5
+
+
+def test_what_rows_sampled_together_is_read_from_the_trunk() -> None:
+    samples = [
+        sample("run.0.0:0", [1, 2, 3, 4, 5, 6], [0, 1, 1, 0, 1, 1], advantage=1.0),
+        sample("run.0.0:1", [1, 2, 3, 4, 7, 8, 9], [0, 0, 0, 0, 1, 1, 1], advantage=0.5),
+        sample("run.0.1:0", [1, 2, 3, 4, 7, 9, 9], [0, 1, 1, 0, 1, 1, 1], advantage=-1.0, temperature=0.7),
+    ]
+    model = tiny_llama()
+    for algorithm in (PpoClip(), Gspo()):
+        plan = plan_batch(samples, trained_tokens(samples), 2)
+        assert [trunk.token_ids_M.tolist() for trunk in plan.forest.trunks] == [[1, 2, 3, 4], [7]]
+        expected = plain_gradients(model, algorithm, samples)
+        assert_same(shared_gradients(model, algorithm, samples, max_pack_tokens=2), expected)

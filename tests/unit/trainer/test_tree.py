@@ -1,67 +1,99 @@
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
-from services.trainer.tree import Forest, ancestor_mask, plan_forest
+from services.trainer import tree
+from services.trainer.tree import Forest, Pack, ancestor_mask, plan_forest
 
 
-def rows(*lists: list[int]) -> list[np.ndarray]:
+def rows(*lists: Sequence[int]) -> list[np.ndarray]:
     return [np.array(ids, dtype=np.int32) for ids in lists]
 
 
 def random_rows(seed: int) -> list[np.ndarray]:
     random = np.random.default_rng(seed)
-    return [random.integers(0, 2, random.integers(2, 9)).astype(np.int32) for _ in range(random.integers(1, 9))]
+    return [random.integers(0, 2, random.integers(1, 9)).astype(np.int32) for _ in range(random.integers(1, 9))]
+
+
+def before(forest: Forest, pack: Pack) -> list[int]:
+    """The tokens of the trunks that a pack grows on."""
+    return [token for number in pack.path for token in forest.trunks[number].token_ids_M.tolist()]
+
+
+@pytest.fixture
+def short_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
 
 
 def test_two_rows_share_their_beginning_by_hand() -> None:
-    forest = plan_forest(rows([1, 2, 3], [1, 2, 4, 5]), [2, 2], 100)
+    forest = plan_forest(rows([1, 2, 3], [1, 2, 4, 5]), 100)
     (pack,) = forest.packs
-    assert forest.prefix_P.tolist() == [1]
-    assert pack.token_ids_M.tolist() == [2, 3, 4, 5]
-    assert pack.depths_M.tolist() == [1, 2, 2, 3]
-    assert pack.ends_M.tolist() == [4, 2, 4, 4]
-    assert [nodes.tolist() for nodes in pack.nodes] == [[0, 1], [0, 2, 3]]
-    assert ancestor_mask(pack).astype(int).tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 1, 1]]
-
-
-def test_the_prefix_ends_before_the_parent_of_the_first_trained_token() -> None:
-    forest = plan_forest(rows([1, 2, 3, 4], [1, 2, 3, 5]), [3, 2], 100)
-    assert forest.prefix_P.tolist() == [1]
+    assert forest.trunks == []
+    assert pack.token_ids_M.tolist() == [1, 2, 3, 4, 5]
+    assert pack.depths_M.tolist() == [0, 1, 2, 2, 3]
+    assert pack.ends_M.tolist() == [5, 5, 3, 5, 5]
+    assert [nodes.tolist() for nodes in pack.nodes] == [[0, 1, 2], [0, 1, 3, 4]]
+    assert ancestor_mask(pack)[2:].astype(int).tolist() == [[1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]
 
 
 def test_a_batch_without_rows_has_no_packs() -> None:
-    assert plan_forest([], [], 100).packs == []
+    assert plan_forest([], 100).packs == []
 
 
-def test_a_single_row_is_one_pack_behind_its_own_prompt() -> None:
-    forest = plan_forest(rows([1, 2, 3, 4]), [3], 100)
-    assert forest.prefix_P.tolist() == [1, 2]
-    assert forest.packs[0].token_ids_M.tolist() == [3, 4]
+def test_a_row_longer_than_a_pack_is_one_by_itself() -> None:
+    (pack,) = plan_forest(rows([1, 2, 3, 4]), 3).packs
+    assert pack.token_ids_M.tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(60))
 @pytest.mark.parametrize("limit", [1, 6, 1000])
+@pytest.mark.usefixtures("short_trunks")
 def test_every_row_is_found_along_its_nodes_and_no_node_is_doubled(seed: int, limit: int) -> None:
     token_ids = random_rows(seed)
-    forest = plan_forest(token_ids, [1] * len(token_ids), limit)
+    forest = plan_forest(token_ids, limit)
     assert sorted(row for pack in forest.packs for row in pack.rows) == list(range(len(token_ids)))
     for pack in forest.packs:
         paths = set()
         mask = ancestor_mask(pack)
+        trunk = before(forest, pack)
+        assert pack.prefix == len(trunk)
         for row, nodes in zip(pack.rows, pack.nodes, strict=True):
-            whole = np.concatenate([forest.prefix_P, pack.token_ids_M[nodes]])
-            assert whole.tolist() == token_ids[row].tolist()
-            assert pack.depths_M[nodes].tolist() == list(range(len(forest.prefix_P), len(whole)))
+            whole = [*trunk, *pack.token_ids_M[nodes].tolist()]
+            assert whole == token_ids[row].tolist()
+            assert pack.depths_M[nodes].tolist() == list(range(len(trunk), len(whole)))
             for i, node in enumerate(nodes):
                 assert np.flatnonzero(mask[node]).tolist() == nodes[: i + 1].tolist()
-                paths.add(tuple(whole[: len(forest.prefix_P) + i + 1]))
-        assert len(paths) == len(pack)
+                paths.add(tuple(whole[: len(trunk) + i + 1]))
+        assert len(paths) == len(pack) > 0
         assert len(pack) <= limit or len(pack.rows) == 1
 
 
-def test_packing_never_changes_what_is_common() -> None:
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.usefixtures("short_trunks")
+def test_trunks_stand_behind_their_own_and_packs_come_depth_first(seed: int) -> None:
+    forest = plan_forest(random_rows(seed), 4)
+    for trunk in forest.trunks:
+        assert trunk.depths_M.tolist() == list(range(trunk.prefix, trunk.prefix + len(trunk)))
+        assert len(before(forest, trunk)) == trunk.prefix
+    for number in range(len(forest.trunks)):
+        grown = [place for place, pack in enumerate(forest.packs) if number in pack.path]
+        assert grown == list(range(grown[0], grown[-1] + 1))
+
+
+def test_groups_of_siblings_are_computed_once_however_small_the_packs() -> None:
+    random = np.random.default_rng(0)
+    system, questions = list(range(100)), [random.integers(100, 900, 200).tolist() for _ in range(3)]
+    token_ids = rows(
+        *([*system, *question, *random.integers(100, 900, 300).tolist()] for question in questions for _ in range(4))
+    )
+    distinct = 100 + 3 * 200 + 12 * 300
+    for limit in (10_000, 1200, 700, 300):
+        assert plan_forest(token_ids, limit).computed_tokens == distinct
+
+
+def test_a_beginning_too_short_to_pay_is_computed_in_each_pack() -> None:
     token_ids = rows([1, 2, 3], [1, 2, 4], [1, 9, 9])
-    small: Forest = plan_forest(token_ids, [2, 2, 2], 2)
-    assert small.prefix_P.tolist() == [1]
-    assert [len(pack) for pack in small.packs] == [2, 2, 2]
-    assert small.computed_tokens == 7
+    forest = plan_forest(token_ids, 2)
+    assert forest.trunks == []
+    assert [len(pack) for pack in forest.packs] == [3, 3, 3]
