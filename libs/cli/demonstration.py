@@ -25,6 +25,7 @@ from libs.cli.demo import (
 )
 from libs.cli.errors import CommandError, Exit
 from libs.cli.output import console
+from libs.cli.phases import in_words, phases_of
 from libs.cli.platform import Options, Platform
 from libs.cli.watch import evaluation_table, watch_run
 from libs.client import Leyden
@@ -91,8 +92,11 @@ def _show(client: Leyden, run: Run, folder: Path, *, require_rise: bool) -> None
         console.print(evaluation_table(evaluations), width=140, crop=False)
     report = write_report(client, ended, folder)
     console.print(f"report: {report}")
+    spent = phases_of(client, ended)
     # Plain, so that a machine finds one line whatever the width of the terminal.
-    sys.stdout.write(json.dumps(summary(ended, steps, evaluations, report)) + "\n")
+    sys.stdout.write(in_words(spent) + "\n")
+    last = summary(ended, steps, evaluations, report) | {"phases": {p.name: round(p.seconds, 1) for p in spent}}
+    sys.stdout.write(json.dumps(last) + "\n")
     sys.stdout.flush()
     if require_rise:
         check_rise(steps)
