@@ -1,24 +1,29 @@
 """One process per attempt that starts the agent, bounds it, and leaves nothing of it behind.
 
-Sits between runner and agent: `main` with the arguments ROOT LIFELINE_FD [LOCK_FD], standard library only, because 64
-of these start at once. It reads its orders (`marshal`, see `process._orders_of`) from stdin, watches the lifeline (a
-pipe whose other end only the runner holds: when the runner dies, even by SIGKILL, it closes), and writes one report to
-stdout. It is a subreaper: children that daemonise or open a session of their own become its children and die with the
-attempt. The lock it only holds open: it tells other runners that this attempt's user still has processes.
+Sits between runner and agent, standard library only, because 64 of these start at once. `main` is what they are forked
+from: one process of a runner, with this code loaded and nothing of any attempt, that gets a message per attempt on
+stdin, a socket, and ends when the runner does. The message carries descriptors: the keeper's orders (`marshal`, see
+`process._orders_of`), where it is to write its one report, the lifeline (a pipe whose other end only the runner holds:
+when the runner dies, even by SIGKILL, it closes), and perhaps a lock that it only holds open: it tells other runners
+that this attempt's user still has processes. A keeper is a subreaper: children that daemonise or open a session of
+their own become its children and die with the attempt.
 """
 # pathlib costs more start-up time than everything else here:
 # ruff: noqa: PTH123, PTH208
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # the public `signal` builds enums, a third of this process's start-up time
+# The public modules build enums, and what is not there need not be forked.
+import _signal  # type: ignore[import-not-found]
+import _socket
 import ctypes
 import fcntl
+import gc
 import marshal
 import os
 import resource
 import select
-import sys
+import struct
 import time
 
 # `os.execvpe` imports it, behind walls that may hide the standard library.
@@ -27,12 +32,15 @@ import warnings  # noqa: F401
 from services.runner import walls
 
 if walls.TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, NoReturn
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
-SIGKILL, SIGTERM, SIGPIPE = 9, 15, 13
+SIGKILL, SIGTERM, SIGPIPE, SIGCHLD = 9, 15, 13, 17
+DESCRIPTORS = 4
+STARTED = struct.Struct("i")
+"""The answer to a message: the keeper's pid, with a pidfd beside it; or the number of the error, negative."""
 CHUNK_BYTES = 1 << 16
 DRAIN_CHUNKS = 64
 KILL_SECONDS = 10.0
@@ -121,8 +129,6 @@ class Agent:
         self.pid = os.fork()
         if self.pid == 0:
             _become_agent(orders, keeper, stdout, stderr, report)
-        # Nobody may look into this process, as an agent of the same user else could where there is no Landlock.
-        _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
         for descriptor in (stdout, stderr, report):
             os.close(descriptor)
         with os.fdopen(failure, "rb") as pipe:
@@ -181,6 +187,7 @@ def _become_agent(orders: dict[str, Any], keeper: int, stdout: int, stderr: int,
     """In the forked child: bounds itself and becomes the agent; the pipe `report` closes then, or tells why not."""
     try:
         os.setsid()
+        _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         _be_the_first_to_go()
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.dup2(stdout, 1)
@@ -260,11 +267,95 @@ def ignored_its_cpu_limit(agent: Agent, orders: dict[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Runs one agent as ordered on stdin and reports on stdout."""
-    lifeline, *_ = kept = [int(descriptor) for descriptor in sys.argv[2:]]
-    for descriptor in kept:
-        os.set_inheritable(descriptor, False)
-    orders = marshal.loads(sys.stdin.buffer.read())  # noqa: S302  # from our own runner
+    """Forks a keeper for each message on stdin, until the runner is gone."""
+    # Nobody may look into this process or into keepers, as an agent of the same user else could where there is no
+    # Landlock.
+    _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    gc.freeze()
+    gc.disable()
+    runner, woken = _socket.socket(fileno=os.dup(0)), _woken_by_deaths()
+    poll = select.poll()
+    for descriptor in (runner.fileno(), woken):
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor == woken:
+                os.read(woken, CHUNK_BYTES)
+                _reap()
+            else:
+                _obey(runner)
+
+
+def _woken_by_deaths() -> int:
+    """A pipe that can be read when a child has ended."""
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    _signal.set_wakeup_fd(wake)
+    _signal.signal(SIGCHLD, lambda *_: None)
+    return woken
+
+
+def _reap() -> None:
+    """Buries keepers that have ended. Their CPU time, and that of what they kept, becomes this process's children's."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+    except ChildProcessError:
+        return
+
+
+def _obey(runner: Any) -> None:
+    """Forks the keeper that a message asks for; ends this process when the runner is gone."""
+    message, ancillary, *_ = runner.recvmsg(1, _socket.CMSG_SPACE(DESCRIPTORS * STARTED.size))
+    if not message:
+        os._exit(0)
+    descriptors = [number for _, _, packed in ancillary for (number,) in STARTED.iter_unpack(packed)]
+    try:
+        _answer(runner, descriptors)
+    except BrokenPipeError:
+        os._exit(0)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _answer(runner: Any, descriptors: list[int]) -> None:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        runner.send(STARTED.pack(-(error.errno or 1)))
+        return
+    if pid == 0:
+        # Held by a keeper, it would look open when the process before this line is gone.
+        runner.close()
+        _keep(*descriptors)
+    pidfd = os.pidfd_open(pid)
+    runner.sendmsg([STARTED.pack(pid)], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, STARTED.pack(pidfd))])
+    os.close(pidfd)
+
+
+def _keep(orders: int, reports: int, *kept: int) -> NoReturn:
+    """In the forked child: runs one agent as ordered and reports how it ended. Nothing returns from here."""
+    try:
+        _signal.set_wakeup_fd(-1)
+        _signal.signal(SIGCHLD, _signal.SIG_DFL)
+        os.setsid()
+        os.dup2(orders, 0)
+        os.dup2(reports, 1)
+        for descriptor in (orders, reports):
+            os.close(descriptor)
+        for descriptor in kept:
+            os.set_inheritable(descriptor, False)
+        with open(0, "rb") as file:
+            report = _kept(marshal.load(file), lifeline=kept[0])  # noqa: S302  # from our own runner
+        with open(1, "wb") as out:
+            out.write(marshal.dumps(report))
+    finally:
+        # Skips the interpreter's own end. Without a report the runner, if it is there, knows that something broke.
+        os._exit(0)
+
+
+def _kept(orders: dict[str, Any], *, lifeline: int) -> dict[str, Any]:
+    """The report of one agent, which has ended with everything that it started."""
     become_subreaper()
     started = time.monotonic()
     agent = Agent(orders)
@@ -273,7 +364,7 @@ def main() -> None:
     clean = agent.kill()
     drain(tails)
     contained = agent.user is not None or walls.holds_signals(orders["walls"])
-    report = {
+    return {
         **end,
         "clean": clean,
         "exit_code": agent.exit_code,
@@ -289,11 +380,3 @@ def main() -> None:
         "stdout_total": tails[agent.stdout].total,
         "stderr_total": tails[agent.stderr].total,
     }
-    try:
-        with open(1, "wb") as out:
-            out.write(marshal.dumps(report))
-    except BrokenPipeError:
-        # The runner is gone; nobody is left to tell.
-        os._exit(1)
-    # Skips the interpreter's own shutdown: everything is written.
-    os._exit(0)

@@ -8,10 +8,12 @@ import ctypes
 import marshal
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from services.runner import keeper
 from services.runner.walls import Walls, no_walls
 
 _ROOT = str(Path(keeper.__file__).resolve().parents[2])
+ANSWER_SECONDS = 10.0
 _KEEPER = "import sys; sys.path.append(sys.argv[1]); from services.runner.keeper import main; main()"
 
 
@@ -76,11 +79,99 @@ class Ended:
     contained: bool = False
 
 
+@dataclass(frozen=True)
+class Keeper:
+    """A keeper at work; `pidfd`, owned by whoever asked for it, tells when it is gone."""
+
+    pid: int
+    pidfd: int
+
+    def wait(self) -> None:
+        """Returns when the process is gone and what it kept has another parent; closes `pidfd`."""
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        poll.poll()
+        os.close(self.pidfd)
+        # Ours by adoption, where the process that it was forked from has ended.
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+
+
+class Nursery:
+    """The process that keepers are forked from, started when it is needed and again when it was killed: a fork costs a
+    tenth of the start of an interpreter."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._door: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """None while there is none."""
+        return None if self._process is None else self._process.pid
+
+    def fork(self, descriptors: Sequence[int]) -> Keeper:
+        """A keeper with these descriptors: orders, reports, lifeline, lock.
+
+        Raises: KeeperLost: it may have begun or not; once the lifeline is closed, it has not or ends
+        """
+        for _ in range(2):
+            door = self._opened()
+            try:
+                socket.send_fds(door, [b"k"], descriptors)
+            except OSError:
+                # Killed while nothing was asked of it.
+                self.close()
+                continue
+            return self._answer(door)
+        raise KeeperLost("no keeper could be started: the process that they are forked from was killed twice")
+
+    def _answer(self, door: socket.socket) -> Keeper:
+        try:
+            said, pidfds, _, _ = socket.recv_fds(door, keeper.STARTED.size, 1)
+        except TimeoutError:
+            said, pidfds = b"", []
+        if not said:
+            self.close()
+            raise KeeperLost("the process that keepers are forked from was killed, or stands still")
+        (pid,) = keeper.STARTED.unpack(said)
+        if pid < 0:
+            raise KeeperLost(f"no keeper could be forked: {os.strerror(-pid)}")
+        return Keeper(pid, *pidfds)
+
+    def _opened(self) -> socket.socket:
+        if self._door is None:
+            self._door, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._door.settimeout(ANSWER_SECONDS)
+            with theirs:
+                self._process = subprocess.Popen(
+                    # Imported and not run as a file, so that its compiled form is used.
+                    [sys.executable, "-I", "-S", "-c", _KEEPER, _ROOT],
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    start_new_session=True,
+                    env={},
+                    cwd="/",
+                )
+        return self._door
+
+    def close(self) -> None:
+        """Ends the process; keepers at work are not touched."""
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
 class Processes:
     """Every agent that this runner has running."""
 
     def __init__(self) -> None:
         self._keepers: set[int] = set()
+        self._nursery = Nursery()
 
     def adopt_orphans(self) -> None:
         """Makes this process the parent of what a killed keeper leaves behind, so that it can be found and killed."""
@@ -95,7 +186,7 @@ class Processes:
         # A socket and no pipe: uvloop closes a pipe's descriptor twice, and the second time it may be another thread's.
         ours, reports = socket.socketpair()
         try:
-            process = _start_keeper(command, lifeline, reports)
+            keeper_at_work = self._start_keeper(command, lifeline, reports)
         except BaseException:
             os.close(held)
             ours.close()
@@ -103,10 +194,11 @@ class Processes:
         finally:
             os.close(lifeline)
             reports.close()
-        self._keepers.add(process.pid)
+        self._keepers.add(keeper_at_work.pid)
         reading = asyncio.ensure_future(_read_all(ours))
+        report: Ended | None = None
         try:
-            return _report(await asyncio.shield(reading), process)
+            report = _report(await asyncio.shield(reading), keeper_at_work.pid)
         except asyncio.CancelledError:
             os.close(held)
             held = -1
@@ -116,10 +208,23 @@ class Processes:
             if held >= 0:
                 os.close(held)
             # Its side of the socket has closed, so this waits for microseconds.
-            process.wait()
-            self._keepers.discard(process.pid)
-            if process.returncode != 0:
+            keeper_at_work.wait()
+            self._keepers.discard(keeper_at_work.pid)
+            if report is None:
                 self._kill_orphans()
+        return report
+
+    def close(self) -> None:
+        """Ends what keepers are forked from."""
+        self._nursery.close()
+
+    def _start_keeper(self, command: Command, lifeline: int, reports: socket.socket) -> Keeper:
+        # The orders hold the agent's key: a memory file keeps them out of argv and off the disk.
+        with os.fdopen(os.memfd_create("orders"), "r+b") as orders:
+            orders.write(marshal.dumps(_orders_of(command)))
+            orders.seek(0)
+            lock = () if command.lock is None else (command.lock,)
+            return self._nursery.fork((orders.fileno(), reports.fileno(), lifeline, *lock))
 
     def _kill_orphans(self) -> None:
         """Kills children of this process that are no keeper: what a dead keeper left, handed to us as its subreaper."""
@@ -131,25 +236,8 @@ class Processes:
                     os.waitpid(orphan, 0)
 
     def _orphans(self) -> set[int]:
-        return {pid for pid, parent in keeper.parents().items() if parent == os.getpid()} - self._keepers
-
-
-def _start_keeper(command: Command, lifeline: int, reports: socket.socket) -> subprocess.Popen[bytes]:
-    kept = (lifeline,) if command.lock is None else (lifeline, command.lock)
-    # The orders hold the agent's key: a memory file keeps them out of argv and off the disk.
-    with os.fdopen(os.memfd_create("orders"), "r+b") as orders:
-        orders.write(marshal.dumps(_orders_of(command)))
-        orders.seek(0)
-        return subprocess.Popen(
-            # Imported and not run as a file, so that its compiled form is used.
-            [sys.executable, "-I", "-S", "-c", _KEEPER, _ROOT, *map(str, kept)],
-            stdin=orders,
-            stdout=reports.fileno(),
-            pass_fds=kept,
-            start_new_session=True,
-            env={},
-            cwd="/",
-        )
+        ours = {self._nursery.pid, *self._keepers}
+        return {pid for pid, parent in keeper.parents().items() if parent == os.getpid()} - ours
 
 
 def _orders_of(command: Command) -> dict[str, object]:
@@ -182,10 +270,10 @@ async def _read_all(ours: socket.socket) -> bytes:
         writer.close()
 
 
-def _report(raw: bytes, process: subprocess.Popen[bytes]) -> Ended:
+def _report(raw: bytes, pid: int) -> Ended:
     try:
         report = marshal.loads(raw)  # noqa: S302  # written by our keeper, never by the agent
     except (EOFError, ValueError, TypeError) as error:
-        raise KeeperLost(f"keeper {process.pid} ended without a report: was it killed?") from error
+        raise KeeperLost(f"keeper {pid} ended without a report: was it killed?") from error
     report.pop("abandoned")
     return Ended(**report)

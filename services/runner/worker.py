@@ -293,4 +293,5 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
         await queue.close()
         await wake.close()
         await database.close()
+        processes.close()
         await asyncio.to_thread(folders.close)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from services.runner import keeper
+from services.runner import keeper, process
 from services.runner.process import Command, Ended, KeeperLost, Processes
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,8 @@ def command(code: str, folder: Path, **changes: object) -> Command:
 
 
 async def run(code: str, folder: Path, **changes: object) -> Ended:
-    return await Processes().run(command(code, folder, **changes))
+    with contextlib.closing(Processes()) as processes:
+        return await processes.run(command(code, folder, **changes))
 
 
 def alive(pid: int) -> bool:
@@ -156,11 +157,64 @@ asyncio.run(main())
 """
     runner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     await until(lambda: len(read_pids(tmp_path)) == 3)
-    [keeper_pid] = [pid for pid, parent in keeper.parents().items() if parent == runner.pid]
+    [nursery] = children(runner.pid)
+    [keeper_pid] = children(nursery)
     os.kill(keeper_pid, signal.SIGKILL)
     out, _ = await asyncio.to_thread(runner.communicate, timeout=20)
     assert out == b"lost\n"
     assert not any(map(alive, read_pids(tmp_path)))
+
+
+async def test_attempts_survive_the_process_that_keepers_are_forked_from(tmp_path: Path) -> None:
+    with contextlib.closing(Processes()) as processes:
+        slow = asyncio.create_task(processes.run(command(SLOW, tmp_path)))
+        await until(lambda: read_pids(tmp_path))
+        [nursery] = [pid for pid in children(os.getpid()) if "keeper" in arguments(pid)]
+        os.kill(nursery, signal.SIGKILL)
+        await until(lambda: not alive(nursery))
+        quick = await processes.run(command("print('quick')", tmp_path))
+        (tmp_path / "go").touch()
+        ended = await slow
+    assert (quick.stdout, quick.exit_code) == (b"quick\n", 0)
+    assert (ended.stdout, ended.exit_code) == (b"slow\n", 0)
+    assert not any(map(alive, read_pids(tmp_path)))
+
+
+async def test_a_nursery_that_stands_still_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "ANSWER_SECONDS", 5.0)
+    with contextlib.closing(Processes()) as processes:
+        await processes.run(command("", tmp_path))
+        [nursery] = [pid for pid in children(os.getpid()) if "keeper" in arguments(pid)]
+        os.kill(nursery, signal.SIGSTOP)
+        with pytest.raises(KeeperLost, match="stands still"):
+            await processes.run(command("", tmp_path))
+        assert (await processes.run(command("", tmp_path))).exit_code == 0
+        assert not alive(nursery)
+
+
+async def test_nothing_is_left_of_what_keepers_are_forked_from(tmp_path: Path) -> None:
+    with contextlib.closing(Processes()) as processes:
+        await asyncio.gather(*(processes.run(command("", tmp_path)) for _ in range(3)))
+        [nursery] = [pid for pid in children(os.getpid()) if "keeper" in arguments(pid)]
+        await until(lambda: not children(nursery))
+    assert not Path(f"/proc/{nursery}").exists()
+
+
+def children(pid: int) -> list[int]:
+    return [child for child, parent in keeper.parents().items() if parent == pid]
+
+
+def arguments(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+# Says when it has begun, and waits for a file.
+SLOW = """
+import os, time
+print(os.getpid(), file=open('pids', 'a'))
+while not os.path.exists('go'): time.sleep(0.01)
+print('slow')
+"""
 
 
 async def test_a_killed_runner_leaves_no_orphan(tmp_path: Path) -> None:
@@ -183,7 +237,7 @@ asyncio.run(Processes().run(command(FORKS + '\\ntime.sleep(60)', Path({str(tmp_p
 
 async def test_a_missing_report_is_an_error_of_ours() -> None:
     with pytest.raises(KeeperLost):
-        await Processes().run(command("", Path("/"), output_bytes=1, timeout_seconds="no number"))
+        await run("", Path("/"), output_bytes=1, timeout_seconds="no number")
 
 
 def read_pids(folder: Path) -> list[int]:
