@@ -23,10 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psycopg
-import redis
 from psycopg import sql
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 _USER = "leyden"
 _DATABASE = "leyden"
@@ -262,14 +259,19 @@ class EmbeddedRedis:
         return _spawn([str(_redis_binary()), str(self.folder / "redis.conf")], self.folder / "redis.log")
 
     def _answers(self) -> bool:
+        # Two questions and the six lines of their answers, for which a client library would be a lot to load.
+        connection = json.loads((self.folder / "redis.json").read_text())
         try:
-            once = Retry(NoBackoff(), 0)
-            with redis.Redis.from_url(self._url(), socket_timeout=5, socket_connect_timeout=5, retry=once) as client:
-                directory = client.config_get("dir")
-        except redis.RedisError:
+            with socket.create_connection(("127.0.0.1", connection["port"]), timeout=5) as client:
+                client.sendall(f"AUTH {connection['password']}\r\nCONFIG GET dir\r\n".encode())
+                lines = client.makefile("rb")
+                if lines.readline() != b"+OK\r\n":
+                    return False
+                *_, directory = (lines.readline() for _ in range(5))
+            # Another folder's server may have taken the port while ours was down.
+            return Path(os.fsdecode(directory[:-2])).samefile(self.folder)
+        except OSError:
             return False
-        assert isinstance(directory, dict)
-        return Path(str(directory["dir"])).samefile(self.folder) if "dir" in directory else False
 
     def _wait_until_ready(self, pid: int) -> bool:
         deadline = time.monotonic() + _START_SECONDS

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from datetime import datetime
 from typing import Any, cast
 
-import numpy as np
 from sqlalchemy import ColumnElement, Row, Select, func, select, text, tuple_
 
 from libs.contracts import api
@@ -241,11 +241,11 @@ def _columns(row: object, model: type[api.CallCredit]) -> dict[str, Any]:
 
 
 def _ints(array: bytes) -> list[int]:
-    return cast(list[int], np.frombuffer(array, "<i4").tolist())
+    return list(struct.unpack(f"<{len(array) // 4}i", array))
 
 
 def _floats(array: bytes) -> list[float]:
-    return cast(list[float], np.frombuffer(array, "<f4").astype(float).tolist())
+    return list(struct.unpack(f"<{len(array) // 4}f", array))
 
 
 async def list_spans(
