@@ -2,7 +2,8 @@
 
 The seconds add up to the run's own. A moment belongs to the trainer while it makes a step; else it is shared by the
 attempts at work, each by what it does: where twenty start and ten wait for the engine, two thirds of the moment go to
-starting. With no attempt at work it belongs to the hand-over until the next one starts after a step, else to waiting.
+starting. With no attempt at work it belongs to the beginning until the first one starts, to the hand-over after a step
+until the next one starts, else to waiting.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from libs.contracts.api import Attempt, Call, Run, Step
 Interval = tuple[str, float, float]
 """What was done, from when to when."""
 
-TRAINER, STARTING, ENGINE, HELD, AGENTS, WAITING = (
+BEGINNING, TRAINER, STARTING, ENGINE, HELD, AGENTS, WAITING = (
+    "beginning",
     "trainer",
     "agents starting",
     "engine",
@@ -26,6 +28,7 @@ TRAINER, STARTING, ENGINE, HELD, AGENTS, WAITING = (
     "waiting",
 )
 MEANINGS = {
+    BEGINNING: "a trainer starts, engines load the base model",
     TRAINER: "a step is computed and written",
     STARTING: "attempts before their first call",
     ENGINE: "calls that are answered",
@@ -56,6 +59,7 @@ def phases(run: Run, steps: Sequence[Step], attempts: Sequence[tuple[Attempt, Se
     made = [(step.started_at.timestamp(), step.created_at.timestamp()) for step in steps]
     starts = sorted(attempt.started_at.timestamp() for attempt, _ in attempts if attempt.started_at is not None)
     found = [(TRAINER, *one) for one in made]
+    found.append((BEGINNING, begun, starts[0] if starts else ended))
     found += [(_GAP, over, next((start for start in starts if start >= over), over)) for _, over in made]
     for attempt, calls in attempts:
         found += _of_attempt(attempt, calls, ended)
@@ -96,7 +100,7 @@ def _shared(found: Sequence[Interval], begun: float, ended: float) -> Iterator[t
             for name in _OF_ATTEMPTS:
                 yield name, (following - moment) * open_now[name] / of_attempts
         else:
-            yield HELD if open_now[_GAP] else WAITING, following - moment
+            yield BEGINNING if open_now[BEGINNING] else HELD if open_now[_GAP] else WAITING, following - moment
 
 
 def phases_of(leyden: Leyden, run: Run) -> list[Phase]:

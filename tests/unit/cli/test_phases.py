@@ -54,14 +54,15 @@ def seconds(found: list[Phase]) -> dict[str, float]:
 
 def test_each_second_is_told_once_and_by_what_was_done() -> None:
     attempts = [(attempt(2, 10), [call(4, 0.5, 6), call(7, 0, 8)]), (attempt(16, 18), [call(17, 0.25, 18)])]
-    # Two seconds of a queue, a step from 11 to 15, and one more until the next attempt.
+    # Two seconds until the first attempt, a step from 11 to 15, and one more until the next attempt.
     assert seconds(phases(run(20), [step(11, 15)], attempts)) == {
         "trainer": 4.0,
         "agents starting": 3.0,
         "engine": 1.5 + 1 + 0.75,
         "hand-over": 0.5 + 1 + 0.25,
         "agents at work": 1 + 2,
-        "waiting": 2 + 1 + 2,
+        "beginning": 2,
+        "waiting": 1 + 2,
     }
 
 
@@ -78,7 +79,7 @@ def test_attempts_share_a_moment_and_the_trainer_has_it_alone() -> None:
 def test_what_did_not_start_or_end_counts_as_far_as_it_is_known() -> None:
     queued = attempt(0, 1).model_copy(update={"started_at": None})
     lost = attempt(1, 9).model_copy(update={"finished_at": None})
-    assert seconds(phases(run(3), [], [(queued, []), (lost, [])])) == {"agents starting": 2.0, "waiting": 1.0}
+    assert seconds(phases(run(3), [], [(queued, []), (lost, [])])) == {"agents starting": 2.0, "beginning": 1.0}
 
 
 def test_the_largest_phase_is_said_to_limit() -> None:
