@@ -5,6 +5,7 @@ import argparse
 from libs.service import run_worker
 from libs.service.start import told_in_a_line
 from libs.telemetry import bind, configure_logs, configure_tracing
+from services.trainer.memory import keep_freed_memory
 from services.trainer.settings import Settings
 
 
@@ -15,6 +16,7 @@ def main() -> None:
     parser.add_argument("--run-id", help="the run to train; otherwise TRAINER_RUN_ID")
     run_id = parser.parse_args().run_id
     settings = Settings(run_id=run_id) if run_id else Settings()
+    keep_freed_memory()
     configure_logs("trainer", settings.log_level)
     configure_tracing("trainer", settings.otlp_endpoint)
     with bind(run_id=settings.run_id):
