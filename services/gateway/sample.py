@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 import aiohttp
@@ -24,6 +25,7 @@ from services.gateway.errors import BadRequest
 from services.gateway.metrics import ENGINE_RETRIES
 from services.gateway.render import TokenIds
 from services.gateway.request import Json, Sampling
+from services.gateway.told import Told, arrivals
 
 ABORT_SECONDS = 5.0
 """How long the rest of an aborted answer is waited for."""
@@ -154,8 +156,10 @@ class Sampler:
                 if response.status != 200:
                     raise _refusal(response.status, await response.text(errors="replace"))
                 if stream:
-                    async for document in _events(response):
-                        answer.absorb(document, began)
+                    told = Told(cuts=not answer.wants_tops)
+                    async for events in arrivals(response):
+                        for document, first in told.documents(events):
+                            answer.absorb(document, began, first)
                 else:
                     answer.absorb(orjson.loads(await response.read()), began)
         # Whatever is wrong in an answer shows as one of these, before anything of it was taken.
@@ -191,7 +195,7 @@ class Sampler:
 
 
 class _Absorber:
-    """Moves what one engine request has told into the choice; answers are cumulative within a request."""
+    """Moves what one engine request has told into the choice."""
 
     def __init__(self, job: Job, choice: Choice, progressed: Progressed) -> None:
         self.choice = choice
@@ -204,8 +208,17 @@ class _Absorber:
         self._progressed = progressed
         self._stream = job.stream
 
-    def absorb(self, document: Json, began: float) -> None:
-        """Raises: EngineLost: the engine serves another run, or its answer lacks what must be recorded"""
+    @property
+    def wants_tops(self) -> bool:
+        """Whether likely alternatives to each token are of interest."""
+        return self._top > 0
+
+    def absorb(self, document: Json, began: float, first: int = 0) -> None:
+        """Takes the tokens that are new.
+
+        Args: first: how many tokens of this request come before those that the document lists
+        Raises: EngineLost: the engine serves another run, or its answer lacks what must be recorded
+        """
         if "error" in document:
             error = document["error"]
             raise _refusal(int(error.get("code") or 500), str(error.get("message")))
@@ -214,22 +227,23 @@ class _Absorber:
         finish = _finish(meta.get("finish_reason"))
         if finish is not None and len(ids) != len(entries):
             raise ValueError(f"{len(ids)} tokens with {len(entries)} log-probabilities")
-        if finish in {"stop", "length"} and not ids:
+        if finish in {"stop", "length"} and not first + len(ids):
             raise ValueError("an answer of no tokens")
-        if len(ids) > self._budget:
-            raise ValueError(f"{len(ids)} tokens where {self._budget} were asked for")
-        self._take(ids, entries, meta, min(len(ids), len(entries)), began)
+        if first + len(ids) > self._budget:
+            raise ValueError(f"{first + len(ids)} tokens where {self._budget} were asked for")
+        self._take(ids, entries, meta, first, began)
         self._end(finish)
 
-    def _take(self, ids: list[int], entries: list[list[Any]], meta: Json, total: int, began: float) -> None:
+    def _take(self, ids: list[int], entries: list[list[Any]], meta: Json, first: int, began: float) -> None:
         choice = self.choice
-        known = len(choice.sampled_ids) - self._base
+        known, total = len(choice.sampled_ids) - self._base, first + min(len(ids), len(entries))
         versions = _policy_versions(meta, known, total, self._run_id)
         until = known + len(versions)
         if until > known:
-            tokens = ids[known:until]
-            logprobs = [self._logprob(token, entry) for token, entry in zip(tokens, entries[known:until], strict=True)]
-            tops = self._tops(meta, known, until)
+            new = slice(known - first, until - first)
+            tokens = ids[new]
+            logprobs = [self._logprob(token, entry) for token, entry in zip(tokens, entries[new], strict=True)]
+            tops = self._tops(meta, new)
             now = time.perf_counter()
             choice.accepted_at = choice.accepted_at or began
             if choice.first_token_at is None:
@@ -243,8 +257,8 @@ class _Absorber:
         if until < total:
             raise EngineLost("wrong_run", "the engine has changed to another run")
 
-    def _tops(self, meta: Json, known: int, until: int) -> list[TopLogprobs]:
-        told = (meta.get("output_top_logprobs") or [])[known:until] if self._top else []
+    def _tops(self, meta: Json, new: slice) -> list[TopLogprobs]:
+        told = (meta.get("output_top_logprobs") or [])[new] if self._top else []
         return [[(self._logprob(entry[1], entry), entry[1]) for entry in top or []] for top in told]
 
     def _logprob(self, token: int, entry: list[Any]) -> float:
@@ -285,7 +299,7 @@ def _policy_versions(meta: Json, start: int, end: int, run_id: str) -> list[int]
         if last <= first:
             continue
         try:
-            serving, version = parse_weight_version(str(span["version"]))
+            serving, version = _parsed_version(str(span["version"]))
         except ValueError as error:
             raise EngineLost("wrong_run", str(error)) from error
         if serving != run_id:
@@ -294,6 +308,12 @@ def _policy_versions(meta: Json, start: int, end: int, run_id: str) -> list[int]
     if len(versions) > end - start:
         raise ValueError("spans of weight versions overlap")
     return versions
+
+
+@lru_cache(maxsize=1024)
+def _parsed_version(text: str) -> tuple[str, int]:
+    # Each event of a stream names it again.
+    return parse_weight_version(text)
 
 
 def _engine_request(job: Job, choice: Choice, rid: str, budget: int, weight_version: str | None) -> bytes:
@@ -342,21 +362,6 @@ def _rare_parameters(sampling: Sampling, sampled: int) -> Json:
     if sampling.repetition_penalty != 1.0:
         chosen["repetition_penalty"] = sampling.repetition_penalty
     return chosen
-
-
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[Json]:
-    """The documents of an event stream. Of several that arrived together only the last: they are cumulative."""
-    buffer = b""
-    async for data in response.content.iter_any():
-        buffer += data
-        complete, separator, rest = buffer.rpartition(b"\n\n")
-        if not separator:
-            continue
-        buffer = rest
-        events = [line[5:].strip() for line in complete.split(b"\n") if line.startswith(b"data:")]
-        documents = [event for event in events if event != b"[DONE]"]
-        if documents:
-            yield orjson.loads(documents[-1])
 
 
 def _refusal(status: int, text: str) -> Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 from services.gateway.errors import BadRequest
 from services.gateway.request import Sampling
-from services.gateway.sample import Choice, EngineLost, Job, _Absorber, _events, _refusal
+from services.gateway.sample import Choice, EngineLost, Job, _Absorber, _refusal
+from services.gateway.told import Told, arrivals
 
 SAMPLING = cast(Sampling, SimpleNamespace())
 JSON_VALUES = st.recursive(
@@ -51,6 +53,13 @@ def stream_of(pieces: Sequence[bytes]) -> aiohttp.ClientResponse:
     return cast(aiohttp.ClientResponse, SimpleNamespace(content=SimpleNamespace(iter_any=iter_any)))
 
 
+async def follow(taken: _Absorber, pieces: Sequence[bytes]) -> None:
+    told = Told(cuts=True)
+    async for events in arrivals(stream_of(pieces)):
+        for document, first in told.documents(events):
+            taken.absorb(document, 0.0, first)
+
+
 def cut(data: st.DataObject, body: bytes) -> list[bytes]:
     inner = data.draw(st.lists(st.integers(0, len(body)), max_size=12))
     return [body[start:end] for start, end in pairwise(sorted({0, len(body), *inner}))]
@@ -66,8 +75,7 @@ async def test_a_stream_cut_anywhere_says_the_same(tokens: list[int], frame: str
     documents = [answer(tokens[:end], finish=last if end == len(tokens) else None) for end in range(1, len(tokens) + 1)]
     body = "".join(frame.replace("{}", orjson.dumps(document).decode()) for document in documents).encode()
     taken = absorber()
-    async for document in _events(stream_of(cut(data, body + b"data: [DONE]\n\n"))):
-        taken.absorb(document, 0.0)
+    await follow(taken, cut(data, body + b"data: [DONE]\n\n"))
     choice = taken.choice
     assert (choice.sampled_ids, choice.policy_versions) == (tokens, [3] * len(tokens))
     assert (choice.logprobs, choice.finish) == ([-0.5] * len(tokens), "stop")
@@ -77,11 +85,8 @@ async def test_a_stream_cut_anywhere_says_the_same(tokens: list[int], frame: str
 async def test_noise_is_an_engine_that_is_lost_and_nothing_is_taken(noise: list[bytes], data: st.DataObject) -> None:
     taken = absorber()
     body = b"\n\n".join(data.draw(st.sampled_from([b"data:", b"data: ", b""])) + piece for piece in noise) + b"\n\n"
-    try:
-        async for document in _events(stream_of(cut(data, body))):
-            taken.absorb(document, 0.0)
-    except BROKEN:
-        pass
+    with contextlib.suppress(*BROKEN):
+        await follow(taken, cut(data, body))
     assert (taken.choice.sampled_ids, taken.choice.finish) == ([], None)
 
 

@@ -1,0 +1,140 @@
+"""An engine's event stream: of each event only what no earlier one has told is read.
+
+SGLang's events are cumulative: each repeats all tokens so far, which read whole would cost the square of their number.
+The text of an event begins like that of the one before it, byte for byte, so that the known part is compared, cut out,
+and never parsed again. With `--incremental-streaming-output` each event tells its own tokens alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import aiohttp
+import orjson
+
+from services.gateway.request import Json
+
+DONE = b"[DONE]"
+
+
+async def arrivals(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
+    """The events of a stream, as JSON texts, in lists of those that arrived together."""
+    rest = b""
+    async for data in response.content.iter_any():
+        whole, _, rest = (rest + data if rest else data).rpartition(b"\n\n")
+        if whole and (events := list(_events(whole))):
+            yield events
+
+
+def _events(text: bytes) -> Iterator[bytes]:
+    start = 0
+    while start < len(text):
+        # `split` looks at every byte by itself: of long lines that is most of the cost.
+        end = text.find(b"\n", start)
+        end = len(text) if end < 0 else end
+        if text.startswith(b"data:", start):
+            event = text[start + 5 : end]
+            if len(event) > 2 * len(DONE) or event.strip() != DONE:
+                yield event
+        start = end + 1
+
+
+@dataclass(slots=True)
+class _Growing:
+    """A JSON list that grows from event to event. `closing` ends its last item and it; `text` is its text without the
+    last bracket, as the latest event had it.
+    """
+
+    name: bytes
+    closing: bytes
+    text: bytes = b""
+
+    def place(self, event: bytes) -> tuple[int, int]:
+        """Where its text, which begins with the known one, begins and ends in an event.
+
+        Raises: ValueError: it is not there, or not as it was
+        """
+        start = event.index(b"[", event.index(self.name))
+        if not event.startswith(self.text, start):
+            raise ValueError("an event does not repeat what an earlier one told")
+        end = event.index(self.closing, start + max(0, len(self.text) - 1)) + len(self.closing) - 1
+        if event.find(b'"', start + len(self.text), end) >= 0:
+            raise ValueError("a text may hold brackets, so nobody knows where the list ends")
+        return start, end
+
+
+class Told:
+    """What one stream has told so far.
+
+    Args: cuts: whether the known part of cumulative events is cut out; no list but those of tokens and their
+        log-probabilities may then be of interest
+    """
+
+    def __init__(self, *, cuts: bool) -> None:
+        self._cuts = cuts
+        self._count = 0
+        self._counts_hold = False
+        self._is_incremental: bool | None = None
+        self._lists = (_Growing(b'"output_ids"', b"]"), _Growing(b'"output_token_logprobs"', b"]]"))
+
+    def documents(self, events: Sequence[bytes]) -> Iterator[tuple[Json, int]]:
+        """What events that arrived together tell, and how many tokens come before the first of each document's lists.
+
+        Of cumulative events the last tells everything.
+        """
+        for number, event in enumerate(events, 1):
+            if self._is_incremental is not False or number == len(events):
+                yield self._read(event)
+
+    def _read(self, event: bytes) -> tuple[Json, int]:
+        if self._count and self._is_incremental is False and self._cuts:
+            # An event that is not as expected is read whole, and refused there when it is wrong.
+            with suppress(ValueError):
+                return self._rest(event)
+        document: Json = orjson.loads(event)
+        if "meta_info" not in document:
+            return document, 0
+        ids, meta = len(document.get("output_ids") or []), document["meta_info"]
+        first = self._first(ids, meta.get("completion_tokens"))
+        self._count = first + ids
+        if self._is_incremental is False and self._cuts:
+            self._keep(event, is_even=len(meta.get("output_token_logprobs") or []) == ids)
+        return document, first
+
+    def _first(self, ids: int, told: object) -> int:
+        """How many tokens were told before those of an event. Its count of all tokens says which kind of stream it is,
+        where the first event has shown that it counts what it tells.
+        """
+        if self._count == 0:
+            self._counts_hold = told == ids
+        elif self._is_incremental is None:
+            self._is_incremental = self._counts_hold and told == self._count + ids
+        return self._count if self._is_incremental else 0
+
+    def _keep(self, event: bytes, *, is_even: bool) -> None:
+        for growing in self._lists:
+            growing.text = b""
+            with suppress(ValueError):
+                start, end = growing.place(event)
+                growing.text = event[start:end] if is_even else b""
+
+    def _rest(self, event: bytes) -> tuple[Json, int]:
+        """Raises: ValueError: the event must be read whole"""
+        places = [growing.place(event) for growing in self._lists]
+        parts, at = list[bytes](), 0
+        for growing, (start, end) in sorted(zip(self._lists, places, strict=True), key=lambda entry: entry[1]):
+            new = event[start + len(growing.text) : end].lstrip()
+            if new and not (growing.text and new.startswith(b",")):
+                raise ValueError("an item goes on where the known text ends")
+            parts += (event[at:start], b"[", new[1:])
+            at = end
+        document = orjson.loads(b"".join((*parts, event[at:])))
+        new_tokens = len(document["output_ids"])
+        if len(document["meta_info"]["output_token_logprobs"]) != new_tokens:
+            raise ValueError("tokens without log-probabilities, or the other way round")
+        for growing, (start, end) in zip(self._lists, places, strict=True):
+            growing.text = event[start:end]
+        first, self._count = self._count, self._count + new_tokens
+        return document, first
