@@ -120,9 +120,7 @@ def finished_answer(model: ChatModel, request: ChatRequest, choice: Choice) -> A
     The text ends before the first stop string and before the token that ended the turn. Tool calls get the ids
     `call_<call id>_<k>`; all text stays content when one of them cannot be parsed.
     """
-    text = TextStream(model.decode)
-    text.feed(shown_ids(model, choice))
-    content, stop = cut_at_stop(text.finish(), request.sampling.stop)
+    content, stop = cut_at_stop(model.decode(shown_ids(model, choice)), request.sampling.stop)
     finish: str = "stop" if stop is not None else (choice.finish or "stop")
     content, calls = parse_calls(content) if request.calls_tools else (content, ())
     kept = calls if request.parallel_tool_calls else calls[:1]
