@@ -24,6 +24,7 @@ from opentelemetry.util.types import AttributeValue
 _PROPAGATOR = TraceContextTextMapPropagator()
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(?:-.*)?")
 _provider = TracerProvider(sampler=ALWAYS_ON, shutdown_on_exit=False)
+_tracer = _provider.get_tracer("leyden")
 
 
 class TraceParent(NamedTuple):
@@ -35,7 +36,7 @@ class TraceParent(NamedTuple):
 
 def configure_tracing(service: str, endpoint: str | None = None) -> None:
     """Sends the process's spans to an OTLP/HTTP endpoint (`http://host:4318`), or nowhere when it is None."""
-    global _provider
+    global _provider, _tracer
     _provider = TracerProvider(
         sampler=ALWAYS_ON, resource=Resource.create({"service.name": f"leyden-{service}"}), shutdown_on_exit=True
     )
@@ -45,6 +46,8 @@ def configure_tracing(service: str, endpoint: str | None = None) -> None:
 
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
         _provider.add_span_processor(BatchSpanProcessor(exporter))
+    # Asked for once: a provider compares all that it has given out before.
+    _tracer = _provider.get_tracer("leyden")
 
 
 @contextmanager
@@ -55,9 +58,8 @@ def span(
 
     Args: parent: a `traceparent` to continue; None continues the current span, or begins a trace.
     """
-    tracer = _provider.get_tracer("leyden")
     context = extract(parent) if parent is not None else None
-    with tracer.start_as_current_span(name, context=context, attributes=attributes) as current:
+    with _tracer.start_as_current_span(name, context=context, attributes=attributes) as current:
         yield current
 
 
