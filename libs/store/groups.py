@@ -144,30 +144,32 @@ class NewGroup:
         return [rollout_id(self.id, sibling) for sibling in range(self.size)]
 
 
+# Training groups have consecutive numbers from 0, so the largest tells how many there are; those that do not count are
+# few, each for one reason alone, and have indexes of their own: a run's past costs nothing.
 _RUNS = text("""
     SELECT r.id, r.config, r.intent, r.dataset_id, r.created_at, d.task_count,
            coalesce(s.phase, 'pending') AS phase, s.reason,
            (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
            (SELECT max(version) FROM policy_versions WHERE run_id = r.id) AS latest_version,
            ARRAY(SELECT version FROM policy_versions p WHERE p.run_id = r.id AND p.pruned_at IS NULL
-                 AND (version = (SELECT max(version) FROM policy_versions WHERE run_id = r.id)
-                      OR version IN (SELECT policy_version FROM evaluations WHERE run_id = r.id))) AS servable,
+                 AND version IN (SELECT max(version) FROM policy_versions WHERE run_id = r.id
+                                 UNION SELECT policy_version FROM evaluations WHERE run_id = r.id)) AS servable,
            (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
             WHERE o.run_id = r.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
-           g.counting, g.open, g.next_number
+           g.next_number - g.cancelled - g.excluded - g.stale AS counting, g.open, g.next_number
     FROM runs r
     JOIN datasets d ON d.id = r.dataset_id
     LEFT JOIN run_status s ON s.run_id = r.id
-    LEFT JOIN LATERAL (
-        SELECT count(*) FILTER (WHERE g.state <> 'cancelled' AND c.verdict IS DISTINCT FROM 'excluded'
-                                AND t.verdict IS DISTINCT FROM 'stale') AS counting,
-               count(*) FILTER (WHERE g.state = 'open') AS open,
-               max(g.number) + 1 AS next_number
-        FROM groups g
-        LEFT JOIN group_credits c ON c.group_id = g.id
-        LEFT JOIN step_groups t ON t.group_id = g.id
-        WHERE g.run_id = r.id AND g.evaluation_id IS NULL
-    ) g ON true
+    CROSS JOIN LATERAL (
+        SELECT (SELECT coalesce(max(number) + 1, 0) FROM groups
+                WHERE run_id = r.id AND evaluation_id IS NULL) AS next_number,
+               (SELECT count(*) FROM groups
+                WHERE run_id = r.id AND evaluation_id IS NULL AND state = 'cancelled') AS cancelled,
+               (SELECT count(*) FROM groups
+                WHERE run_id = r.id AND evaluation_id IS NULL AND state = 'open') AS open,
+               (SELECT count(*) FROM group_credits WHERE run_id = r.id AND verdict = 'excluded') AS excluded,
+               (SELECT count(*) FROM step_groups WHERE run_id = r.id AND verdict = 'stale') AS stale
+    ) g
     WHERE coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled') OR r.id = ANY(:reopened)
     ORDER BY r.created_at, r.id
 """)

@@ -92,15 +92,22 @@ class NewSample(NamedTuple):
     min_policy_version: int
 
 
-_LOCK = text("""
+RECENT_SECONDS = 120
+"""Longer than from the begin of a transaction, whose time `finished_at` is, to its commit: statements are bounded."""
+
+_PENDING_NOW = """
     SELECT g.id FROM groups g
     JOIN run_status s ON s.run_id = g.run_id
     WHERE g.state = 'complete' AND g.evaluation_id IS NULL AND s.phase NOT IN ('completed', 'failed', 'cancelled')
     AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
+"""
+_FIRST = """
     ORDER BY g.finished_at, g.id
     LIMIT :count
     FOR UPDATE OF g SKIP LOCKED
-""")
+"""
+_LOCK = text(_PENDING_NOW + _FIRST)
+_LOCK_RECENT = text(f"{_PENDING_NOW} AND g.finished_at > now() - interval '{RECENT_SECONDS} seconds' {_FIRST}")
 
 # A statement of its own: what another worker committed before the lock was given is seen here, and not above.
 _PENDING = text("""
@@ -156,12 +163,14 @@ _CREDIT_TYPES = ["text", "text", "text", "text", "int4", "text", "jsonb", "float
 _SAMPLE_TYPES = ["text", "text", "text", "text", "int4", "int4", "int4", *["bytea"] * 6, "int4"]
 
 
-async def lock_pending_groups(session: Session, count: int) -> list[PendingGroup]:
+async def lock_pending_groups(session: Session, count: int, *, recent: bool = False) -> list[PendingGroup]:
     """Complete training groups without credit, oldest first, of runs that are not over.
 
     They stay locked until the session ends; what another worker has locked is not among them.
+
+    Args: recent: only those that were completed lately, which costs the same however many were completed before
     """
-    locked = list(await session.scalars(_LOCK, {"count": count}))
+    locked = list(await session.scalars(_LOCK_RECENT if recent else _LOCK, {"count": count}))
     if not locked:
         return []
     return [PendingGroup(row.id, row.run_id, row.config) for row in await session.execute(_PENDING, {"groups": locked})]

@@ -216,6 +216,9 @@ class Group(Base):
     __table_args__ = (
         _one_of("state", GroupState),
         Index("ix_groups_run_open", "run_id", postgresql_where="state = 'open'"),
+        Index("ix_groups_training", "run_id", "number", postgresql_where="evaluation_id IS NULL"),
+        Index("ix_groups_complete", "finished_at", postgresql_where="state = 'complete' AND evaluation_id IS NULL"),
+        Index("ix_groups_cancelled", "run_id", postgresql_where="state = 'cancelled' AND evaluation_id IS NULL"),
         Index(None, "run_id", "created_at"),
         UniqueConstraint("run_id", "evaluation_id", "number", postgresql_nulls_not_distinct=True),
     )
@@ -436,7 +439,11 @@ class GroupCredit(Base):
     reward_mean: Mapped[float | None] = mapped_column(comment="Over counted siblings.")
     reward_std: Mapped[float | None] = mapped_column(comment="Over counted siblings, unbiased.")
     created_at: Mapped[datetime] = _created()
-    __table_args__ = (_one_of("verdict", GroupVerdict), Index(None, "run_id", "created_at"))
+    __table_args__ = (
+        _one_of("verdict", GroupVerdict),
+        Index(None, "run_id", "created_at"),
+        Index("ix_group_credits_excluded", "run_id", postgresql_where="verdict = 'excluded'"),
+    )
 
 
 class CallCredit(Base):
@@ -516,7 +523,11 @@ class StepGroup(Base):
     step: Mapped[int | None] = mapped_column(comment="Null for a group refused as stale.")
     verdict: Mapped[str] = mapped_column(comment="trained, no_variance (counted, nothing to learn) or stale (refused).")
     created_at: Mapped[datetime] = _created()
-    __table_args__ = (_one_of("verdict", ConsumptionVerdict), Index(None, "run_id", "step"))
+    __table_args__ = (
+        _one_of("verdict", ConsumptionVerdict),
+        Index(None, "run_id", "step"),
+        Index("ix_step_groups_stale", "run_id", postgresql_where="verdict = 'stale'"),
+    )
 
 
 class StepSample(Base):

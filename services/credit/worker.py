@@ -30,6 +30,8 @@ BATCH_SECONDS = Histogram(
 )
 
 RETRY_SECONDS = 1.0
+ALL_SECONDS = 30.0
+"""How often groups are looked for that were not credited soon after they were completed."""
 
 log = logger()
 seldom = Seldom(log)
@@ -47,20 +49,32 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     )
     wake = Wake(settings.redis_url)
     checks.add("database", database.ping)
+    # Groups are credited within moments; those that were left behind are looked for at the start and now and then.
+    all_at = 0.0
     try:
         while not stop.is_set():
-            if not await _batch(database, wake, settings.groups_per_transaction):
-                await _wait(wake, stop, settings.poll_seconds)
+            recent = time.monotonic() < all_at
+            credited = await _batch(database, wake, settings.groups_per_transaction, recent=recent)
+            if credited:
+                continue
+            if credited is None:
+                all_at = 0.0
+            elif not recent:
+                all_at = time.monotonic() + ALL_SECONDS
+            await _wait(wake, stop, settings.poll_seconds)
     finally:
         await wake.close()
         await database.close()
 
 
-async def credit_pending(database: Database, count: int) -> list[str]:
-    """Gives credit to at most `count` complete groups in one transaction; the ids of those that have it now."""
+async def credit_pending(database: Database, count: int, *, recent: bool = False) -> list[str]:
+    """Gives credit to at most `count` complete groups in one transaction; the ids of those that have it now.
+
+    Args: recent: see `lock_pending_groups`
+    """
     began = time.perf_counter()
     async with database.session() as session:
-        groups = await lock_pending_groups(session, count)
+        groups = await lock_pending_groups(session, count, recent=recent)
         if not groups:
             return []
         rows = await load_siblings(session, groups)
@@ -115,23 +129,23 @@ async def _write(session: Session, results: list[tuple[PendingGroup, Result]]) -
     )
 
 
-async def _batch(database: Database, wake: Wake, count: int) -> bool:
-    """Whether there was anything to do; trouble with the store is told and waited out."""
+async def _batch(database: Database, wake: Wake, count: int, *, recent: bool) -> int | None:
+    """How many groups have credit now; None when there was trouble, which is told and waited out."""
     try:
-        credited = await credit_pending(database, count)
+        credited = await credit_pending(database, count, recent=recent)
     except AWAY as error:
         seldom.warning("store away", cause=cause(error))
         await asyncio.sleep(RETRY_SECONDS)
-        return False
+        return None
     # The loop must live: what was not committed is computed again.
     except Exception:
         log.exception("groups not credited")
         await asyncio.sleep(RETRY_SECONDS)
-        return False
+        return None
     if credited:
         passes("credit.committed")
         await wake.notify(Topic.SAMPLES)
-    return bool(credited)
+    return len(credited)
 
 
 async def _wait(wake: Wake, stop: asyncio.Event, seconds: float) -> None:

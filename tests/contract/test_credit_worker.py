@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ async def add_run_with_credit(database: Database, **credit: Any) -> tables.Run:
 async def complete(database: Database, group: tables.Group) -> None:
     async with database.session() as session:
         row = await session.get_one(tables.Group, group.id)
-        row.state = "complete"
+        row.state, row.finished_at = "complete", datetime.now(tz=UTC)
 
 
 async def add_complete_group(
@@ -153,6 +154,18 @@ async def test_only_the_counted_attempt_is_seen(database: Database) -> None:
     (verdict,) = await rows(database, tables.GroupCredit)
     assert verdict.reward_mean == 1.25
     assert len(await rows(database, tables.CallCredit)) == 2
+
+
+async def test_groups_that_were_left_behind_are_found_by_the_look_at_all(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    left, fresh = [await add_complete_group(database, run, number) for number in range(2)]
+    async with database.session() as session:
+        for group, ago in ((left, 86_400), (fresh, 0)):
+            row = await session.get_one(tables.Group, group.id)
+            row.finished_at = datetime.now(tz=UTC) - timedelta(seconds=ago)
+    assert await credit_pending(database, 8, recent=True) == [fresh.id]
+    assert await credit_pending(database, 8, recent=True) == []
+    assert await credit_pending(database, 8) == [left.id]
 
 
 async def test_two_workers_credit_every_group_once(database: Database) -> None:
