@@ -1,8 +1,9 @@
 """Brings every engine to the wanted policy version, over SGLang's control endpoints, and notices when one falls back.
 
-A version changes as: pause (in-flight requests go back to the engine's queue, new ones are held) -> load -> continue,
-the last in a `finally`. Agents never see it: the gateway waits. The engine's own word (`/model_info`) decides what it
-serves, never what we believe; an engine that restarted with other weights is seen at the next look and brought back.
+A version changes as: prepare, where the engine can (it reads weights while it serves) -> pause (in-flight requests go
+back to the engine's queue, new ones are held) -> load -> continue, the last in a `finally`. Agents never see it: the
+gateway waits. The engine's own word (`/model_info`) decides what it serves, never what we believe; an engine that
+restarted with other weights is seen at the next look and brought back.
 """
 
 from __future__ import annotations
@@ -97,6 +98,17 @@ class EngineClient:
         answer.raise_for_status()
         return str(_document(answer).get("weight_version"))
 
+    async def prepare(self, wanted: Wanted) -> None:
+        """Has the engine read weights ahead of the update to them, which then holds nobody for long.
+
+        An engine that has no such route, as SGLang, reads them in the update.
+
+        Raises: EngineRefused: the weights cannot be loaded, the old ones stay; httpx.HTTPError: it does not answer.
+        """
+        answer = await self._send("/prepare_weights_from_disk", {"model_path": wanted.path}, self._update_seconds)
+        if answer.status_code == httpx.codes.BAD_REQUEST:
+            raise EngineRefused(str(_document(answer).get("message"))[:500])
+
     async def update(self, wanted: Wanted) -> None:
         """Pauses, loads and continues. Safe to repeat.
 
@@ -130,11 +142,14 @@ class EngineClient:
             raise EngineRefused(str(told.get("message"))[:500])
 
     async def _post(self, path: str, body: dict[str, object], seconds: float | None = None) -> httpx.Response:
-        limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
-        answer = await self._http.post(self.url + path, json=body, timeout=limit, headers=self._keys.control)
+        answer = await self._send(path, body, seconds)
         if answer.status_code >= 400:
             raise EngineRefused(f"{path} answered {answer.status_code}: {answer.text[:500]}")
         return answer
+
+    async def _send(self, path: str, body: dict[str, object], seconds: float | None = None) -> httpx.Response:
+        limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
+        return await self._http.post(self.url + path, json=body, timeout=limit, headers=self._keys.control)
 
 
 class Fleet:
@@ -222,6 +237,7 @@ class Fleet:
             seen = await _look(client)
             if wanted is not None and (seen.run_id, seen.policy_version) != (wanted.run_id, wanted.version):
                 passes("controller.version_noticed")
+                await client.prepare(wanted)
                 await self._note(SeenEngine(client.url, EngineState.UPDATING, detail=f"loading {wanted.version}"))
                 seen = await _correct(client, wanted)
         # AttributeError: what the HTTP client makes of a connection that is reset while it opens.

@@ -8,7 +8,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from libs.service import JsonResponse, add_health, create_app
+from libs.service import JsonResponse, add_health
+from libs.service.app import create_app
 from libs.service.secrets import read_secret
 from services.engine.auth import KeyCheck
 from services.engine.engine import Engine

@@ -27,7 +27,7 @@ from services.engine.scheduler import Limits, Scheduler
 from services.engine.sequence import Finish, Sequence
 from services.engine.settings import Settings
 from services.engine.text import StopStrings, Text
-from services.engine.weights import load_weights
+from services.engine.weights import Prepared, Weights, file_marks, load_weights
 
 log = logger()
 
@@ -57,6 +57,7 @@ class Engine:
         self._scheduler = _build_scheduler(settings, self.config)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, Sequence] = {}
+        self._prepared: Prepared | None = None
         self._frozen = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -139,6 +140,15 @@ class Engine:
         """Empties the prefix cache; False when a request holds a row."""
         return await self._call(self._scheduler.flush_cache)
 
+    async def prepare_weights(self, folder: Path) -> None:
+        """Reads weights beside serving, so that an update to them is one exchange; the last ones prepared are kept.
+
+        Raises:  WeightsRefused: nothing was changed
+        """
+        # Never three sets in memory.
+        self._prepared = None
+        self._prepared = await asyncio.to_thread(self._read_ahead, folder)
+
     async def update_weights(self, folder: Path, version: str | None, flush_cache: bool) -> bool:
         """Serves the weights in `folder` from now on; False when the cache could not be flushed, the weights being new.
 
@@ -148,7 +158,7 @@ class Engine:
         """
         started = time.monotonic()
         async with self.gate.update():
-            weights = await asyncio.to_thread(load_weights, folder, self.config, self.settings.dtype)
+            weights = await asyncio.to_thread(self._read, folder)
             passes("engine.weights_read")
             model = self._scheduler.model.with_weights(weights)
 
@@ -164,6 +174,17 @@ class Engine:
         metrics.WEIGHT_LOAD.labels(self._metrics_name).observe(time.monotonic() - started)
         log.info("weights loaded", weight_version=version, flushed=flushed, seconds=time.monotonic() - started)
         return flushed
+
+    def _read_ahead(self, folder: Path) -> Prepared:
+        files = file_marks(folder)
+        return Prepared(files, load_weights(folder, self.config, self.settings.dtype))
+
+    def _read(self, folder: Path) -> Weights:
+        """Those prepared, where the files are the same; a version that is made again has its folder replaced."""
+        prepared, self._prepared = self._prepared, None
+        if prepared is None or prepared.files != file_marks(folder):
+            return load_weights(folder, self.config, self.settings.dtype)
+        return prepared.weights
 
     async def rename_weights(self, version: str) -> None:
         """Labels the weights served now."""

@@ -6,6 +6,7 @@ size. What a token attends to is the business of the `Attention` given to `Model
 
 from __future__ import annotations
 
+import copy
 from typing import Protocol
 
 import torch
@@ -34,7 +35,9 @@ class Model:
 
     def with_weights(self, weights: Weights) -> Model:
         """The same model with other weights; this one stays as it is."""
-        return Model(self.config, weights)
+        other = copy.copy(self)
+        other.weights = weights
+        return other
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """[N] ids at [N] positions -> [N, E], normalised and ready for `logits`."""

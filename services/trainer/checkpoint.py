@@ -10,22 +10,27 @@ transaction and the checkpoint loses the optimiser's state of that step alone: `
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from libs.faults import passes
+from services.trainer.files import reserve, write_tensors
 
+WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
@@ -65,14 +70,34 @@ def checkpoint_folder(root: Path, run_id: str, step: int) -> Path:
 def export_weights(model: PreTrainedModel, base: Path, folder: Path) -> Export:
     """Writes a Hugging Face folder: the model's weights, and every other file of the base model as it is."""
     with _whole(folder, moment="trainer.version_unnamed") as scratch:
-        model.save_pretrained(scratch)
+        with contextlib.suppress(FileNotFoundError):
+            (_reserved(folder) / WEIGHTS_NAME).rename(scratch / WEIGHTS_NAME)
+        # As `save_pretrained` names them.
+        weights = revert_weight_conversion(model, remove_tied_weights_from_state_dict(model.state_dict(), model))
+        sha256 = write_tensors(weights, scratch / WEIGHTS_NAME)
         passes("trainer.weights_written")
         for file in base.iterdir():
             if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, scratch / file.name)
-        found = describe(scratch)
+        size_bytes = sum(file.stat().st_size for file in scratch.iterdir())
     passes("trainer.exported")
-    return Export(folder, found.content_sha256, found.size_bytes)
+    return Export(folder, _content_sha256([(WEIGHTS_NAME, sha256)]), size_bytes)
+
+
+def reserve_export(model: PreTrainedModel, folder: Path) -> None:
+    """Has a file at hand for the weights of the next version beside `folder`: its export is quick then."""
+    remove_folder(_reserved(folder))
+    size_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    reserve(_reserved(folder) / WEIGHTS_NAME, size_bytes)
+
+
+def release_reserved(folder: Path) -> None:
+    """Removes the file at hand for a version that is not made."""
+    remove_folder(_reserved(folder))
+
+
+def _reserved(folder: Path) -> Path:
+    return folder.with_name(".next.partial")
 
 
 def describe(folder: Path) -> Export:
@@ -85,16 +110,20 @@ def describe(folder: Path) -> Export:
     weights = sorted(file for file in folder.glob("*") if file.suffix in WEIGHT_SUFFIXES) if folder.is_dir() else []
     if not weights:
         raise CheckpointDamaged(f"{folder} holds no weights: give the run a model folder, or restore it from a backup")
-    lines = "".join(f"{file.name} {_file_sha256(file)}\n" for file in weights)
     size_bytes = sum(file.stat().st_size for file in folder.iterdir())
-    return Export(folder, hashlib.sha256(lines.encode()).hexdigest(), size_bytes)
+    return Export(folder, _content_sha256((file.name, _file_sha256(file)) for file in weights), size_bytes)
+
+
+def _content_sha256(files: Iterable[tuple[str, str]]) -> str:
+    lines = "".join(f"{name} {sha256}\n" for name, sha256 in files)
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def save_checkpoint(state: Mapping[str, torch.Tensor], progress: Progress, folder: Path) -> None:
     """Writes what a resumed trainer needs beside the weights; `state` is what `optimizer_state` gave."""
     with _whole(folder, moment="trainer.checkpoint_unnamed") as scratch:
         # No pickle: reading a checkpoint runs no code.
-        save_file(dict(state), scratch / STATE_NAME)
+        write_tensors(state, scratch / STATE_NAME)
         passes("trainer.state_written")
         (scratch / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import psycopg
 import torch
 from prometheus_client import Counter, Gauge, Histogram
+from transformers import PreTrainedModel
 
 from libs.contracts.config import RunConfig
 from libs.faults import passes
@@ -36,7 +37,9 @@ from services.trainer.checkpoint import (
     describe,
     export_weights,
     optimizer_state,
+    release_reserved,
     remove_folder,
+    reserve_export,
     save_checkpoint,
     version_folder,
 )
@@ -232,7 +235,7 @@ class Trainer:
         self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
         self._saver = ThreadPoolExecutor(1, "checkpoint")
         self._saved: Future[None] = self._saver.submit(lambda: None)
-        self._keeping: asyncio.Future[None] = asyncio.wrap_future(self._saved)
+        self._keeping: asyncio.Future[None] = asyncio.create_task(self._reserve(), name="reserve")
 
     async def train(self, stop: asyncio.Event) -> None:
         """Makes steps until the last one is made or `stop` is set.
@@ -257,6 +260,7 @@ class Trainer:
             # What still writes must not meet the next trainer of this process.
             await asyncio.gather(self._keeping, return_exceptions=True)
             self._saver.shutdown()
+            release_reserved(self._folder_of(0))
 
     async def _select(self) -> Selection:
         """Looks at what credit has finished; groups that are too old are refused at once."""
@@ -325,10 +329,16 @@ class Trainer:
             before_update=self._saved.result,
         )
         began = time.perf_counter()
-        folder, run_id, number = self.settings.folder.absolute(), self.settings.run_id, self.learner.step
-        model = self.learner.accelerator.unwrap_model(self.learner.policy).model
-        export = export_weights(model, self.base, version_folder(folder, run_id, number))
+        export = export_weights(self._model, self.base, self._folder_of(self.learner.step))
         return {**metrics, "export_seconds": time.perf_counter() - began}, export
+
+    @property
+    def _model(self) -> PreTrainedModel:
+        model: PreTrainedModel = self.learner.accelerator.unwrap_model(self.learner.policy).model
+        return model
+
+    def _folder_of(self, version: int) -> Path:
+        return version_folder(self.settings.folder.absolute(), self.settings.run_id, version)
 
     def _keep(self, progress: Progress, checkpoint: Path) -> None:
         """Begins to write the optimiser's state, and then to remove old files."""
@@ -345,8 +355,14 @@ class Trainer:
             passes("trainer.saved")
             await self.lock.check()
             await self._prune(progress.step)
+            await self._reserve()
 
         self._keeping = asyncio.create_task(keep(), name="checkpoint")
+
+    async def _reserve(self) -> None:
+        """Makes room for the next export while there is time."""
+        if self.learner.step < self.config.training.steps:
+            await asyncio.to_thread(reserve_export, self._model, self._folder_of(0))
 
     async def _prune(self, step: int) -> None:
         """Removes old files, a killed trainer's too: rows are marked first, so that nobody reads what is going.

@@ -264,11 +264,11 @@ class _Stage:
 
     async def _check_tokens(self, version: str) -> None:
         """Scores what one call got by these weights, with a plain forward pass over the exported ones."""
-        call = next(one for one in self.agents.calls if one.versions and one.versions[0] == version)
+        call = max(self.agents.calls, key=lambda one: one.versions.count(version))
         gaps = {}
         for number in (self.version, self.version - 1):
             model = await asyncio.to_thread(load_model, await self.path(number))
-            gaps[number] = await asyncio.to_thread(_largest_gap, model, call)
+            gaps[number] = await asyncio.to_thread(_largest_gap, model, call, version)
         assert gaps[self.version] < TOLERANCE < gaps[self.version - 1], gaps
 
     async def _served(self, version: int) -> bool:
@@ -344,9 +344,10 @@ class _ByHand:
             assert response.status == 200, await response.text()
 
 
-def _largest_gap(model: torch.nn.Module, call: Call) -> float:
-    """Between the engine's log-probability of each sampled token and the model's."""
+def _largest_gap(model: torch.nn.Module, call: Call, version: str) -> float:
+    """Between the engine's log-probability of each token that this version sampled and the model's."""
     with torch.no_grad():
         logits = model(torch.tensor([call.prompt + call.sampled])).logits[0, len(call.prompt) - 1 : -1]
     logprobs = torch.log_softmax(logits, -1)[torch.arange(NEW_TOKENS), torch.tensor(call.sampled)]
-    return float((logprobs - torch.tensor(call.logprobs)).abs().max())
+    sampled = torch.tensor([one == version for one in call.versions])
+    return float((logprobs - torch.tensor(call.logprobs)).abs()[sampled].max())

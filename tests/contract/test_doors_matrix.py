@@ -21,7 +21,7 @@ from libs.capability import KeyRing, sign, write_keys
 from libs.contracts.api import ApiScope
 from libs.contracts.capability import Capability, Scope
 from libs.service import Checks
-from libs.service.app import create_internal_app
+from libs.service.internal import create_internal_app
 from libs.store import access, tables
 from libs.store.database import Database
 from services.api.app import create_app as create_api
@@ -135,6 +135,7 @@ ENGINE = {
     **dict.fromkeys(
         [("POST", f"/{name}") for name in ("abort_request", "pause_generation", "continue_generation")], CONTROL
     ),
+    ("POST", "/prepare_weights_from_disk"): Row(for_engine(engine_admin=400), {"model_path": "/nowhere"}),
     ("POST", "/update_weights_from_disk"): Row(for_engine(engine_admin=400), {"model_path": "/nowhere"}),
     ("POST", "/update_weight_version"): Row(for_engine(engine_admin=200), {"new_version": "run-a:1"}),
 }
@@ -224,7 +225,7 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
             "engine": create_engine_app(
                 EngineSettings(model_path=tiny_model, threads=1, api_key="e" * 32, admin_api_key="f" * 32)
             ),
-            "internal": create_internal_app("any", Checks()),
+            "internal": create_internal_app(Checks()),
         }
         clients = {name: await stack.enter_async_context(client_of(app)) for name, app in apps.items()}
         yield Stage(apps, keys, names, clients)
