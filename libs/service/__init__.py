@@ -1,15 +1,14 @@
 """What every process of the platform shares: settings, an HTTP application, health, problem answers, signals.
 
-A service builds its door with `create_app` and runs it with `run_http`; a worker gives `run_worker` its loop. Both get
-an internal port for health and metrics, and the same shutdown. Depends on `libs.telemetry`, and on `libs.contracts` for
-how JSON is read.
+A service builds its door with `app.create_app` and runs it with `run_http`; a worker gives `run_worker` its loop, and
+does without FastAPI, which `app` and `bodies` load. Both get an internal port for health and metrics, and the same
+shutdown. Depends on `libs.telemetry`, and on `libs.contracts` for how JSON is read.
 """
 
-from libs.service.app import add_health, create_app, create_internal_app
-from libs.service.bodies import JsonRoute
 from libs.service.budget import Budget, Overloaded, Share
 from libs.service.health import Checks
 from libs.service.http import run_http, serving
+from libs.service.internal import add_health, create_internal_app
 from libs.service.problems import JsonResponse, Problem, problem_response
 from libs.service.protocol import Limits
 from libs.service.settings import DoorSettings, ServiceSettings
@@ -20,14 +19,12 @@ __all__ = [
     "Checks",
     "DoorSettings",
     "JsonResponse",
-    "JsonRoute",
     "Limits",
     "Overloaded",
     "Problem",
     "ServiceSettings",
     "Share",
     "add_health",
-    "create_app",
     "create_internal_app",
     "pause",
     "problem_response",

@@ -1,4 +1,4 @@
-"""The HTTP applications of a process: the door that others use, and the internal one for health and metrics."""
+"""The door of a process: the HTTP application that others use."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from starlette.requests import Request
 
 from libs.service.health import Checks
 from libs.service.middleware import BodyLimit, RequestContext
-from libs.service.problems import JsonResponse, on_http_exception, on_validation_error, unexpected_response
-from libs.telemetry import exposition
+from libs.service.problems import on_http_exception, on_validation_error, unexpected_response
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 ErrorHandler = Callable[[Request, Any], Awaitable[Response]]
@@ -59,32 +58,3 @@ def create_app(
     app.add_middleware(BodyLimit, max_bytes=max_body_bytes, limits=body_limits or {})
     app.add_middleware(RequestContext, service=name, unexpected=unexpected)
     return app
-
-
-def create_internal_app(name: str, checks: Checks) -> FastAPI:
-    """What the platform's own people and machines ask of a process: /healthz, /readyz and /metrics."""
-    app = FastAPI(title=f"leyden {name}, internal", openapi_url=None, redirect_slashes=False)
-    app.state.checks = checks
-    for error, handler in _ERROR_HANDLERS.items():
-        app.add_exception_handler(error, handler)
-    add_health(app)
-    return app
-
-
-def add_health(app: FastAPI) -> None:
-    """Adds the three routes to an application whose `state.checks` says whether it is ready."""
-
-    @app.get("/healthz", include_in_schema=False)
-    async def healthz() -> Response:
-        return JsonResponse({"status": "ok"})
-
-    @app.get("/readyz", include_in_schema=False)
-    async def readyz() -> Response:
-        results = await app.state.checks.run()
-        ready = all(result == "ok" for result in results.values())
-        return JsonResponse({"status": "ok" if ready else "unavailable", "checks": results}, 200 if ready else 503)
-
-    @app.get("/metrics", include_in_schema=False)
-    async def metrics() -> Response:
-        body, content_type = exposition()
-        return Response(body, media_type=content_type)

@@ -181,9 +181,9 @@ async def _end_of(task: asyncio.Task[None], hurry: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def internal_door(name: str, settings: ServiceSettings, checks: Checks) -> AsyncIterator[int]:
+async def internal_door(settings: ServiceSettings, checks: Checks) -> AsyncIterator[int]:
     """Serves health and metrics inside the block, tells a supervisor of readiness, and yields the port."""
-    app = create_internal_app(name, checks)
+    app = create_internal_app(checks)
     async with serving(
         app,
         settings.internal_host,
@@ -217,7 +217,7 @@ def run_http(name: str, app: Starlette, settings: DoorSettings) -> None:
             limits=limits,
             shutdown_seconds=settings.shutdown_seconds,
         )
-        async with internal_door(name, settings, checks) as internal_port, door as port:
+        async with internal_door(settings, checks) as internal_port, door as port:
             checks.starting = False
             settle()
             log.info(f"{name} listening", host=settings.host, port=port, internal_port=internal_port)

@@ -10,7 +10,6 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -75,6 +74,9 @@ async def on_http_exception(_request: Request, error: Exception) -> Response:
 
 async def on_validation_error(_request: Request, error: Exception) -> Response:
     """422 with one entry per wrong field: where it is and what is wrong; the value itself is not repeated."""
+    # Only doors have it; it takes longer to load than all else here.
+    from fastapi.exceptions import RequestValidationError
+
     assert isinstance(error, RequestValidationError)
     fields = [{"path": ".".join(map(str, entry["loc"])), "message": entry["msg"]} for entry in error.errors()]
     detail = "; ".join(f"{field['path']}: {field['message']}" for field in fields[:5])

@@ -25,7 +25,7 @@ def run_worker(name: str, settings: ServiceSettings, loop: Loop) -> None:
 
     async def main(stop: asyncio.Event) -> None:
         checks = Checks()
-        async with internal_door(name, settings, checks) as port:
+        async with internal_door(settings, checks) as port:
             log.info(f"{name} started", internal_port=port)
             await _bounded(loop(stop, checks), stop, settings.shutdown_seconds)
             log.info(f"{name} stopped")

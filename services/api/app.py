@@ -13,7 +13,7 @@ from sqlalchemy import exc
 
 from libs.contracts import api
 from libs.service import Checks, problem_response
-from libs.service import create_app as create_service
+from libs.service.app import create_app as create_service
 from libs.store.access import KeyReused
 from libs.store.database import Database
 from libs.store.datasets import DatasetConflict, UnknownDataset

@@ -12,7 +12,8 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
 from libs.contracts.api import ApiScope, Token
-from libs.service import JsonRoute, Problem
+from libs.service import Problem
+from libs.service.bodies import JsonRoute
 from libs.store.access import find_token
 from libs.store.database import Database
 

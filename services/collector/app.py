@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from libs.capability import CapabilityError, Cause, KeyRing
 from libs.queue.living import Living
 from libs.queue.wake import Wake
-from libs.service import Budget, Overloaded, Problem, create_app
+from libs.service import Budget, Overloaded, Problem
+from libs.service.app import create_app
 from libs.service.problems import on_http_exception, on_validation_error
 from libs.store.calls import StoreAway
 from libs.store.database import Database

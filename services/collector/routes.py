@@ -20,7 +20,8 @@ from libs.contracts.ids import NUMBER
 from libs.contracts.rewards import RewardValue
 from libs.contracts.strict import BadJson, read_json
 from libs.queue.living import AttemptOver, Living
-from libs.service import Budget, JsonResponse, JsonRoute, Problem
+from libs.service import Budget, JsonResponse, Problem
+from libs.service.bodies import JsonRoute
 from libs.store.spans import DOOR, NewReward
 from services.collector.batch import BatchWriter
 from services.collector.conventions import Limits, Sender

@@ -15,7 +15,7 @@ from libs.capability import KeyRing
 from libs.queue.living import Living
 from libs.queue.wake import Wake
 from libs.service import Budget, Overloaded
-from libs.service import create_app as create_service_app
+from libs.service.app import create_app as create_service_app
 from libs.service.secrets import read_secret
 from libs.store.calls import CallWriter
 from libs.store.database import Database

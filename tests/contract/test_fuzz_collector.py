@@ -106,7 +106,7 @@ def test_the_internal_port_answers_its_three_questions_and_refuses_the_rest(read
     if not ready:
         checks.add("dependency", _fails)
     known = {"/healthz": 200, "/readyz": 200 if ready else 503, "/metrics": 200}
-    with served(create_internal_app("test", checks)) as url, httpx.Client(base_url=url) as http:
+    with served(create_internal_app(checks)) as url, httpx.Client(base_url=url) as http:
 
         @bounded(30)
         @given(

@@ -13,7 +13,8 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
-from libs.service import JsonResponse, Limits, create_app, serving
+from libs.service import JsonResponse, Limits, serving
+from libs.service.app import create_app
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Long enough for a loaded machine to be quick within, short enough to be waited for.

@@ -10,7 +10,8 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
-from libs.service import Checks, JsonResponse, Problem, create_app, create_internal_app, serving
+from libs.service import Checks, JsonResponse, Problem, create_internal_app, serving
+from libs.service.app import create_app
 
 
 def build(**options: object) -> FastAPI:
@@ -124,7 +125,7 @@ async def test_request_ids_are_made_or_kept(client: httpx.AsyncClient) -> None:
 async def internal() -> AsyncIterator[httpx.AsyncClient]:
     checks = Checks()
     async with (
-        serving(create_internal_app("sample", checks)) as port,
+        serving(create_internal_app(checks)) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=20) as opened,
     ):
         opened.checks = checks

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import asyncio, sys
-from libs.service import DoorSettings, create_app, pause, run_http, run_worker
+from libs.service import DoorSettings, pause, run_http, run_worker
+from libs.service.app import create_app
 from libs.telemetry import configure_logs, logger
 
 configure_logs("sample")
