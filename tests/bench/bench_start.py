@@ -40,7 +40,7 @@ from services.runner.settings import Settings
 from tests.bench.rows import Goal, Growth, Row
 
 ROOT = Path(__file__).parents[2]
-SETTLE_SECONDS, REST_SECONDS = 3.0, 10.0
+SETTLE_SECONDS, REST_SECONDS = 2.0, 6.0
 SERVERS = {"postgres": "postgres/data/postmaster.pid", "redis": "redis/redis.pid"}
 CROWDS = (1, 4, 16)
 ATTEMPTS = 64
