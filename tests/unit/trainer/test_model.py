@@ -1,7 +1,8 @@
 import pytest
 import torch
 from torch import nn
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, MistralConfig, MistralForCausalLM
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from services.trainer.model import UnsupportedModel, check_supported, freeze
 from services.trainer.products import use_fast_products
@@ -70,6 +71,33 @@ def test_bfloat16_products_round_what_is_multiplied_and_nothing_else() -> None:
     assert layer.weight.grad is not None
     assert x.grad.dtype == layer.weight.grad.dtype == torch.float32
     assert torch.allclose(x.grad, layer.weight.sum(0).expand(5, 24), atol=0.05)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gated_layers_are_computed_alike(bias: bool) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(hidden_size=16, num_attention_heads=2, intermediate_size=24, mlp_bias=bias)
+    plain, fast = LlamaMLP(config), LlamaMLP(config)
+    fast.load_state_dict(plain.state_dict())
+    use_fast_products(fast)
+    inputs = torch.randn(2, 5, 16)
+    results = []
+    for layer in (plain, fast):
+        x = inputs.clone().requires_grad_()
+        answer = layer(x)
+        answer.square().sum().backward()
+        results.append([answer, x.grad, *(p.grad for p in layer.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert torch.allclose(one, other, atol=1e-5, rtol=1e-4)
+
+
+def test_layers_that_only_look_gated_are_left_alone() -> None:
+    config = LlamaConfig(hidden_size=16, num_attention_heads=2, intermediate_size=24, hidden_act="gelu")
+    layer = LlamaMLP(config)
+    x = torch.randn(3, 16)
+    expected = layer(x)
+    use_fast_products(layer)
+    assert torch.allclose(layer(x), expected, atol=1e-5)
 
 
 def test_fast_products_leave_other_precisions_alone() -> None:
