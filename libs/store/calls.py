@@ -26,6 +26,10 @@ Json = dict[str, Any]
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
 
+class JsonText(bytes):
+    """The text of a JSON document that Postgres stores as it is: `storable_json` makes one."""
+
+
 class StoreAway(Exception):
     """Postgres cannot be reached, or did not say whether it committed: write again with `may_exist`."""
 
@@ -50,7 +54,7 @@ class NewCall:
     untrainable_reason: str | None
     request_sha256: bytes
     request: Json
-    messages: Json
+    messages: Json | JsonText
     response: Json | None
     prompt_ids: bytes
     sampled_ids: bytes
@@ -143,6 +147,12 @@ async def reading(database: Database) -> AsyncIterator[ReadSession]:
         raise StoreAway(cause(error)) from error
 
 
+def storable_json(document: object) -> JsonText:
+    """The document's text, each U+0000 in it replaced by U+FFFD."""
+    text = orjson.dumps(document)
+    return JsonText(_NUL.sub(rb"\1\\ufffd", text) if rb"\u0000" in text else text)
+
+
 async def completed_calls(
     session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, except_ids: Collection[str]
 ) -> Sequence[tables.ModelCall]:
@@ -225,9 +235,10 @@ def _values(call: NewCall) -> tuple[object, ...]:
 
 
 def _sendable(value: object) -> object:
-    return Jsonb(value, dumps=_dumps) if isinstance(value, dict) else value
+    if isinstance(value, JsonText):
+        return Jsonb(value, dumps=_as_it_is)
+    return Jsonb(value, dumps=storable_json) if isinstance(value, dict) else value
 
 
-def _dumps(document: object) -> bytes:
-    text = orjson.dumps(document)
-    return _NUL.sub(rb"\1\\ufffd", text) if rb"\u0000" in text else text
+def _as_it_is(text: bytes) -> bytes:
+    return text

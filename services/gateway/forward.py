@@ -121,9 +121,10 @@ class Gateway:
         Raises: BadRequest: the body cannot be served; TooManyCalls: of this attempt; Unavailable: the store is away
         """
         arrived_at, sequence = time.perf_counter(), time.time_ns()
-        request = parse_request(body, max_choices=self._max_choices)
+        known = self._history.opening(door.key, body)
+        request = parse_request(body, max_choices=self._max_choices, opening=known)
         retry = Retry.of(headers)
-        digest = hashlib.sha256(retry.key.encode() + body).digest()
+        digest = hashlib.sha256(retry.key.encode() + body).digest() if retry.key else request.body_sha256
         async with self._repeats.beginning(door, digest, retry):
             repeated = await self._repeated(door, request, digest, retry) if retry.is_repeat else None
             if repeated is not None:

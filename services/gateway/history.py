@@ -21,31 +21,27 @@ import numpy as np
 import orjson
 
 from services.gateway.errors import ContextOverflow
-from services.gateway.render import ChatModel, TokenIds
-from services.gateway.request import ChatRequest, Json, Turn, parsed_arguments
+from services.gateway.opening import Opening
+from services.gateway.render import ChatModel
+from services.gateway.request import ChatRequest, Turn, parsed_arguments
+from services.gateway.tokens import TokenIds, Tokens
+from services.gateway.written import Conversation, Elsewhere, Settled, Written
 
 LONG_CHARACTERS = 16_384
 """Beyond this a text takes milliseconds to encode."""
 ATTEMPT_BYTES, CALL_BYTES = 1000, 900
 """What an attempt and a call cost beside their tokens, measured: of short calls it is nearly everything."""
+SETTLED_CONVERSATIONS = 4
+"""Conversations of an attempt that are gone on with piece by piece; more of them at once are read as a whole."""
 AttemptKey = tuple[str, int]
 """Rollout id and attempt number."""
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
-    """What an answer depends on: turns, tools and template options."""
-
-    turns: tuple[Turn, ...]
-    tools: tuple[Json, ...]
-    options: Json
-
-
-@dataclass(frozen=True, slots=True)
 class Answered:
-    """A completed call as later prompts need it: its exact tokens, and the digest of its prompt's text."""
+    """A completed call as later prompts need it: its exact tokens, and length and digest of its prompt's text."""
 
-    prompt_ids: TokenIds
+    prompt: Tokens
     sampled_ids: TokenIds
     prompt_characters: int
     prompt_digest: bytes
@@ -55,10 +51,16 @@ class Answered:
 class Prompt:
     """A prompt ready for the engine. `is_fork`: it continues answers of this attempt, but not their tokens."""
 
-    ids: TokenIds
-    text: str
+    tokens: Tokens
+    characters: int
+    text_digest: bytes
     conversation_digest: bytes
     is_fork: bool
+
+    @property
+    def ids(self) -> TokenIds:
+        """The tokens, read-only."""
+        return self.tokens.ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,7 @@ ReadAnswers = Callable[[Collection[str]], Awaitable[Sequence[StoredAnswer]]]
 class _Attempt:
     answered: dict[bytes, Answered] = field(default_factory=dict)
     call_ids: set[str] = field(default_factory=set)
+    settled: list[Settled] = field(default_factory=list)
     size_bytes: int = ATTEMPT_BYTES
 
 
@@ -92,29 +95,53 @@ class History:
         self._size_bytes = 0
         self._attempts: OrderedDict[AttemptKey, _Attempt] = OrderedDict()
 
+    def opening(self, key: AttemptKey, body: bytes) -> Opening | None:
+        """The longest beginning of a body that is known from an earlier body of the attempt."""
+        attempt = self._attempts.get(key)
+        settled = () if attempt is None else attempt.settled
+        known = (one.opening for one in settled if body.startswith(one.opening.raw))
+        return max(known, key=lambda opening: len(opening.raw), default=None)
+
     async def prompt(self, key: AttemptKey, request: ChatRequest, read: ReadAnswers) -> Prompt:
         """The tokens to sample after.
 
         Raises: ContextOverflow: they leave no room for an answer; BadRequest: the template refuses the conversation
         """
         conversation = Conversation(request.turns, request.tools, request.template_options)
-        text = self._model.render(request.turns, request.tools, request.template_options, add_generation_prompt=True)
-        chain = digest_chain(conversation)
-        ends = [index + 1 for index, turn in enumerate(request.turns) if turn.role == "assistant"]
-        if ends and chain[ends[-1]] not in self._attempt(key).answered:
+        base = _base_digest(conversation)
+        settled = self._settled_for(key, request, base)
+        chain = _chain([base] if settled is None else settled.chain, conversation.turns)
+        last = next((end for end in range(len(request.turns), 0, -1) if _is_answer(request.turns[end - 1])), None)
+        if last is not None and chain[last] not in self._attempt(key).answered:
             await self._read(key, read)
-        ids, is_fork = await self._continued(key, conversation, text, chain, ends)
-        if ids is None:
-            ids = await self._encoded(text)
+        try:
+            begun = settled if settled is None or settled.messages is not None else None
+            prompt, written = await self._prompt(key, conversation, chain, begun)
+        except Elsewhere:
+            prompt, written = await self._prompt(key, conversation, chain, None)
         # Engines keep one place of the context for themselves.
-        if len(ids) + 1 >= self._model.context_length:
-            raise ContextOverflow(self._model.context_length, len(ids))
-        return Prompt(ids, text, chain[-1], is_fork)
+        if len(prompt.ids) + 1 >= self._model.context_length:
+            raise ContextOverflow(self._model.context_length, len(prompt.ids))
+        if request.opening is not None:
+            self._settle(key, written.settle(request.opening, chain), request.continues)
+        return prompt
 
     def remember(self, key: AttemptKey, call_id: str, prompt: Prompt, answer: Turn, sampled_ids: TokenIds) -> None:
         """Makes a completed call one that later prompts can continue."""
-        answered = Answered(prompt.ids, sampled_ids, len(prompt.text), _text_digest(prompt.text))
+        answered = Answered(prompt.tokens, sampled_ids, prompt.characters, prompt.text_digest)
         self._add(key, call_id, _extend(prompt.conversation_digest, answer), answered)
+
+    async def _prompt(
+        self, key: AttemptKey, conversation: Conversation, chain: list[bytes], settled: Settled | None
+    ) -> tuple[Prompt, Written]:
+        """Raises: Elsewhere: the tokens are to be found without what is settled"""
+        written = Written(self._model, conversation, settled)
+        tokens, is_fork = await self._continued(key, conversation, chain, written)
+        if tokens is None:
+            if settled is not None:
+                raise Elsewhere
+            tokens = Tokens.of(await self._encoded(written.rest))
+        return Prompt(tokens, written.characters, written.digest(), chain[-1], is_fork), written
 
     async def _encoded(self, text: str, after: int | None = None) -> TokenIds:
         if len(text) < LONG_CHARACTERS:
@@ -123,41 +150,44 @@ class History:
         return await asyncio.to_thread(self._model.encode, text, after=after)
 
     async def _read(self, key: AttemptKey, read: ReadAnswers) -> None:
+        tokens = Tokens.of(np.empty(0, dtype=np.int32))
         for stored in await read(self._attempt(key).call_ids):
-            asked = stored.conversation
-            text = self._model.render(asked.turns, asked.tools, asked.options, add_generation_prompt=True)
-            answered = Answered(stored.prompt_ids, stored.sampled_ids, len(text), _text_digest(text))
-            self._add(key, stored.call_id, _extend(digest_chain(asked)[-1], stored.answer), answered)
+            written = Written(self._model, stored.conversation)
+            tokens = tokens.or_longer(stored.prompt_ids)
+            answered = Answered(tokens, stored.sampled_ids, written.characters, written.digest())
+            digest = _extend(digest_chain(stored.conversation)[-1], stored.answer)
+            self._add(key, stored.call_id, digest, answered)
 
     async def _continued(
-        self, key: AttemptKey, conversation: Conversation, text: str, chain: list[bytes], ends: list[int]
-    ) -> tuple[TokenIds | None, bool]:
-        """Tokens that begin with those of the latest call that can be continued, and whether a later one could not."""
+        self, key: AttemptKey, conversation: Conversation, chain: list[bytes], written: Written
+    ) -> tuple[Tokens | None, bool]:
+        """Tokens that begin with those of the latest call that can be continued, and whether a later one could not.
+
+        Raises: Elsewhere
+        """
         answered = self._attempt(key).answered
         is_fork = False
-        for end in reversed(ends):
-            call = answered.get(chain[end])
+        for end in range(len(chain) - 1, written.first, -1):
+            call = answered.get(chain[end]) if _is_answer(conversation.turns[end - 1]) else None
             if call is None:
                 continue
-            ids = await self._append(call, conversation, text, end)
-            if ids is not None:
-                return ids, is_fork
+            tokens = await self._append(call, written, end)
+            if tokens is not None:
+                return tokens, is_fork
             is_fork = True
         return None, is_fork
 
-    async def _append(self, call: Answered, conversation: Conversation, text: str, end: int) -> TokenIds | None:
+    async def _append(self, call: Answered, written: Written, end: int) -> Tokens | None:
         """The call's tokens and those of the text after its answer; None where the template does not only append."""
         closing = self._model.closing
-        if closing is None or _text_digest(text[: call.prompt_characters]) != call.prompt_digest:
+        if closing is None or not written.begins_with(call.prompt_characters, call.prompt_digest):
             return None
-        turns = conversation.turns[:end]
-        so_far = self._model.render(turns, conversation.tools, conversation.options, add_generation_prompt=False)
-        if not text.startswith(so_far) or not so_far.endswith(closing):
+        following = written.after(end, closing)
+        if following is None:
             return None
         last = int(call.sampled_ids[-1]) if len(call.sampled_ids) else None
         rest, after = self._unsampled_closing(closing, last)
-        appended = await self._encoded(rest + text[len(so_far) :], after)
-        return np.concatenate([call.prompt_ids, call.sampled_ids, appended])
+        return call.prompt.followed_by(call.sampled_ids, await self._encoded(rest + following, after))
 
     def _unsampled_closing(self, closing: str, last: int | None) -> tuple[str, int | None]:
         """What of the closing the model has not sampled itself, and the sampled token that stands before it."""
@@ -177,11 +207,28 @@ class History:
 
     def _add(self, key: AttemptKey, call_id: str, digest: bytes, answered: Answered) -> None:
         attempt = self._attempt(key)
-        size = answered.prompt_ids.nbytes + answered.sampled_ids.nbytes + CALL_BYTES
         attempt.answered[digest] = answered
         attempt.call_ids.add(call_id)
-        attempt.size_bytes += size
-        self._grow(size)
+        self._take(attempt, answered.prompt.added_bytes + answered.sampled_ids.nbytes + CALL_BYTES)
+
+    def _settled_for(self, key: AttemptKey, request: ChatRequest, base: bytes) -> Settled | None:
+        """What the opening that the request continues has become, under the same tools and options."""
+        settled = (one for one in self._attempt(key).settled if one.opening is request.continues)
+        return next((one for one in settled if one.chain[0] == base), None)
+
+    def _settle(self, key: AttemptKey, settled: Settled, continues: Opening | None) -> None:
+        """Keeps what is settled, in place of what it goes on from, as the one used last."""
+        attempt = self._attempt(key)
+        raw = settled.opening.raw
+        kept = [one for one in attempt.settled if one.opening is not continues and one.opening.raw != raw]
+        kept = [*kept[-SETTLED_CONVERSATIONS + 1 :], settled]
+        added = sum(one.size_bytes for one in kept) - sum(one.size_bytes for one in attempt.settled)
+        attempt.settled = kept
+        self._take(attempt, added)
+
+    def _take(self, attempt: _Attempt, size_bytes: int) -> None:
+        attempt.size_bytes += size_bytes
+        self._grow(size_bytes)
 
     def _grow(self, size_bytes: int) -> None:
         self._size_bytes += size_bytes
@@ -196,11 +243,23 @@ def digest_chain(conversation: Conversation) -> list[bytes]:
     Spellings that agents change when they echo an answer do not count: ids and white space of tool arguments, the
     assistant's name, white space around its text.
     """
-    base = orjson.dumps([conversation.tools, conversation.options], option=orjson.OPT_SORT_KEYS)
-    chain = [_digest(base)]
-    for turn in conversation.turns:
+    return _chain([_base_digest(conversation)], conversation.turns)
+
+
+def _base_digest(conversation: Conversation) -> bytes:
+    return _digest(orjson.dumps([conversation.tools, conversation.options], option=orjson.OPT_SORT_KEYS))
+
+
+def _chain(known: list[bytes], turns: Sequence[Turn]) -> list[bytes]:
+    """The chain that begins with known digests."""
+    chain = [*known]
+    for turn in turns[len(known) - 1 :]:
         chain.append(_extend(chain[-1], turn))
     return chain
+
+
+def _is_answer(turn: Turn) -> bool:
+    return turn.role == "assistant"
 
 
 def _extend(digest: bytes, turn: Turn) -> bytes:
@@ -216,10 +275,6 @@ def _dumps_any(value: object) -> bytes:
     except TypeError:
         # Integers beyond 64 bits and the like, which a model may well sample.
         return repr(value).encode()
-
-
-def _text_digest(text: str) -> bytes:
-    return _digest(text.encode("utf-8", "surrogatepass"))
 
 
 def _digest(data: bytes) -> bytes:

@@ -24,9 +24,10 @@ from services.gateway.answer import Answer, Completion
 from services.gateway.door import Door
 from services.gateway.engines import Endpoint
 from services.gateway.errors import Unavailable
-from services.gateway.history import Conversation, StoredAnswer
+from services.gateway.history import StoredAnswer
 from services.gateway.request import Json, parse_answer, parse_conversation
 from services.gateway.sample import Choice
+from services.gateway.written import Conversation
 
 T = TypeVar("T")
 SpellLogprobs = Callable[[Choice], Json | None]

@@ -16,7 +16,6 @@ import jinja2
 import jinja2.meta
 import jinja2.nodes
 import numpy as np
-import numpy.typing as npt
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -25,9 +24,9 @@ from tokenizers import Tokenizer
 from libs.service.errors import Misconfigured
 from services.gateway.errors import BadRequest
 from services.gateway.request import Json, Turn, parsed_arguments
+from services.gateway.tail import UNRENDERABLE, TailTemplate
+from services.gateway.tokens import TokenIds
 from services.gateway.tools import generic_turns
-
-TokenIds = npt.NDArray[np.int32]
 
 _SENTINEL = "sentinel-of-the-closing"
 
@@ -56,6 +55,7 @@ class ChatModel:
         source = _template_source(folder, settings)
         environment = _environment()
         self._template = environment.from_string(source)
+        self._tail = TailTemplate.of(environment, source)
         variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
         self.template_has_tools = "tools" in variables
         self._specials = _special_tokens(settings)
@@ -69,22 +69,52 @@ class ChatModel:
         Args: options: `chat_template_kwargs` of the request, such as `enable_thinking`
         Raises: BadRequest: the template refuses the conversation, or cannot render it
         """
-        spelled = tuple(turns) if self.template_has_tools else generic_turns(tuple(turns), tools)
+        messages = self.messages(turns, tools)
         try:
-            return self._template.render(
-                **self._specials,
-                **options,
-                messages=[_template_message(turn) for turn in spelled],
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
+            return self._template.render(self._variables(messages, tools, options, add_generation_prompt))
+        except UNRENDERABLE as error:
             raise BadRequest(
                 f"The model's chat template cannot render these messages: {error}.",
                 param="messages",
                 code="template_error",
             ) from error
+
+    def messages(self, turns: Sequence[Turn], tools: tuple[Json, ...]) -> list[Json]:
+        """The messages that the template gets for turns.
+
+        Args: tools: none for turns that continue others, whose messages tell of the tools already
+        """
+        spelled = turns if self.template_has_tools else generic_turns(tuple(turns), tools)
+        return [_template_message(turn) for turn in spelled]
+
+    def render_from(
+        self, messages: list[Json], start: int, tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool
+    ) -> list[str] | None:
+        """The text as `render` gives it, from a message on: what stands before the first one, then a text for each.
+
+        The text of a message but the last stays as it is whatever is appended, and the one before the first as long as
+        tools and options do. None where the template does not work message by message.
+        """
+        if self._tail is None:
+            return None
+        try:
+            variables = self._variables(messages, tools, options, add_generation_prompt)
+        except TypeError:
+            return None
+        return self._tail.write(messages, start, variables)
+
+    def _variables(
+        self, messages: list[Json], tools: tuple[Json, ...], options: Json, add_generation_prompt: bool
+    ) -> Json:
+        """Raises: TypeError: an option has the name of something else"""
+        return dict(
+            **self._specials,
+            **options,
+            messages=messages,
+            tools=list(tools) or None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+        )
 
     def encode(self, text: str, *, after: int | None = None) -> TokenIds:
         """The tokens of a text, without any that the tokenizer would add.

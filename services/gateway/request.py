@@ -7,6 +7,7 @@ reproduce is served, and named by `Sampling.untrainable_reason`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -15,7 +16,9 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
+from libs.store.calls import JsonText, storable_json
 from services.gateway.errors import BadRequest
+from services.gateway.opening import NotCut, Opening, Pieces, cut, is_plain
 
 RECORDED = frozenset(
     {
@@ -189,8 +192,9 @@ class Sampling:
 class ChatRequest:
     """A validated chat completion.
 
-    `recorded` is the body without messages and tools and `conversation` is `{messages, tools}`, both as sent, for the
-    record. `calls_tools` is whether sampled text is searched for tool calls.
+    `recorded` is the body without messages and tools and `conversation` is the JSON text of `{messages, tools}`, as
+    sent, for the record. `calls_tools` is whether sampled text is searched for tool calls. `continues` is the
+    opening whose turns come first, `opening` the one that later bodies may continue; None where there is none.
     """
 
     model: str
@@ -206,14 +210,78 @@ class ChatRequest:
     sampling: Sampling
     template_options: Json
     recorded: Json
-    conversation: Json
+    conversation: JsonText
+    body_sha256: bytes
+    continues: Opening | None = None
+    opening: Opening | None = None
 
 
-def parse_request(body: bytes, *, max_choices: int) -> ChatRequest:
-    """The request that a body asks for.
+def parse_request(body: bytes, *, max_choices: int, opening: Opening | None = None) -> ChatRequest:
+    """The request that a body asks for, the same with and without an opening.
 
+    Args: opening: the body begins with its bytes
     Raises: BadRequest: not JSON, a field is wrong or unknown, or something is asked that this model cannot serve
     """
+    known = 0 if opening is None else len(opening.raw)
+    values = _values(body, known) + (0 if opening is None else opening.values)
+    if values <= MAX_VALUES:
+        try:
+            return _parse_pieces(body, cut(body, opening), opening, max_choices)
+        except (NotCut, BadRequest):
+            # Parsed as a whole it is told what is wrong, in its words and with its places.
+            pass
+    return _parse_whole(body, max_choices)
+
+
+def _parse_pieces(body: bytes, pieces: Pieces, opening: Opening | None, max_choices: int) -> ChatRequest:
+    document, first = pieces.document, 0 if opening is None else len(opening.turns)
+    parsed = _checked(document, max_choices)
+    turns = tuple(_turn(message, index) for index, message in enumerate(parsed.messages, start=first))
+    if opening is not None:
+        turns = (*opening.turns, *turns)
+    settled, sha256 = _settled(body, pieces, opening, turns)
+    known = 0 if settled is None else len(settled.raw)
+    messages = body[pieces.start : pieces.end]
+    if (settled is None or settled.is_plain) and is_plain(body[known : pieces.end]):
+        conversation = JsonText(b'{"messages":[%b],"tools":%b}' % (messages, storable_json(document.get("tools"))))
+    else:
+        conversation = storable_json({"messages": orjson.loads(b"[" + messages + b"]"), "tools": document.get("tools")})
+    return _request(document, parsed, turns, conversation, sha256, opening, settled)
+
+
+def _settled(
+    body: bytes, pieces: Pieces, opening: Opening | None, turns: tuple[Turn, ...]
+) -> tuple[Opening | None, bytes]:
+    """The opening of this body that later ones may continue, and the digest of all of it.
+
+    It ends before the last answer, or before the last message where there is none: then a body that is sent again, and
+    one that goes on from the same answer in another way, continue it too. Results of one round are not divided.
+    """
+    first = 0 if opening is None else len(opening.turns)
+    answers = (index for index in range(len(turns) - 1, first, -1) if turns[index].role == "assistant")
+    count = next(answers, first if opening is not None else len(turns) - 1)
+    while count > first and turns[count].role == turns[count - 1].role == "tool":
+        count -= 1
+    sha256 = hashlib.sha256() if opening is None else opening.sha256.copy()
+    known = 0 if opening is None else len(opening.raw)
+    settled = opening
+    if count > first:
+        end = pieces.ends[count - first - 1]
+        sha256.update(body[known:end])
+        values = _values(body, known, end) + (0 if opening is None else opening.values)
+        plain = (opening is None or opening.is_plain) and is_plain(body[known:end])
+        settled = Opening(body[:end], pieces.start, turns[:count], values, sha256.copy(), plain)
+        known = end
+    sha256.update(body[known:])
+    return settled, sha256.digest()
+
+
+def _values(body: bytes, start: int, end: int | None = None) -> int:
+    """Objects, arrays and commas of a part of the body, and those signs within its texts."""
+    return sum(body.count(sign, start, end) for sign in (b",", b"[", b"{"))
+
+
+def _parse_whole(body: bytes, max_choices: int) -> ChatRequest:
     if has_more_values(body, MAX_VALUES):
         message = f"The body has more than {MAX_VALUES} values: send fewer messages."
         raise BadRequest(message, param="messages", code="too_many_values")
@@ -223,13 +291,32 @@ def parse_request(body: bytes, *, max_choices: int) -> ChatRequest:
         raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
     if not isinstance(document, dict):
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    parsed = _checked(document, max_choices)
+    turns = tuple(_turn(message, index) for index, message in enumerate(parsed.messages))
+    conversation = storable_json({"messages": document["messages"], "tools": document.get("tools")})
+    return _request(document, parsed, turns, conversation, hashlib.sha256(body).digest())
+
+
+def _checked(document: Json, max_choices: int) -> _Body:
     if is_too_deep(document):
         raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels: flatten it.", code="invalid_json")
     parsed = _validated(document)
     _refuse_unsupported(parsed, max_choices)
+    return parsed
+
+
+def _request(
+    document: Json,
+    parsed: _Body,
+    turns: tuple[Turn, ...],
+    conversation: JsonText,
+    body_sha256: bytes,
+    continues: Opening | None = None,
+    opening: Opening | None = None,
+) -> ChatRequest:
     return ChatRequest(
         model=parsed.model,
-        turns=tuple(_turn(message, index) for index, message in enumerate(parsed.messages)),
+        turns=turns,
         tools=tuple(document.get("tools") or ()),
         calls_tools=bool(parsed.tools) and parsed.tool_choice != "none",
         parallel_tool_calls=parsed.parallel_tool_calls is not False,
@@ -241,7 +328,10 @@ def parse_request(body: bytes, *, max_choices: int) -> ChatRequest:
         sampling=_sampling(parsed),
         template_options=parsed.chat_template_kwargs or {},
         recorded={name: value for name, value in document.items() if name not in {"messages", "tools"}},
-        conversation={"messages": document["messages"], "tools": document.get("tools")},
+        conversation=conversation,
+        body_sha256=body_sha256,
+        continues=continues,
+        opening=opening,
     )
 
 

@@ -23,8 +23,8 @@ from libs.telemetry import inject, logger
 from services.gateway.engines import Directory, Endpoint, Patience
 from services.gateway.errors import BadRequest
 from services.gateway.metrics import ENGINE_RETRIES
-from services.gateway.render import TokenIds
 from services.gateway.request import Json, Sampling
+from services.gateway.tokens import TokenIds
 from services.gateway.told import Told, arrivals
 
 ABORT_SECONDS = 5.0

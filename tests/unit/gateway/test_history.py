@@ -3,22 +3,36 @@
 from __future__ import annotations
 
 import gc
+import json
 import threading
 import tracemalloc
 from collections.abc import Collection, Sequence
+from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from libs.store.calls import JsonText
 from services.gateway.errors import ContextOverflow
-from services.gateway.history import LONG_CHARACTERS, Conversation, History, StoredAnswer, digest_chain
+from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer, digest_chain
 from services.gateway.render import ChatModel
-from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn
-from tests.fakes.chat_model import EOS, make_chat_model
+from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
+from services.gateway.written import Conversation
+from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS, make_chat_model
 
 KEY = ("run-a.0.0", 1)
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+# The end of a result depends on the message after it, as in Qwen's template.
+LOOKING_AHEAD = (
+    "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}{{ messages[loop.index0 + 1].role if not loop.last }}"
+    "\n{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# Cannot be written message by message.
+COUNTING = CHATML.replace("{{ message['role'] }}", "{{ message['role'] }}{{ messages | length > 7 }}")
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +55,8 @@ def request(*turns: Turn) -> ChatRequest:
         sampling=Sampling(),
         template_options={},
         recorded={},
-        conversation={},
+        conversation=JsonText(b"{}"),
+        body_sha256=b"",
     )
 
 
@@ -87,6 +102,102 @@ async def test_every_turn_begins_with_all_tokens_before_it(model, sampled, data)
         assert now[: len(before)] == before
         before = now
         turns.append(Turn("assistant", text))
+
+
+ANSWERS = ["fine", "<think>hm</think>so", "", CALL, f"look\n{CALL}"]
+TOOL: Any = {"type": "function", "function": {"name": "f"}}
+EDITS = ["go on", "go on", "go on", "go on", "again", "back", "rewrite", "invent", "other tools"]
+
+
+class Agent:
+    """An agent on a client: it echoes what it was answered, and now and then changes its mind."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+        self.tools: list[Any] = random.choice([[], [TOOL]])
+
+    def body(self) -> bytes:
+        spelled = self.random.choice([(",", ":"), (",", ":"), (", ", ": ")])
+        document = {"messages": self.messages, "model": "m", "tools": self.tools or None}
+        return json.dumps(document, separators=spelled).encode()
+
+    def take(self, answer: dict[str, Any], number: int) -> None:
+        """What it does with an answer."""
+        edit = self.random.choice(EDITS)
+        if edit == "back":
+            self.messages = self.messages[: self.random.randint(2, len(self.messages))]
+        if edit == "rewrite":
+            self.messages[self.random.randrange(len(self.messages))]["content"] = f"rewritten {number}"
+        if edit == "other tools":
+            self.tools = [] if self.tools else [TOOL]
+        if edit == "again":
+            return
+        said = {"role": "assistant", "content": "never said"} if edit == "invent" else answer
+        results = [{"role": "tool", "tool_call_id": "1", "content": f"r{k}"} for k in range(self.random.randint(0, 2))]
+        self.messages += [said, *(results or [{"role": "user", "content": f"question {number}"}])]
+
+
+@pytest.mark.parametrize("template", [CHATML, CHATML_WITH_TOOLS, CHATML_FORGETTING, LOOKING_AHEAD, COUNTING])
+@settings(max_examples=40, deadline=None)
+@given(st.randoms(use_true_random=False))
+async def test_a_prompt_is_the_same_whatever_is_remembered(tmp_path_factory, template, random):
+    model = ChatModel(make_chat_model(tmp_path_factory.mktemp("m"), template, context_length=2**20))
+    remembering, store, agents = History(model, max_bytes=10**7), Store(), [Agent(random), Agent(random)]
+    for number in range(14):
+        agent = random.choice(agents)
+        body = agent.body()
+        known = remembering.opening(KEY, body)
+        asked = parse_request(body, max_choices=1, opening=known)
+        prompt = await remembering.prompt(KEY, asked, store.read)
+        whole = await History(model, max_bytes=10**7).prompt(KEY, parse_request(body, max_choices=1), store.read)
+        assert (prompt.ids.tolist(), prompt.is_fork) == (whole.ids.tolist(), whole.is_fork)
+        assert (prompt.characters, prompt.text_digest) == (whole.characters, whole.text_digest)
+        assert prompt.conversation_digest == whole.conversation_digest
+        text = random.choice(ANSWERS)
+        ids = np.asarray([*model.encode(text).tolist(), number % 250, EOS], dtype=np.int32)
+        message: dict[str, Any] = {"role": "assistant", "content": text}
+        if CALL in text:
+            calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]
+            message = {"role": "assistant", "content": text.replace(CALL, ""), "tool_calls": calls}
+        name, reply = f"c{number}", parse_answer(message)
+        conversation = Conversation(asked.turns, asked.tools, {})
+        store.answers.append(StoredAnswer(name, conversation, reply, prompt.ids.copy(), ids))
+        remembering.remember(KEY, name, prompt, reply, ids)
+        agent.take(message, number)
+
+
+@pytest.mark.parametrize("template", [CHATML, CHATML_WITH_TOOLS])
+async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else(tmp_path, monkeypatch, template):
+    model = ChatModel(make_chat_model(tmp_path / "m", template, context_length=2**20))
+    history, seen = History(model, max_bytes=10**7), []
+    spell, encode = ChatModel.messages, ChatModel.encode
+
+    def counted_spell(found, turns, tools):
+        seen.append(len(turns))
+        return spell(found, turns, tools)
+
+    def counted_encode(found, text, *, after=None):
+        seen.append(len(text))
+        return encode(found, text, after=after)
+
+    monkeypatch.setattr(ChatModel, "messages", counted_spell)
+    monkeypatch.setattr(ChatModel, "encode", counted_encode)
+    messages: list[Any] = [{"role": "system", "content": "s"}]
+    costs = []
+    for number in range(30):
+        messages.append({"role": "user", "content": f"question {number:02}"})
+        body = json.dumps({"messages": messages, "model": "m", "tools": [TOOL]}).encode()
+        asked = parse_request(body, max_choices=1, opening=history.opening(KEY, body))
+        seen.clear()
+        prompt = await history.prompt(KEY, asked, Store().read)
+        read = len(asked.turns) - len(asked.continues.turns if asked.continues else ())
+        costs.append((read, *seen))
+        history.remember(KEY, f"c{number}", prompt, Turn("assistant", "ok"), np.asarray([5, EOS], dtype=np.int32))
+        messages.append({"role": "assistant", "content": "ok"})
+    # Turns of the body, of the text, of the text up to the answer, and settled; then the characters after the answer.
+    assert costs[2:] == [costs[2]] * 28
+    assert costs[2][:2] == (4, 4)
 
 
 async def test_forgotten_attempts_are_read_again(model):
