@@ -1,222 +1,169 @@
-"""What the gateway adds to a call: against an engine that answers at once, with the durable record in Postgres."""
+"""What the gateway adds to a call, and how many it carries: an engine that answers at once with 38 KB, 900 tokens.
+
+The gateway is started as an operator starts it, with its log, Postgres with its commits, and a key for each attempt.
+After each measurement the calls and their tokens are counted in the store.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import json
-import multiprocessing
 import statistics
-import tempfile
-import time
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
 
-import aiohttp
-import psycopg
-from aiohttp import web
+from tests.bench import load
+from tests.bench.rows import Goal, Growth, Row
+from tests.bench.served import Elsewhere, Stand, chat_body, http_request, stand
 
-from libs.capability import KeyRing, sign, write_keys
-from libs.contracts.capability import Capability, Scope
-from libs.store.database import Database
-from libs.store.embedded import EmbeddedPostgres
-from libs.store.migrate import migrate
-from tests import builders
-from tests.fakes.chat_model import EOS, make_chat_model
-
-SAMPLED = [*range(40, 56), EOS]
-WARM_UP, ALONE_CALLS, CROWD_CALLS, CLIENTS = 50, 300, 1500, 32
+TOKENS = 900
+SIZES = (225, 900, 3600)
+LONE_CALLS, LONE_WARM_UP = 150, 10
+CROWDS = (16, 64, 256)
+CROWD_CALLS = 1000
+LOAD = 0.7
+LOAD_SECONDS = 3.0
+RECORD_BYTES = 16_000
+"""A record of such a call: ids, log-probabilities, versions, messages and the answer."""
 
 
-def rows() -> list[dict[str, Any]]:
-    """Added median of one client, and calls per second of CPU at 32 clients."""
-    with tempfile.TemporaryDirectory(prefix="bench-gateway-") as folder:
-        server = EmbeddedPostgres(Path(folder) / "postgres")
-        dsn = server.start()
-        try:
-            migrate(dsn)
-            return asyncio.run(_measure(Path(folder), dsn))
-        finally:
-            server.stop()
+@dataclass
+class _Crowd:
+    """What clients at once came to, a value per repeat."""
+
+    per_core: list[float] = field(default_factory=list)
+    per_second: list[float] = field(default_factory=list)
+    added_p99: list[float] = field(default_factory=list)
+    direct_p99: list[float] = field(default_factory=list)
 
 
-async def _measure(folder: Path, dsn: str) -> list[dict[str, Any]]:
-    database = Database(dsn)
-    run = await builders.add_run(database)
-    _, (rollout, _) = await builders.add_group(database, run)
-    await builders.add_attempt(database, rollout)
-    await database.close()
-    make_chat_model(folder / "model")
-    write_keys(folder / "keys.json", {"bench": "s" * 40})
-    with _Process(_serve_engine, run.id) as engine, _Process(_serve_gateway, str(folder), dsn, engine.url) as gateway:
-        async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(aiohttp.ClientSession())
-            postgres = await stack.enter_async_context(await psycopg.AsyncConnection.connect(dsn, autocommit=True))
-            asks = _direct(http, engine.url), _through(http, gateway.url, folder, run.id), await _commit(postgres)
-            direct, through, commit = await _median_seconds(*asks)
-            before = gateway.cpu_seconds()
-            began = time.perf_counter()
-            await _crowd(_through(http, gateway.url, folder, run.id))
-            wall, busy = time.perf_counter() - began, gateway.cpu_seconds() - before
+def rows(repeats: int) -> list[Row]:
+    """One client; 32 and 256 clients; both beside the engine asked directly."""
+    with stand() as ours, Elsewhere() as elsewhere:
+        bench = _Bench(ours, elsewhere)
+        alone = [bench.alone(TOKENS) for _ in range(repeats)]
+        commits = [bench.commit() for _ in range(repeats)]
+        crowds = {clients: _Crowd() for clients in (32, 256)}
+        for _ in range(repeats):
+            for clients, crowd in crowds.items():
+                bench.crowd(clients, crowd)
+        by_size = [bench.alone(tokens) for tokens in SIZES]
+        by_crowd = [1000 / bench.saturated(clients)[0] for clients in CROWDS]
+    added, direct, cpu = ([getattr(one, name) for one in alone] for name in ("added", "direct", "cpu"))
+    checked = "Calls and tokens counted in Postgres afterwards."
     return [
-        _row("gateway: added median, 1 client", (through - direct) * 1000, "ms", "one commit alone", commit * 1000),
-        _row(
-            "gateway: calls per CPU second, 32 clients",
-            CROWD_CALLS / busy,
-            "calls/s",
-            "per wall second",
-            CROWD_CALLS / wall,
+        Row(
+            part="gateway",
+            name="a call of one client, 38 KB answer: added p50",
+            unit="ms",
+            repeats=added,
+            baseline_name="the engine alone",
+            baseline=direct,
+            goal=Goal(at_most=2.0),
+            growth=Growth("tokens", "ms added, 1000 tokens", SIZES, [_per_thousand(one) for one in by_size]),
+            note=f"The record is durable before the answer leaves. {checked}",
+        ),
+        Row(
+            part="gateway",
+            name="a call of one client, 38 KB answer: CPU of the gateway",
+            unit="ms",
+            repeats=cpu,
+            baseline_name="one lone commit of its record",
+            baseline=commits,
+            goal=Goal(at_most=2.5),
+        ),
+        *(row for clients, crowd in crowds.items() for row in _crowd_rows(clients, crowd, by_crowd)),
+    ]
+
+
+def _crowd_rows(clients: int, crowd: _Crowd, by_crowd: list[float]) -> list[Row]:
+    return [
+        Row(
+            part="gateway",
+            name=f"{clients} clients: calls a second and core of the gateway",
+            unit="calls/s",
+            repeats=crowd.per_core,
+            baseline_name="by the wall, with all else on the machine",
+            baseline=crowd.per_second,
+            goal=Goal(at_least=400),
+            growth=Growth("clients", "ms CPU a call", CROWDS, by_crowd),
+        ),
+        Row(
+            part="gateway",
+            name=f"70 % of what {clients} clients get: added p99",
+            unit="ms",
+            repeats=crowd.added_p99,
+            baseline_name="the engine alone",
+            baseline=crowd.direct_p99,
+            goal=Goal(at_most=25),
+            note="Calls come by chance and wait for nobody; seconds count from when a call was due.",
         ),
     ]
 
 
-def _row(name: str, value: float, unit: str, baseline_name: str, baseline: float) -> dict[str, Any]:
-    return {
-        "name": name,
-        "value": value,
-        "unit": unit,
-        "baseline_name": baseline_name,
-        "baseline": baseline,
-        "ratio": value / baseline,
-    }
+@dataclass(frozen=True)
+class _Alone:
+    tokens: int
+    added: float
+    direct: float
+    cpu: float
 
 
-Ask = Callable[[], Awaitable[None]]
+def _per_thousand(one: _Alone) -> float:
+    return one.added / one.tokens * 1000
 
 
-def _direct(http: aiohttp.ClientSession, url: str) -> Ask:
-    body = json.dumps({"input_ids": list(range(60)), "stream": False, "rid": "x"})
+class _Bench:
+    """The measurements; milliseconds throughout."""
 
-    async def ask() -> None:
-        async with http.post(f"{url}/generate", data=body) as response:
-            assert response.status == 200
-            await response.read()
+    def __init__(self, ours: Stand, elsewhere: Elsewhere) -> None:
+        self._ours = ours
+        self._elsewhere = elsewhere
+        self._requests = [ours.request(number) for number in range(len(ours.rollouts))]
+        self._direct = http_request("/generate", chat_body())
+        ours.shape(tokens=TOKENS)
+        # Every attempt's key is believed and its first look at the store is over.
+        elsewhere.run(load.closed_loop, ours.gateway.url, self._requests, clients=32, calls=10 * len(self._requests))
 
-    return ask
+    def alone(self, tokens: int) -> _Alone:
+        """One client, whose calls go to the engine and to the gateway in turn."""
+        ours, calls = self._ours, LONE_WARM_UP + LONE_CALLS
+        ours.shape(tokens=tokens)
+        asked = [(ours.engine.url, self._direct), (ours.gateway.url, self._requests[0])]
+        before = ours.gateway.cpu_seconds()
+        with ours.proven(calls, tokens):
+            direct, through = self._elsewhere.run(load.in_turns, asked, calls=LONE_CALLS, warm_up=LONE_WARM_UP)
+        cpu = (ours.gateway.cpu_seconds() - before) / calls * 1000
+        ours.shape(tokens=TOKENS)
+        medians = [statistics.median(one.seconds) * 1000 for one in (direct, through)]
+        return _Alone(tokens, medians[1] - medians[0], medians[0], cpu)
 
+    def commit(self) -> float:
+        """The median of lone commits."""
+        seconds = self._elsewhere.run(load.commits, self._ours.dsn, size_bytes=RECORD_BYTES, count=LONE_CALLS)
+        return statistics.median(seconds) * 1000
 
-def _through(http: aiohttp.ClientSession, url: str, folder: Path, run_id: str) -> Ask:
-    rollout = f"{run_id}.0.0"
-    capability = Capability(
-        run_id=run_id,
-        rollout_id=rollout,
-        attempt=1,
-        scopes=frozenset({Scope.MODEL}),
-        expires_at=int(time.time()) + 3600,
-    )
-    key = sign(KeyRing(folder / "keys.json"), capability)
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is six times seven?"}]
-    body = json.dumps({"model": "policy", "messages": messages, "temperature": 0.8})
-    headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
+    def crowd(self, clients: int, found: _Crowd) -> None:
+        """Saturation, then calls that come by chance at 70 % of it, through the gateway and to the engine."""
+        per_core, per_second = self.saturated(clients)
+        rate = LOAD * per_second
+        calls = int(rate * LOAD_SECONDS)
+        direct = self._chance(self._ours.engine.url, [self._direct], rate, calls, clients)
+        with self._ours.proven(calls, TOKENS):
+            through = self._chance(self._ours.gateway.url, self._requests, rate, calls, clients)
+        found.per_core.append(per_core)
+        found.per_second.append(per_second)
+        found.direct_p99.append(direct)
+        found.added_p99.append(through - direct)
 
-    async def ask() -> None:
-        async with http.post(f"{url}/r/{rollout}/1/v1/chat/completions", data=body, headers=headers) as response:
-            text = await response.read()
-            assert response.status == 200, text
+    def saturated(self, clients: int) -> tuple[float, float]:
+        """Calls per second of the gateway's CPU time, and per second."""
+        ours = self._ours
+        asked = partial(self._elsewhere.run, load.closed_loop, ours.gateway.url, self._requests, clients=clients)
+        asked(calls=2 * clients)
+        before = ours.gateway.cpu_seconds()
+        with ours.proven(CROWD_CALLS, TOKENS):
+            found = asked(calls=CROWD_CALLS)
+        return CROWD_CALLS / (ours.gateway.cpu_seconds() - before), found.rate
 
-    return ask
-
-
-async def _median_seconds(*asks: Ask) -> list[float]:
-    """The median of each, asked in turns, so that a busy disk or machine is busy for all of them."""
-    seconds: list[list[float]] = [[] for _ in asks]
-    for _ in range(WARM_UP + ALONE_CALLS):
-        for ask, taken in zip(asks, seconds, strict=True):
-            began = time.perf_counter()
-            await ask()
-            taken.append(time.perf_counter() - began)
-    return [statistics.median(taken[WARM_UP:]) for taken in seconds]
-
-
-async def _commit(connection: psycopg.AsyncConnection[Any]) -> Ask:
-    """The floor of a durable record: one row of the same size, committed by one client."""
-    await connection.execute("CREATE TABLE alone (content bytea)")
-
-    async def commit() -> None:
-        await connection.execute("INSERT INTO alone VALUES (%s)", [bytes(1500)])
-
-    return commit
-
-
-async def _crowd(ask: Ask) -> None:
-    left = iter(range(CROWD_CALLS))
-
-    async def client() -> None:
-        for _ in left:
-            await ask()
-
-    await asyncio.gather(*(client() for _ in range(CLIENTS)))
-
-
-class _Process:
-    """A server in a process of its own, so that its CPU time is its own."""
-
-    def __init__(self, serve: Callable[..., None], *arguments: str) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._parent, child = context.Pipe()
-        self._process = context.Process(target=serve, args=(child, *arguments), daemon=True)
-        self.url = ""
-
-    def __enter__(self) -> _Process:
-        self._process.start()
-        self.url = self._parent.recv()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.join(10)
-
-    def cpu_seconds(self) -> float:
-        """User and system time so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / 100
-
-
-def _serve_engine(pipe: Connection, run_id: str) -> None:
-    meta = {
-        "finish_reason": {"type": "stop", "matched": EOS},
-        "weight_versions": [{"version": f"{run_id}:0", "start": 0, "end": len(SAMPLED)}],
-        "output_token_logprobs": [[-0.5, token, None] for token in SAMPLED],
-    }
-    answer = json.dumps({"text": "", "output_ids": SAMPLED, "meta_info": meta}).encode()
-
-    async def generate(request: web.Request) -> web.Response:
-        await request.read()
-        return web.Response(body=answer, content_type="application/json")
-
-    async def main() -> None:
-        app = web.Application()
-        app.router.add_post("/generate", generate)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        pipe.send(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        await asyncio.Event().wait()
-
-    asyncio.run(main())
-
-
-def _serve_gateway(pipe: Connection, folder: str, dsn: str, engine_url: str) -> None:
-    import uvloop
-
-    from libs.service import serving
-    from libs.telemetry import configure_logs
-    from services.gateway.app import create_app
-    from services.gateway.settings import Settings
-
-    configure_logs("gateway", "warning")
-    settings = Settings(
-        model_path=Path(folder) / "model",
-        database_url=dsn,
-        capability_keys_file=Path(folder) / "keys.json",
-        engine_urls=[engine_url],
-    )
-
-    async def main() -> None:
-        async with serving(create_app(settings)) as port:
-            pipe.send(f"http://127.0.0.1:{port}")
-            await asyncio.Event().wait()
-
-    uvloop.run(main())
+    def _chance(self, url: str, requests: list[bytes], rate: float, calls: int, clients: int) -> float:
+        found = self._elsewhere.run(load.open_loop, url, requests, rate=rate, calls=calls, connections=clients)
+        return statistics.quantiles(found.seconds, n=100)[98] * 1000

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -74,7 +74,6 @@ class Stand:
     run_id: str
     ring: KeyRing
     rollouts: Sequence[str]
-    asked: int = field(default=0)
 
     def request(self, number: int = 0, **parameters: Any) -> bytes:
         """The bytes of a chat completion through the gateway, by the attempt of that number."""

@@ -1,0 +1,151 @@
+"""Streams through the gateway: how late the first token is, what a token costs, and how many calls may wait at once.
+
+The stub's events are cumulative, as SGLang's are by default: each repeats all tokens so far. After each measurement
+the calls and their tokens are counted in the store.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.bench import load
+from tests.bench.rows import Goal, Growth, Row
+from tests.bench.served import Elsewhere, Stand, chat_body, http_request, stand
+
+STREAMS = 256
+TOKENS = 128
+PACE_SECONDS = 0.04
+"""256 streams then tell 6,400 tokens a second."""
+SPREAD_SECONDS = 1.0
+"""Over which streams begin, so that it is not their beginning alone that is measured."""
+ONE_STREAM_CALLS, ONE_STREAM_TOKENS = 20, 4
+GROWTH_STREAMS = 64
+GROWTH_TOKENS = (32, 128, 512)
+
+IN_FLIGHT = (125, 500, 2000)
+HOLD_SECONDS = {125: 5.0, 500: 5.0, 2000: 30.0}
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class _Streams:
+    """Of one repeat; milliseconds."""
+
+    first: float
+    first_direct: float
+    cpu_token: float
+    engine_token: float
+
+
+def rows(repeats: int) -> list[Row]:
+    """2,000 calls that wait for 30 s, then first tokens and the cost of each at one stream and at 256."""
+    with stand() as ours, Elsewhere() as elsewhere:
+        bench = _Bench(ours, elsewhere)
+        idle, peaks = ours.gateway.memory_bytes() / MIB, [bench.in_flight(calls) for calls in IN_FLIGHT]
+        alone = [bench.one_stream() for _ in range(repeats)]
+        together = [bench.streams(STREAMS, TOKENS) for _ in range(repeats)]
+        by_tokens = [bench.streams(GROWTH_STREAMS, tokens).cpu_token for tokens in GROWTH_TOKENS]
+    checked = "Tokens counted in Postgres afterwards."
+    return [
+        Row(
+            part="streams",
+            name="one stream: added time to its first token",
+            unit="ms",
+            repeats=[through - direct for through, direct in alone],
+            baseline_name="the engine alone",
+            baseline=[direct for _, direct in alone],
+            goal=Goal(at_most=5),
+            note=checked,
+        ),
+        Row(
+            part="streams",
+            name=f"{STREAMS} streams: added median time to a first token",
+            unit="ms",
+            repeats=[one.first - one.first_direct for one in together],
+            baseline_name="the engine alone",
+            baseline=[one.first_direct for one in together],
+            goal=Goal(at_most=5),
+        ),
+        Row(
+            part="streams",
+            name=f"{STREAMS} streams of {TOKENS} tokens: CPU of the gateway for a token",
+            unit="ms",
+            repeats=[one.cpu_token for one in together],
+            baseline_name="CPU of the stub for it",
+            baseline=[one.engine_token for one in together],
+            goal=Goal(at_most=0.05),
+            growth=Growth("tokens of a stream", "ms CPU a token", GROWTH_TOKENS, by_tokens),
+            note="All CPU time of the gateway over all tokens: the beginning and the record of each call are in it.",
+        ),
+        Row(
+            part="streams",
+            name=f"{IN_FLIGHT[-1]} calls in flight for 30 s: peak memory",
+            unit="MiB",
+            repeats=[peaks[-1]],
+            baseline_name="before them",
+            baseline=[idle],
+            goal=Goal(at_most=1024),
+            growth=Growth("calls in flight", "KiB a call", IN_FLIGHT, _each_kib(peaks, idle)),
+            note="Each a connection of its own, of 64 attempts; all answered with 200 and counted in Postgres.",
+        ),
+    ]
+
+
+def _each_kib(peaks: list[float], idle: float) -> list[float]:
+    return [(peak - idle) * 1024 / calls for peak, calls in zip(peaks, IN_FLIGHT, strict=True)]
+
+
+class _Bench:
+    """The measurements."""
+
+    def __init__(self, ours: Stand, elsewhere: Elsewhere) -> None:
+        self._ours = ours
+        self._elsewhere = elsewhere
+        self._requests = [ours.request(number, stream=True) for number in range(len(ours.rollouts))]
+        self._direct = http_request("/generate", chat_body(stream=True))
+        ours.shape(tokens=4, pace_seconds=0.001)
+        elsewhere.run(load.closed_loop, ours.gateway.url, self._requests, clients=32, calls=10 * len(self._requests))
+
+    def one_stream(self) -> tuple[float, float]:
+        """Milliseconds to the first token through the gateway, and of the engine."""
+        ours, warm_up = self._ours, 5
+        ours.shape(tokens=ONE_STREAM_TOKENS, pace_seconds=PACE_SECONDS)
+        asked = [(ours.engine.url, self._direct), (ours.gateway.url, self._requests[0])]
+        with ours.proven(ONE_STREAM_CALLS + warm_up, ONE_STREAM_TOKENS):
+            direct, through = self._elsewhere.run(load.in_turns, asked, calls=ONE_STREAM_CALLS, warm_up=warm_up)
+        return _median_ms(through.first_seconds), _median_ms(direct.first_seconds)
+
+    def streams(self, streams: int, tokens: int) -> _Streams:
+        """Streams at once, through the gateway and then from the engine."""
+        ours = self._ours
+        ours.shape(tokens=tokens, pace_seconds=PACE_SECONDS * streams / STREAMS)
+        before, engine_before = ours.gateway.cpu_seconds(), ours.engine.cpu_seconds()
+        with ours.proven(streams, tokens):
+            through = self._at_once(ours.gateway.url, self._requests, streams)
+        cpu = ours.gateway.cpu_seconds() - before
+        engine = ours.engine.cpu_seconds() - engine_before
+        direct = self._at_once(ours.engine.url, [self._direct], streams)
+        each = streams * tokens / 1000
+        return _Streams(_median_ms(through.first_seconds), _median_ms(direct.first_seconds), cpu / each, engine / each)
+
+    def _at_once(self, url: str, requests: list[bytes], streams: int) -> load.Load:
+        return self._elsewhere.run(load.one_each, url, requests, clients=streams, spread_seconds=SPREAD_SECONDS)
+
+    def in_flight(self, calls: int) -> float:
+        """The gateway's peak in MiB while so many calls wait for the engine at once."""
+        ours, hold = self._ours, HOLD_SECONDS[calls]
+        ours.shape(tokens=900, seconds=hold)
+        requests = [ours.request(number) for number in range(len(ours.rollouts))]
+        with ours.proven(calls, 900):
+            found = self._elsewhere.run(
+                load.one_each, ours.gateway.url, requests, clients=calls, spread_seconds=hold / 5
+            )
+        # The last began long before the first was answered: all were in flight at once.
+        assert min(found.seconds) >= hold
+        return ours.gateway.peak_bytes() / MIB
+
+
+def _median_ms(seconds: Sequence[float]) -> float:
+    return statistics.median(seconds) * 1000
