@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from libs.contracts import ids
+from libs.contracts.config import Sampling
+from libs.contracts.states import OutcomeKind
+from libs.queue import leases
+from libs.queue.leases import Lease, Outcome
+from libs.queue.stream import RolloutQueue
+from libs.queue.wake import Wake
+from libs.store import groups, tables
 from libs.store.calls import CallWriter, NewCall
 from libs.store.database import Database
+from libs.store.embedded import EmbeddedRedis
+from libs.store.samples import lock_pending_groups
+from libs.telemetry import configure_logs
+from services.controller import admission, settling
 from services.gateway.record import Recorder
+from services.runner.ledger import Ledger
+from tests.bench.history import add_past
 from tests.bench.rows import Goal, Growth, Row
 from tests.bench.stored import Stored, stored
 from tests.bench.trajectories import lone_calls
@@ -30,6 +45,20 @@ IN_FLIGHT = 64
 CALLS_PRESENT = (1024, 4096, 16_384)
 """Calls that a run has already."""
 
+RUNNERS, CONCURRENCY, ROLLOUTS = 4, 8, 480
+"""Runner processes' worth of leases at once, and rollouts in one measurement."""
+SIBLINGS = 8
+GROUPS_PRESENT = (1250, 5000, 20_000)
+"""Groups of two rollouts that a run has already."""
+TICK_SECONDS = 0.1
+"""The controller's shortest pause."""
+
+_SETTLED = """
+    SELECT count(*) FILTER (WHERE r.state = 'finished' AND r.reward = r.sibling %% 2 AND a.state = 'settled'
+                            AND o.reward = r.reward AND g.state = 'complete'), count(*)
+    FROM rollouts r JOIN groups g ON g.id = r.group_id JOIN attempts a ON a.rollout_id = r.id
+    JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number WHERE r.id = ANY(%s)
+"""
 _COLUMNS = sql.SQL(", ").join(sql.Identifier(field.name) for field in fields(NewCall))
 
 
@@ -52,8 +81,18 @@ def measured(store: Stored, units: int, into: list[Measured]) -> Iterator[None]:
 
 def rows(repeats: int) -> list[Row]:
     """Calls recorded, rollouts settled, looks at runs."""
-    with stored() as store:
-        return [asyncio.run(_calls(store, repeats))]
+    configure_logs("bench", "warning")
+    with stored() as store, tempfile.TemporaryDirectory(prefix="bench-redis-") as folder:
+        redis = EmbeddedRedis(Path(folder))
+        redis_url = redis.start()
+        try:
+            return [
+                asyncio.run(_calls(store, repeats)),
+                asyncio.run(_rollouts(store, redis_url, repeats)),
+                asyncio.run(_looks(store, repeats)),
+            ]
+        finally:
+            redis.stop()
 
 
 async def _calls(store: Stored, repeats: int) -> Row:
@@ -165,3 +204,177 @@ def _copy_bytes(dsn: str, calls: int) -> float:
         seconds = time.perf_counter() - began
         cursor.execute("DROP TABLE ceiling")
     return calls / seconds
+
+
+async def _rollouts(store: Stored, redis_url: str, repeats: int) -> Row:
+    database = Database(store.dsn, pool_size=RUNNERS + 2)
+    run, grown = await add_run(database), await add_run(database)
+    found: list[Measured] = []
+    bare: list[float] = []
+    for _ in range(repeats):
+        bare.append(await _bare_commits(store.dsn))
+        await _settle(store, database, redis_url, run, found)
+    costs = []
+    with psycopg.connect(store.dsn, autocommit=True) as connection:
+        for present in GROUPS_PRESENT:
+            add_past(connection, grown.id, present)
+            connection.execute("ANALYZE")
+            beside: list[Measured] = []
+            for _ in range(3):
+                await _settle(store, database, redis_url, grown, beside)
+            costs.append(statistics.median(one.cpu_ms for one in beside))
+    await database.close()
+    return Row(
+        part="store",
+        name=f"rollouts from queue to verdict, {RUNNERS} runners of {CONCURRENCY}",
+        unit="rollouts/s",
+        repeats=[one.rate for one in found],
+        baseline_name="three bare commits each, as many clients",
+        baseline=bare,
+        goal=Goal(at_least=60),
+        growth=Growth("groups of the run", "ms CPU a rollout", GROUPS_PRESENT, costs),
+        note="Redis' delivery, lease, start and settle with the runner's ledger, the controller's look every 0.1 s;"
+        " agents take no time. Every attempt, outcome and reward is looked at afterwards.",
+    )
+
+
+async def _settle(store: Stored, database: Database, redis_url: str, run: tables.Run, into: list[Measured]) -> None:
+    """Admits rollouts, has runners lease, start and settle them, and a controller end them."""
+    ids_ = await _admit(database, run)
+    wake = Wake(redis_url)
+    queue = RolloutQueue(redis_url)
+    with measured(store, len(ids_), into):
+        await queue.enqueue(ids_)
+        done = asyncio.Event()
+        runners = [asyncio.create_task(_runner(store.dsn, redis_url, wake, n, done)) for n in range(RUNNERS)]
+        while await _tick(database, run.id):
+            await asyncio.sleep(TICK_SECONDS)
+        done.set()
+        await asyncio.gather(*runners)
+    await queue.close()
+    await wake.close()
+    with psycopg.connect(store.dsn) as connection:
+        row = connection.execute(
+            _SETTLED,
+            (ids_,),
+        ).fetchone()
+    if row != (len(ids_), len(ids_)):
+        raise AssertionError(f"of {len(ids_)} rollouts {row} are settled and complete")
+
+
+async def _admit(database: Database, run: tables.Run) -> list[str]:
+    async with database.session() as session:
+        [facts] = [one for one in await groups.load_runs(session) if one.id == run.id]
+        admitted = admission.training_groups(
+            run.id,
+            run.dataset_id,
+            Sampling(group_size=SIBLINGS),
+            task_count=facts.task_count,
+            first_number=facts.next_group,
+            count=ROLLOUTS // SIBLINGS,
+            served_version=0,
+        )
+        await groups.admit_groups(session, admitted, {})
+    return [rollout for group in admitted for rollout in group.rollout_ids]
+
+
+async def _runner(dsn: str, redis_url: str, wake: Wake, number: int, done: asyncio.Event) -> None:
+    """What a runner writes, for agents that end at once."""
+    database, queue, owner = Database(dsn), RolloutQueue(redis_url), f"runner-{number}"
+    ledger = Ledger(database, wake)
+    writing = asyncio.create_task(ledger.run())
+    while not done.is_set():
+        deliveries = await queue.deliver(owner, CONCURRENCY, 0.2)
+        async with database.session() as session:
+            taken = await leases.lease_rollouts(session, [one.rollout_id for one in deliveries], owner, 60)
+        await queue.ack(deliveries)
+        await asyncio.gather(*(_attempt(ledger, lease) for lease in taken))
+    ledger.close()
+    await writing
+    await queue.close()
+    await database.close()
+
+
+async def _attempt(ledger: Ledger, lease: Lease) -> None:
+    reward = float(int(lease.rollout_id.rpartition(".")[2]) % 2)
+    line = f'{{"reward": {reward}}}'
+    outcome = Outcome(
+        OutcomeKind.SUCCEEDED, reward=reward, facts={"reward": reward}, exit_code=0, stdout_tail="looked\n" * 100 + line
+    )
+    if not await ledger.start(lease) or not await ledger.settle(lease, outcome):
+        raise AssertionError(f"{lease.rollout_id} lost its lease")
+
+
+async def _tick(database: Database, run_id: str) -> bool:
+    """The controller's look at everything; whether rollouts of the run are left."""
+    async with database.session() as session:
+        ended = await groups.ended_attempts(session)
+        resolved = [settling.resolve(one, Sampling()) for one in ended]
+        await groups.resolve_rollouts(session, [one for one in resolved if one is not None])
+        if ended:
+            await groups.complete_groups(session)
+            await groups.barren_runs(session, 4)
+        await leases.expire_overdue(session)
+        runs = await groups.load_runs(session)
+        await groups.queued_rollouts(session)
+    return any(run.open_training_groups for run in runs if run.id == run_id)
+
+
+async def _bare_commits(dsn: str) -> float:
+    """Rollouts a second where each is three rows, committed one by one."""
+
+    async def client() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            for _ in range(3 * ROLLOUTS // RUNNERS):
+                await connection.execute("INSERT INTO bare VALUES (%s)", [bytes(1000)])
+
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("CREATE TABLE bare (content bytea)")
+        began = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(RUNNERS)))
+        seconds = time.perf_counter() - began
+        connection.execute("DROP TABLE bare")
+    return ROLLOUTS / seconds
+
+
+async def _looks(store: Stored, repeats: int) -> Row:
+    """What the services ask again and again while nothing happens, at a run with a long past."""
+    database = Database(store.dsn)
+    run = await add_run(database)
+    found: dict[int, list[float]] = {}
+    with psycopg.connect(store.dsn, autocommit=True) as connection:
+        for present in GROUPS_PRESENT:
+            add_past(connection, run.id, present)
+            connection.execute("VACUUM ANALYZE")
+            found[present] = [await _look_milliseconds(store, database, run.id) for _ in range(repeats)]
+    await database.close()
+    least, most = found[GROUPS_PRESENT[0]], found[GROUPS_PRESENT[-1]]
+    costs = [statistics.median(one) for one in found.values()]
+    return Row(
+        part="store",
+        name=f"one look of controller and credit, {GROUPS_PRESENT[-1]:,} groups",
+        unit="ms CPU",
+        repeats=most,
+        baseline_name=f"at {GROUPS_PRESENT[0]:,} groups",
+        baseline=least,
+        growth=Growth("groups of the run", "ms CPU a look", GROUPS_PRESENT, costs),
+        note="The run's facts are compared with what was written.",
+    )
+
+
+async def _look_milliseconds(store: Stored, database: Database, run_id: str) -> float:
+    looks = 20
+    taken: list[Measured] = []
+    with measured(store, looks, taken):
+        for _ in range(looks):
+            if await _tick(database, run_id):
+                raise AssertionError("nothing should be open")
+            async with database.session() as session:
+                await lock_pending_groups(session, 8, recent=True)
+    async with database.session() as session:
+        [facts] = [one for one in await groups.load_runs(session) if one.id == run_id]
+    with psycopg.connect(store.dsn) as connection:
+        counted = _count(connection, "groups", run_id)
+    if (facts.next_group, facts.counting_groups) != (counted, counted):
+        raise AssertionError(f"{counted} groups are counted as {facts.counting_groups}")
+    return taken[0].cpu_ms
