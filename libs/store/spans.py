@@ -90,16 +90,29 @@ async def write_telemetry(database: Database, spans: Sequence[NewSpan], rewards:
     Raises: StoreAway: try again, a repeat is harmless; TelemetryRefused: a row cannot be stored, so none was
     """
     try:
-        async with database.session() as session:
-            await _hold(session, spans, rewards)
-            await _write_rows(session, "spans", NewSpan._fields, spans)
-            passes("collector.spans_written")
-            await _write_rows(session, "rewards", NewReward._fields, rewards)
-            await _compare(session, [reward for reward in rewards if reward.source == DOOR])
+        try:
+            await _write(database, spans, rewards, may_exist=False)
+        except psycopg.errors.UniqueViolation:
+            # Spans are rarely sent again: only then they are compared with what is there, which takes twice the time.
+            await _write(database, spans, rewards, may_exist=True)
     except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
         raise TelemetryRefused(str(error).splitlines()[0]) from error
     except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError, OSError) as error:
         raise StoreAway(str(error)) from error
+
+
+async def _write(
+    database: Database, spans: Sequence[NewSpan], rewards: Sequence[NewReward], *, may_exist: bool
+) -> None:
+    async with database.session() as session:
+        await _hold(session, spans, rewards)
+        if may_exist:
+            await _write_rows(session, "spans", NewSpan._fields, spans)
+        elif spans:
+            await copy_rows(session, "spans", NewSpan._fields, spans)
+        passes("collector.spans_written")
+        await _write_rows(session, "rewards", NewReward._fields, rewards)
+        await _compare(session, [reward for reward in rewards if reward.source == DOOR])
 
 
 async def _hold(session: Session, spans: Sequence[NewSpan], rewards: Sequence[NewReward]) -> None:
