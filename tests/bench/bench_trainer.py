@@ -26,7 +26,7 @@ from tests.bench.rows import Goal, Growth, Row
 
 PROMPT, CALLS, ANSWER, RESULT, SIBLINGS = 2000, 10, 200, 300, 8
 CALLS_AT_ONCE = 5
-ROWS, ROWS_AT_ONCE, MEDIAN_TOKENS, SIGMA, MOST_TOKENS = 64, 8, 200, 0.8, 2048
+ROWS, ROWS_AT_ONCE, MEDIAN_TOKENS, SIGMA, MOST_TOKENS = 48, 8, 200, 0.8, 2048
 VOCABULARY = 4096
 PACK_TOKENS = 1024
 TEMPERATURE = 0.8
@@ -98,7 +98,7 @@ def _packing(repeats: int) -> Row:
         baseline_name=f"{ROWS_AT_ONCE} rows in order of arrival, padded to the longest",
         baseline=theirs,
         goal=Goal(at_least=2, of="ratio"),
-        growth=_growth("rows", (16, 64, 256), unrelated_samples),
+        growth=_growth("rows", (12, 48, 192), unrelated_samples),
         note=f"{ROWS} rows of median {MEDIAN_TOKENS} tokens, sigma {SIGMA}; other lengths in each repeat.",
     )
 
@@ -187,7 +187,7 @@ def make_model() -> LlamaForCausalLM:
     """Two layers whose attention, products and head share the time about as SmolLM2-135M's thirty do."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=1024, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=VOCABULARY, hidden_size=192, intermediate_size=768, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, head_dim=32, max_position_embeddings=8192, tie_word_embeddings=True, bos_token_id=None,
         eos_token_id=None, attn_implementation="sdpa",
     )  # fmt: skip

@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+import torch
+
+from services.trainer import tree
+from services.trainer.attention import TreeLayout
+from services.trainer.tree import Pack, plan_forest
+
+CPU = torch.device("cpu")
+
+
+def packs(seed: int) -> list[Pack]:
+    random = np.random.default_rng(seed)
+    rows = [random.integers(0, 2, random.integers(1, 12)).astype(np.int32) for _ in range(random.integers(1, 9))]
+    forest = plan_forest(rows, 9)
+    return forest.trunks + forest.packs
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_blocks_hold_exactly_the_pairs_that_the_mask_allows_and_each_once(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+    for pack in packs(seed):
+        layout = TreeLayout(pack, torch.float32, CPU)
+        seen = np.zeros((len(pack), pack.prefix + len(pack)), dtype=int)
+        for block in layout.blocks:
+            size = (block.queries.stop - block.queries.start, block.keys.stop - block.keys.start)
+            seen[block.queries, block.keys] += np.tri(*size, dtype=int) if block.causal else 1
+        assert seen.tolist() == (layout.mask[0, 0] == 0).int().tolist()
+
+
+def test_causal_blocks_come_first_and_hold_every_query_once() -> None:
+    for pack in packs(3):
+        causal = [block.causal for block in TreeLayout(pack, torch.float32, CPU).blocks]
+        assert causal == sorted(causal, reverse=True)
+        own = [block.queries for block in TreeLayout(pack, torch.float32, CPU).blocks if block.causal]
+        assert [place for queries in own for place in range(queries.start, queries.stop)] == list(range(len(pack)))
