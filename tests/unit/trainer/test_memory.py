@@ -1,0 +1,22 @@
+import subprocess
+import sys
+
+KEEPS = """
+from pathlib import Path
+from services.trainer.memory import keep_freed_memory
+
+def resident_kilobytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+keep_freed_memory()
+before = resident_kilobytes()
+block = b"x" * 200_000_000
+del block
+print(resident_kilobytes() - before)
+"""
+
+
+def test_what_was_freed_stays_with_the_process() -> None:
+    printed = subprocess.run([sys.executable, "-c", KEEPS], check=True, capture_output=True, text=True).stdout
+    assert int(printed) * 1024 >= 199_000_000
