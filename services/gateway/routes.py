@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from libs.faults import passes
-from libs.service import JsonResponse, Share, pause
+from libs.service import JsonResponse, Share
 from services.gateway.answer import KEEPALIVE, ChoiceStream, Completion, envelope, event, model_body, models_body
 from services.gateway.door import Door
 from services.gateway.errors import GatewayError, Unavailable, error_response
@@ -105,15 +105,19 @@ class EventStream(Response):
     async def _follow(self, call: Call, send: Send) -> Completion:
         assert call.task is not None
         streams = [ChoiceStream(self._gateway.model, self._request, choice) for choice in call.choices]
+        loop = asyncio.get_running_loop()
         with call.watched() as progress:
-            patience = self._keepalive_after_seconds
+            due = loop.time() + self._keepalive_after_seconds
             while not call.task.done():
-                moved = await pause(progress, patience)
+                # A bare timer: a token that comes, as most do, leaves nothing of it to unwind.
+                reminder = loop.call_at(due, progress.set)
+                await progress.wait()
+                reminder.cancel()
                 progress.clear()
                 data = b"".join(self._chunk(call, chunk) for stream in streams if (chunk := stream.chunk()) is not None)
-                if data or not moved:
-                    patience = self._keepalive_seconds
+                if data or loop.time() >= due:
                     await self._send(send, data or KEEPALIVE)
+                    due = loop.time() + self._keepalive_seconds
             completion = _result(call.task)
         rest = [stream.last_chunk(answer) for stream, answer in zip(streams, completion.answers, strict=True)]
         await self._send(send, b"".join(self._chunk(call, chunk) for chunk in rest if chunk is not None))
