@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -68,7 +69,12 @@ def verify(ring: KeyRing, key: str | None, *, rollout_id: str, attempt: int, sco
     """
     if not key:
         raise CapabilityError(Cause.MISSING)
-    capability = _decode(ring, key)
+    capability = ring.recall(key)
+    if capability is None:
+        capability = _decode(ring, key)
+        ring.remember(key, capability)
+    elif capability.expires_at <= time.time() - LEEWAY_SECONDS:
+        raise CapabilityError(Cause.EXPIRED)
     if (capability.rollout_id, capability.attempt) != (rollout_id, attempt):
         raise CapabilityError(Cause.WRONG_ROLLOUT)
     if scope not in capability.scopes:

@@ -13,11 +13,15 @@ from pathlib import Path
 
 import structlog
 
+from libs.contracts.capability import Capability
 from libs.service.errors import Misconfigured
 from libs.service.secrets import SecretError, refuse_open
 
 MIN_SECRET_LENGTH = 32
 """Characters; RFC 7518 3.2 asks of HS256 a key of at least 256 bits."""
+
+MAX_REMEMBERED = 10_000
+"""Agents' keys whose signature needs no second look."""
 
 log = structlog.get_logger()
 
@@ -36,6 +40,7 @@ class KeyRing:
         self._path = path
         self._stamp = _stamp(path)
         self._keys = read_keys(path)
+        self._verified: dict[str, Capability] = {}
 
     @property
     def signing(self) -> tuple[str, str]:
@@ -46,12 +51,24 @@ class KeyRing:
         """The secret of a key id; None when the ring does not know it."""
         return self._current().get(kid)
 
+    def recall(self, key: str) -> Capability | None:
+        """What an agent's key said when a secret of this file verified it; None where it never did."""
+        self._current()
+        return self._verified.get(key)
+
+    def remember(self, key: str, capability: Capability) -> None:
+        """Keeps what a key says, for as long as the file stays as it is."""
+        self._verified[key] = capability
+        if len(self._verified) > MAX_REMEMBERED:
+            del self._verified[next(iter(self._verified))]
+
     def _current(self) -> dict[str, str]:
         try:
             stamp = _stamp(self._path)
             if stamp != self._stamp:
                 self._stamp = stamp
                 self._keys = read_keys(self._path)
+                self._verified.clear()
         except KeyRingError as error:
             log.error("key ring not read again", path=str(self._path), cause=str(error))
         return self._keys

@@ -7,6 +7,7 @@ import jwt
 import pytest
 
 from libs.capability import CapabilityError, Cause, KeyRing, KeyRingError, key_from_headers, sign, verify, write_keys
+from libs.capability.capability import LEEWAY_SECONDS
 from libs.contracts.capability import Capability, Scope
 
 KEYS = {"new": "n" * 40, "old": "o" * 40}
@@ -94,6 +95,29 @@ def test_rotation_needs_no_restart(path: Path) -> None:
     verify(ring, before, rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL)
     write_keys(path, {"newest": "z" * 40})
     assert refused(ring, before) == Cause.MALFORMED
+
+
+def test_a_key_that_was_verified_before_is_refused_when_its_time_is_over(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring, signed = KeyRing(path), capability()
+    key = sign(ring, signed)
+    said = [verify(ring, key, rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL) for _ in range(2)]
+    assert said == [signed, signed]
+    later = signed.expires_at + LEEWAY_SECONDS
+    monkeypatch.setattr(time, "time", lambda: later - 0.5)
+    verify(ring, key, rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL)
+    monkeypatch.setattr(time, "time", lambda: later)
+    assert refused(ring, key) == Cause.EXPIRED
+
+
+def test_a_ring_remembers_no_more_keys_than_it_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("libs.capability.keyring.MAX_REMEMBERED", 2)
+    ring = KeyRing(path)
+    keys = [sign(ring, capability(attempt=number)) for number in range(1, 5)]
+    for number, key in enumerate(keys, 1):
+        verify(ring, key, rollout_id="run-a.0.1", attempt=number, scope=Scope.MODEL)
+    assert [ring.recall(key) is not None for key in keys] == [False, False, True, True]
 
 
 def test_a_broken_file_leaves_the_keys_that_were_read(path: Path) -> None:
