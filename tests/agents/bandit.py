@@ -3,8 +3,9 @@
 It speaks the chat completions protocol with the standard library alone, so that hundreds of attempts start quickly.
 BANDIT_LOG names a file of JSON lines to which it adds that it will ask, before it asks, and the whole answer, before
 it does anything else with it: the agents' own word for what they got. It tells the collector of the answer by a span,
-and adds that the collector took it. BANDIT_TOKENS is the length of an answer; the rollouts of group 0 ask again and
-again until the file BANDIT_GATE exists, where one is named.
+and adds that the collector took it. BANDIT_TOKENS is the length of an answer; where BANDIT_TOOL_SECONDS is named, it
+pulls, waits as long as a tool would take, and pulls again; the rollouts of group 0 ask again and again until the file
+BANDIT_GATE exists, where one is named.
 """
 
 import http.client
@@ -77,6 +78,10 @@ def pull():
     return answer
 
 
+tool_seconds = float(os.environ.get("BANDIT_TOOL_SECONDS", "0"))
+if tool_seconds:
+    pull()
+    time.sleep(tool_seconds)
 answer = pull()
 gate = os.environ.get("BANDIT_GATE")
 while gate and ROLLOUT.split(".")[1] == "0" and not os.path.exists(gate):

@@ -68,6 +68,19 @@ async def test_engines_are_paused_loaded_and_continued_in_this_order(database: D
             assert fleet.trouble() is None
 
 
+async def test_weights_are_prepared_before_the_pause_where_an_engine_can(database: Database, redis_url: str) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True, bad_paths={"/w/1"})
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: fleet.trouble() is not None)
+        assert "no such file" in (fleet.trouble() or "")
+        # Nobody was held for weights that cannot be loaded.
+        assert set(engine.journal) == {"continue", "prepare /w/1"}
+        engine.bad_paths.clear()
+        await until(lambda: fleet.served_version("run-a") == 1)
+        assert engine.journal[-4:] == ["prepare /w/1", "pause retract", "update /w/1 run-a:1 flush=True", "continue"]
+
+
 async def test_weights_that_cannot_be_loaded_are_told_and_the_engine_goes_on(
     database: Database, redis_url: str
 ) -> None:

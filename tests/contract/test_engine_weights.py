@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from services.engine import engine as engine_module
 from services.engine.tiny import make_tiny_model
 from tests.fakes.tiny_engine import Client, served_engine
 
 PROMPT = [72, 69, 76, 76, 79]
 LONG = {"max_new_tokens": 400, "ignore_eos": True}
+GREEDY = {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +190,48 @@ async def test_flush_cache_empties_an_idle_engine(engine: Client) -> None:
     await engine.generate(**body)
     assert (await engine.http.get("/flush_cache")).status_code == 200
     assert (await engine.generate(**body))["meta_info"]["cached_tokens"] == 0
+
+
+async def test_prepared_weights_serve_after_the_update_and_not_before(
+    engine: Client, new_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = await engine.generate(input_ids=PROMPT, return_logprob=True, sampling_params=GREEDY)
+    answer = await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))
+    assert (answer.status_code, answer.json()["success"]) == (200, True)
+    between = await engine.generate(input_ids=PROMPT, return_logprob=True, sampling_params=GREEDY)
+    assert (between["output_ids"], between["meta_info"]["weight_version"]) == (old["output_ids"], "r:0")
+
+    read = engine_module.load_weights
+    folders: list[Path] = []
+    monkeypatch.setattr(
+        engine_module, "load_weights", lambda folder, *rest: folders.append(folder) or read(folder, *rest)
+    )
+    assert (await load(engine, new_weights, weight_version="r:1")).status_code == 200
+    assert folders == []
+    prepared = await engine.generate(input_ids=PROMPT, return_logprob=True, sampling_params=GREEDY)
+    assert (await load(engine, new_weights, weight_version="r:2")).status_code == 200
+    assert folders == [new_weights]
+    loaded = await engine.generate(input_ids=PROMPT, return_logprob=True, sampling_params=GREEDY)
+    assert prepared["output_ids"] == loaded["output_ids"] != old["output_ids"]
+
+
+async def test_weights_replaced_after_they_were_prepared_are_read_again(engine: Client, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "version", seed=1)
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(folder))).status_code == 200
+    other = make_tiny_model(tmp_path / "other", seed=2)
+    shutil.rmtree(folder)
+    other.rename(folder)
+    assert (await load(engine, folder, weight_version="r:1")).status_code == 200
+    found = await engine.generate(input_ids=PROMPT, return_logprob=True, sampling_params=GREEDY)
+    async with served_engine(folder) as fresh:
+        wanted = await fresh.generate(input_ids=PROMPT, return_logprob=True, sampling_params=GREEDY)
+    assert found["output_ids"] == wanted["output_ids"]
+
+
+async def test_weights_that_cannot_be_prepared_are_refused_and_the_old_ones_serve(
+    engine: Client, tmp_path: Path
+) -> None:
+    answer = await engine.control("/prepare_weights_from_disk", model_path=str(tmp_path))
+    assert (answer.status_code, answer.json()["success"]) == (400, False)
+    served = await engine.generate(input_ids=PROMPT, sampling_params=GREEDY)
+    assert served["meta_info"]["weight_version"] == "r:0"

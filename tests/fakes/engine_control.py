@@ -11,10 +11,11 @@ from aiohttp import web
 
 @dataclass
 class FakeEngineControl:
-    """One engine. `bad_paths` cannot be loaded; `url` is set while it runs."""
+    """One engine. `bad_paths` cannot be loaded; `url` is set while it runs; SGLang's never `prepares`."""
 
     weight_version: str = "default"
     paused: bool = False
+    prepares: bool = False
     bad_paths: set[str] = field(default_factory=set)
     journal: list[str] = field(default_factory=list)
     url: str = ""
@@ -33,6 +34,12 @@ class FakeEngineControl:
         self.paused = False
         return web.json_response({})
 
+    async def prepare(self, request: web.Request) -> web.Response:
+        path = (await request.json())["model_path"]
+        self.journal.append(f"prepare {path}")
+        bad = path in self.bad_paths
+        return web.json_response({"success": not bad, "message": "no such file"}, status=400 if bad else 200)
+
     async def update(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.journal.append(f"update {body['model_path']} {body['weight_version']} flush={body['flush_cache']}")
@@ -50,6 +57,8 @@ async def running(engine: FakeEngineControl, port: int = 0) -> AsyncIterator[Fak
     app.router.add_post("/pause_generation", engine.pause)
     app.router.add_post("/continue_generation", engine.resume)
     app.router.add_post("/update_weights_from_disk", engine.update)
+    if engine.prepares:
+        app.router.add_post("/prepare_weights_from_disk", engine.prepare)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
