@@ -29,7 +29,7 @@ from services.gateway.written import Conversation, Elsewhere, Settled, Written
 
 LONG_CHARACTERS = 16_384
 """Beyond this a text takes milliseconds to encode."""
-ATTEMPT_BYTES, CALL_BYTES = 1000, 900
+ATTEMPT_BYTES, CALL_BYTES = 1000, 750
 """What an attempt and a call cost beside their tokens, measured: of short calls it is nearly everything."""
 SETTLED_CONVERSATIONS = 4
 """Conversations of an attempt that are gone on with piece by piece; more of them at once are read as a whole."""

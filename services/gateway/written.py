@@ -13,7 +13,7 @@ from services.gateway.opening import Opening
 from services.gateway.render import ChatModel
 from services.gateway.request import Json, Turn
 
-SETTLED_BYTES, TURN_BYTES = 2000, 900
+SETTLED_BYTES, TURN_BYTES = 1000, 500
 """What is kept of an opening and of each of its turns beside their text, measured."""
 
 

@@ -37,7 +37,7 @@ from tests.bench.counting import WORDS, answer
 from tests.bench.rows import Goal, Growth, Row
 from tests.bench.served import Server, served
 
-TURNS, SESSIONS, WARM_UP = 100, 16, 3
+TURNS, SESSIONS, AT_ONCE, WARM_UP = 100, 12, 4, 3
 SIZES = (1, 4, 16, 64, 100)
 MESSAGE_BYTES = (200, 2000)
 
@@ -115,8 +115,8 @@ def _row(size: int, repeats: list[list[float]]) -> Row:
         baseline=[repeat[0] for repeat in repeats],
         goal=Goal(at_most=1.5, of="ratio"),
         growth=Growth("turns before", "ms CPU a turn", SIZES, medians),
-        note=f"{SESSIONS} sessions in turn; every record counted, every prompt begins with all tokens before it, and a "
-        "gateway without memory comes to the same tokens.",
+        note=f"{SESSIONS} sessions, {AT_ONCE} calls at once; every record counted, every prompt begins with "
+        "all tokens before it, and a gateway without memory comes to the same ones.",
     )
 
 
@@ -158,10 +158,15 @@ async def _turn(
         session.messages.append({"role": "user", "content": (start + WORDS * (size // len(WORDS) + 1))[:size]})
     bodies = [_body(session) for session in sessions]
     before = _cpu_seconds(gateway)
-    for session, body in zip(sessions, bodies, strict=True):
-        completion = await _ask(http, gateway, session, body)
-        session.answers.append(completion["id"].removeprefix("chatcmpl-"))
-        session.messages.append({"role": "assistant", "content": completion["choices"][0]["message"]["content"]})
+    left = iter(list(zip(sessions, bodies, strict=True)))
+
+    async def client() -> None:
+        for session, body in left:
+            completion = await _ask(http, gateway, session, body)
+            session.answers.append(completion["id"].removeprefix("chatcmpl-"))
+            session.messages.append({"role": "assistant", "content": completion["choices"][0]["message"]["content"]})
+
+    await asyncio.gather(*(client() for _ in range(AT_ONCE)))
     return (_cpu_seconds(gateway) - before) * 1000 / len(sessions)
 
 
@@ -198,7 +203,7 @@ async def _check(
                 assert np.array_equal(after["prompt"][: len(start)], start)
             for row, said in zip(stored, session.messages[1::2], strict=True):
                 assert row["sampled"].tolist() == answer(model, len(row["prompt"]))
-                assert row["messages"][-1]["role"] == "user" and row["answer"] == said["content"]
+                assert row["asked"]["role"] == "user" and row["answer"] == said["content"]
         await _check_memoryless(connection, sessions[0], http, forgetful)
 
 
@@ -213,11 +218,11 @@ async def _check_memoryless(
 
 async def _stored(connection: psycopg.AsyncConnection[Any], session: Session) -> list[dict[str, Any]]:
     cursor = await connection.execute(
-        "SELECT id, messages -> 'messages', prompt_ids, sampled_ids, response ->> 'content' FROM model_calls"
+        "SELECT id, messages #> '{messages,-1}', prompt_ids, sampled_ids, response ->> 'content' FROM model_calls"
         " WHERE rollout_id = %s AND status = 'completed' ORDER BY sequence",
         [session.rollout_id],
     )
-    names = ("id", "messages", "prompt", "sampled", "answer")
+    names = ("id", "asked", "prompt", "sampled", "answer")
     found = [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
     return [row | {name: np.frombuffer(row[name], "<i4") for name in ("prompt", "sampled")} for row in found]
 

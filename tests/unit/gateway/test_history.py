@@ -32,7 +32,7 @@ LOOKING_AHEAD = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 # Cannot be written message by message.
-COUNTING = CHATML.replace("{{ message['role'] }}", "{{ message['role'] }}{{ messages | length > 7 }}")
+COUNTING = "{{ messages | length > 7 }}" + CHATML
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +232,34 @@ async def test_attempts_of_short_calls_take_no_more_memory_than_they_may(model):
     finally:
         tracemalloc.stop()
     assert 0.5 * 10**6 < taken < 1.2 * 10**6
+
+
+async def test_sessions_take_no_more_memory_than_they_may(tmp_path):
+    model = ChatModel(make_chat_model(tmp_path / "m", context_length=2**20))
+    history, store = History(model, max_bytes=2 * 10**6), Store()
+
+    async def session(number: int) -> None:
+        key, messages = (f"run-abcdefghij.{number}.0", 1), [{"role": "system", "content": "s"}]
+        for turn in range(12):
+            messages.append({"role": "user", "content": f"{turn:02} in {number}" * 20})
+            body = json.dumps({"messages": messages, "model": "m"}).encode()
+            asked = parse_request(body, max_choices=1, opening=history.opening(key, body))
+            prompt = await history.prompt(key, asked, store.read)
+            sampled = np.arange(50, dtype=np.int32)
+            history.remember(key, f"call-{number:010}-{turn:09}", prompt, Turn("assistant", "x" * 200), sampled)
+            messages.append({"role": "assistant", "content": "x" * 200})
+
+    await session(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, 80):
+            await session(number)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 10**6 < taken < 2.4 * 10**6
 
 
 async def test_a_conversation_without_an_answer_in_it_reads_nothing(model):
