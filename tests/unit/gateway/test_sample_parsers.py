@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
@@ -114,3 +115,43 @@ def test_an_answer_spoilt_anywhere_is_taken_whole_or_not_at_all(tokens: list[int
 @given(st.integers(100, 599), st.text(max_size=50) | JSON_VALUES.map(lambda value: orjson.dumps(value).decode()))
 def test_a_refusal_of_any_words_is_one_of_ours(status: int, text: str) -> None:
     assert isinstance(_refusal(status, text), EngineLost | BadRequest)
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=8), st.booleans(), st.booleans(), st.data())
+async def test_a_stream_that_tells_all_so_far_or_each_token_once_says_the_same(
+    tokens: list[int], is_incremental: bool, is_spaced: bool, data: st.DataObject
+) -> None:
+    ends = sorted({*data.draw(st.lists(st.integers(1, len(tokens)))), len(tokens)})
+    frames = []
+    for start, end in pairwise([0, *ends]):
+        first = start if is_incremental else 0
+        document = answer(tokens[first:end], finish={"type": "stop"} if end == len(tokens) else None)
+        document["meta_info"] |= {
+            "completion_tokens": end,
+            "weight_versions": [{"version": "run-a:3", "start": 0, "end": end}],
+        }
+        document = {"text": '"output_ids":[[9]]' * end} | document
+        text = json.dumps(document) if is_spaced else orjson.dumps(document).decode()
+        frames.append(f"data: {text}\n\n")
+    taken = absorber()
+    await follow(taken, cut(data, "".join(frames).encode() + b"data: [DONE]\n\n"))
+    choice = taken.choice
+    assert (choice.sampled_ids, choice.logprobs) == (tokens, [-0.5] * len(tokens))
+    assert (choice.policy_versions, choice.finish) == ([3] * len(tokens), "stop")
+
+
+def test_of_a_cumulative_stream_known_tokens_are_cut_out_and_texts_that_hold_brackets_are_read_whole() -> None:
+    def event(tokens: list[int], text: str | None = None) -> bytes:
+        document = answer(tokens, finish=None)
+        document["meta_info"]["completion_tokens"] = len(tokens)
+        document["meta_info"]["output_token_logprobs"] = [[-0.5, token, text] for token in tokens]
+        return orjson.dumps(document)
+
+    def told(texts: str | None) -> list[tuple[list[int], int]]:
+        stream = Told(cuts=True)
+        events = [event([5, 6, 7, 8][:end], texts) for end in range(1, 5)]
+        read = [entry for one in events for entry in stream.documents([one])]
+        return [(document["output_ids"], first) for document, first in read]
+
+    assert told(None) == [([5], 0), ([5, 6], 0), ([7], 2), ([8], 3)]
+    assert told("]]") == [([5], 0), ([5, 6], 0), ([5, 6, 7], 0), ([5, 6, 7, 8], 0)]
