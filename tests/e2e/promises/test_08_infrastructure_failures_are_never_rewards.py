@@ -18,7 +18,7 @@ from tests.soak import bandit_run
 AGENT = Path(__file__).parents[2] / "agents" / "impatient.py"
 FAILURE_REWARD = -7.0
 """What a failure of the agent's own would be trained as: no rollout here may have it."""
-STEPS = 4
+STEPS = 10
 
 
 def rows(on: Stage, question: str, run_id: str) -> list[tuple[Any, ...]]:
