@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import gc
 import resource
 import signal
 import socket
@@ -40,8 +39,6 @@ LOOK_TICKS = 10
 LAST_WORDS_SECONDS = 1.0
 """For answers to leave that were ended early, and then for those that were cut."""
 INTERNAL_STOP_SECONDS = 1.0
-COLLECT_AFTER_OBJECTS = 20_000
-"""More objects than a call makes and drops; Python's 700 are passed several times by every long answer."""
 
 log = logger()
 
@@ -225,16 +222,6 @@ def run_http(name: str, app: Starlette, settings: DoorSettings) -> None:
             log.info(f"{name} stopping")
 
     run_until_signal(main)
-
-
-def _spare_collections() -> None:
-    """Lets the collector of cycles look seldom, and not at what lives as long as the process: modules and the like.
-
-    Nearly all that a request leaves behind has no cycles and is gone at once.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER_OBJECTS, 10, 10)
 
 
 def run_until_signal(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:

@@ -2,15 +2,18 @@
 
 import gc
 
-from libs.service.memory import settle
+from libs.service.memory import COLLECT_AFTER_OBJECTS, settle
 
 
-def test_the_collector_is_on_and_skips_what_there_is() -> None:
+def test_the_collector_is_on_and_skips_what_there_is_and_looks_seldom() -> None:
+    before = gc.get_threshold()
     gc.disable()
     try:
         settle()
-        found = gc.isenabled(), gc.get_freeze_count() > 0, len(gc.get_objects()) < gc.get_freeze_count()
+        skips = gc.get_freeze_count() > 0, len(gc.get_objects()) < gc.get_freeze_count()
+        found = gc.isenabled(), *skips, gc.get_threshold()[0]
     finally:
         gc.enable()
         gc.unfreeze()
-    assert found == (True, True, True)
+        gc.set_threshold(*before)
+    assert found == (True, True, True, COLLECT_AFTER_OBJECTS)
