@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
-import aiohttp
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
@@ -19,6 +18,7 @@ from libs.service.app import create_app as create_service_app
 from libs.service.secrets import read_secret
 from libs.store.calls import CallWriter
 from libs.store.database import Database
+from services.gateway.connection import Connections
 from services.gateway.door import Doors
 from services.gateway.engines import Directory
 from services.gateway.errors import GatewayError, NotServed, TooLarge, Unavailable, error_response
@@ -70,11 +70,11 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     directory = Directory(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
     writer = CallWriter(settings.database_url, CLIENT, timeout_seconds=min(10.0, settings.record_hold_seconds))
     recorder = Recorder(writer, hold_seconds=settings.record_hold_seconds)
-    async with _engine_client(settings) as http:
+    with closing(Connections(silence_seconds=settings.engine_silence_seconds)) as connections:
         gateway = Gateway(
             model,
             history=History(model, max_bytes=settings.history_bytes),
-            sampler=Sampler(http, directory, api_key=engine_key, hold_seconds=settings.hold_seconds),
+            sampler=Sampler(connections, directory, api_key=engine_key, hold_seconds=settings.hold_seconds),
             recorder=recorder,
             reader=reader,
             max_choices=settings.max_choices,
@@ -98,14 +98,6 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             await writer.close()
             await wake.close()
             await database.close()
-
-
-def _engine_client(settings: Settings) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(
-        # As many connections as there are calls: waiting in line would hide the engine's own queue.
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=5, sock_read=settings.engine_silence_seconds),
-    )
 
 
 async def _on_gateway_error(_request: Request, error: Any) -> Response:

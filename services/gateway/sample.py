@@ -14,18 +14,18 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
-import aiohttp
 import numpy as np
 import orjson
 
 from libs.contracts.ids import parse_weight_version
 from libs.telemetry import inject, logger
+from services.gateway.connection import Connections, Refused, Take
 from services.gateway.engines import Directory, Endpoint, Patience
 from services.gateway.errors import BadRequest
 from services.gateway.metrics import ENGINE_RETRIES
 from services.gateway.request import Json, Sampling
 from services.gateway.tokens import TokenIds
-from services.gateway.told import Told, arrivals
+from services.gateway.told import Events, Told
 
 ABORT_SECONDS = 5.0
 """How long the rest of an aborted answer is waited for."""
@@ -86,15 +86,12 @@ class EngineLost(Exception):
 
 
 class Sampler:
-    """Asks engines for tokens.
-
-    Args: http: its read timeout says when a silent engine is lost
-    """
+    """Asks engines for tokens."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, directory: Directory, *, api_key: str | None, hold_seconds: float
+        self, connections: Connections, directory: Directory, *, api_key: str | None, hold_seconds: float
     ) -> None:
-        self._http = http
+        self._connections = connections
         self._directory = directory
         self._headers = {"content-type": "application/json"}
         if api_key is not None:
@@ -150,22 +147,20 @@ class Sampler:
         headers = self._headers
         if (traceparent := inject()) is not None:
             headers = {**headers, "traceparent": traceparent}
-        began = time.perf_counter()
+        url, began = f"{endpoint.url}/generate", time.perf_counter()
         try:
-            async with self._http.post(f"{endpoint.url}/generate", data=body, headers=headers) as response:
-                if response.status != 200:
-                    raise _refusal(response.status, await response.text(errors="replace"))
-                if stream:
-                    told = Told(cuts=not answer.wants_tops)
-                    async for events in arrivals(response):
-                        for document, first in told.documents(events):
-                            answer.absorb(document, began, first)
-                else:
-                    answer.absorb(orjson.loads(await response.read()), began)
+            if stream:
+                await self._connections.post(url, body, headers, _following(answer, began))
+            else:
+                pieces: list[bytes] = []
+                await self._connections.post(url, body, headers, pieces.append)
+                answer.absorb(orjson.loads(b"".join(pieces)), began)
+        except Refused as refused:
+            raise _refusal(refused.status, refused.text) from None
         # Whatever is wrong in an answer shows as one of these, before anything of it was taken.
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise EngineLost("malformed", f"{type(error).__name__}: {error}") from error
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+        except OSError as error:
             raise EngineLost("connection", f"{type(error).__name__}: {error}") from error
         if answer.choice.finish is None:
             raise EngineLost(
@@ -179,12 +174,10 @@ class Sampler:
         """
         try:
             async with asyncio.timeout(ABORT_SECONDS):
-                url = f"{endpoint.url}/abort_request"
-                async with self._http.post(url, json={"rid": rid}, headers=self._headers) as response:
-                    accepted = response.status == 200
-                if accepted:
-                    await asyncio.wait({work})
-        except (aiohttp.ClientError, TimeoutError, ConnectionError) as error:
+                url, body = f"{endpoint.url}/abort_request", orjson.dumps({"rid": rid})
+                await self._connections.post(url, body, self._headers, lambda _: None)
+                await asyncio.wait({work})
+        except (Refused, OSError) as error:
             log.info("abort not delivered", engine=endpoint.url, error=str(error))
         finally:
             work.cancel()
@@ -278,6 +271,17 @@ class _Absorber:
             return
         self.choice.accepted_at = self.choice.accepted_at or time.perf_counter()
         self.choice.finish = finish
+
+
+def _following(answer: _Absorber, began: float) -> Take:
+    """Takes a stream's pieces: what each tells is absorbed at once."""
+    events, told = Events(), Told(cuts=not answer.wants_tops)
+
+    def take(piece: bytes) -> None:
+        for document, first in told.documents(events.of(piece)):
+            answer.absorb(document, began, first)
+
+    return take
 
 
 def _finish(told: Json | None) -> Finish | None:

@@ -7,12 +7,11 @@ and never parsed again. With `--incremental-streaming-output` each event tells i
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-import aiohttp
 import orjson
 
 from services.gateway.request import Json
@@ -20,15 +19,18 @@ from services.gateway.request import Json
 DONE = b"[DONE]"
 
 
-async def arrivals(response: aiohttp.ClientResponse) -> AsyncIterator[list[bytes]]:
-    """The events of a stream, as JSON texts, in lists of those that arrived together."""
-    rest = b""
-    async for data in response.content.iter_any():
-        data = rest + data if rest else data
+class Events:
+    """The events of a stream that is cut anywhere."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def of(self, piece: bytes) -> list[bytes]:
+        """The events, as JSON texts, that are whole with this piece."""
+        text = self._rest + piece if self._rest else piece
         # Most arrive whole: they are long, and copied as seldom as can be.
-        whole, rest = (data, b"") if data.endswith(b"\n\n") else data.rpartition(b"\n\n")[::2]
-        if whole and (events := list(_events(whole))):
-            yield events
+        whole, self._rest = (text, b"") if text.endswith(b"\n\n") else text.rpartition(b"\n\n")[::2]
+        return list(_events(whole))
 
 
 def _events(text: bytes) -> Iterator[bytes]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
-import aiohttp
 import numpy as np
 import orjson
 from hypothesis import given
@@ -17,8 +16,8 @@ from hypothesis import strategies as st
 
 from services.gateway.errors import BadRequest
 from services.gateway.request import Sampling
-from services.gateway.sample import Choice, EngineLost, Job, _Absorber, _refusal
-from services.gateway.told import Told, arrivals
+from services.gateway.sample import Choice, EngineLost, Job, _Absorber, _following, _refusal
+from services.gateway.told import Told
 
 SAMPLING = cast(Sampling, SimpleNamespace())
 JSON_VALUES = st.recursive(
@@ -46,19 +45,10 @@ def absorber(max_tokens: int = 8) -> _Absorber:
     return _Absorber(job, Choice("c", 0, None), lambda: None)
 
 
-def stream_of(pieces: Sequence[bytes]) -> aiohttp.ClientResponse:
-    async def iter_any() -> AsyncIterator[bytes]:
-        for piece in pieces:
-            yield piece
-
-    return cast(aiohttp.ClientResponse, SimpleNamespace(content=SimpleNamespace(iter_any=iter_any)))
-
-
-async def follow(taken: _Absorber, pieces: Sequence[bytes]) -> None:
-    told = Told(cuts=True)
-    async for events in arrivals(stream_of(pieces)):
-        for document, first in told.documents(events):
-            taken.absorb(document, 0.0, first)
+def follow(taken: _Absorber, pieces: Sequence[bytes]) -> None:
+    take = _following(taken, 0.0)
+    for piece in pieces:
+        take(piece)
 
 
 def cut(data: st.DataObject, body: bytes) -> list[bytes]:
@@ -71,23 +61,23 @@ FRAMES = st.sampled_from(["data: {}\n\n", "data:{}\n\n", ": ping\n\ndata: {}\n\n
 
 
 @given(TOKENS, FRAMES, st.data())
-async def test_a_stream_cut_anywhere_says_the_same(tokens: list[int], frame: str, data: st.DataObject) -> None:
+def test_a_stream_cut_anywhere_says_the_same(tokens: list[int], frame: str, data: st.DataObject) -> None:
     last = {"type": "stop"}
     documents = [answer(tokens[:end], finish=last if end == len(tokens) else None) for end in range(1, len(tokens) + 1)]
     body = "".join(frame.replace("{}", orjson.dumps(document).decode()) for document in documents).encode()
     taken = absorber()
-    await follow(taken, cut(data, body + b"data: [DONE]\n\n"))
+    follow(taken, cut(data, body + b"data: [DONE]\n\n"))
     choice = taken.choice
     assert (choice.sampled_ids, choice.policy_versions) == (tokens, [3] * len(tokens))
     assert (choice.logprobs, choice.finish) == ([-0.5] * len(tokens), "stop")
 
 
 @given(st.lists(st.binary(max_size=40), max_size=6), st.data())
-async def test_noise_is_an_engine_that_is_lost_and_nothing_is_taken(noise: list[bytes], data: st.DataObject) -> None:
+def test_noise_is_an_engine_that_is_lost_and_nothing_is_taken(noise: list[bytes], data: st.DataObject) -> None:
     taken = absorber()
     body = b"\n\n".join(data.draw(st.sampled_from([b"data:", b"data: ", b""])) + piece for piece in noise) + b"\n\n"
     with contextlib.suppress(*BROKEN):
-        await follow(taken, cut(data, body))
+        follow(taken, cut(data, body))
     assert (taken.choice.sampled_ids, taken.choice.finish) == ([], None)
 
 
@@ -118,7 +108,7 @@ def test_a_refusal_of_any_words_is_one_of_ours(status: int, text: str) -> None:
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=8), st.booleans(), st.booleans(), st.data())
-async def test_a_stream_that_tells_all_so_far_or_each_token_once_says_the_same(
+def test_a_stream_that_tells_all_so_far_or_each_token_once_says_the_same(
     tokens: list[int], is_incremental: bool, is_spaced: bool, data: st.DataObject
 ) -> None:
     ends = sorted({*data.draw(st.lists(st.integers(1, len(tokens)))), len(tokens)})
@@ -134,7 +124,7 @@ async def test_a_stream_that_tells_all_so_far_or_each_token_once_says_the_same(
         text = json.dumps(document) if is_spaced else orjson.dumps(document).decode()
         frames.append(f"data: {text}\n\n")
     taken = absorber()
-    await follow(taken, cut(data, "".join(frames).encode() + b"data: [DONE]\n\n"))
+    follow(taken, cut(data, "".join(frames).encode() + b"data: [DONE]\n\n"))
     choice = taken.choice
     assert (choice.sampled_ids, choice.logprobs) == (tokens, [-0.5] * len(tokens))
     assert (choice.policy_versions, choice.finish) == ([3] * len(tokens), "stop")

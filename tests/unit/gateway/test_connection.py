@@ -1,0 +1,216 @@
+"""Requests to engines: every piece of an answer in the moment it comes, and nothing of an answer that is none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.gateway.connection import Connections, Refused, address_of
+
+LONG = 60.0
+
+
+class Server:
+    """Answers requests with the bytes it is told, one list of pieces for each; a None closes the connection."""
+
+    def __init__(self, *answers: Sequence[bytes | None]) -> None:
+        self._answers = list(answers)
+        self.requests: list[bytes] = []
+        self.connections = 0
+        self.url = ""
+        self.go_on = asyncio.Event()
+        self.is_left = asyncio.Event()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Server]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            yield self
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while await self._answer(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.is_left.set()
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        self.requests.append(head + await reader.readexactly(length))
+        for piece in self._answers.pop(0):
+            if piece is None:
+                return False
+            if piece == b"wait":
+                await self.go_on.wait()
+                self.go_on.clear()
+            else:
+                writer.write(piece)
+                await writer.drain()
+        return True
+
+
+def chunk(text: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(text), text)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+
+
+async def taken(connections: Connections, url: str, body: bytes = b"{}") -> bytes:
+    pieces: list[bytes] = []
+    await connections.post(url, body, {"x-one": "1"}, pieces.append)
+    return b"".join(pieces)
+
+
+async def test_a_piece_is_taken_before_the_next_is_sent():
+    server = Server([CHUNKED, chunk(b"one"), b"wait", chunk(b"two"), b"wait", END])
+    pieces: list[bytes] = []
+
+    def take(piece: bytes) -> None:
+        pieces.append(piece)
+        server.go_on.set()
+
+    async with server.serving():
+        await Connections(silence_seconds=LONG).post(server.url, b"{}", {}, take)
+    assert pieces == [b"one", b"two"]
+
+
+async def test_a_request_is_whole_and_its_connection_is_used_again():
+    server, connections = Server([WHOLE], [CHUNKED, chunk(b"two"), END], [WHOLE]), Connections(silence_seconds=LONG)
+    async with server.serving():
+        answers = [await taken(connections, f"{server.url}/generate", body) for body in (b"a", b"bc", b"")]
+        connections.close()
+    assert (answers, server.connections) == ([b"ok", b"two", b"ok"], 1)
+    host = server.url.removeprefix("http://")
+    head = f"POST /generate HTTP/1.1\r\nhost: {host}\r\naccept: */*\r\nx-one: 1\r\ncontent-length: 1\r\n\r\n"
+    assert server.requests[0] == head.encode() + b"a"
+
+
+async def test_requests_at_once_have_connections_of_their_own():
+    server, connections = Server([b"wait", WHOLE], [WHOLE]), Connections(silence_seconds=LONG)
+    async with server.serving():
+        first = asyncio.create_task(taken(connections, server.url))
+        while not server.requests:
+            await asyncio.sleep(0.001)
+        assert await taken(connections, server.url) == b"ok"
+        server.go_on.set()
+        assert await first == b"ok"
+    assert server.connections == 2
+
+
+async def test_a_refusal_tells_its_status_and_its_text_and_costs_no_connection():
+    refusal = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 4\r\n\r\nlong"
+    server, connections = Server([refusal], [WHOLE]), Connections(silence_seconds=LONG)
+    async with server.serving():
+        with pytest.raises(Refused) as refused:
+            await taken(connections, server.url)
+        assert await taken(connections, server.url) == b"ok"
+    assert (refused.value.status, refused.value.text, server.connections) == (400, "long", 1)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [None],
+        [b"HTTP/1.1 200 OK\r\ncontent-len", None],
+        [b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nok", None],
+        [CHUNKED, chunk(b"one"), None],
+        [CHUNKED, b"no length\r\n"],
+        [b"SSH-2.0-OpenSSH\r\n"],
+        [b"HTTP/1.1 101 Switching Protocols\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n", None],
+        [WHOLE + WHOLE],
+        [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000],
+    ],
+)
+async def test_an_answer_that_breaks_off_or_is_no_http_is_a_connection_lost(answer):
+    server, connections = Server(answer, [WHOLE]), Connections(silence_seconds=LONG)
+    async with server.serving():
+        with pytest.raises(ConnectionError):
+            await taken(connections, server.url)
+        assert await taken(connections, server.url) == b"ok"
+    assert server.connections == 2
+
+
+async def test_an_answer_without_a_length_ends_with_its_connection():
+    server, connections = Server([b"HTTP/1.0 200 OK\r\n\r\n", b"all of it", None]), Connections(silence_seconds=LONG)
+    async with server.serving():
+        assert await taken(connections, server.url) == b"all of it"
+
+
+async def test_what_comes_before_an_answer_is_no_answer():
+    server, connections = Server([b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE], [WHOLE]), Connections(silence_seconds=LONG)
+    async with server.serving():
+        assert [await taken(connections, server.url) for _ in range(2)] == [b"ok", b"ok"]
+    assert server.connections == 1
+
+
+async def test_an_engine_that_falls_silent_is_left():
+    server, connections = Server([CHUNKED, chunk(b"one"), b"wait"]), Connections(silence_seconds=0.2)
+    pieces: list[bytes] = []
+    async with server.serving():
+        with pytest.raises(TimeoutError):
+            await connections.post(server.url, b"{}", {}, pieces.append)
+        server.go_on.set()
+        await server.is_left.wait()
+    assert pieces == [b"one"]
+
+
+async def test_what_taking_raises_reaches_the_caller_and_closes_the_connection():
+    server, connections = Server([CHUNKED, chunk(b"one"), b"wait"]), Connections(silence_seconds=LONG)
+
+    def take(_piece: bytes) -> None:
+        raise LookupError("no such token")
+
+    async with server.serving():
+        with pytest.raises(LookupError, match="no such token"):
+            await connections.post(server.url, b"{}", {}, take)
+        server.go_on.set()
+        await server.is_left.wait()
+
+
+async def test_who_gives_up_leaves_the_engine():
+    server, connections = Server([CHUNKED, b"wait"]), Connections(silence_seconds=LONG)
+    async with server.serving():
+        asking = asyncio.create_task(taken(connections, server.url))
+        while not server.requests:
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        server.go_on.set()
+        await server.is_left.wait()
+
+
+async def test_a_connection_that_the_engine_closes_is_not_used_again():
+    close = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok"
+    server, connections = Server([close, None], [WHOLE]), Connections(silence_seconds=LONG)
+    async with server.serving():
+        assert [await taken(connections, server.url) for _ in range(2)] == [b"ok", b"ok"]
+    assert server.connections == 2
+
+
+async def test_nobody_there_is_an_error_of_the_connection():
+    server = Server()
+    async with server.serving():
+        pass
+    with pytest.raises(OSError):
+        await taken(Connections(silence_seconds=LONG), server.url)
+
+
+def test_an_address_tells_where_to_and_who():
+    secure = address_of("https://a:b%20c@engine.example/v0/generate")
+    assert (secure.server, secure.head) == (
+        ("engine.example", 443, True),
+        "POST /v0/generate HTTP/1.1\r\nhost: engine.example\r\naccept: */*\r\nauthorization: Basic YTpiIGM=",
+    )
+    assert address_of("http://[::1]:30000/generate").server == ("::1", 30000, False)
