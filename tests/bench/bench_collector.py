@@ -122,7 +122,11 @@ def _row(name: str, found: Sequence[Measured], copied: Sequence[float], growth: 
 
 def _growth(stand: Stand, least: int, size: int, agents: int) -> Growth:
     """The cost of a span by how many are sent."""
-    costs = [statistics.median(_send(stand, least * n, size, agents).cpu_ms for _ in range(3)) for n in TIMES]
+    found: list[list[float]] = [[] for _ in TIMES]
+    for _ in range(3):
+        for n, into in zip(TIMES, found, strict=True):
+            into.append(_send(stand, least * n, size, agents).cpu_ms)
+    costs = [statistics.median(one) for one in found]
     return Growth("spans sent", "ms CPU a thousand", [least * n for n in TIMES], costs)
 
 

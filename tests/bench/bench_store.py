@@ -97,7 +97,7 @@ def rows(repeats: int) -> list[Row]:
 
 async def _calls(store: Stored, repeats: int) -> Row:
     database = Database(store.dsn)
-    run, grown = await add_run(database), await add_run(database)
+    run, *grown = [await add_run(database) for _ in (0, *CALLS_PRESENT)]
     _, rollouts = await add_group(database, run)
     await database.close()
     calls = lone_calls(run.id, rollouts[0].id, CALLS // 8, PROMPT_TOKENS, SAMPLED_TOKENS)
@@ -107,7 +107,13 @@ async def _calls(store: Stored, repeats: int) -> Row:
     for _ in range(repeats):
         copied.append(_copy_bytes(store.dsn, CALLS))
         await _record(store, calls * 8, found)
-    costs = [await _record_beside(store, [replace(one, run_id=grown.id) for one in calls], n) for n in CALLS_PRESENT]
+    by_size = [[replace(one, run_id=other.id) for one in calls] for other in grown]
+    for mine, present in zip(by_size, CALLS_PRESENT, strict=True):
+        await _add_calls(store, mine, present)
+    beside: list[list[Measured]] = [[] for _ in by_size]
+    for _ in range(repeats):
+        for mine, into in zip(by_size, beside, strict=True):
+            await _record(store, mine, into)
     return Row(
         part="store",
         name=f"model calls recorded, {PROMPT_TOKENS} + {SAMPLED_TOKENS} tokens, {IN_FLIGHT} in flight",
@@ -116,7 +122,7 @@ async def _calls(store: Stored, repeats: int) -> Row:
         baseline_name=f"COPY of the same bytes, {IN_FLIGHT} a commit",
         baseline=copied,
         goal=Goal(at_least=2000),
-        growth=Growth("calls of the run", "ms CPU a call", CALLS_PRESENT, costs),
+        growth=Growth("calls of the run", "ms CPU a call", CALLS_PRESENT, _costs(beside)),
         note="Through the gateway's recorder; every call counted in Postgres afterwards, some compared whole.",
     )
 
@@ -154,29 +160,31 @@ def _prove(connection: psycopg.Connection[Any], call: NewCall) -> None:
         raise AssertionError(f"call {call.id} is stored otherwise than it was given")
 
 
-async def _record_beside(store: Stored, calls: Sequence[NewCall], present: int) -> float:
-    """The cost of a call, in ms of CPU time, while its run has so many already."""
-    run_id = calls[0].run_id
+async def _add_calls(store: Stored, calls: Sequence[NewCall], present: int) -> None:
+    """Fills a run up to so many calls: some are recorded, and Postgres copies them under other ids."""
+    await _record(store, calls, [])
+    fresh = sql.SQL("'c' || left(replace(gen_random_uuid()::text, '-', ''), 24)")
+    names = [fresh if field.name == "id" else sql.Identifier(field.name) for field in fields(NewCall)]
+    copies = sql.SQL(
+        "INSERT INTO model_calls ({}) SELECT {} FROM (SELECT * FROM model_calls WHERE run_id = %s LIMIT %s) c,"
+        " generate_series(1, %s) n LIMIT %s"
+    )
     with psycopg.connect(store.dsn, autocommit=True) as connection:
-        before = _count(connection, "model_calls", run_id)
-        if not before:
-            await _record(store, calls, [])
-            before = len(calls)
-        # Copied by Postgres itself, under other ids.
-        fresh = sql.SQL("'c' || left(replace(gen_random_uuid()::text, '-', ''), 24)")
-        names = [fresh if field.name == "id" else sql.Identifier(field.name) for field in fields(NewCall)]
         connection.execute(
-            sql.SQL(
-                "INSERT INTO model_calls ({}) SELECT {} FROM (SELECT * FROM model_calls WHERE run_id = %s LIMIT %s) c,"
-                " generate_series(1, %s) n LIMIT %s"
-            ).format(_COLUMNS, sql.SQL(", ").join(names)),
-            (run_id, len(calls), present // len(calls), present - before),
+            copies.format(_COLUMNS, sql.SQL(", ").join(names)),
+            (calls[0].run_id, len(calls), present // len(calls), present - len(calls)),
         )
-        connection.execute("CHECKPOINT")
-    found: list[Measured] = []
-    for _ in range(3):
-        await _record(store, calls, found)
-    return statistics.median(one.cpu_ms for one in found)
+        _rest(connection)
+
+
+def _costs(by_size: Sequence[Sequence[Measured]]) -> list[float]:
+    return [statistics.median(one.cpu_ms for one in found) for found in by_size]
+
+
+def _rest(connection: psycopg.Connection[Any]) -> None:
+    """Does what Postgres would do by itself after so many rows, so that it does not while something is measured."""
+    connection.execute("VACUUM ANALYZE")
+    connection.execute("CHECKPOINT")
 
 
 def _count(connection: psycopg.Connection[Any], table: str, run_id: str | None = None) -> int:
@@ -208,21 +216,20 @@ def _copy_bytes(dsn: str, calls: int) -> float:
 
 async def _rollouts(store: Stored, redis_url: str, repeats: int) -> Row:
     database = Database(store.dsn, pool_size=RUNNERS + 2)
-    run, grown = await add_run(database), await add_run(database)
+    run, *grown = [await add_run(database) for _ in (0, *GROUPS_PRESENT)]
     found: list[Measured] = []
     bare: list[float] = []
     for _ in range(repeats):
         bare.append(await _bare_commits(store.dsn))
         await _settle(store, database, redis_url, run, found)
-    costs = []
     with psycopg.connect(store.dsn, autocommit=True) as connection:
-        for present in GROUPS_PRESENT:
-            add_past(connection, grown.id, present)
-            connection.execute("ANALYZE")
-            beside: list[Measured] = []
-            for _ in range(3):
-                await _settle(store, database, redis_url, grown, beside)
-            costs.append(statistics.median(one.cpu_ms for one in beside))
+        for other, present in zip(grown, GROUPS_PRESENT, strict=True):
+            add_past(connection, other.id, present)
+        _rest(connection)
+    beside: list[list[Measured]] = [[] for _ in grown]
+    for _ in range(repeats):
+        for other, into in zip(grown, beside, strict=True):
+            await _settle(store, database, redis_url, other, into)
     await database.close()
     return Row(
         part="store",
@@ -232,7 +239,7 @@ async def _rollouts(store: Stored, redis_url: str, repeats: int) -> Row:
         baseline_name="three bare commits each, as many clients",
         baseline=bare,
         goal=Goal(at_least=60),
-        growth=Growth("groups of the run", "ms CPU a rollout", GROUPS_PRESENT, costs),
+        growth=Growth("groups of the run", "ms CPU a rollout", GROUPS_PRESENT, _costs(beside)),
         note="Redis' delivery, lease, start and settle with the runner's ledger, the controller's look every 0.1 s;"
         " agents take no time. Every attempt, outcome and reward is looked at afterwards.",
     )
@@ -345,7 +352,7 @@ async def _looks(store: Stored, repeats: int) -> Row:
     with psycopg.connect(store.dsn, autocommit=True) as connection:
         for present in GROUPS_PRESENT:
             add_past(connection, run.id, present)
-            connection.execute("VACUUM ANALYZE")
+            _rest(connection)
             found[present] = [await _look_milliseconds(store, database, run.id) for _ in range(repeats)]
     await database.close()
     least, most = found[GROUPS_PRESENT[0]], found[GROUPS_PRESENT[-1]]
