@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +113,18 @@ def envelope(kind: str, request_id: str, model: str, created: int, fingerprint: 
 def event(document: Json) -> bytes:
     """One server-sent event."""
     return b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+class ChunkEvents:
+    """The events of one stream; what all of them begin with is written once."""
+
+    def __init__(self, request_id: str, model: str, created: int) -> None:
+        head = orjson.dumps(envelope("chat.completion.chunk", request_id, model, created, None))
+        self._head = b"data: " + head[:-1] + b',"choices":['
+
+    def of(self, chunks: Iterable[Json | None]) -> bytes:
+        """One event for each choice of a chunk that there is."""
+        return b"".join([self._head + orjson.dumps(chunk) + b"]}\n\n" for chunk in chunks if chunk is not None])
 
 
 def finished_answer(model: ChatModel, request: ChatRequest, choice: Choice) -> Answer:

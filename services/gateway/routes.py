@@ -5,26 +5,25 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from libs.faults import passes
 from libs.service import JsonResponse, Share
-from services.gateway.answer import KEEPALIVE, ChoiceStream, Completion, envelope, event, model_body, models_body
+from libs.service.plain import PlainRoute
+from services.gateway.answer import KEEPALIVE, ChoiceStream, ChunkEvents, Completion, event, model_body, models_body
 from services.gateway.door import Door
 from services.gateway.errors import GatewayError, Unavailable, error_response
 from services.gateway.forward import Call, Gateway
 from services.gateway.request import ChatRequest
 
-router = APIRouter(prefix="/r/{rollout}/{attempt}")
-
 HUNG_UP = 499
 
 
-@router.post("/v1/chat/completions")
-async def chat_completions(rollout: str, attempt: str, request: Request) -> Response:
+async def chat_completions(request: Request) -> Response:
     """A chat completion, whole or as a stream."""
-    door = await _door(request, rollout, attempt)
+    door = await _door(request)
     gateway: Gateway = request.app.state.gateway
     with request.app.state.budget.share() as share:
         chat, call = await gateway.begin(door, await _body(request, share), request.headers)
@@ -37,18 +36,25 @@ async def chat_completions(rollout: str, attempt: str, request: Request) -> Resp
     return Response(status_code=HUNG_UP) if completion is None else JsonResponse(completion.body())
 
 
-@router.get("/v1/models")
-async def models(rollout: str, attempt: str, request: Request) -> Response:
+async def models(request: Request) -> Response:
     """The model behind this door."""
-    await _door(request, rollout, attempt)
+    await _door(request)
     return JsonResponse(models_body(request.app.state.gateway.model.name))
 
 
-@router.get("/v1/models/{name:path}")
-async def model(rollout: str, attempt: str, name: str, request: Request) -> Response:
+async def model(request: Request) -> Response:
     """Any name is served by the policy."""
-    await _door(request, rollout, attempt)
-    return JsonResponse(model_body(name))
+    await _door(request)
+    return JsonResponse(model_body(request.path_params["name"]))
+
+
+DOOR = "/r/{rollout}/{attempt}/v1"
+CHAT = DOOR + "/chat/completions"
+ROUTES = (
+    PlainRoute(CHAT, chat_completions, methods=["POST"]),
+    PlainRoute(DOOR + "/models", models, methods=["GET"]),
+    PlainRoute(DOOR + "/models/{name:path}", model, methods=["GET"]),
+)
 
 
 class EventStream(Response):
@@ -105,29 +111,19 @@ class EventStream(Response):
     async def _follow(self, call: Call, send: Send) -> Completion:
         assert call.task is not None
         streams = [ChoiceStream(self._gateway.model, self._request, choice) for choice in call.choices]
-        loop = asyncio.get_running_loop()
-        with call.watched() as progress:
-            due = loop.time() + self._keepalive_after_seconds
+        events = ChunkEvents(call.request_id, self._request.model, call.sequence // 1_000_000_000)
+        with call.watched() as progress, _Reminder(progress, self._keepalive_after_seconds) as reminder:
             while not call.task.done():
-                # A bare timer: a token that comes, as most do, leaves nothing of it to unwind.
-                reminder = loop.call_at(due, progress.set)
                 await progress.wait()
-                reminder.cancel()
                 progress.clear()
-                data = b"".join(self._chunk(call, chunk) for stream in streams if (chunk := stream.chunk()) is not None)
-                if data or loop.time() >= due:
+                data = events.of(stream.chunk() for stream in streams)
+                if data or reminder.is_due:
                     await self._send(send, data or KEEPALIVE)
-                    due = loop.time() + self._keepalive_seconds
+                    reminder.put_off(self._keepalive_seconds)
             completion = _result(call.task)
-        rest = [stream.last_chunk(answer) for stream, answer in zip(streams, completion.answers, strict=True)]
-        await self._send(send, b"".join(self._chunk(call, chunk) for chunk in rest if chunk is not None))
+        rest = (stream.last_chunk(answer) for stream, answer in zip(streams, completion.answers, strict=True))
+        await self._send(send, events.of(rest))
         return completion
-
-    def _chunk(self, call: Call, chunk: dict[str, object]) -> bytes:
-        head = envelope(
-            "chat.completion.chunk", call.request_id, self._request.model, call.sequence // 1_000_000_000, None
-        )
-        return event({**head, "choices": [chunk]})
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         if not self._has_started:
@@ -142,8 +138,40 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
 
 
-async def _door(request: Request, rollout: str, attempt: str) -> Door:
-    door: Door = await request.app.state.doors.open(request.headers, rollout, attempt)
+class _Reminder:
+    """Sets an event when it is due. One that is put off, as with every token, costs no timer until then."""
+
+    def __init__(self, event: asyncio.Event, seconds: float) -> None:
+        self._event = event
+        self._loop = asyncio.get_running_loop()
+        self.is_due = False
+        self._due = self._loop.time() + seconds
+        self._timer = self._loop.call_at(self._due, self._ring)
+
+    def __enter__(self) -> _Reminder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    def put_off(self, seconds: float) -> None:
+        """Makes it due so many seconds from now."""
+        self._due = self._loop.time() + seconds
+        if self.is_due:
+            self.is_due = False
+            self._timer = self._loop.call_at(self._due, self._ring)
+
+    def _ring(self) -> None:
+        if self._loop.time() < self._due:
+            self._timer = self._loop.call_at(self._due, self._ring)
+        else:
+            self.is_due = True
+            self._event.set()
+
+
+async def _door(request: Request) -> Door:
+    named = request.path_params
+    door: Door = await request.app.state.doors.open(request.headers, named["rollout"], named["attempt"])
     return door
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import attrgetter
 
 import orjson
 
@@ -49,25 +49,41 @@ def _events(text: bytes) -> Iterator[bytes]:
 @dataclass(slots=True)
 class _Growing:
     """A JSON list that grows from event to event. `closing` ends its last item and it; `text` is its text without the
-    last bracket, as the latest event had it.
+    last bracket, as it was when last kept. In the latest event: its name's place, its own, that of what is new, its
+    end.
     """
 
     name: bytes
     closing: bytes
     text: bytearray = field(default_factory=bytearray)
+    named: int = 0
+    start: int = 0
+    new: int = 0
+    end: int = 0
 
-    def place(self, event: bytes) -> tuple[int, int]:
-        """Where its text, which begins with the known one, begins and ends in an event.
+    def place(self, event: bytes) -> None:
+        """Finds it in an event, where its text begins with the known one.
 
         Raises: ValueError: it is not there, or not as it was
         """
-        start = event.index(b"[", event.index(self.name))
-        if not event.startswith(self.text, start):
+        # What stands before it may have grown, too.
+        self.named = event.index(self.name, self.named)
+        self.start = event.index(b"[", self.named)
+        if not event.startswith(self.text, self.start):
             raise ValueError("an event does not repeat what an earlier one told")
-        end = event.index(self.closing, start + max(0, len(self.text) - 1)) + len(self.closing) - 1
-        if event.find(b'"', start + len(self.text), end) >= 0:
+        self.new = self.start + len(self.text)
+        self.end = event.index(self.closing, max(self.start, self.new - 1)) + len(self.closing) - 1
+        if event.find(b'"', self.new, self.end) >= 0:
             raise ValueError("a text may hold brackets, so nobody knows where the list ends")
-        return start, end
+
+    def keep(self, event: bytes) -> None:
+        """Adds what is new in the event."""
+        self.text += event[self.new : self.end]
+
+    def forget(self) -> None:
+        """Begins anew."""
+        self.text.clear()
+        self.named = self.start = self.new = self.end = 0
 
 
 class Told:
@@ -82,7 +98,7 @@ class Told:
         self._count = 0
         self._counts_hold = False
         self._is_incremental: bool | None = None
-        self._lists = (_Growing(b'"output_ids"', b"]"), _Growing(b'"output_token_logprobs"', b"]]"))
+        self._lists = [_Growing(b'"output_ids"', b"]"), _Growing(b'"output_token_logprobs"', b"]]")]
 
     def documents(self, events: Sequence[bytes]) -> Iterator[tuple[Json, int]]:
         """What events that arrived together tell, and how many tokens come before the first of each document's lists.
@@ -120,26 +136,30 @@ class Told:
 
     def _keep(self, event: bytes, *, is_even: bool) -> None:
         for growing in self._lists:
-            growing.text.clear()
+            growing.forget()
             with suppress(ValueError):
-                start, end = growing.place(event)
-                growing.text += event[start:end] if is_even else b""
+                growing.place(event)
+                if is_even:
+                    growing.keep(event)
+        self._lists.sort(key=attrgetter("start"))
 
     def _rest(self, event: bytes) -> tuple[Json, int]:
         """Raises: ValueError: the event must be read whole"""
-        places = [growing.place(event) for growing in self._lists]
         parts, at = list[bytes](), 0
-        for growing, (start, end) in sorted(zip(self._lists, places, strict=True), key=itemgetter(1)):
-            new = event[start + len(growing.text) : end].lstrip()
+        for growing in self._lists:
+            growing.place(event)
+            new = event[growing.new : growing.end].lstrip()
             if new and not (growing.text and new.startswith(b",")):
                 raise ValueError("an item goes on where the known text ends")
-            parts += (event[at:start], b"[", new[1:])
-            at = end
+            if growing.start < at:
+                raise ValueError("the lists have changed places")
+            parts += (event[at : growing.start], b"[", new[1:])
+            at = growing.end
         document = orjson.loads(b"".join((*parts, event[at:])))
         new_tokens = len(document["output_ids"])
         if len(document["meta_info"]["output_token_logprobs"]) != new_tokens:
             raise ValueError("tokens without log-probabilities, or the other way round")
-        for growing, (start, end) in zip(self._lists, places, strict=True):
-            growing.text += event[start + len(growing.text) : end]
+        for growing in self._lists:
+            growing.keep(event)
         first, self._count = self._count, self._count + new_tokens
         return document, first
