@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
 
 from libs.service.health import Checks
-from libs.service.middleware import BodyLimit, RequestContext
+from libs.service.plain import DEFAULT_MAX_BODY_BYTES, ErrorHandler, Unexpected, furnish
 from libs.service.problems import on_http_exception, on_validation_error, unexpected_response
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-ErrorHandler = Callable[[Request, Any], Awaitable[Response]]
-
-DEFAULT_MAX_BODY_BYTES = 16 * 2**20
 
 _ERROR_HANDLERS: dict[type[Exception], ErrorHandler] = {
     HTTPException: on_http_exception,
@@ -34,7 +30,7 @@ def create_app(
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     body_limits: Mapping[str, int] | None = None,
     error_handlers: Mapping[type[Exception], ErrorHandler] | None = None,
-    unexpected: Callable[[Exception], Response] = unexpected_response,
+    unexpected: Unexpected = unexpected_response,
     openapi_url: str | None = None,
     **fastapi: Any,
 ) -> FastAPI:
@@ -51,10 +47,13 @@ def create_app(
     """
     fastapi.setdefault("title", f"leyden {name}")
     app = FastAPI(lifespan=lifespan, openapi_url=openapi_url, redirect_slashes=False, **fastapi)
-    app.state.checks = checks if checks is not None else Checks()
-    for error, handler in {**_ERROR_HANDLERS, **(error_handlers or {})}.items():
-        app.add_exception_handler(error, handler)
-    # The last added is the outermost.
-    app.add_middleware(BodyLimit, max_bytes=max_body_bytes, limits=body_limits or {})
-    app.add_middleware(RequestContext, service=name, unexpected=unexpected)
+    furnish(
+        app,
+        name,
+        checks=checks if checks is not None else Checks(),
+        max_body_bytes=max_body_bytes,
+        body_limits=body_limits or {},
+        error_handlers={**_ERROR_HANDLERS, **(error_handlers or {})},
+        unexpected=unexpected,
+    )
     return app

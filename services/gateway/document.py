@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI
-
+from libs.service.plain import PlainRoute
 from services.gateway.request import body_schema
-from services.gateway.routes import router
+from services.gateway.routes import CHAT, ROUTES
 
 _REF = "#/components/schemas/{model}"
 _ERROR = {
@@ -35,19 +34,34 @@ _COMPLETION = {
 
 def openapi_document() -> dict[str, Any]:
     """What each door takes and answers."""
-    app = FastAPI(title="Leyden gateway", version="1")
-    app.include_router(router)
-    document: dict[str, Any] = app.openapi()
     schema = body_schema(_REF)
-    document.setdefault("components", {}).setdefault("schemas", {}).update(schema.pop("$defs"))
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            answers = {200: {"description": "Done.", "content": {"application/json": {"schema": {"type": "object"}}}}}
-            failed = {"description": "What is wrong.", "content": {"application/json": {"schema": _ERROR}}}
-            operation["responses"] = {**{str(code): answer for code, answer in answers.items()}, "default": failed}
-        if path.endswith("/chat/completions"):
-            _describe_chat(operations["post"], schema)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Leyden gateway", "version": "1"},
+        "components": {"schemas": schema.pop("$defs")},
+        "paths": {route.path_format: {_method(route): _operation(route)} for route in ROUTES},
+    }
+    _describe_chat(document["paths"][CHAT]["post"], schema)
     return document
+
+
+def _method(route: PlainRoute) -> str:
+    assert route.methods is not None
+    return "post" if "POST" in route.methods else "get"
+
+
+def _operation(route: PlainRoute) -> dict[str, Any]:
+    done = {"description": "Done.", "content": {"application/json": {"schema": {"type": "object"}}}}
+    failed = {"description": "What is wrong.", "content": {"application/json": {"schema": _ERROR}}}
+    return {
+        "operationId": route.name,
+        "summary": route.endpoint.__doc__,
+        "parameters": [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in route.param_convertors
+        ],
+        "responses": {"200": done, "default": failed},
+    }
 
 
 def _describe_chat(operation: dict[str, Any], schema: dict[str, Any]) -> None:
