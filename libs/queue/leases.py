@@ -102,10 +102,11 @@ _HEARTBEAT = text("""
 """)
 
 # Locked in the order of keys, as whoever writes rows for several attempts does: neither waits for ever.
-_HELD = """
-    WITH held AS (
+_LOCK_HELD = """
         SELECT lease_id FROM attempts WHERE lease_id = ANY(:lease_ids) AND state IN ('leased', 'running')
-        ORDER BY rollout_id, number FOR NO KEY UPDATE)
+        ORDER BY rollout_id, number FOR NO KEY UPDATE"""
+_HELD = f"""
+    WITH held AS ({_LOCK_HELD})
 """
 
 _START = text(f"""{_HELD}
@@ -233,6 +234,11 @@ async def start_all(session: Session, started: Sequence[Lease]) -> set[str]:
     if not started:
         return set()
     return set(await session.scalars(_START, {"lease_ids": [lease.lease_id for lease in started]}))
+
+
+async def lock_all(session: Session, held: Sequence[Lease]) -> None:
+    """Locks attempts that several calls in one transaction are going to change, so that their order does not matter."""
+    await session.execute(text(_LOCK_HELD), {"lease_ids": [lease.lease_id for lease in held]})
 
 
 async def heartbeat(session: Session, lease_id: str, seconds: float) -> bool:

@@ -105,4 +105,6 @@ class Ledger:
         started = [entry.lease for entry in batch if entry.outcome is None]
         ended = [(entry.lease, entry.outcome) for entry in batch if entry.outcome is not None]
         async with self._database.session() as session:
+            if started and ended:
+                await leases.lock_all(session, [entry.lease for entry in batch])
             return await leases.start_all(session, started) | await leases.settle_all(session, ended)

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import event, select, text
 from sqlalchemy.exc import DBAPIError
 
 from libs.contracts.states import OutcomeKind
@@ -89,3 +89,38 @@ async def test_who_no_longer_waits_is_written_all_the_same(database: Database, l
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
     assert await states(database) == ["settled", "settled"]
+
+
+async def test_starts_and_ends_in_one_transaction_never_lock_out_who_renews_leases(
+    database: Database, ledger: Ledger
+) -> None:
+    first, second = await held(database, 2)
+    await ledger.start(first)
+    async with database.session() as session:
+        await session.execute(
+            select(tables.Attempt).where(tables.Attempt.rollout_id == first.rollout_id).with_for_update()
+        )
+        renewal = asyncio.create_task(renewed(database, [first, second]))
+        await waiting_for_locks(database, 1)
+        written = asyncio.gather(ledger.start(second), ledger.settle(first, SUCCESS))
+        await waiting_for_locks(database, 2)
+    assert await renewal == {first.lease_id, second.lease_id}
+    assert await written == [True, True]
+
+
+async def renewed(database: Database, taken: list[Lease]) -> set[str]:
+    async with database.session() as session:
+        return await leases.heartbeat_all(session, [lease.lease_id for lease in taken], 60)
+
+
+async def waiting_for_locks(database: Database, count: int) -> None:
+    blocked = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    async with asyncio.timeout(60):
+        while True:
+            # Within one transaction the view stays as it was first read.
+            async with database.read() as session:
+                if await session.scalar(blocked) == count:
+                    return
+            await asyncio.sleep(0.02)
