@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -233,7 +234,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
-        self._saver = ThreadPoolExecutor(1, "checkpoint")
+        # On Linux a thread's own: whoever serves the new weights goes first.
+        self._saver = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(10,))
         self._saved: Future[None] = self._saver.submit(lambda: None)
         self._keeping: asyncio.Future[None] = asyncio.create_task(self._reserve(), name="reserve")
 
