@@ -327,7 +327,7 @@ class Gateway:
     async def _record(self, call: Call, rows: Sequence[NewCall]) -> None:
         # From here on the write goes on whatever happens to whoever waits for it.
         call.is_recorded = True
-        await self._recorder.record(rows, in_hand=len(self._in_hand))
+        await self._recorder.record(rows)
 
     async def _record_unfinished(self, call: Call, status: CallStatus, reason: str) -> None:
         if call.is_recorded:

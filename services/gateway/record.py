@@ -1,14 +1,12 @@
 """The durable record: calls that end at about the same time share one transaction.
 
-While one transaction commits the next calls gather, and where other calls are in hand transactions begin some
-milliseconds apart: one for each call would cost as much again as all the rest of it. A lone call never waits for
-company. Nobody's answer leaves before its transaction has committed.
+While one transaction commits the next calls gather, so the batch grows by itself with the load and a lone call never
+waits for company. Nobody's answer leaves before its transaction has committed.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +18,6 @@ from services.gateway.errors import GatewayError, Unavailable
 from services.gateway.metrics import RECORD_ROWS, RECORD_SECONDS
 
 MAX_ROWS = 512
-GATHER_SECONDS = 0.005
-"""From the beginning of one transaction to that of the next, while calls are in hand that have not come to it."""
 RETRY_SECONDS = 0.25
 
 log = logger()
@@ -57,19 +53,15 @@ class Recorder:
         self._hold_seconds = hold_seconds
         self._pending: list[_Pending] = []
         self._arrived = asyncio.Event()
-        self._in_hand = 0
-        self._began = -math.inf
 
-    async def record(self, calls: Sequence[NewCall], *, in_hand: int = 1) -> None:
+    async def record(self, calls: Sequence[NewCall]) -> None:
         """Returns once the calls, the choices of one request, are durable. Cancelling the wait does not stop the write.
 
-        Args: in_hand: requests that the gateway has in hand, this one included
         Raises: Unavailable: the store was away for longer than a record is held; GatewayError: it will never take them
         """
         loop = asyncio.get_running_loop()
         pending = _Pending(calls, loop.create_future(), loop.time() + self._hold_seconds)
         self._pending.append(pending)
-        self._in_hand = in_hand
         self._arrived.set()
         began = time.perf_counter()
         await asyncio.shield(pending.stored)
@@ -79,19 +71,12 @@ class Recorder:
         """Writes until cancelled."""
         while True:
             await self._arrived.wait()
-            await self._gather()
             await self._write_batch()
 
     async def drain(self) -> None:
         """Returns when nothing is pending; for shutdown, while `run` is still running."""
         while self._pending:
             await asyncio.wait({pending.stored for pending in self._pending})
-
-    async def _gather(self) -> None:
-        wait = self._began + GATHER_SECONDS - time.monotonic()
-        if wait > 0 and self._in_hand > len(self._pending):
-            await asyncio.sleep(wait)
-        self._began = time.monotonic()
 
     async def _write_batch(self) -> None:
         batch = self._next_batch()

@@ -73,29 +73,6 @@ async def test_calls_that_wait_for_a_commit_share_the_next_one():
     assert len(writer.batches) <= 2
 
 
-async def test_a_call_beside_others_waits_for_those_that_come_soon(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(record, "GATHER_SECONDS", 0.5)
-    writer = FakeWriter()
-    writer.gate.set()
-    async with recording(writer) as recorder:
-        await recorder.record(rows("first"), in_hand=3)
-        waiting = asyncio.create_task(recorder.record(rows("a"), in_hand=3))
-        await asyncio.sleep(0.01)
-        await asyncio.gather(waiting, recorder.record(rows("b"), in_hand=3))
-    assert writer.batches == [(["first"], False), (["a", "b"], False)]
-
-
-async def test_calls_that_nobody_follows_wait_for_no_company(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(record, "GATHER_SECONDS", 3600.0)
-    writer = FakeWriter()
-    writer.gate.set()
-    async with recording(writer) as recorder, asyncio.timeout(60):
-        await recorder.record(rows("a"))
-        await recorder.record(rows("b"))
-        await asyncio.gather(*(recorder.record(rows(name), in_hand=2) for name in "cd"))
-    assert writer.batches == [(["a"], False), (["b"], False), (["c", "d"], False)]
-
-
 async def test_a_store_that_comes_back_gets_the_calls_again_as_possibly_known(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(record, "RETRY_SECONDS", 0.01)
     writer = FakeWriter(away=2)
