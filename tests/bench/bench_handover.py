@@ -313,14 +313,6 @@ class _ByHand:
             loaded = time.time()
             await asyncio.sleep(SETTLE_SECONDS)
         first = min(one for call in agents.calls for one in call.times[1:] if one > loaded)
-        print(
-            streams,
-            paused - began,
-            loaded - paused,
-            first - began,
-            agents.longest_extra_wait(paused, first),
-            flush=True,
-        )
         return Change(first - began, agents.longest_extra_wait(paused, first))
 
     def _write(self) -> Path:
