@@ -1,8 +1,9 @@
 """What every process of the platform shares: settings, an HTTP application, health, problem answers, signals.
 
-A service builds its door with `app.create_app` and runs it with `run_http`; a worker gives `run_worker` its loop, and
-does without FastAPI, which `app` and `bodies` load. Both get an internal port for health and metrics, and the same
-shutdown. Depends on `libs.telemetry`, and on `libs.contracts` for how JSON is read.
+A service builds its door with `app.create_app`, or with `plain.create_plain_app`, and runs it with `run_http`; a worker
+gives `run_worker` its loop. FastAPI is loaded by `app` and `bodies` alone: workers and the gateway do without.
+All get an internal port for health and metrics, and the same shutdown. Depends on `libs.telemetry`,
+and on `libs.contracts` for how JSON is read.
 """
 
 from libs.service.budget import Budget, Overloaded, Share
