@@ -63,7 +63,7 @@ def figures(document: Json) -> str:
 def draw(rows: list[Json], file: Path) -> None:
     """Cost per unit against the amount of work, a small plot per row; a flat line is what one hopes for."""
     # The same figures make the same file.
-    mpl.rcParams.update({"svg.hashsalt": "leyden", "font.size": 8})
+    mpl.rcParams.update({"svg.hashsalt": "leyden", "svg.fonttype": "none", "font.size": 8})
     height = -(-len(rows) // COLUMNS)
     drawing = Figure(figsize=(4 * COLUMNS, 2.6 * height), layout="constrained")
     for axes, row in zip(
