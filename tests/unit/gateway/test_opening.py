@@ -143,9 +143,10 @@ def test_what_is_wrong_after_an_opening_is_told_with_its_place_in_the_body(data,
         parse_request(data, max_choices=1, opening=opened(body(*BEGIN)))
 
 
-def test_a_second_array_of_messages_counts_as_it_does_in_a_whole_body():
+@pytest.mark.parametrize("more", [b"", b', {"role": "user", "content": "y"}'])
+def test_a_second_array_of_messages_counts_as_it_does_in_a_whole_body(more):
     first = opened(body(*BEGIN))
-    data = first.raw + b'], "messages": [{"role": "user", "content": "z"}], "model": "m"}'
+    data = first.raw + more + b'], "messages": [{"role": "user", "content": "z"}], "model": "m"}'
     request = parse_request(data, max_choices=1, opening=first)
     assert [turn.content for turn in request.turns] == ["z"]
     assert json.loads(request.conversation) == {"messages": [{"role": "user", "content": "z"}], "tools": None}
