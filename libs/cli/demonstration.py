@@ -116,8 +116,9 @@ def _platform(home: Path) -> Iterator[Platform]:
         message = "stopped before the end: run `make demo` again to resume"
         raise CommandError(message, Exit.INTERRUPTED) from None
     finally:
-        # A second Ctrl-C must not interrupt the stop.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # A second one must not interrupt the stop: make tells its children what a whole group was told already.
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
         platform.stop()
         for number, handler in before.items():
             signal.signal(number, handler)

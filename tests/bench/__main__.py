@@ -13,10 +13,12 @@ import json
 import os
 import pkgutil
 import platform
+import signal
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -41,6 +43,7 @@ def main() -> int:
     if unknown:
         print(f"no benchmark called {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
         return 2
+    _end_on_sigterm()
     # Where nobody looks the table is as wide as its words.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(", ".join(machine().values()))
@@ -54,6 +57,19 @@ def main() -> int:
             _write(arguments.output, part, measured)
     console.print(f"written to {arguments.output}")
     return 0
+
+
+def _end_on_sigterm() -> None:
+    """SIGTERM ends a part as Ctrl-C does: what it started is stopped. Ctrl-C works in the background too, where a
+    shell has its signal ignored."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        # make tells its children what a whole group was told already: the second time would cut the stopping short.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.raise_signal(signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def machine() -> dict[str, str]:

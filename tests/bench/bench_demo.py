@@ -19,6 +19,7 @@ ASKED_FOR = True
 ROOT = Path(__file__).parents[2]
 AGENTS_PYTHON = ROOT / ".venv-agents" / "bin" / "python"
 GOAL_SECONDS = 600
+STOP_SECONDS = 120
 COUNTS = """
     SELECT (SELECT count(*) FROM steps),
            (SELECT count(*) FROM outcomes WHERE kind = 'succeeded'),
@@ -52,8 +53,16 @@ def _demo(home: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "libs.cli", "demo", "--home", str(home), "--fresh", "--require-rise"]
     if AGENTS_PYTHON.exists():
         command += ["--agent-python", str(AGENTS_PYTHON)]
-    result = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
-    told: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            said, _ = process.communicate()
+        except BaseException:
+            # Killed, it would leave its Postgres behind.
+            process.terminate()
+            process.communicate(timeout=STOP_SECONDS)
+            raise
+    assert process.returncode == 0, f"the demo ended with status {process.returncode}"
+    told: dict[str, Any] = json.loads(said.splitlines()[-1])
     return told
 
 
