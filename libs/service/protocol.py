@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import resource
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import Counter
-from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from libs.service.problems import problem_response
 
@@ -30,6 +32,11 @@ CLOSING_SECONDS = 0.5
 """How long a process that stops waits for the request of a connection that it has just accepted."""
 RESERVED_FILES = 256
 """Descriptors left for everything that is no connection."""
+
+Write = Callable[[bytes], bool]
+"""Writes a piece of an answer's body at once and tells whether the client keeps up. One that does not is waited for by
+sending, be it nothing, before more is written."""
+_WRITE = "leyden.write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,12 @@ class Limits:
         if open_files == resource.RLIM_INFINITY:
             return self
         return replace(self, max_connections=max(1, min(self.max_connections, open_files - RESERVED_FILES)))
+
+
+def writer_of(scope: Scope) -> Write | None:
+    """How an answer of unknown length, once begun, is written past all layers; None where the server cannot."""
+    write: Write | None = scope.get("extensions", {}).get(_WRITE, {}).get("write")
+    return write
 
 
 class _Phase(Enum):
@@ -112,6 +125,7 @@ class Protocol(HttpToolsProtocol):
             self._answer_with(431, f"the headers exceed {limit} bytes")
         self._enter(_Phase.BODY)
         super().on_headers_complete()
+        self.scope["extensions"] = {_WRITE: {"write": partial(_write, self.cycle)}}
         if self._is_closing and self.cycle is not None:
             self.cycle.keep_alive = False
 
@@ -216,6 +230,14 @@ class Protocol(HttpToolsProtocol):
         self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
+
+
+def _write(cycle: RequestResponseCycle, data: bytes) -> bool:
+    if not cycle.chunked_encoding or cycle.response_complete:
+        raise RuntimeError("only an answer in chunks, between its beginning and its end, can be written at once")
+    if not cycle.disconnected:
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+    return not cycle.flow.write_paused
 
 
 def _refusing(status: int, detail: str, retry_after_seconds: int | None) -> ASGIApp:

@@ -1,8 +1,7 @@
-"""Finished choices in OpenAI's words: messages, usage, log-probabilities, and the chunks of a stream."""
+"""Finished choices in OpenAI's words: messages, usage, log-probabilities, and the end of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,7 @@ import orjson
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Json
 from services.gateway.sample import Choice
-from services.gateway.text import TextStream, cut_at_stop, showable
+from services.gateway.text import cut_at_stop
 from services.gateway.tools import parse_calls
 
 DONE = b"data: [DONE]\n\n"
@@ -115,18 +114,6 @@ def event(document: Json) -> bytes:
     return b"data: " + orjson.dumps(document) + b"\n\n"
 
 
-class ChunkEvents:
-    """The events of one stream; what all of them begin with is written once."""
-
-    def __init__(self, request_id: str, model: str, created: int) -> None:
-        head = orjson.dumps(envelope("chat.completion.chunk", request_id, model, created, None))
-        self._head = b"data: " + head[:-1] + b',"choices":['
-
-    def of(self, chunks: Iterable[Json | None]) -> bytes:
-        """One event for each choice of a chunk that there is."""
-        return b"".join([self._head + orjson.dumps(chunk) + b"]}\n\n" for chunk in chunks if chunk is not None])
-
-
 def finished_answer(model: ChatModel, request: ChatRequest, choice: Choice) -> Answer:
     """A finished choice as the agent gets it.
 
@@ -178,56 +165,6 @@ def delta_of(message: Json) -> Json:
         if not delta.get("content"):
             delta.pop("content", None)
     return delta
-
-
-class ChoiceStream:
-    """One choice of a stream: what may be shown of it, and has not been yet."""
-
-    def __init__(self, model: ChatModel, request: ChatRequest, choice: Choice) -> None:
-        self._model = model
-        self._request = request
-        self._choice = choice
-        self._text = TextStream(model.decode)
-        self._fed = 0
-        self._shown = 0
-        self._logprobs_shown = 0
-        self._has_role = False
-
-    def chunk(self) -> Json | None:
-        """A choice of a chunk with the text that has become showable; None when none has."""
-        ids = shown_ids(self._model, self._choice)
-        if len(ids) == self._fed:
-            return None
-        self._text.feed(ids[self._fed :])
-        self._fed = len(ids)
-        end = showable(self._text.text, self._request.sampling.stop, calls_tools=self._request.calls_tools)
-        if end <= self._shown:
-            return None
-        delta = {"content": self._text.text[self._shown : end]}
-        self._shown = end
-        return self._chunk(delta)
-
-    def last_chunk(self, answer: Answer) -> Json | None:
-        """What of the finished answer has not been shown: the rest of its text, and its tool calls."""
-        delta = delta_of(answer.message)
-        content = delta.pop("content", "")[self._shown :]
-        delta.pop("role")
-        if content:
-            delta["content"] = content
-        if not delta and self._has_role and (answer.logprobs is None or self._logprobs_shown == self._total()):
-            return None
-        return self._chunk(delta)
-
-    def _chunk(self, delta: Json) -> Json:
-        if not self._has_role:
-            delta = {"role": "assistant", **delta}
-            self._has_role = True
-        logprobs = logprobs_of(self._model, self._request, self._choice, self._logprobs_shown)
-        self._logprobs_shown = self._total()
-        return {"index": self._choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
-
-    def _total(self) -> int:
-        return len(self._choice.sampled_ids)
 
 
 def models_body(name: str) -> Json:

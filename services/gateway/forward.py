@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -52,7 +52,7 @@ class Call:
     arrived_at: float
     sequence: int
     task: asyncio.Task[Completion] | None = None
-    watchers: set[asyncio.Event] = field(default_factory=set)
+    watchers: list[Callable[[], None]] = field(default_factory=list)
     is_recorded: bool = False
     is_over: bool = False
     """Its attempt has ended: whatever becomes of it is not answered."""
@@ -63,14 +63,13 @@ class Call:
         return self.choices[0].call_id
 
     @contextmanager
-    def watched(self) -> Iterator[asyncio.Event]:
-        """An event set at every progress. Leaving the block as the last watcher of an unfinished call cancels it."""
-        progress = asyncio.Event()
-        self.watchers.add(progress)
+    def watched(self, tell: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Calls `tell` at every progress. Leaving the block as the last watcher of an unfinished call cancels it."""
+        self.watchers.append(tell)
         try:
-            yield progress
+            yield
         finally:
-            self.watchers.discard(progress)
+            self.watchers.remove(tell)
             if not self.watchers and self.task is not None and not self.task.done():
                 self.task.cancel()
 
@@ -81,8 +80,8 @@ class Call:
 
     def progressed(self) -> None:
         """Tells everyone who watches."""
-        for watcher in self.watchers:
-            watcher.set()
+        for tell in self.watchers:
+            tell()
 
 
 class Gateway:

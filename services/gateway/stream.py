@@ -1,14 +1,21 @@
-"""A completion as it grows: server-sent events of a call."""
+"""A completion as it grows: server-sent events of a call.
+
+A token costs no task: what has become showable is written to the client's connection in the same moment that it came
+from the engine's. Only where the client does not keep up, or long nothing comes, a task sees to it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from libs.faults import passes
-from services.gateway.answer import KEEPALIVE, ChoiceStream, ChunkEvents, Completion, event
+from libs.service.protocol import Write, writer_of
+from services.gateway.answer import KEEPALIVE, Completion, event
+from services.gateway.chunks import ChoiceStream, head_of_chunks
 from services.gateway.errors import GatewayError, Unavailable, error_response
 from services.gateway.forward import Call, Gateway
 from services.gateway.request import ChatRequest
@@ -43,7 +50,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends until the end of the call, or until the agent hangs up."""
-        pump = asyncio.create_task(self._pump(send))
+        pump = asyncio.create_task(self._pump(writer_of(scope), send))
         hangup = asyncio.create_task(hung_up(receive))
         try:
             await asyncio.wait({pump, hangup}, return_when=asyncio.FIRST_COMPLETED)
@@ -56,30 +63,24 @@ class EventStream(Response):
                 task.cancel()
             await asyncio.wait({pump, hangup})
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, write: Write | None, send: Send) -> None:
         if isinstance(self._call, Completion):
             completion = self._call
             await self._send(send, completion.whole_chunks())
         else:
-            completion = await self._follow(self._call, send)
+            completion = await self._follow(self._call, write, send)
             passes("gateway.streamed")
         await self._send(send, completion.last_chunks(include_usage=self._request.include_usage), more=False)
 
-    async def _follow(self, call: Call, send: Send) -> Completion:
+    async def _follow(self, call: Call, write: Write | None, send: Send) -> Completion:
         assert call.task is not None
-        streams = [ChoiceStream(self._gateway.model, self._request, choice) for choice in call.choices]
-        events = ChunkEvents(call.request_id, self._request.model, call.sequence // 1_000_000_000)
-        with call.watched() as progress, _Reminder(progress, self._keepalive_after_seconds) as reminder:
-            while not call.task.done():
-                await progress.wait()
-                progress.clear()
-                data = events.of(stream.chunk() for stream in streams)
-                if data or reminder.is_due:
-                    await self._send(send, data or KEEPALIVE)
-                    reminder.put_off(self._keepalive_seconds)
-            completion = result_of(call.task)
-        rest = (stream.last_chunk(answer) for stream, answer in zip(streams, completion.answers, strict=True))
-        await self._send(send, events.of(rest))
+        head = head_of_chunks(call.request_id, self._request.model, call.sequence // 1_000_000_000)
+        streams = [ChoiceStream(self._gateway.model, self._request, choice, head) for choice in call.choices]
+        follower = _Follower(streams, lambda data: self._send(send, data), write, self._keepalive_seconds)
+        await follower.follow(call, call.task, self._keepalive_after_seconds)
+        completion = result_of(call.task)
+        rest = (stream.last_event(answer) for stream, answer in zip(streams, completion.answers, strict=True))
+        await self._send(send, b"".join(rest))
         return completion
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
@@ -93,6 +94,72 @@ class EventStream(Response):
             await error_response(error)(scope, receive, send)
             return
         await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
+
+
+class _Follower:
+    """Sends what has become showable of a call, until the call is over.
+
+    The first piece is sent by `follow`, and every one that the client is not ready for or that only says that there is
+    nothing new. All others are written by `_tell`, in the moment that their tokens come.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[ChoiceStream],
+        send: Callable[[bytes], Awaitable[None]],
+        write: Write | None,
+        keepalive_seconds: float,
+    ) -> None:
+        self._streams = streams
+        self._send = send
+        self._write = write
+        self._keepalive_seconds = keepalive_seconds
+        self._progress = asyncio.Event()
+        self._writes = self._is_behind = False
+        self._error: Exception | None = None
+
+    async def follow(self, call: Call, task: asyncio.Task[Completion], keepalive_after_seconds: float) -> None:
+        """Returns when the call is over, with its last pieces left to send."""
+        self._task = task
+        with _Reminder(self._progress, keepalive_after_seconds) as self._reminder, call.watched(self._tell):
+            while not task.done():
+                await self._progress.wait()
+                self._progress.clear()
+                await self._catch_up()
+
+    async def _catch_up(self) -> None:
+        if self._error is not None:
+            raise self._error
+        data = self._new()
+        if not data and self._reminder.is_due:
+            data = KEEPALIVE
+        if data or self._is_behind:
+            # Nothing may pass a piece that waits for its client.
+            self._writes = False
+            await self._send(data)
+            self._writes, self._is_behind = self._write is not None, False
+            self._reminder.put_off(self._keepalive_seconds)
+
+    def _tell(self) -> None:
+        if self._writes and not self._task.done():
+            try:
+                self._write_new()
+            # It is this listener's trouble: not the engine's, whose tokens these are, and not the call's.
+            except Exception as error:  # noqa: BLE001
+                self._writes, self._error = False, error
+            if self._writes:
+                return
+        self._progress.set()
+
+    def _write_new(self) -> None:
+        data = self._new()
+        if data and self._write is not None:
+            self._writes = self._write(data)
+            self._is_behind = not self._writes
+            self._reminder.put_off(self._keepalive_seconds)
+
+    def _new(self) -> bytes:
+        return b"".join([stream.event() for stream in self._streams])
 
 
 class _Reminder:

@@ -1,0 +1,80 @@
+"""The chunks of a stream: of each choice what may be shown, as soon as it may be."""
+
+from __future__ import annotations
+
+import orjson
+
+from services.gateway.answer import Answer, delta_of, envelope, logprobs_of, shown_ids
+from services.gateway.render import ChatModel
+from services.gateway.request import ChatRequest, Json
+from services.gateway.sample import Choice
+from services.gateway.text import TextStream, showable
+
+
+def head_of_chunks(request_id: str, model: str, created: int) -> bytes:
+    """What every chunk of a stream begins with, up to its choice."""
+    head = orjson.dumps(envelope("chat.completion.chunk", request_id, model, created, None))
+    return b"data: " + head[:-1] + b',"choices":['
+
+
+class ChoiceStream:
+    """One choice of a stream: what may be shown of it, and has not been yet. Events are empty where there is nothing.
+
+    Args: head: of `head_of_chunks`
+    """
+
+    def __init__(self, model: ChatModel, request: ChatRequest, choice: Choice, head: bytes) -> None:
+        self._model = model
+        self._request = request
+        self._choice = choice
+        self._head = head
+        # Most events differ in their text alone.
+        self._before = head + b'{"index":%d,"delta":{"content":' % choice.index
+        self._after = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+        self._holds_back = bool(request.sampling.stop) or request.calls_tools
+        self._text = TextStream(model.decode)
+        self._fed = 0
+        self._shown = 0
+        self._logprobs_shown = 0
+        self._has_role = False
+
+    def event(self) -> bytes:
+        """The text that has become showable."""
+        ids = shown_ids(self._model, self._choice)
+        if len(ids) == self._fed:
+            return b""
+        self._text.feed(ids[self._fed :])
+        self._fed = len(ids)
+        # No mark begins in what was shown.
+        text = self._text.text[self._shown :]
+        if self._holds_back:
+            text = text[: showable(text, self._request.sampling.stop, calls_tools=self._request.calls_tools)]
+        if not text:
+            return b""
+        self._shown += len(text)
+        if self._has_role and not self._request.logprobs:
+            return self._before + orjson.dumps(text) + self._after
+        return self._event({"content": text})
+
+    def last_event(self, answer: Answer) -> bytes:
+        """What of the finished answer has not been shown: the rest of its text, and its tool calls."""
+        delta = delta_of(answer.message)
+        content = delta.pop("content", "")[self._shown :]
+        delta.pop("role")
+        if content:
+            delta["content"] = content
+        if not delta and self._has_role and (answer.logprobs is None or self._logprobs_shown == self._total()):
+            return b""
+        return self._event(delta)
+
+    def _event(self, delta: Json) -> bytes:
+        if not self._has_role:
+            delta = {"role": "assistant", **delta}
+            self._has_role = True
+        logprobs = logprobs_of(self._model, self._request, self._choice, self._logprobs_shown)
+        self._logprobs_shown = self._total()
+        chunk = {"index": self._choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        return self._head + orjson.dumps(chunk) + b"]}\n\n"
+
+    def _total(self) -> int:
+        return len(self._choice.sampled_ids)
