@@ -11,12 +11,12 @@ import numpy as np
 
 from libs.contracts.ids import weight_version
 from libs.store.calls import (
+    EngineReader,
     StoreAway,
     completed_calls,
     completed_requests,
     default_temperature,
     reading,
-    serving_engines,
 )
 from libs.store.database import Database
 from libs.store.tables import ModelCall
@@ -37,8 +37,9 @@ RETRY_SECONDS = 0.25
 class Reader:
     """The store as the gateway reads it; while Postgres is away a request waits here, at most `hold_seconds`."""
 
-    def __init__(self, database: Database, *, hold_seconds: float) -> None:
+    def __init__(self, database: Database, engines: EngineReader, *, hold_seconds: float) -> None:
         self._database = database
+        self._engines = engines
         self._hold_seconds = hold_seconds
         self._temperatures: dict[str, float | None] = {}
 
@@ -47,9 +48,8 @@ class Reader:
 
         Raises: StoreAway
         """
-        async with reading(self._database) as session:
-            rows = await serving_engines(session)
-        return [Endpoint(row.url.rstrip("/"), row.run_id, row.policy_version) for row in rows if row.run_id is not None]
+        serving = await self._engines.serving()
+        return [Endpoint(one.url.rstrip("/"), one.run_id, one.policy_version) for one in serving]
 
     async def temperature(self, run_id: str) -> float:
         """What a call that names no temperature gets: the run's, else OpenAI's default of 1."""

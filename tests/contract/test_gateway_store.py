@@ -9,7 +9,7 @@ from sqlalchemy import select
 
 from libs.contracts.states import CallStatus
 from libs.store import tables
-from libs.store.calls import CallRefused, CallWriter, NewCall, StoreAway, completed_calls
+from libs.store.calls import CallRefused, CallWriter, EngineReader, NewCall, ServingEngine, StoreAway, completed_calls
 from libs.store.database import Database
 from tests import builders
 
@@ -88,3 +88,21 @@ async def test_a_store_that_does_not_answer_is_away():
     writer = CallWriter("postgresql://leyden@127.0.0.1:9/none", timeout_seconds=2)
     with pytest.raises(StoreAway):
         await writer.write([call("run-a", 1)])
+
+
+async def test_engines_that_serve_a_run_are_read_again_and_again(database):
+    engines = [
+        tables.Engine(url="http://b", state="serving", run_id="run-a", policy_version=2),
+        tables.Engine(url="http://a", state="serving", run_id="run-b"),
+        tables.Engine(url="http://c", state="updating", run_id="run-a", policy_version=2),
+        tables.Engine(url="http://d", state="serving"),
+    ]
+    reader = EngineReader(database.dsn)
+    assert await reader.serving() == []
+    async with database.session() as session:
+        session.add_all(engines)
+    expected = [ServingEngine("http://a", "run-b", None), ServingEngine("http://b", "run-a", 2)]
+    assert await reader.serving() == expected
+    await reader.close()
+    assert await reader.serving() == expected
+    await reader.close()

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy import exc, text
 
-from libs.store.calls import CallWriter, StoreAway
+from libs.store.calls import CallWriter, EngineReader, StoreAway
 from libs.store.database import AWAY, Database, cause
 from libs.store.locks import AdvisoryLock, LockLost
 from tests.faults.proxy import FaultProxy, Trouble
@@ -133,3 +133,14 @@ async def test_calls_are_not_written_to_a_silent_server(dsn: str, proxy: FaultPr
     proxy.heal()
     await writer.write([], may_exist=True)
     await writer.close()
+
+
+async def test_engines_are_not_read_from_a_silent_server(dsn: str, proxy: FaultProxy) -> None:
+    reader = EngineReader(dsn, timeout_seconds=SILENCE_SECONDS)
+    assert await reader.serving() == []
+    proxy.trouble = Trouble(hang=True)
+    with pytest.raises(StoreAway):
+        await reader.serving()
+    proxy.heal()
+    assert await reader.serving() == []
+    await reader.close()
