@@ -30,6 +30,7 @@ from libs.service.memory import settle
 from libs.service.protocol import Limits, Protocol
 from libs.service.readiness import tell_readiness
 from libs.service.settings import DoorSettings, ServiceSettings
+from libs.service.turns import Turns
 from libs.telemetry import logger
 
 BACKLOG = 2048
@@ -151,7 +152,7 @@ async def _listening(
 
 def _config(app: Starlette, limits: Limits) -> uvicorn.Config:
     # uvicorn calls what it is given with keywords alone.
-    protocol: Any = functools.partial(Protocol, limits)
+    protocol: Any = functools.partial(Protocol, limits, Turns(asyncio.get_running_loop()))
     return uvicorn.Config(
         app,
         loop="none",

@@ -18,9 +18,11 @@ from typing import Any
 
 from prometheus_client import Counter
 from starlette.types import ASGIApp, Scope
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from libs.service.problems import problem_response
+from libs.service.turns import Turns
 
 REFUSALS = Counter("leyden_http_refusals_total", "Connections refused or cut before or beside an answer.", ["cause"])
 
@@ -79,10 +81,14 @@ class _Phase(Enum):
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection. `look` is called about once a second."""
+    """One connection. `look` is called about once a second.
 
-    def __init__(self, limits: Limits, **uvicorn: Any) -> None:
+    Args: turns: in which its requests begin, those of all connections together
+    """
+
+    def __init__(self, limits: Limits, turns: Turns, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
+        self._turns = turns
         self._limits = limits
         self._phase = _Phase.NEW
         self._since = self.loop.time()
@@ -128,6 +134,9 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = {_WRITE: {"write": partial(_write, self.cycle)}}
         if self._is_closing and self.cycle is not None:
             self.cycle.keep_alive = False
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._turns.take(partial(super()._start_asgi_task, cycle, app))
 
     def on_message_complete(self) -> None:
         rest = self._phase is _Phase.REST
