@@ -1,8 +1,14 @@
 import pytest
 
-from libs.telemetry import inject, parse_traceparent, span
+from libs.telemetry import inject, parse_traceparent, span, tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(autouse=True, params=["exported", "unread"])
+def exported(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What follows holds whether or not the process's spans go anywhere."""
+    monkeypatch.setattr(tracing, "_is_exported", request.param == "exported")
 
 
 def test_a_span_continues_its_parent_and_is_the_parent_of_what_is_injected() -> None:
