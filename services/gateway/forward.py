@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 import time
+from array import array
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -317,11 +319,11 @@ class Gateway:
         ]
         await self._record(call, rows)
         # A later choice with the same text must not hide the first: agents go on with the first.
-        for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
-            sampled = np.asarray(choice.sampled_ids, dtype=np.int32)
-            self._history.remember(call.door.key, choice.call_id, call.prompt, parse_answer(answer.message), sampled)
+        for row, answer in reversed(list(zip(rows, answers, strict=True))):
+            sampled = np.frombuffer(row.sampled_ids, dtype="<i4")
+            self._history.remember(call.door.key, row.id, call.prompt, parse_answer(answer.message), sampled)
         _count(call, rows)
-        return _completion(call, answers)
+        return _completion(call, rows, answers)
 
     async def _record(self, call: Call, rows: Sequence[NewCall]) -> None:
         # From here on the write goes on whatever happens to whoever waits for it.
@@ -340,6 +342,7 @@ class Gateway:
 def _row(call: Call, choice: Choice, status: CallStatus, reason: str | None, answer: Answer | None) -> NewCall:
     ended_at = choice.ended_at or time.perf_counter()
     versions = choice.policy_versions
+    distinct = set(versions)
     return NewCall(
         run_id=call.door.run_id,
         id=choice.call_id,
@@ -356,14 +359,14 @@ def _row(call: Call, choice: Choice, status: CallStatus, reason: str | None, ans
         messages=call.request.conversation,
         response=None if answer is None else answer.message,
         prompt_ids=call.prompt.ids.astype("<i4", copy=False).tobytes(),
-        sampled_ids=np.asarray(choice.sampled_ids, dtype="<i4").tobytes(),
-        generator_logprobs=np.asarray(choice.logprobs, dtype="<f4").tobytes(),
-        policy_versions=np.asarray(versions, dtype="<i4").tobytes(),
+        sampled_ids=_packed("i", choice.sampled_ids),
+        generator_logprobs=_packed("f", choice.logprobs),
+        policy_versions=_packed("i", versions),
         prompt_tokens=len(call.prompt.ids),
         completion_tokens=len(choice.sampled_ids),
         cached_tokens=choice.cached_tokens,
-        min_policy_version=min(versions, default=None),
-        max_policy_version=max(versions, default=None),
+        min_policy_version=min(distinct, default=None),
+        max_policy_version=max(distinct, default=None),
         temperature=call.temperature,
         finish_reason=None if answer is None else answer.finish_reason,
         trace_id=call.trace_id,
@@ -374,8 +377,20 @@ def _row(call: Call, choice: Choice, status: CallStatus, reason: str | None, ans
     )
 
 
-def _completion(call: Call, answers: Sequence[Answer]) -> Completion:
-    version = max((version for choice in call.choices for version in choice.policy_versions), default=None)
+def _packed(kind: str, values: list[int] | list[float]) -> bytes:
+    """Little-endian numbers of 4 bytes: an array makes them of a list twice as fast as numpy.
+
+    Args: kind: "i" or "f"
+    """
+    packed = array(kind, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _completion(call: Call, rows: Sequence[NewCall], answers: Sequence[Answer]) -> Completion:
+    versions = (row.max_policy_version for row in rows)
+    version = max((version for version in versions if version is not None), default=None)
     return Completion(
         request_id=call.request_id,
         model=call.request.model,
@@ -383,7 +398,7 @@ def _completion(call: Call, answers: Sequence[Answer]) -> Completion:
         fingerprint=None if version is None else weight_version(call.door.run_id, version),
         answers=tuple(answers),
         prompt_tokens=len(call.prompt.ids),
-        completion_tokens=sum(len(choice.sampled_ids) for choice in call.choices),
+        completion_tokens=sum(row.completion_tokens for row in rows),
         cached_tokens=call.choices[0].cached_tokens,
     )
 

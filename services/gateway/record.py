@@ -53,6 +53,7 @@ class Recorder:
         self._hold_seconds = hold_seconds
         self._pending: list[_Pending] = []
         self._arrived = asyncio.Event()
+        self._drained = asyncio.Event()
 
     async def record(self, calls: Sequence[NewCall]) -> None:
         """Returns once the calls, the choices of one request, are durable. Cancelling the wait does not stop the write.
@@ -64,7 +65,7 @@ class Recorder:
         self._pending.append(pending)
         self._arrived.set()
         began = time.perf_counter()
-        await asyncio.shield(pending.stored)
+        await pending.stored
         RECORD_SECONDS.observe(time.perf_counter() - began)
 
     async def run(self) -> None:
@@ -76,7 +77,8 @@ class Recorder:
     async def drain(self) -> None:
         """Returns when nothing is pending; for shutdown, while `run` is still running."""
         while self._pending:
-            await asyncio.wait({pending.stored for pending in self._pending})
+            self._drained.clear()
+            await self._drained.wait()
 
     async def _write_batch(self) -> None:
         batch = self._next_batch()
@@ -141,9 +143,14 @@ class Recorder:
 
     def _settle(self, pending: _Pending, error: GatewayError | None) -> None:
         self._pending.remove(pending)
+        if not self._pending:
+            self._drained.set()
+        # Whoever waited may have been cancelled.
+        if pending.stored.done():
+            return
         if error is None:
             pending.stored.set_result(None)
             return
         pending.stored.set_exception(error)
-        # Whoever waited may have hung up: an exception that nobody fetches is no accident.
+        # It may be cancelled yet before it wakes: an exception that nobody fetches is no accident.
         pending.stored.exception()

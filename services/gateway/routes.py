@@ -17,6 +17,8 @@ from services.gateway.forward import Call, Gateway
 from services.gateway.stream import EventStream, hung_up, result_of
 
 HUNG_UP = 499
+UNWATCHED_SECONDS = 0.25
+"""How old a call is before anyone looks whether its agent has hung up: a task more, which short calls do without."""
 
 
 async def chat_completions(request: Request) -> Response:
@@ -73,11 +75,17 @@ async def _body(request: Request, share: Share) -> bytes:
 async def _until_hung_up(call: Call, receive: Receive) -> Completion | None:
     """The call's answer; None when the agent hung up before."""
     assert call.task is not None
+    with call.watched():
+        done, _ = await asyncio.wait({call.task}, timeout=UNWATCHED_SECONDS)
+        if not done:
+            await _ended_or_hung_up(call.task, receive)
+        return result_of(call.task) if call.task.done() else None
+
+
+async def _ended_or_hung_up(task: asyncio.Task[Completion], receive: Receive) -> None:
     hangup = asyncio.create_task(hung_up(receive))
     try:
-        with call.watched():
-            await asyncio.wait({call.task, hangup}, return_when=asyncio.FIRST_COMPLETED)
-            return result_of(call.task) if call.task.done() else None
+        await asyncio.wait({task, hangup}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         hangup.cancel()
         with suppress(asyncio.CancelledError):
