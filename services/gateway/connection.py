@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import cast
@@ -84,7 +84,7 @@ class Connections:
         lines = (address.head, *(f"{name}: {value}" for name, value in headers.items()))
         head = "\r\n".join((*lines, f"content-length: {len(body)}", "", ""))
         try:
-            await connection.ask(head.encode("latin-1") + body, take)
+            await connection.ask((head.encode("latin-1"), body), take)
         except Refused:
             # It came whole.
             self._keep(address, connection)
@@ -160,12 +160,12 @@ class Connection(asyncio.Protocol):
         """Whether it may be used again."""
         return self._is_reusable and self._loop.time() - self._heard_at < KEPT_SECONDS
 
-    async def ask(self, request: bytes, take: Take) -> None:
+    async def ask(self, request: Sequence[bytes], take: Take) -> None:
         """As `Connections.post`; after any other error than `Refused`, or cancelled, it must be aborted."""
         self._begin(take)
         self._answered = self._loop.create_future()
         self._timer = self._loop.call_later(self._silence_seconds, self._look)
-        self._transport.write(request)
+        self._transport.writelines(request)
         try:
             await self._answered
         finally:

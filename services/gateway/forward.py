@@ -291,7 +291,7 @@ class Gateway:
         job = Job(
             run_id=call.door.run_id,
             rollout_id=call.door.rollout_id,
-            prompt_ids=call.prompt.ids,
+            prompt=call.prompt.tokens,
             sampling=request.sampling,
             temperature=call.temperature,
             max_tokens=min(request.sampling.max_tokens or room, room),

@@ -24,7 +24,7 @@ from services.gateway.engines import Directory, Endpoint, Patience
 from services.gateway.errors import BadRequest
 from services.gateway.metrics import ENGINE_RETRIES
 from services.gateway.request import Json, Sampling
-from services.gateway.tokens import TokenIds
+from services.gateway.tokens import Tokens, json_of
 from services.gateway.told import Events, Told
 
 ABORT_SECONDS = 5.0
@@ -49,7 +49,7 @@ class Job:
 
     run_id: str
     rollout_id: str
-    prompt_ids: TokenIds
+    prompt: Tokens
     sampling: Sampling
     temperature: float
     max_tokens: int
@@ -322,9 +322,6 @@ def _parsed_version(text: str) -> tuple[str, int]:
 
 def _engine_request(job: Job, choice: Choice, rid: str, budget: int, weight_version: str | None) -> bytes:
     sampling = job.sampling
-    prompt = job.prompt_ids
-    if choice.sampled_ids:
-        prompt = np.concatenate([prompt, np.asarray(choice.sampled_ids, dtype=np.int32)])
     parameters: Json = {
         "temperature": job.temperature,
         "top_p": sampling.top_p,
@@ -342,7 +339,6 @@ def _engine_request(job: Job, choice: Choice, rid: str, budget: int, weight_vers
         parameters["sampling_seed"] = choice.seed
     request: Json = {
         "rid": rid,
-        "input_ids": prompt,
         "sampling_params": parameters,
         "return_logprob": True,
         "top_logprobs_num": job.top_logprobs,
@@ -351,7 +347,9 @@ def _engine_request(job: Job, choice: Choice, rid: str, budget: int, weight_vers
     if weight_version is not None:
         # Keys and values of other weights must never serve as this prompt's prefix, whatever the engine flushed.
         request["extra_key"] = weight_version
-    return orjson.dumps(request, option=orjson.OPT_SERIALIZE_NUMPY)
+    sampled = np.asarray(choice.sampled_ids, dtype=np.int32)
+    ids = (job.prompt.json, b"," if len(sampled) else b"", json_of(sampled))
+    return b"".join((b'{"input_ids":[', *ids, b"],", orjson.dumps(request)[1:]))
 
 
 def _rare_parameters(sampling: Sampling, sampled: int) -> Json:

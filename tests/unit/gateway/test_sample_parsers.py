@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from services.gateway.errors import BadRequest
 from services.gateway.request import Sampling
 from services.gateway.sample import Choice, EngineLost, Job, _Absorber, _following, _refusal
+from services.gateway.tokens import Tokens
 from services.gateway.told import Told
 
 SAMPLING = cast(Sampling, SimpleNamespace())
@@ -41,7 +42,9 @@ def answer(tokens: Sequence[int], *, finish: dict[str, Any] | None) -> dict[str,
 
 
 def absorber(max_tokens: int = 8) -> _Absorber:
-    job = Job("run-a", "run-a.0.0", np.array([1], dtype=np.int32), SAMPLING, 1.0, max_tokens, 100, 0, (), True)
+    job = Job(
+        "run-a", "run-a.0.0", Tokens.of(np.array([1], dtype=np.int32)), SAMPLING, 1.0, max_tokens, 100, 0, (), True
+    )
     return _Absorber(job, Choice("c", 0, None), lambda: None)
 
 

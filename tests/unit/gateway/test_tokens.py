@@ -1,0 +1,39 @@
+"""Tokens that grow: what was taken of them never changes, as numbers and as JSON, whoever goes on from it."""
+
+from __future__ import annotations
+
+import numpy as np
+import orjson
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.gateway.tokens import TokenIds, Tokens
+
+IDS = st.lists(st.integers(0, 2**31 - 1), max_size=8)
+
+
+def array(ids: list[int]) -> TokenIds:
+    return np.asarray(ids, dtype=np.int32)
+
+
+def seen(tokens: Tokens) -> tuple[list[int], list[int]]:
+    return tokens.ids.tolist(), orjson.loads(b"[%b]" % tokens.json)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.booleans(), IDS, IDS), max_size=30))
+def test_tokens_stay_what_they_were_whatever_follows_them(steps):
+    known = [(Tokens.of(array([])), list[int]())]
+    for origin, is_read_back, first, second in steps:
+        tokens, ids = known[origin % len(known)]
+        longer = [*ids, *first, *second]
+        both = tokens.followed_by(array(first), array(second))
+        known.append((tokens.or_longer(array(longer)) if is_read_back else both, longer))
+        assert [seen(one) for one, _ in known] == [(expected, expected) for _, expected in known]
+
+
+def test_tokens_that_continue_others_take_memory_for_what_is_new():
+    first = Tokens.of(array([1, 2, 3]))
+    second, third = first.followed_by(array([4]), array([5])), first.followed_by(array([6]))
+    assert second.added_bytes * 3 == first.added_bytes * 2
+    assert third.added_bytes * 3 == first.added_bytes * 4
+    assert first.followed_by(array([])).added_bytes == 0
