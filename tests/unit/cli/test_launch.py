@@ -11,9 +11,16 @@ from pathlib import Path
 from libs.cli import launch
 
 TELLING = """
-import gc, json, sys
+import gc, importlib, json, sys
 import record
-print(json.dumps([__name__, sys.argv[1:], gc.isenabled(), record.OURS]))
+
+def found(name):
+    try:
+        return importlib.import_module(name) is not None
+    except ImportError:
+        return False
+
+print(json.dumps([__name__, sys.argv[1:], gc.isenabled(), record.OURS, list(filter(found, ["rich", "psutil"]))]))
 """
 
 
@@ -32,7 +39,12 @@ def launched(folder: Path, supervisor: int, *arguments: str) -> subprocess.Compl
 
 def test_a_module_runs_as_main_with_its_arguments_and_without_the_collector(tmp_path: Path) -> None:
     result = launched(tmp_path, os.getpid(), "--run", "it")
-    assert (result.returncode, json.loads(result.stdout)) == (0, ["__main__", ["--run", "it"], False, True])
+    assert (result.returncode, json.loads(result.stdout)[:4]) == (0, ["__main__", ["--run", "it"], False, True])
+
+
+def test_what_no_service_uses_is_not_found(tmp_path: Path) -> None:
+    result = launched(tmp_path, os.getpid())
+    assert (result.returncode, json.loads(result.stdout)[4]) == (0, [])
 
 
 def test_nothing_runs_when_the_supervisor_is_gone(tmp_path: Path) -> None:
