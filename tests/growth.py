@@ -141,8 +141,9 @@ def _servers_cpu(platform: Platform) -> dict[str, float]:
             seconds += _cpu_seconds(backend)
         except psutil.NoSuchProcess:
             continue
-    runner = psutil.Process(platform.pids()["runner"]).cpu_times()
-    return {"postgres": seconds, "agents": float(runner.children_user + runner.children_system)}
+    # Keepers and agents are reaped by the process that they are forked from.
+    forks = [one.cpu_times() for one in psutil.Process(platform.pids()["runner"]).children()]
+    return {"postgres": seconds, "agents": float(sum(one.children_user + one.children_system for one in forks))}
 
 
 def watch(platform: Platform, client: Leyden, run_id: str, rollouts: int) -> list[Look]:
