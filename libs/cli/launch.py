@@ -1,8 +1,8 @@
 """Runs a module in a process that cannot outlive its supervisor: the kernel kills it when the supervising thread dies.
 
 `python -P launch.py SUPERVISOR_PID MODULE ARGUMENTS…`. The garbage collector is off until a service serves: what a
-start makes is there to stay, and looking through it again and again takes a fifth of the start. What libraries load only
-because it is there, and no service uses, is not found: 7 MB of each process.
+start makes is there to stay, and looking through it again and again takes a fifth of the start. What libraries load
+only because it is there, and no service uses, is not found: 7 MB of each process.
 """
 
 import ctypes
