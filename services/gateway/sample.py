@@ -217,7 +217,8 @@ class _Absorber:
             raise _refusal(int(error.get("code") or 500), str(error.get("message")))
         meta = document["meta_info"]
         ids, entries = document.get("output_ids") or [], meta.get("output_token_logprobs") or []
-        finish = _finish(meta.get("finish_reason"))
+        told = meta.get("finish_reason")
+        finish = None if told is None else _finish(told)
         if finish is not None and len(ids) != len(entries):
             raise ValueError(f"{len(ids)} tokens with {len(entries)} log-probabilities")
         if finish in {"stop", "length"} and not first + len(ids):
@@ -225,7 +226,8 @@ class _Absorber:
         if first + len(ids) > self._budget:
             raise ValueError(f"{first + len(ids)} tokens where {self._budget} were asked for")
         self._take(ids, entries, meta, first, began)
-        self._end(finish)
+        if finish is not None:
+            self._end(finish)
 
     def _take(self, ids: list[int], entries: list[list[Any]], meta: Json, first: int, began: float) -> None:
         choice = self.choice
@@ -235,23 +237,23 @@ class _Absorber:
         if until > known:
             new = slice(known - first, until - first)
             tokens = ids[new]
-            logprobs = [self._logprob(token, entry) for token, entry in zip(tokens, entries[new], strict=True)]
-            tops = self._tops(meta, new)
-            now = time.perf_counter()
-            choice.accepted_at = choice.accepted_at or began
+            logprobs = list(map(self._logprob, tokens, entries[new]))
+            tops = self._tops(meta, new) if self._top else ()
+            if choice.accepted_at is None:
+                choice.accepted_at = began
             if choice.first_token_at is None:
-                choice.first_token_at = now if self._stream else None
+                choice.first_token_at = time.perf_counter() if self._stream else None
                 choice.cached_tokens = int(meta.get("cached_tokens") or 0)
-            choice.sampled_ids.extend(tokens)
-            choice.logprobs.extend(logprobs)
-            choice.policy_versions.extend(versions)
-            choice.top_logprobs.extend(tops)
+            choice.sampled_ids += tokens
+            choice.logprobs += logprobs
+            choice.policy_versions += versions
+            choice.top_logprobs += tops
             self._progressed()
         if until < total:
             raise EngineLost("wrong_run", "the engine has changed to another run")
 
     def _tops(self, meta: Json, new: slice) -> list[TopLogprobs]:
-        told = (meta.get("output_top_logprobs") or [])[new] if self._top else []
+        told = (meta.get("output_top_logprobs") or [])[new]
         return [[(self._logprob(entry[1], entry), entry[1]) for entry in top or []] for top in told]
 
     def _logprob(self, token: int, entry: list[Any]) -> float:
@@ -263,9 +265,7 @@ class _Absorber:
             raise ValueError(f"{logprob!r} is no log-probability")
         return float(logprob)
 
-    def _end(self, finish: Finish | None) -> None:
-        if finish is None:
-            return
+    def _end(self, finish: Finish) -> None:
         if finish == "abort":
             self.was_aborted = True
             return
@@ -284,9 +284,7 @@ def _following(answer: _Absorber, began: float) -> Take:
     return take
 
 
-def _finish(told: Json | None) -> Finish | None:
-    if told is None:
-        return None
+def _finish(told: Json) -> Finish:
     kind = told["type"]
     return kind if kind in {"abort", "length"} else "stop"
 
@@ -299,7 +297,8 @@ def _policy_versions(meta: Json, start: int, end: int, run_id: str) -> list[int]
     spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": 0, "end": end}]
     versions: list[int] = []
     for span in spans:
-        first, last = max(start, span["start"]), min(end, span["end"])
+        first, last = span["start"], span["end"]
+        first, last = (first if first > start else start), (last if last < end else end)
         if last <= first:
             continue
         try:
@@ -308,7 +307,7 @@ def _policy_versions(meta: Json, start: int, end: int, run_id: str) -> list[int]
             raise EngineLost("wrong_run", str(error)) from error
         if serving != run_id:
             return versions
-        versions.extend([version] * (last - first))
+        versions += [version] * (last - first)
     if len(versions) > end - start:
         raise ValueError("spans of weight versions overlap")
     return versions

@@ -7,7 +7,7 @@ and never parsed again. With `--incremental-streaming-output` each event tells i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -27,6 +27,14 @@ class Events:
 
     def of(self, piece: bytes) -> list[bytes]:
         """The events, as JSON texts, that are whole with this piece."""
+        if (
+            not self._rest
+            and piece.startswith(b"data:")
+            and piece.find(b"\n") == len(piece) - 2
+            and piece.endswith(b"\n")
+        ):
+            # As engines send them: one alone, and whole.
+            return [piece[5:-2]] if _is_told(piece[5:-2]) else []
         text = self._rest + piece if self._rest else piece
         # Most arrive whole: they are long, and copied as seldom as can be.
         whole, self._rest = (text, b"") if text.endswith(b"\n\n") else text.rpartition(b"\n\n")[::2]
@@ -41,16 +49,19 @@ def _events(text: bytes) -> Iterator[bytes]:
         end = len(text) if end < 0 else end
         if text.startswith(b"data:", start):
             event = text[start + 5 : end]
-            if len(event) > 2 * len(DONE) or event.strip() != DONE:
+            if _is_told(event):
                 yield event
         start = end + 1
+
+
+def _is_told(event: bytes) -> bool:
+    return len(event) > 2 * len(DONE) or event.strip() != DONE
 
 
 @dataclass(slots=True)
 class _Growing:
     """A JSON list that grows from event to event. `closing` ends its last item and it; `text` is its text without the
-    last bracket, as it was when last kept. In the latest event: its name's place, its own, that of what is new, its
-    end.
+    last bracket, as far as it is known. `named` and `start` are where its name and it itself stood last.
     """
 
     name: bytes
@@ -58,32 +69,30 @@ class _Growing:
     text: bytearray = field(default_factory=bytearray)
     named: int = 0
     start: int = 0
-    new: int = 0
-    end: int = 0
 
-    def place(self, event: bytes) -> None:
-        """Finds it in an event, where its text begins with the known one.
+    def grow(self, event: bytes) -> tuple[bytes, int]:
+        """What an event adds to the known text, and where the list ends in it; known from now on.
 
-        Raises: ValueError: it is not there, or not as it was
+        Raises: ValueError: the list is not there, or not as it was, and must be forgotten
         """
+        text = self.text
         # What stands before it may have grown, too.
         self.named = event.index(self.name, self.named)
-        self.start = event.index(b"[", self.named)
-        if not event.startswith(self.text, self.start):
+        self.start = start = event.index(b"[", self.named)
+        if not event.startswith(text, start):
             raise ValueError("an event does not repeat what an earlier one told")
-        self.new = self.start + len(self.text)
-        self.end = event.index(self.closing, max(self.start, self.new - 1)) + len(self.closing) - 1
-        if event.find(b'"', self.new, self.end) >= 0:
+        known = start + len(text)
+        end = event.index(self.closing, known - 1 if text else start) + len(self.closing) - 1
+        new = event[known:end]
+        if b'"' in new:
             raise ValueError("a text may hold brackets, so nobody knows where the list ends")
-
-    def keep(self, event: bytes) -> None:
-        """Adds what is new in the event."""
-        self.text += event[self.new : self.end]
+        text += new
+        return new, end
 
     def forget(self) -> None:
         """Begins anew."""
         self.text.clear()
-        self.named = self.start = self.new = self.end = 0
+        self.named = self.start = 0
 
 
 class Told:
@@ -100,11 +109,14 @@ class Told:
         self._is_incremental: bool | None = None
         self._lists = [_Growing(b'"output_ids"', b"]"), _Growing(b'"output_token_logprobs"', b"]]")]
 
-    def documents(self, events: Sequence[bytes]) -> Iterator[tuple[Json, int]]:
+    def documents(self, events: Sequence[bytes]) -> Iterable[tuple[Json, int]]:
         """What events that arrived together tell, and how many tokens come before the first of each document's lists.
 
         Of cumulative events the last tells everything.
         """
+        return (self._read(events[0]),) if len(events) == 1 else self._each(events)
+
+    def _each(self, events: Sequence[bytes]) -> Iterator[tuple[Json, int]]:
         for number, event in enumerate(events, 1):
             if self._is_incremental is not False or number == len(events):
                 yield self._read(event)
@@ -138,28 +150,27 @@ class Told:
         for growing in self._lists:
             growing.forget()
             with suppress(ValueError):
-                growing.place(event)
-                if is_even:
-                    growing.keep(event)
+                growing.grow(event)
+                if not is_even:
+                    growing.text.clear()
         self._lists.sort(key=attrgetter("start"))
 
     def _rest(self, event: bytes) -> tuple[Json, int]:
         """Raises: ValueError: the event must be read whole"""
         parts, at = list[bytes](), 0
         for growing in self._lists:
-            growing.place(event)
-            new = event[growing.new : growing.end].lstrip()
-            if new and not (growing.text and new.startswith(b",")):
+            is_known = bool(growing.text)
+            new, end = growing.grow(event)
+            new = new.lstrip()
+            if new and not (is_known and new.startswith(b",")):
                 raise ValueError("an item goes on where the known text ends")
             if growing.start < at:
                 raise ValueError("the lists have changed places")
             parts += (event[at : growing.start], b"[", new[1:])
-            at = growing.end
+            at = end
         document = orjson.loads(b"".join((*parts, event[at:])))
         new_tokens = len(document["output_ids"])
         if len(document["meta_info"]["output_token_logprobs"]) != new_tokens:
             raise ValueError("tokens without log-probabilities, or the other way round")
-        for growing in self._lists:
-            growing.keep(event)
         first, self._count = self._count, self._count + new_tokens
         return document, first
