@@ -33,16 +33,29 @@ class ActionRefused(ValueError):
 
 INTENT_OF_ACTION = {"pause": RunIntent.PAUSED, "resume": RunIntent.RUNNING, "cancel": RunIntent.CANCELLED}
 
+# Nearly all rollouts of a long run are finished: the others are few and have indexes, and groups tell how many all are.
 _PROGRESS = text("""
     SELECT runs.id, coalesce(status.phase, 'pending') AS phase, status.reason, status.started_at, status.finished_at,
         coalesce(last_step.number, 0) AS step,
         (SELECT max(version) FROM policy_versions WHERE run_id = runs.id) AS policy_version,
         to_regclass(format('%I', 'model_calls__' || runs.id)) IS NULL AS pruned,
         coalesce((
-            SELECT jsonb_object_agg(state, count) FROM (
+            WITH others AS (
                 SELECT rollouts.state, count(*) FROM rollouts JOIN groups ON groups.id = rollouts.group_id
-                WHERE rollouts.run_id = runs.id AND groups.evaluation_id IS NULL GROUP BY rollouts.state
-            ) AS states
+                WHERE rollouts.run_id = runs.id AND groups.evaluation_id IS NULL AND rollouts.state = 'queued'
+                GROUP BY rollouts.state
+                UNION ALL
+                SELECT rollouts.state, count(*) FROM rollouts JOIN groups ON groups.id = rollouts.group_id
+                WHERE rollouts.run_id = runs.id AND groups.evaluation_id IS NULL
+                    AND rollouts.state IN ('excluded', 'cancelled')
+                GROUP BY rollouts.state
+            )
+            SELECT jsonb_object_agg(state, count) FROM (
+                SELECT * FROM others
+                UNION ALL
+                SELECT 'finished', sum(size) - coalesce((SELECT sum(count) FROM others), 0)
+                FROM groups WHERE run_id = runs.id AND evaluation_id IS NULL
+            ) AS states WHERE count > 0
         ), '{}') AS rollouts,
         (
             SELECT avg(rollouts.reward) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id

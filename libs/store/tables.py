@@ -243,6 +243,7 @@ class Rollout(Base):
         _one_of("state", RolloutState),
         UniqueConstraint("group_id", "sibling"),
         Index("ix_rollouts_queued", "run_id", "created_at", postgresql_where="state = 'queued'"),
+        Index("ix_rollouts_uncounted", "run_id", postgresql_where="state IN ('excluded', 'cancelled')"),
         Index(None, "run_id", "created_at", "id"),
     )
 

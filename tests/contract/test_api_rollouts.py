@@ -95,6 +95,25 @@ async def test_steps_carry_metrics_rewards_facts_and_verdicts_and_make_series(
     }
 
 
+async def test_progress_counts_training_rollouts_alone_by_state(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    evaluation = ids.evaluation_id(run.id, 1)
+    async with database.session() as session:
+        columns = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 5}
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
+    assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"]["rollouts"] == {}
+    states = ("queued", "excluded", "cancelled", "finished", "finished")
+    for columns in ({}, {"evaluation_id": evaluation}):
+        _, rollouts = await builders.add_group(database, run, size=len(states), **columns)
+        async with database.session() as session:
+            for rollout, state in zip(rollouts, states, strict=True):
+                (await session.get_one(tables.Rollout, rollout.id)).state = state
+    counts = {"queued": 1, "excluded": 1, "cancelled": 1, "finished": 2}
+    assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"]["rollouts"] == counts
+
+
 async def test_a_trajectory_shows_tokens_as_sampled_with_their_credit(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
