@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -17,6 +18,7 @@ import torch
 from libs.faults import passes
 from libs.telemetry import logger
 from services.engine import metrics
+from services.engine.ahead import Ahead
 from services.engine.config import ModelConfig, read_config
 from services.engine.errors import BadRequest, EngineError
 from services.engine.gate import Gate
@@ -27,12 +29,23 @@ from services.engine.scheduler import Limits, Scheduler
 from services.engine.sequence import Finish, Sequence
 from services.engine.settings import Settings
 from services.engine.text import StopStrings, Text
-from services.engine.weights import Prepared, Weights, file_marks, load_weights
+from services.engine.weights import FileMarks, file_marks, load_weights
 
 log = logger()
 
 PauseMode = Literal["abort", "retract", "in_place"]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model whose weights were read ahead of the update to them.
+
+    Args: files: the folder's weight files as they were before they were read
+    """
+
+    files: FileMarks
+    model: Model
 
 
 class Engine:
@@ -141,13 +154,19 @@ class Engine:
         return await self._call(self._scheduler.flush_cache)
 
     async def prepare_weights(self, folder: Path) -> None:
-        """Reads weights beside serving, so that an update to them is one exchange; the last ones prepared are kept.
+        """Reads weights beside serving, and computes by them what is in flight, so that an update is one exchange.
+
+        The last ones prepared are kept.
 
         Raises:  WeightsRefused: nothing was changed
         """
         # Never three sets in memory.
         self._prepared = None
-        self._prepared = await asyncio.to_thread(self._read_ahead, folder)
+        prepared = self._prepared = await asyncio.to_thread(self._read_ahead, folder)
+        ahead = Ahead(self._scheduler, prepared.model)
+        # Until the update, or other weights that are prepared.
+        while self._prepared is prepared and await self._call(ahead.advance):
+            pass
 
     async def update_weights(self, folder: Path, version: str | None, flush_cache: bool) -> bool:
         """Serves the weights in `folder` from now on; False when the cache could not be flushed, the weights being new.
@@ -158,13 +177,12 @@ class Engine:
         """
         started = time.monotonic()
         async with self.gate.update():
-            weights = await asyncio.to_thread(self._read, folder)
+            model = await asyncio.to_thread(self._read, folder)
             passes("engine.weights_read")
-            model = self._scheduler.model.with_weights(weights)
 
             def swap() -> bool:
                 self._scheduler.replace_model(model, version)
-                return not flush_cache or self._scheduler.flush_cache()
+                return not flush_cache or self._scheduler.forget_old_weights()
 
             flushed = await self._call(swap)
         passes("engine.weights_swapped")
@@ -177,14 +195,17 @@ class Engine:
 
     def _read_ahead(self, folder: Path) -> Prepared:
         files = file_marks(folder)
-        return Prepared(files, load_weights(folder, self.config, self.settings.dtype))
+        return Prepared(files, self._load(folder))
 
-    def _read(self, folder: Path) -> Weights:
+    def _read(self, folder: Path) -> Model:
         """Those prepared, where the files are the same; a version that is made again has its folder replaced."""
         prepared, self._prepared = self._prepared, None
         if prepared is None or prepared.files != file_marks(folder):
-            return load_weights(folder, self.config, self.settings.dtype)
-        return prepared.weights
+            return self._load(folder)
+        return prepared.model
+
+    def _load(self, folder: Path) -> Model:
+        return self._scheduler.model.with_weights(load_weights(folder, self.config, self.settings.dtype))
 
     async def rename_weights(self, version: str) -> None:
         """Labels the weights served now."""
@@ -272,12 +293,9 @@ class Engine:
             self._publish(touched)
 
     def _run_commands(self, wait: bool) -> None:
-        try:
-            self._commands.get(block=wait)()
-            while True:
-                self._commands.get_nowait()()
-        except queue.Empty:
-            return
+        """Runs the commands that are there; those that their results bring about wait for the step."""
+        for _ in range(max(wait, self._commands.qsize())):
+            self._commands.get()()
 
     def _publish(self, sequences: list[Sequence]) -> None:
         """Wakes the routes of sequences that stream or ended."""

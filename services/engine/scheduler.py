@@ -23,7 +23,7 @@ from services.engine.sampling import Sampler, logprobs_of, top_logprobs_of
 from services.engine.sequence import Finish, Namespace, Sequence
 
 # A prompt waits for another one that computes at least this many tokens it needs, too.
-_WORTH_WAITING = 16
+WORTH_WAITING = 16
 # Room for output that a new row is given at once; longer outputs move to wider rows as they grow.
 _FIRST_ROOM = 64
 # Rows of logits computed at a time for log-probabilities of prompts; bounds memory.
@@ -54,14 +54,13 @@ class Totals:
 class Scheduler:
     """All sequences in flight. One thread calls it; nothing in it blocks.
 
-    `version` labels tokens; `epoch` counts changes of weights and keeps their cached prefixes apart.
+    `version` labels tokens; the model's epoch keeps apart what its weights and others put into the cache.
     """
 
     model: Model
     limits: Limits
     sampler: Sampler
     version: str
-    epoch: int = 0
     totals: Totals = field(default_factory=Totals)
 
     def __post_init__(self) -> None:
@@ -113,6 +112,13 @@ class Scheduler:
         self.cache.flush()
         return True
 
+    def forget_old_weights(self) -> bool:
+        """Empties the cache of all that the model did not compute; refused while a sequence has a row."""
+        if self.running or self.prefilling:
+            return False
+        self.cache.flush(keep=lambda name: isinstance(name, Namespace) and name.epoch == self.model.epoch)
+        return True
+
     def drop_all(self, finish: Finish) -> list[Sequence]:
         """Ends everything and forgets all that was computed, after an error that leaves rows in doubt."""
         dropped = self.in_flight
@@ -125,7 +131,6 @@ class Scheduler:
     def replace_model(self, model: Model, version: str | None) -> None:
         """Serves other weights from the next step on; rows keep what the old ones computed."""
         self.model = model
-        self.epoch += 1
         self.version = self.version if version is None else version
 
     @torch.no_grad()
@@ -151,7 +156,7 @@ class Scheduler:
                 break
             token_ids = sequence.token_ids()
             cached = self._cached_length(sequence, token_ids)
-            if any(common_length(token_ids, other) - cached >= _WORTH_WAITING for other in computing):
+            if any(common_length(token_ids, other) - cached >= WORTH_WAITING for other in computing):
                 continue
             if cached < sequence.target:
                 computing.append(token_ids)
@@ -162,7 +167,7 @@ class Scheduler:
             self._seat_all(chosen)
 
     def _cached_length(self, sequence: Sequence, token_ids: TokenIds) -> int:
-        sequence.namespace = Namespace(self.epoch, sequence.prompt.salt)
+        sequence.namespace = Namespace(self.model.epoch, sequence.prompt.salt)
         return len(self.cache.find(sequence.namespace, token_ids[: sequence.needed_from]))
 
     def _seat_all(self, chosen: list[tuple[Sequence, TokenIds, int]]) -> None:
@@ -299,7 +304,7 @@ class Scheduler:
         namespace, row = sequence.namespace, sequence.row
         assert namespace is not None
         assert row is not None
-        if namespace.epoch != self.epoch:
+        if namespace.epoch != self.model.epoch:
             return
         known, slots = self.cache.claim(namespace, sequence.token_ids()[: sequence.computed])
         if len(slots):

@@ -83,17 +83,6 @@ def load_weights(folder: Path, config: ModelConfig, products: Products = "float3
     return weights
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Weights that were read ahead of the update to them.
-
-    Args: files: the folder's weight files as they were before they were read
-    """
-
-    files: FileMarks
-    weights: Weights
-
-
 def file_marks(folder: Path) -> FileMarks:
     """What tells whether the weight files of a folder are still the same ones; empty where there are none.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from services.engine import ahead as ahead_module
 from services.engine import engine as engine_module
+from services.engine.ahead import Ahead
 from services.engine.tiny import make_tiny_model
+from services.engine.weights import load_weights
 from tests.fakes.tiny_engine import Client, served_engine
 
 PROMPT = [72, 69, 76, 76, 79]
@@ -235,3 +239,61 @@ async def test_weights_that_cannot_be_prepared_are_refused_and_the_old_ones_serv
     assert (answer.status_code, answer.json()["success"]) == (400, False)
     served = await engine.generate(input_ids=PROMPT, sampling_params=GREEDY)
     assert served["meta_info"]["weight_version"] == "r:0"
+
+
+async def test_streams_go_on_while_what_they_need_is_computed_ahead(
+    engine: Client, new_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead_module, "SLICE", 16)
+    # Read at once, so that the stream does not end before.
+    weights = load_weights(new_weights, engine.engine.config)
+    monkeypatch.setattr(engine_module, "load_weights", lambda *_: weights)
+    scheduler, did = engine.engine.scheduler, []
+    advance, step = Ahead.advance, scheduler.step
+    monkeypatch.setattr(Ahead, "advance", lambda ahead: did.append("slice") or advance(ahead))
+    monkeypatch.setattr(scheduler, "step", lambda: did.append("step") or step())
+    stream = engine.stream(input_ids=list(range(20, 220)), sampling_params={**LONG, "max_new_tokens": 1000})
+    await anext(stream)
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
+    assert did.count("slice") > 200 // 16
+    assert ("slice", "slice") not in pairwise(did)
+    assert (await engine.http.get("/model_info")).json()["weight_version"] == "r:0"
+    computed = scheduler.totals.prefill_tokens
+    await engine.control("/pause_generation", mode="retract")
+    assert (await load(engine, new_weights, weight_version="r:1")).status_code == 200
+    await engine.control("/continue_generation")
+    spans = (await last_of(stream))["meta_info"]["weight_versions"]
+    assert [span["version"] for span in spans] == ["r:0", "r:1"]
+    # Of 200 tokens and all that was sampled: what was left in the end, and sampled until the pause.
+    assert scheduler.totals.prefill_tokens - computed < 200
+
+
+async def test_a_preparation_answers_while_generation_is_paused(engine: Client, new_weights: Path) -> None:
+    stream, _ = await begun(engine)
+    await engine.control("/pause_generation", mode="in_place")
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
+    await engine.control("/continue_generation")
+    assert len((await last_of(stream))["output_ids"]) == 400
+
+
+async def test_other_weights_end_the_work_for_those_prepared_before(
+    engine: Client, new_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead_module, "SLICE", 4)
+    other = make_tiny_model(tmp_path / "other", seed=2)
+    advancing = asyncio.Event()
+    loop, advance, models = asyncio.get_running_loop(), Ahead.advance, []
+
+    def told(ahead: Ahead) -> bool:
+        models.append(ahead._model)
+        loop.call_soon_threadsafe(advancing.set)
+        # The first one would go on for ever.
+        return advance(ahead) or ahead._model is models[0]
+
+    monkeypatch.setattr(Ahead, "advance", told)
+    stream, _ = await begun(engine)
+    first = asyncio.create_task(engine.control("/prepare_weights_from_disk", model_path=str(new_weights)))
+    await advancing.wait()
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(other))).status_code == 200
+    assert (await first).status_code == 200
+    assert len((await last_of(stream))["output_ids"]) == 400

@@ -122,7 +122,7 @@ def test_a_salt_keeps_prefixes_apart(scheduler: Scheduler) -> None:
 def test_new_weights_find_nothing_that_old_ones_computed(scheduler: Scheduler) -> None:
     ids = random_ids(50)
     run(scheduler, new_sequence(scheduler, ids))
-    scheduler.replace_model(scheduler.model, "v1")
+    scheduler.replace_model(scheduler.model.with_weights(scheduler.model.weights), "v1")
     after = new_sequence(scheduler, ids)
     run(scheduler, after)
     assert after.cached_tokens == 0
@@ -132,7 +132,7 @@ def test_new_weights_find_nothing_that_old_ones_computed(scheduler: Scheduler) -
 def test_what_two_versions_computed_is_not_cached(scheduler: Scheduler) -> None:
     sequence = new_sequence(scheduler, random_ids(50))
     run(scheduler, sequence, steps=3)
-    scheduler.replace_model(scheduler.model, "v1")
+    scheduler.replace_model(scheduler.model.with_weights(scheduler.model.weights), "v1")
     run(scheduler)
     assert sequence.versions == ["v0"] * 3 + ["v1"] * 5
     again = new_sequence(scheduler, sequence.token_ids().tolist())
