@@ -1,9 +1,9 @@
 """Brings every engine to the wanted policy version, over SGLang's control endpoints, and notices when one falls back.
 
 A version changes as: prepare, where the engine can (it reads weights, and computes by them what is in flight, while it
-serves) -> pause (in-flight requests go back to the engine's queue, new ones are held) -> load -> continue, the last in a
-`finally`. Agents never see it: the gateway waits. The engine's own word (`/model_info`) decides what it serves, never what we believe; an engine that
-restarted with other weights is seen at the next look and brought back.
+serves) -> pause (in-flight requests go back to the engine's queue, new ones are held) -> load -> continue, the last in
+a `finally`. Agents never see it: the gateway waits. The engine's own word (`/model_info`) decides what it serves, never
+what we believe; an engine that restarted with other weights is seen at the next look and brought back.
 """
 
 from __future__ import annotations
