@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
+import uvloop
 
+from services.gateway import connection
 from services.gateway.connection import Connections, Refused, address_of
 
 LONG = 60.0
+TLS = Path(__file__).parent / "tls"
+"""An authority that only tests trust, and a key with its certificate for `localhost`; they are good until 2120."""
 
 
 class Server:
@@ -23,11 +30,17 @@ class Server:
         self.url = ""
         self.go_on = asyncio.Event()
         self.is_left = asyncio.Event()
+        self.left = 0
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[Server]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async def serving(self, *, certificate: Path | None = None) -> AsyncIterator[Server]:
+        context = None
+        if certificate is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(certificate)
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self.url = f"http://{address}" if context is None else f"https://{address}"
         async with server:
             yield self
 
@@ -37,6 +50,7 @@ class Server:
             while await self._answer(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError):
+            self.left += 1
             self.is_left.set()
         finally:
             writer.close()
@@ -205,6 +219,83 @@ async def test_nobody_there_is_an_error_of_the_connection():
         pass
     with pytest.raises(OSError):
         await taken(Connections(silence_seconds=LONG), server.url)
+
+
+async def test_a_connection_idle_for_too_long_is_closed_and_not_used_again(monkeypatch):
+    server, connections = Server(*[[b"wait", WHOLE]] * 2, [WHOLE], [WHOLE]), Connections(silence_seconds=LONG)
+    async with server.serving(), asyncio.timeout(LONG):
+        asked = [asyncio.create_task(taken(connections, server.url)) for _ in range(2)]
+        while len(server.requests) < 2:
+            await asyncio.sleep(0.001)
+        while not all(task.done() for task in asked):
+            server.go_on.set()
+            await asyncio.sleep(0.001)
+        assert (await taken(connections, server.url), server.connections, server.left) == (b"ok", 2, 0)
+        monkeypatch.setattr(connection, "KEPT_SECONDS", 0.0)
+        assert await taken(connections, server.url) == b"ok"
+        # The latest two were too old for the request, and what it used is too old for the next one.
+        while server.left < 3:
+            await asyncio.sleep(0.001)
+    assert server.connections == 3
+
+
+@contextmanager
+def full() -> Iterator[str]:
+    """The address of a server whose queue is full: it neither takes nor refuses anyone."""
+    with socket.socket() as listening, socket.socket() as queued:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        queued.connect(listening.getsockname())
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+async def test_an_engine_that_takes_no_connection_is_waited_for_as_long_as_told(monkeypatch):
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    with full() as url, pytest.raises(TimeoutError):
+        async with asyncio.timeout(LONG):
+            await taken(Connections(silence_seconds=LONG), url)
+
+
+async def test_an_engine_that_does_not_answer_the_handshake_is_waited_for_as_long(monkeypatch):
+    monkeypatch.setattr(connection, "CONNECT_SECONDS", 0.1)
+    server = Server([b"wait"])
+    async with server.serving():
+        with pytest.raises(TimeoutError):
+            await taken(Connections(silence_seconds=LONG), server.url.replace("http:", "https:"))
+        server.go_on.set()
+        await server.is_left.wait()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_an_engine_behind_tls_is_served_where_its_authority_is_trusted(
+    monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "authority.pem"))
+
+    async def asked() -> None:
+        long = b"x" * 100_000
+        server = Server([CHUNKED, chunk(b"one"), chunk(long), END], [WHOLE])
+        connections = Connections(silence_seconds=LONG)
+        async with server.serving(certificate=TLS / "engine.pem"):
+            url = server.url.replace("127.0.0.1", "localhost")
+            answers = [await taken(connections, url) for _ in range(2)]
+            connections.close()
+            await server.is_left.wait()
+        assert (answers, server.connections) == ([b"one" + long, b"ok"], 1)
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(asked())
+
+
+@pytest.mark.parametrize(("host", "trusted"), [("localhost", False), ("127.0.0.1", True)])
+async def test_an_engine_that_is_not_who_it_should_be_gets_no_request(monkeypatch, host, trusted):
+    if trusted:
+        monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "authority.pem"))
+    server = Server([WHOLE])
+    async with server.serving(certificate=TLS / "engine.pem"):
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await taken(Connections(silence_seconds=LONG), server.url.replace("127.0.0.1", host))
+    assert server.requests == []
 
 
 def test_an_address_tells_where_to_and_who():
