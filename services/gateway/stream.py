@@ -76,7 +76,7 @@ class EventStream(Response):
         assert call.task is not None
         head = head_of_chunks(call.request_id, self._request.model, call.sequence // 1_000_000_000)
         streams = [ChoiceStream(self._gateway.model, self._request, choice, head) for choice in call.choices]
-        follower = _Follower(streams, lambda data: self._send(send, data), write, self._keepalive_seconds)
+        follower = Follower(streams, lambda data: self._send(send, data), write, self._keepalive_seconds)
         await follower.follow(call, call.task, self._keepalive_after_seconds)
         completion = result_of(call.task)
         rest = (stream.last_event(answer) for stream, answer in zip(streams, completion.answers, strict=True))
@@ -96,7 +96,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": event(error.body()), "more_body": False})
 
 
-class _Follower:
+class Follower:
     """Sends what has become showable of a call, until the call is over.
 
     The first piece is sent by `follow`, and every one that the client is not ready for or that only says that there is

@@ -11,10 +11,14 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
+from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from libs.service import JsonResponse, Limits, serving
 from libs.service.app import create_app
+from libs.service.protocol import writer_of
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Long enough for a loaded machine to be quick within, short enough to be waited for.
@@ -127,6 +131,41 @@ async def test_a_client_that_does_not_read_is_cut_and_its_answer_ends() -> None:
             while not app.state.ended:
                 await asyncio.sleep(0.05)
         assert await is_served(port)
+
+
+class Writer:
+    """Writes past all layers until its client is behind, and ends when it has read everything."""
+
+    def __init__(self) -> None:
+        self.pieces = 0
+        self.is_waiting = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        write = writer_of(scope)
+        assert write is not None
+        with pytest.raises(RuntimeError, match="between its beginning and its end"):
+            write(b"early")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        keeps_up = True
+        while keeps_up:
+            keeps_up = write(b"x" * 2**16)
+            self.pieces += 1
+        self.is_waiting.set()
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        assert write(b"end")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def test_who_writes_past_all_layers_is_told_that_its_client_is_behind_and_nothing_is_lost() -> None:
+    endpoint = Writer()
+    app = Starlette(routes=[Route("/", endpoint)])
+    async with serving(app, shutdown_seconds=1) as port, connected(port) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        await asyncio.wait_for(endpoint.is_waiting.wait(), 60)
+        head, _, body = (await told(reader)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head
+    piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
+    assert body == piece * endpoint.pieces + b"3\r\nend\r\n0\r\n\r\n"
 
 
 @pytest.mark.parametrize(
