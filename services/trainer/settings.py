@@ -27,5 +27,8 @@ class Settings(ServiceSettings):
     """CPU threads of matrix products; unset: torch's choice. A resumed run continues bit for bit at the same number."""
     poll_seconds: float = Field(default=1.0, gt=0)
     """Longest pause between two looks for credited groups; a wake-up shortens it."""
+    checkpoint_delay_seconds: float = Field(default=4.0, ge=0)
+    """How long a checkpoint waits before it is written, so that engines which share this machine's processors take over
+    the new weights first. The next update of weights, and the trainer's end, do not wait for that."""
     gap_patience: int = Field(default=3, ge=1)
     """Steps in a row whose mean log-probability gap exceeds `training.max_logprob_gap` before the trainer stops."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -237,6 +238,7 @@ class Trainer:
         # On Linux a thread's own: whoever serves the new weights goes first.
         self._saver = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(10,))
         self._saved: Future[None] = self._saver.submit(lambda: None)
+        self._hurry = threading.Event()
         self._keeping: asyncio.Future[None] = asyncio.create_task(self._reserve(), name="reserve")
 
     async def train(self, stop: asyncio.Event) -> None:
@@ -257,8 +259,10 @@ class Trainer:
                     await self._step(selection, stop)
                 except Interrupted:
                     log.info("step given up", step=self.learner.step + 1)
+            self._hurry.set()
             await self._keeping
         finally:
+            self._hurry.set()
             # What still writes must not meet the next trainer of this process.
             await asyncio.gather(self._keeping, return_exceptions=True)
             self._saver.shutdown()
@@ -327,8 +331,7 @@ class Trainer:
             training=self.config.training,
             still=still,
             interrupted=interrupted,
-            # The state that is being written changes with the update.
-            before_update=self._saved.result,
+            before_update=self._finish_saving,
         )
         began = time.perf_counter()
         export = export_weights(self._model, self.base, self._folder_of(self.learner.step))
@@ -342,11 +345,19 @@ class Trainer:
     def _folder_of(self, version: int) -> Path:
         return version_folder(self.settings.folder.absolute(), self.settings.run_id, version)
 
+    def _finish_saving(self) -> None:
+        """Waits for the state that is being written, or will be: it changes with the update."""
+        self._hurry.set()
+        self._saved.result()
+
     def _keep(self, progress: Progress, checkpoint: Path) -> None:
-        """Begins to write the optimiser's state, and then to remove old files."""
+        """Has the optimiser's state written in a while, and then old files removed."""
         state = optimizer_state(self.learner.optimizer)
+        self._hurry = hurry = threading.Event()
 
         def save() -> None:
+            # Engines read the new weights now, and compute by them what is in flight.
+            hurry.wait(self.settings.checkpoint_delay_seconds)
             with PHASE_SECONDS.labels("checkpoint").time():
                 save_checkpoint(state, progress, checkpoint)
 

@@ -223,6 +223,28 @@ async def test_a_step_whose_checkpoint_was_never_written_is_made_again_from_its_
     assert [file.name for file in checkpoints.iterdir()] == ["3"]
 
 
+async def test_a_checkpoint_waits_a_while_but_not_beyond_the_next_update_or_the_end(case: Case) -> None:
+    await case.open(steps=3)
+    stop = asyncio.Event()
+    trainer = asyncio.create_task(case.train(stop, checkpoint_delay_seconds=3600))
+
+    async def step(number: int) -> None:
+        for group in (2 * number, 2 * number + 1):
+            await case.add_group(group, version=number - 1)
+        async with asyncio.timeout(60):
+            while len(await case.rows(tables.Step)) < number:
+                await asyncio.sleep(0.02)
+
+    checkpoints = case.folder / case.run.id / "checkpoints"
+    await step(1)
+    assert not (checkpoints / "1").exists()
+    await step(2)
+    assert [(checkpoints / name).exists() for name in ("1", "2")] == [True, False]
+    stop.set()
+    await trainer
+    assert (checkpoints / "2").exists()
+
+
 async def test_a_step_made_again_has_the_recorded_weights_and_no_others(
     case: Case,
 ) -> None:
