@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, NewType, cast
 
 import orjson
 import psycopg
@@ -27,8 +27,8 @@ Json = dict[str, Any]
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
 
 
-class JsonText(bytes):
-    """The text of a JSON document that Postgres stores as it is: `storable_json` makes one."""
+JsonText = NewType("JsonText", bytes)
+"""The text of a JSON document that Postgres stores as it is: `storable_json` makes one."""
 
 
 class StoreAway(Exception):
@@ -282,14 +282,12 @@ async def _merge(connection: psycopg.AsyncConnection[tuple[object, ...]], calls:
 
 def _values(call: NewCall) -> tuple[object, ...]:
     # `dataclasses.astuple` would copy the documents.
-    return tuple(_sendable(getattr(call, name)) for name in _COLUMNS)
+    return tuple(_sendable(getattr(call, name), kind) for name, kind in zip(_COLUMNS, _TYPES, strict=True))
 
 
-def _sendable(value: object) -> object:
-    if isinstance(value, JsonText):
-        return Jsonb(value, dumps=_as_it_is)
-    return Jsonb(value, dumps=storable_json) if isinstance(value, dict) else value
+def _sendable(value: object, kind: str) -> object:
+    return value if kind != "jsonb" or value is None else Jsonb(value, dumps=_json_text)
 
 
-def _as_it_is(text: bytes) -> bytes:
-    return text
+def _json_text(document: Json | JsonText) -> bytes:
+    return document if isinstance(document, bytes) else storable_json(document)

@@ -241,11 +241,14 @@ def _parse_pieces(body: bytes, pieces: Pieces, opening: Opening | None, max_choi
         turns = (*opening.turns, *turns)
     settled, sha256 = _settled(body, pieces, opening, turns)
     known = 0 if settled is None else len(settled.raw)
-    messages = body[pieces.start : pieces.end]
+    messages = memoryview(body)[pieces.start : pieces.end]
     if (settled is None or settled.is_plain) and is_plain(body[known : pieces.end]):
-        conversation = JsonText(b'{"messages":[%b],"tools":%b}' % (messages, storable_json(document.get("tools"))))
+        tools = storable_json(document.get("tools"))
+        conversation = JsonText(b"".join((b'{"messages":[', messages, b'],"tools":', tools, b"}")))
     else:
-        conversation = storable_json({"messages": orjson.loads(b"[" + messages + b"]"), "tools": document.get("tools")})
+        conversation = storable_json(
+            {"messages": orjson.loads(b"".join((b"[", messages, b"]"))), "tools": document.get("tools")}
+        )
     return _request(document, parsed, turns, conversation, sha256, opening, settled)
 
 
