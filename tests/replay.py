@@ -68,14 +68,7 @@ async def _comes_to(
     samples, still = decode_samples(
         rows, {group for group, one in verdicts.items() if one is ConsumptionVerdict.TRAINED}
     )
-    optimizer_step(
-        learner,
-        samples,
-        algorithm=config.algorithm,
-        optimizer=config.optimizer,
-        training=config.training,
-        still=still,
-    )
+    optimizer_step(learner, samples, config, still=still)
     recorded = await training.read_version(session, run_id, step)
     with tempfile.TemporaryDirectory() as folder:
         model = learner.accelerator.unwrap_model(learner.policy).model

@@ -98,16 +98,7 @@ class Origin:
             rows = await training.load_samples(session, self.run_id, list(verdicts))
         trained = {group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.TRAINED}
         samples, still = decode_samples(rows, trained)
-        await asyncio.to_thread(
-            optimizer_step,
-            learner,
-            samples,
-            algorithm=self.config.algorithm,
-            optimizer=self.config.optimizer,
-            training=self.config.training,
-            still=still,
-            interrupted=interrupted,
-        )
+        await asyncio.to_thread(optimizer_step, learner, samples, self.config, still=still, interrupted=interrupted)
 
     def _adopt_and_save(self, learner: Learner, version: training.Version, checkpoint: Path) -> None:
         weights = Path(version.path)

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
-from libs.contracts.config import Algorithm, Optimizer, Training
+from libs.contracts.config import Optimizer, RunConfig
 from services.trainer.batch import Sample, TrainedTokens, trained_tokens, weights_of
 from services.trainer.compute import Computed, accumulate_gradients
 from services.trainer.corrections import effective_sample_share
@@ -58,10 +58,8 @@ def learning_rate(config: Optimizer, step: int) -> float:
 def optimizer_step(
     learner: Learner,
     samples: Sequence[Sample],
+    config: RunConfig,
     *,
-    algorithm: Algorithm,
-    optimizer: Optimizer,
-    training: Training,
     still: Sequence[Sample] = (),
     interrupted: Callable[[], bool] = lambda: False,
     before_update: Callable[[], None] = lambda: None,
@@ -77,42 +75,17 @@ def optimizer_step(
         nothing was changed.
     """
     began = time.perf_counter()
-    everything = [*samples, *still]
-    tokens = trained_tokens(everything)
-    weights_K = weights_of(tokens, algorithm.weighting, algorithm.sum_constant)
-    moving = tokens.rows_K < len(samples)
-
-    learner.optimizer.zero_grad(set_to_none=True)
-    computed = accumulate_gradients(
-        learner.policy,
-        algorithm,
-        samples,
-        trained_tokens(samples),
-        weights_K[moving],
-        max_pack_tokens=training.micro_batch_tokens,
-        accelerator=learner.accelerator,
-        reference=learner.reference,
-        interrupted=interrupted,
-    )
+    tokens = trained_tokens([*samples, *still])
+    computed = _compute_gradients(learner, samples, tokens, config, interrupted)
     computed_at = time.perf_counter()
 
-    norm = _clip(learner, optimizer.max_grad_norm)
-    if not (math.isfinite(computed.loss) and math.isfinite(norm)):
-        learner.optimizer.zero_grad(set_to_none=True)
-        raise TrainingDiverged(
-            f"step {learner.step + 1}: loss {computed.loss}, gradient norm {norm}: lower optimizer.learning_rate and"
-            " resume from the last step"
-        )
+    norm = _clip(learner, config.optimizer.max_grad_norm)
+    _require_finite(learner, computed.loss, norm)
     before_update()
-    rate = learning_rate(optimizer, learner.step + 1)
-    for group in learner.optimizer.param_groups:
-        group["lr"] = rate
-    learner.optimizer.step()
-    learner.optimizer.zero_grad(set_to_none=True)
-    learner.step += 1
+    rate = _update(learner, config.optimizer)
 
     return {
-        **_batch_metrics(everything, samples, tokens, learner.step),
+        **_batch_metrics([*samples, *still], samples, tokens, learner.step),
         **_token_metrics(trained_tokens(samples), computed, learner.step),
         "loss": computed.loss,
         "gradient_norm": norm,
@@ -120,6 +93,51 @@ def optimizer_step(
         "gradients_seconds": computed_at - began,
         "optimizer_seconds": time.perf_counter() - computed_at,
     }
+
+
+def _compute_gradients(
+    learner: Learner,
+    samples: Sequence[Sample],
+    tokens: TrainedTokens,
+    config: RunConfig,
+    interrupted: Callable[[], bool],
+) -> Computed:
+    """Args: tokens: those of `samples` first, then those that count in the loss's denominators alone"""
+    algorithm = config.algorithm
+    weights_K = weights_of(tokens, algorithm.weighting, algorithm.sum_constant)
+    learner.optimizer.zero_grad(set_to_none=True)
+    return accumulate_gradients(
+        learner.policy,
+        algorithm,
+        samples,
+        trained_tokens(samples),
+        weights_K[tokens.rows_K < len(samples)],
+        max_pack_tokens=config.training.micro_batch_tokens,
+        accelerator=learner.accelerator,
+        reference=learner.reference,
+        interrupted=interrupted,
+    )
+
+
+def _require_finite(learner: Learner, loss: float, norm: float) -> None:
+    if math.isfinite(loss) and math.isfinite(norm):
+        return
+    learner.optimizer.zero_grad(set_to_none=True)
+    raise TrainingDiverged(
+        f"step {learner.step + 1}: loss {loss}, gradient norm {norm}: lower optimizer.learning_rate and"
+        " resume from the last step"
+    )
+
+
+def _update(learner: Learner, config: Optimizer) -> float:
+    """Changes weights and moments by the gradients; the learning rate that was used."""
+    rate = learning_rate(config, learner.step + 1)
+    for group in learner.optimizer.param_groups:
+        group["lr"] = rate
+    learner.optimizer.step()
+    learner.optimizer.zero_grad(set_to_none=True)
+    learner.step += 1
+    return rate
 
 
 def _clip(learner: Learner, max_norm: float) -> float:

@@ -326,9 +326,7 @@ class Trainer:
         metrics = optimizer_step(
             self.learner,
             samples,
-            algorithm=self.config.algorithm,
-            optimizer=self.config.optimizer,
-            training=self.config.training,
+            self.config,
             still=still,
             interrupted=interrupted,
             before_update=self._finish_saving,

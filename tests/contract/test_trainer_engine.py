@@ -65,9 +65,7 @@ async def test_trainer_and_engine_agree_on_every_token_before_and_after_a_step(
     async with served_engine(tiny_model, weight_version="run:0") as engine:
         before = await sampled(engine, 0)
         assert largest_gap(learner, before) < TOLERANCE
-        metrics = optimizer_step(
-            learner, before, algorithm=config.algorithm, optimizer=config.optimizer, training=config.training
-        )
+        metrics = optimizer_step(learner, before, config)
         assert metrics["logprob_gap_max"] < TOLERANCE
 
         export = export_weights(learner.policy.model, tiny_model, tmp_path / "1")

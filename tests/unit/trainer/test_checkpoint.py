@@ -25,14 +25,7 @@ CONFIG = RunConfig.model_validate(
 
 
 def step(learner: Learner, seed: int) -> float:
-    metrics = optimizer_step(
-        learner,
-        agent_samples(seed),
-        algorithm=CONFIG.algorithm,
-        optimizer=CONFIG.optimizer,
-        training=CONFIG.training,
-    )
-    return metrics["loss"]
+    return optimizer_step(learner, agent_samples(seed), CONFIG)["loss"]
 
 
 def test_a_resumed_run_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:

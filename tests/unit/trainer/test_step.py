@@ -3,7 +3,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from libs.contracts.config import Optimizer, PpoClip, RunConfig, Training
+from libs.contracts.config import Optimizer, RunConfig
 from libs.store.training import ReadyGroup
 from services.trainer.batch import Sample, trained_tokens
 from services.trainer.compute import Interrupted, batch_logprobs, plan_batch
@@ -21,14 +21,9 @@ def learner(rate: float = 1e-2) -> Learner:
 
 
 def step(subject: Learner, samples: list[Sample], rate: float = 1e-2, **arguments: object) -> dict[str, float]:
-    return optimizer_step(
-        subject,
-        samples,
-        algorithm=PpoClip(),
-        optimizer=Optimizer(learning_rate=rate),
-        training=Training(micro_batch_tokens=64),
-        **arguments,  # type: ignore[arg-type]
-    )
+    changes = {"optimizer": {"learning_rate": rate}, "training": {"micro_batch_tokens": 64}}
+    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, **changes})
+    return optimizer_step(subject, samples, config, **arguments)  # type: ignore[arg-type]
 
 
 def weights(subject: Learner) -> dict[str, torch.Tensor]:
@@ -170,11 +165,5 @@ def test_the_gap_gate_closes_after_enough_steps_in_a_row() -> None:
 
 def test_defaults_of_a_run_make_a_step() -> None:
     config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}})
-    metrics = optimizer_step(
-        learner(),
-        agent_samples(0),
-        algorithm=config.algorithm,
-        optimizer=config.optimizer,
-        training=config.training,
-    )
+    metrics = optimizer_step(learner(), agent_samples(0), config)
     assert all(np.isfinite(value) for value in metrics.values())
