@@ -138,6 +138,12 @@ class Protocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._turns.take(partial(super()._start_asgi_task, cycle, app))
 
+    def on_body(self, body: bytes) -> None:
+        if not self.cycle.body:
+            # A body that comes in one piece is kept as it is; uvicorn would copy it here and when it is read.
+            self.cycle.body = b""  # type: ignore[assignment]  # as good as its bytearray
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         rest = self._phase is _Phase.REST
         self._enter(_Phase.IDLE if rest else _Phase.ANSWER)
