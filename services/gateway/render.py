@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,14 @@ from tokenizers import Tokenizer
 from libs.service.errors import Misconfigured
 from services.gateway.errors import BadRequest
 from services.gateway.request import Json, Turn, parsed_arguments
+from services.gateway.spelling import Spelling
 from services.gateway.tail import UNRENDERABLE, TailTemplate
 from services.gateway.tokens import TokenIds
 from services.gateway.tools import generic_turns
 
+SHARED_TEXTS, SHARED_CHARACTERS = 128, 16_384
+"""How many texts are remembered with their tokens, and how long these are at most: siblings of a group begin with the
+same prompt."""
 _SENTINEL = "sentinel-of-the-closing"
 
 
@@ -48,6 +53,8 @@ class ChatModel:
         settings = _read_json(folder / "tokenizer_config.json")
         config = _read_json(folder / "config.json")
         self._tokenizer = _read_tokenizer(folder)
+        self._spelling = Spelling.of(self._tokenizer)
+        self._encode_shared = lru_cache(SHARED_TEXTS)(self._encode)
         self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size())
         own_length: int = config.get("max_position_embeddings", 2**20)
         self.context_length = min(own_length, context_length or own_length)
@@ -117,7 +124,7 @@ class ChatModel:
         )
 
     def encode(self, text: str, *, after: int | None = None) -> TokenIds:
-        """The tokens of a text, without any that the tokenizer would add.
+        """The tokens of a text, read-only, without any that the tokenizer would add.
 
         Args: after: the token that stands before the text. It is encoded with it and dropped: tokenizers treat the
             beginning of a text, and the space after a special token, in ways of their own.
@@ -126,10 +133,17 @@ class ChatModel:
             ids = self._tokenizer.encode(self.decode([after]) + text, add_special_tokens=False).ids
             if ids[:1] == [after]:
                 return np.asarray(ids[1:], dtype=np.int32)
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        return self._encode_shared(text) if len(text) <= SHARED_CHARACTERS else self._encode(text)
+
+    def _encode(self, text: str) -> TokenIds:
+        ids = np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        ids.flags.writeable = False
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included; bytes that are no UTF-8 become U+FFFD."""
+        if self._spelling is not None:
+            return self._spelling.text(ids)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def _find_eos_ids(self, folder: Path, settings: Json, config: Json) -> frozenset[int]:

@@ -29,6 +29,13 @@ def test_marks_are_single_tokens_and_text_is_merged(tmp_path):
     assert model.decode([EOS, HE]) == "<|im_end|>he"
 
 
+def test_siblings_share_the_tokens_of_their_prompt_and_cannot_change_them(tmp_path):
+    model = ChatModel(make_chat_model(tmp_path / "m"))
+    ids = model.encode("the same task")
+    assert model.encode("the same task") is ids
+    assert not ids.flags.writeable
+
+
 def test_arguments_are_objects_for_the_template_and_text_where_they_are_no_json(tmp_path):
     model = ChatModel(make_chat_model(tmp_path / "m", CHATML_WITH_TOOLS))
     turns = [Turn("assistant", "", tool_calls=(ToolCall("1", "f", '{"b":1,"a":"é"}'), ToolCall("2", "g", "{broken")))]
