@@ -7,6 +7,7 @@ After each measurement the calls and their tokens are counted in the store.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,9 +21,17 @@ LONE_CALLS, LONE_WARM_UP = 150, 10
 CROWDS = (16, 64, 256)
 CROWD_CALLS = 1000
 LOAD = 0.7
-LOAD_SECONDS = 3.0
+LOAD_SECONDS = 2.0
 RECORD_BYTES = 16_000
 """A record of such a call: ids, log-probabilities, versions, messages and the answer."""
+
+
+@dataclass(frozen=True)
+class _Delay:
+    """99th percentiles: what the gateway adds, and the engine alone."""
+
+    added: float
+    direct: float
 
 
 @dataclass
@@ -31,8 +40,8 @@ class _Crowd:
 
     per_core: list[float] = field(default_factory=list)
     per_second: list[float] = field(default_factory=list)
-    added_p99: list[float] = field(default_factory=list)
-    direct_p99: list[float] = field(default_factory=list)
+    by_chance: list[_Delay] = field(default_factory=list)
+    evenly: list[_Delay] = field(default_factory=list)
 
 
 def rows(repeats: int) -> list[Row]:
@@ -86,17 +95,30 @@ def _crowd_rows(clients: int, crowd: _Crowd, by_crowd: list[float]) -> list[Row]
             goal=Goal(at_least=400),
             growth=Growth("clients", "ms CPU a call", CROWDS, by_crowd),
         ),
-        Row(
-            part="gateway",
-            name=f"70 % of what {clients} clients get: added p99",
-            unit="ms",
-            repeats=crowd.added_p99,
-            baseline_name="the engine alone",
-            baseline=crowd.direct_p99,
-            goal=Goal(at_most=25),
-            note="Calls come by chance and wait for nobody; seconds count from when a call was due.",
+        _delay_row(
+            f"70 % of what {clients} clients get: added p99",
+            crowd.by_chance,
+            "Calls come by chance and wait for nobody; seconds count from when a call was due.",
+        ),
+        _delay_row(
+            f"70 % of what {clients} clients get, evenly: added p99",
+            crowd.evenly,
+            "Each client's calls are due at even distances; seconds count from when a call was due.",
         ),
     ]
+
+
+def _delay_row(name: str, delays: list[_Delay], note: str) -> Row:
+    return Row(
+        part="gateway",
+        name=name,
+        unit="ms",
+        repeats=[one.added for one in delays],
+        baseline_name="the engine alone",
+        baseline=[one.direct for one in delays],
+        goal=Goal(at_most=25),
+        note=note,
+    )
 
 
 @dataclass(frozen=True)
@@ -142,17 +164,12 @@ class _Bench:
         return statistics.median(seconds) * 1000
 
     def crowd(self, clients: int, found: _Crowd) -> None:
-        """Saturation, then calls that come by chance at 70 % of it, through the gateway and to the engine."""
+        """Saturation, then 70 % of it by chance and evenly, through the gateway and to the engine."""
         per_core, per_second = self.saturated(clients)
-        rate = LOAD * per_second
-        calls = int(rate * LOAD_SECONDS)
-        direct = self._chance(self._ours.engine.url, [self._direct], rate, calls, clients)
-        with self._ours.proven(calls, TOKENS):
-            through = self._chance(self._ours.gateway.url, self._requests, rate, calls, clients)
         found.per_core.append(per_core)
         found.per_second.append(per_second)
-        found.direct_p99.append(direct)
-        found.added_p99.append(through - direct)
+        found.by_chance.append(self._delay(load.open_loop, LOAD * per_second, clients))
+        found.evenly.append(self._delay(load.even_loop, LOAD * per_second, clients))
 
     def saturated(self, clients: int) -> tuple[float, float]:
         """Calls per second of the gateway's CPU time, and per second."""
@@ -164,6 +181,14 @@ class _Bench:
             found = asked(calls=CROWD_CALLS)
         return CROWD_CALLS / (ours.gateway.cpu_seconds() - before), found.rate
 
-    def _chance(self, url: str, requests: list[bytes], rate: float, calls: int, clients: int) -> float:
-        found = self._elsewhere.run(load.open_loop, url, requests, rate=rate, calls=calls, connections=clients)
-        return statistics.quantiles(found.seconds, n=100)[98] * 1000
+    def _delay(self, loop: Callable[..., load.Load], rate: float, clients: int) -> _Delay:
+        calls = int(rate * LOAD_SECONDS)
+        asked = partial(self._elsewhere.run, loop, rate=rate, calls=calls, connections=clients)
+        direct = _p99(asked(self._ours.engine.url, [self._direct]))
+        with self._ours.proven(calls, TOKENS):
+            through = _p99(asked(self._ours.gateway.url, self._requests))
+        return _Delay(through - direct, direct)
+
+
+def _p99(found: load.Load) -> float:
+    return statistics.quantiles(found.seconds, n=100)[98] * 1000

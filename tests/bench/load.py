@@ -120,6 +120,14 @@ def open_loop(url: str, requests: Sequence[bytes], *, rate: float, calls: int, c
     return _run(_open_loop(url, requests, rate, calls, connections))
 
 
+def even_loop(url: str, requests: Sequence[bytes], *, rate: float, calls: int, connections: int) -> Load:
+    """So many calls a second, each connection's at even distances, as those of wrk2.
+
+    A call's seconds count from when it was due: one whose connection still waits for an answer is late.
+    """
+    return _run(_even_loop(url, requests, rate, calls, connections))
+
+
 def one_each(url: str, requests: Sequence[bytes], *, clients: int, spread_seconds: float = 0.0) -> Load:
     """One call of each client, begun together or over a time."""
     return _run(_one_each(url, requests, clients, spread_seconds))
@@ -201,6 +209,27 @@ async def _open_loop(url: str, requests: Sequence[bytes], rate: float, calls: in
             due += random.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             group.create_task(one(due))
+    _closed(connected)
+    return Load(seconds, (), time.perf_counter() - began, 0)
+
+
+async def _even_loop(url: str, requests: Sequence[bytes], rate: float, calls: int, connections: int) -> Load:
+    connected = await _connected(url, connections)
+    each = itertools.cycle(requests)
+    numbers = iter(range(calls))
+    seconds: list[float] = []
+    began = time.perf_counter()
+
+    async def one(client: Client, place: int) -> None:
+        for number in itertools.count():
+            if next(numbers, None) is None:
+                return
+            due = began + (place + number * connections) / rate
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            await client.ask(next(each))
+            seconds.append(time.perf_counter() - due)
+
+    await _together(one(client, place) for place, client in enumerate(connected))
     _closed(connected)
     return Load(seconds, (), time.perf_counter() - began, 0)
 
