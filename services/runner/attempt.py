@@ -50,25 +50,19 @@ async def execute(lease: Lease, place: Workplace) -> Outcome:
 
 
 async def _run(lease: Lease, place: Workplace, tenant: Tenant) -> Ended:
-    folder, command = await asyncio.to_thread(_prepared, lease, place, tenant)
     try:
-        return await place.processes.run(command)
+        folder = await asyncio.to_thread(_make_folder, lease, place, tenant)
+    except OSError as error:
+        raise OSError(f"the working folder could not be made: {error}") from error
+    try:
+        return await place.processes.run(await asyncio.to_thread(_command, lease, place, folder, tenant))
     finally:
         await asyncio.shield(asyncio.to_thread(place.folders.remove, folder))
 
 
-def _prepared(lease: Lease, place: Workplace, tenant: Tenant) -> tuple[AttemptFolder, Command]:
-    """The folder, and what is to run in it. Blocks."""
-    try:
-        place.cells.check_directory(lease.agent.directory)
-        folder = place.folders.make(lease.rollout_id, lease.task, lease.agent.directory, tenant.user)
-    except OSError as error:
-        raise OSError(f"the working folder could not be made: {error}") from error
-    try:
-        return folder, _command(lease, place, folder, tenant)
-    except BaseException:
-        place.folders.remove(folder)
-        raise
+def _make_folder(lease: Lease, place: Workplace, tenant: Tenant) -> AttemptFolder:
+    place.cells.check_directory(lease.agent.directory)
+    return place.folders.make(lease.rollout_id, lease.task, lease.agent.directory, tenant.user)
 
 
 async def prove(place: Workplace) -> None:

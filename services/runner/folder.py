@@ -63,10 +63,10 @@ class Folders:
         root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
         folder = AttemptFolder(root, root / "work", root / "tmp", root / "task.json")
         if directory is None:
-            folder.work.mkdir(mode=0o700)
+            folder.work.mkdir()
         else:
             shutil.copytree(directory, folder.work, symlinks=True)
-            folder.work.chmod(0o700)
+        folder.work.chmod(0o700)
         folder.scratch.mkdir(mode=0o700)
         folder.task_file.touch(0o600)
         folder.task_file.write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8")
@@ -168,8 +168,6 @@ def _empty_and_remove(top: int, name: str, numbers: Iterator[int]) -> None:
         os.unlink(name, dir_fd=top)
         return
     except (IsADirectoryError, PermissionError):
-        if _removed_empty(top, name):
-            return
         folder = _open_folder(top, name)
     try:
         while names := _some_names(folder):
@@ -181,15 +179,6 @@ def _empty_and_remove(top: int, name: str, numbers: Iterator[int]) -> None:
     finally:
         os.close(folder)
     os.rmdir(name, dir_fd=top)
-
-
-def _removed_empty(parent: int, name: str) -> bool:
-    """Whether it was an empty folder, as most agents leave theirs: one call instead of nine."""
-    try:
-        os.rmdir(name, dir_fd=parent)
-    except OSError:
-        return False
-    return True
 
 
 def _move_up(folder: int, name: str, top: int, numbers: Iterator[int]) -> None:
