@@ -26,7 +26,8 @@ from libs.service.errors import Misconfigured
 from services.gateway.errors import BadRequest
 from services.gateway.request import Json, Turn, parsed_arguments
 from services.gateway.spelling import Spelling
-from services.gateway.tail import UNRENDERABLE, TailTemplate
+from services.gateway.tail import UNRENDERABLE, Reached, Tail, TailTemplate
+from services.gateway.text import TokenBytes
 from services.gateway.tokens import TokenIds
 from services.gateway.tools import generic_turns
 
@@ -95,12 +96,19 @@ class ChatModel:
         return [_template_message(turn) for turn in spelled]
 
     def render_from(
-        self, messages: list[Json], start: int, tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool
-    ) -> list[str] | None:
-        """The text as `render` gives it, from a message on: what stands before the first one, then a text for each.
+        self,
+        messages: list[Json],
+        since: Reached | None,
+        tools: tuple[Json, ...],
+        options: Json,
+        *,
+        add_generation_prompt: bool,
+    ) -> Tail | None:
+        """The text as `render` gives it, from what was reached on.
 
-        The text of a message but the last stays as it is whatever is appended, and the one before the first as long as
-        tools and options do. None where the template does not work message by message.
+        None where the template does not work message by message, or what it wrote before may no more be the same.
+
+        Args: since: in a conversation with the same tools, options and messages before
         """
         if self._tail is None:
             return None
@@ -108,7 +116,7 @@ class ChatModel:
             variables = self._variables(messages, tools, options, add_generation_prompt)
         except TypeError:
             return None
-        return self._tail.write(messages, start, variables)
+        return self._tail.write(messages, variables, since)
 
     def _variables(
         self, messages: list[Json], tools: tuple[Json, ...], options: Json, add_generation_prompt: bool

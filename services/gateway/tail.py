@@ -1,189 +1,299 @@
-"""Chat templates that write messages one after the other: only the last messages are written, with the same letters.
+"""Chat templates that need not write a conversation from its beginning: only the last messages, with the same letters.
 
-A session sends its whole history with every call. Most templates are a loop over the messages whose step looks at its
-own message, the ones beside it and the first one; what they wrote for earlier messages stays as it is while messages
-are appended. Whether a template is one of these is read from its syntax tree; any other is written as a whole.
+A session sends its whole history with every call. A template is a loop over the messages whose step looks at its own
+message and earlier ones, the next one, and values from before the loop. Where those values come out the same as they
+did, what it wrote for earlier messages stays as it is while messages are appended. Where they do not (a new question
+drops earlier thoughts, say), or where a step looks further ahead, the conversation is written as a whole.
 """
 
 from __future__ import annotations
 
+import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+
+from services.gateway.passes import (
+    AT,
+    BEGIN,
+    IS_QUESTION,
+    PLACE,
+    PREVIOUS,
+    SEARCH,
+    STEP,
+    Key,
+    Pass,
+    Unsuitable,
+    rewrite,
+)
 
 Message = Mapping[str, Any]
 
-# Names and a mark that no template and no conversation holds.
-_NONCE = secrets.token_hex(16)
-_MESSAGES, _TAIL, _START = f"messages_{_NONCE}", f"tail_{_NONCE}", f"start_{_NONCE}"
-_MARK = f"<mark {_NONCE}>"
+# Stands in no template and no conversation.
+_MARK = f"<mark {secrets.token_hex(16)}>"
 
 UNRENDERABLE = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
 )  # fmt: skip
 """What a template raises that refuses a conversation, or was made for others."""
-_PURE = (
-    nodes.Output, nodes.TemplateData, nodes.Const, nodes.Name, nodes.Getattr, nodes.Getitem, nodes.Slice, nodes.Filter,
-    nodes.Test, nodes.Call, nodes.Keyword, nodes.If, nodes.For, nodes.Assign, nodes.Scope, nodes.Continue, nodes.Break,
-    nodes.Concat, nodes.CondExpr, nodes.BinExpr, nodes.UnaryExpr, nodes.Compare, nodes.Operand, nodes.List, nodes.Tuple,
-    nodes.Dict, nodes.Pair,
-)  # fmt: skip
-"""What has no effect beyond its own step. Left out above all: `{% set ns.x = ... %}`, which later steps see."""
-_LAZY = frozenset(
-    {"batch", "items", "map", "reject", "rejectattr", "reverse", "select", "selectattr", "slice", "unique"}
-)
-"""Filters that give iterators: made before the loop, a step would see what earlier ones have left of them."""
-_PURE_FUNCTIONS = frozenset({"raise_exception", "range", "dict", "namespace"})
-_OWN_PLACES = {"index0": 0, "index": 1}
-"""How far after a step's own message they point."""
-_RESERVED = frozenset({"messages", "loop", "add_generation_prompt", "self", "caller", "varargs", "kwargs"})
+_Scalar = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What steps knew, and what those before a message have left; of a search, the place that it found, or -1."""
+
+    read: bytes
+    compared: tuple[object, ...] = ()
+    kept: tuple[object, ...] = ()
+    found: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """A template before it writes a message: later ones with the same beginning may be written from there.
+
+    Args: before: digest of the text before the first message; known: of each pass that has come so far
+    """
+
+    start: int
+    before: bytes
+    known: dict[int, _Known]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a conversation's text.
+
+    Args: before: what stands before the first message; texts: of each message from the first one written, the last of
+        them with what follows the messages. That of a message but the last stays as it is whatever is appended
+    """
+
+    before: str
+    texts: list[str]
+    _run: _Run
+
+    def reached(self, message: int) -> Reached | None:
+        """Where a later conversation that has the messages before this one begins; None where none can.
+
+        Args: message: of those that are written, by its place in the conversation
+        """
+        return self._run.reached(message, _digest(self.before))
 
 
 class TailTemplate:
     """A template that can begin at any message."""
 
-    def __init__(self, template: jinja2.Template) -> None:
+    def __init__(self, template: jinja2.Template, passes: Sequence[Pass]) -> None:
         self._template = template
+        self._passes = passes
 
     @classmethod
     def of(cls, environment: jinja2.Environment, source: str) -> TailTemplate | None:
         """The template, changed so that it can begin at any message; None where it does more than go through them."""
-        tree = environment.parse(source)
-        loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_name(node.iter, "messages")]
-        if len(loops) != 1 or not _is_plain(loops[0]):
-            return None
-        loop, place = loops[0], tree.body.index(loops[0])
-        before, step = _Rewriting(in_loop=False, of_messages=False), _Rewriting(in_loop=True, of_messages=True)
         try:
-            begin = [before(node) for node in tree.body[:place]]
-            steps = [step(node) for node in loop.body]
-        except _Unsuitable:
+            tree, passes = rewrite(environment, source)
+        except Unsuitable:
             return None
-        loop.iter = nodes.Name(_TAIL, "load")
-        loop.body = [nodes.Output([nodes.TemplateData(_MARK)]), *steps]
-        # What follows the loop is written anew each time, whatever it looks at.
-        tree.body = [*begin, loop, *tree.body[place + 1 :]]
-        tree.set_environment(environment)
-        return cls(jinja2.Template.from_code(environment, environment.compile(tree), environment.make_globals(None)))
+        code = environment.compile(tree)
+        return cls(jinja2.Template.from_code(environment, code, environment.make_globals(None)), passes)
 
-    def write(self, messages: Sequence[Message], start: int, variables: Mapping[str, Any]) -> list[str] | None:
-        """The text from a message on: what stands before the first message, then a text for each one from `start` on.
+    def write(self, messages: Sequence[Message], variables: Mapping[str, Any], since: Reached | None) -> Tail | None:
+        """The text from what was reached on, or all of it.
 
-        The last text ends with what follows the messages. None where the text of a message cannot be told from that of
-        others, or the template gives up: written as a whole it says why.
+        None where it can no more be told that the messages before have the texts that they had, or where the template
+        gives up: written as a whole it says why.
 
         Args: variables: what else the template sees, `messages` included
         """
-        inner = {_MESSAGES: _Beside(messages), _TAIL: messages[start:], _START: start}
+        run = _Run(self._template.environment, self._passes, messages, variables, since)
         try:
-            parts = self._template.render({**variables, **inner}).split(_MARK)
+            before, *texts = self._template.render({**variables, **run.functions}).split(_MARK)
         # Whatever it is, written as a whole it comes again.
-        except (_LooksBack, *UNRENDERABLE):
+        except (_Changes, *UNRENDERABLE):
             return None
         # A step that ends the loop leaves out those after it.
-        return parts if len(parts) == len(messages) - start + 1 else None
+        begun = len(messages) - len(texts)
+        if not texts or begun != run.begun or (since is not None and since.before != _digest(before)):
+            return None
+        return Tail(before, [""] * (begun - (since.start if since else 0)) + texts, run)
 
 
-class _Unsuitable(Exception):
-    """The template does something that may change what stands before."""
+class _Changes(Exception):
+    """A text depends on messages that will be others when the conversation goes on, or on what is not as it was."""
 
 
-class _LooksBack(Exception):
-    """A step has asked for a message by a place counted from the end, which another message takes later."""
+@dataclass(slots=True)
+class _Going:
+    """A pass that goes on.
 
-
-class _Beside:
-    """The messages as a step of the loop sees them."""
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages = messages
-
-    def __getitem__(self, index: int) -> Message:
-        if index < 0:
-            raise _LooksBack
-        return self._messages[index]
-
-
-@dataclass(frozen=True, slots=True)
-class _Rewriting:
-    """Makes a part of a template count from `_START`.
-
-    Args: in_loop: whether `loop` is the loop over the messages; of_messages: whether it is inside of it
-    Raises: _Unsuitable: it may look at other messages than those beside its own, or leave something for later steps
+    Args: first: which of all messages is its first, None where that is unclear and it is never resumed; begun, place:
+        of its messages, the one it began at and the one of this step; left: before each step, what earlier ones left
     """
 
-    in_loop: bool
-    of_messages: bool
+    of: Pass
+    items: list[Message]
+    names: Mapping[str, object]
+    first: int | None
+    known: _Known | None
+    begun: int = 0
+    place: int = -1
+    left: list[tuple[object, ...]] = field(default_factory=list)
 
-    def __call__(self, node: nodes.Node) -> nodes.Node:
-        match node:
-            case nodes.Getattr(node=nodes.Name(name="loop")):
-                return self._place(node)
-            case nodes.Getitem(node=nodes.Name(name="messages")) if self._is_beside(node.arg):
-                return nodes.Getitem(nodes.Name(_MESSAGES, "load"), self(node.arg), "load", lineno=node.lineno)
-            case nodes.Name() if node.name in _RESERVED:
-                raise _Unsuitable(node.name)
-            case nodes.Call(node=nodes.Name(name=name)) if name not in _PURE_FUNCTIONS:
-                raise _Unsuitable(name)
-            case nodes.Filter() if node.node is None or node.name == "random":
-                raise _Unsuitable(node.name)
-            case nodes.Filter() if node.name in _LAZY and not self.of_messages:
-                raise _Unsuitable(node.name)
-            case nodes.For() if node.recursive or node.test is not None or node.else_:
-                raise _Unsuitable("for")
-        return self._parts(node)
-
-    def _parts(self, node: nodes.Node) -> nodes.Node:
-        if not isinstance(node, _PURE):
-            raise _Unsuitable(type(node).__name__)
-        inner = replace(self, in_loop=False) if isinstance(node, nodes.For) else self
-        for name, value in node.iter_fields():
-            # A loop's sequence is made outside of it.
-            rewrite = self if name == "iter" else inner
-            if isinstance(value, list):
-                setattr(node, name, [rewrite(part) if isinstance(part, nodes.Node) else part for part in value])
-            elif isinstance(value, nodes.Node):
-                setattr(node, name, rewrite(value))
-        return node
-
-    def _place(self, node: nodes.Getattr) -> nodes.Node:
-        """What `loop.<attr>` is for all messages, where only the last are gone through."""
-        if not self.in_loop:
-            # Of a loop inside.
-            return node
-        match node.attr:
-            case "last":
-                return node
-            case "index" | "index0":
-                return nodes.Add(node, nodes.Name(_START, "load"), lineno=node.lineno)
-            case "first":
-                index = self._place(nodes.Getattr(node.node, "index0", "load", lineno=node.lineno))
-                return nodes.Compare(index, [nodes.Operand("eq", nodes.Const(0))], lineno=node.lineno)
-        raise _Unsuitable(f"loop.{node.attr}")
-
-    def _is_beside(self, index: nodes.Node) -> bool:
-        """Whether it names the first message, the step's own, or one of those beside it."""
-        match index:
-            case nodes.Const(value=int(value)):
-                return value == 0
-            case nodes.Getattr(node=nodes.Name(name="loop"), attr="index0" | "index" as attr):
-                return self.in_loop and attr in _OWN_PLACES
-            case nodes.Add(left=nodes.Getattr() as own, right=nodes.Const(value=int(added))):
-                return self._is_beside(own) and abs(_OWN_PLACES[own.attr] + added) <= 1
-            case nodes.Sub(left=nodes.Getattr() as own, right=nodes.Const(value=int(taken))):
-                return self._is_beside(own) and abs(_OWN_PLACES[own.attr] - taken) <= 1
-        return False
+    def reached(self, message: int) -> _Known | None:
+        """What is known before a message; None where a later pass cannot begin there."""
+        if self.known is None or self.first is None or self.known.found is not None:
+            return self.known
+        step = max(0, message - self.first) - self.begun
+        if not 0 <= step < len(self.left) or not all(isinstance(value, _Scalar) for value in self.left[step]):
+            return None
+        return replace(self.known, kept=self.left[step])
 
 
-def _is_plain(loop: nodes.For) -> bool:
-    """Whether it goes through all messages, one after the other."""
-    is_own = isinstance(loop.target, nodes.Name) and loop.target.name not in _RESERVED
-    return is_own and loop.test is None and not loop.else_ and not loop.recursive
+class _Run:
+    """What a template calls while it writes."""
+
+    def __init__(
+        self,
+        environment: jinja2.Environment,
+        passes: Sequence[Pass],
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        since: Reached | None,
+    ) -> None:
+        self._environment = environment
+        self._passes = passes
+        self._messages = messages
+        self._given = {id(value): name for name, value in variables.items() if name != "messages"}
+        self._asks = variables.get("add_generation_prompt")
+        self._since = since
+        self._all: dict[int, _Going] = {}
+        self.functions = {
+            BEGIN: self._begin, SEARCH: self._search, STEP: self._step, PLACE: lambda: self._now.place,
+            PREVIOUS: self._previous, AT: self._at, IS_QUESTION: self._is_question,
+        }  # fmt: skip
+
+    @property
+    def begun(self) -> int | None:
+        """The first message that is written; None where none is."""
+        last = self._all.get(len(self._passes) - 1)
+        return None if last is None or last.first is None else last.first + last.begun
+
+    def reached(self, message: int, before: bytes) -> Reached | None:
+        """See `Tail.reached`."""
+        reached = {number: going.reached(message) for number, going in self._all.items()}
+        known = {number: one for number, one in reached.items() if one is not None}
+        return Reached(message, before, known) if len(self._passes) - 1 in known else None
+
+    def _begin(self, number: int, items: list[Message], /, **names: Any) -> list[Message]:
+        """The messages that a pass still has to go through."""
+        now = self._start(number, items, names)
+        was = None if self._since is None else self._since.known.get(number)
+        if was is not None and self._is_unchanged(now, was):
+            now.begun, now.place = self._next(now), self._next(now) - 1
+            for (name, attribute), value in zip(now.of.kept, was.kept, strict=True):
+                names[name][attribute] = value
+        elif not now.of.is_silent and (self._since is not None or now.known is None):
+            raise _Changes
+        return items[now.begun :] if now.begun else items
+
+    def _search(self, number: int, items: list[Message], space: Any, flag: str, /, **names: Any) -> Iterator[Message]:
+        """The messages from the last one back to the one that turns the flag off."""
+        if not isinstance(items, list):
+            raise _Changes
+        now = self._start(number, items, names)
+        was = None if self._since is None else self._since.known.get(number)
+        places: Iterable[int] = range(len(items) - 1, -1, -1)
+        if was is not None and was.found is not None and was.found < self._next(now) and self._is_unchanged(now, was):
+            # What lies between has been looked at.
+            places = [*range(len(items) - 1, self._next(now) - 1, -1), *([was.found] if was.found >= 0 else [])]
+        found, kept = -1, self._values(now, now.of.kept)
+        for now.place in places:
+            yield items[now.place]
+            if any(one is not other for one, other in zip(kept, self._values(now, now.of.kept), strict=True)):
+                raise _Changes
+            if not self._environment.getattr(space, flag):
+                found = now.place
+                break
+        now.known = None if now.known is None else replace(now.known, found=found)
+
+    def _start(self, number: int, items: list[Message], names: Mapping[str, Any]) -> _Going:
+        now = self._now = self._all[number] = _Going(self._passes[number], items, names, self._first(items), None)
+        read = [self._frozen(value) for value in self._values(now, now.of.read)]
+        compared = [
+            value if type(value) is int else self._frozen(value) for value in self._values(now, now.of.compared)
+        ]
+        if now.first is not None and None not in read and None not in compared:
+            now.known = _Known(_digest(repr([now.first, read])), tuple(compared))
+        return now
+
+    def _is_unchanged(self, now: _Going, was: _Known) -> bool:
+        """Whether the steps before would do what they did."""
+        if now.known is None or now.known.read != was.read:
+            return False
+        pairs = zip(was.compared, now.known.compared, strict=True)
+        return all(one == other or self._is_beyond(now, one, other) for one, other in pairs)
+
+    def _is_beyond(self, now: _Going, *numbers: object) -> bool:
+        """Whether all of the numbers are greater than any place that an earlier step has compared with them."""
+        return all(type(number) is int and number > self._next(now) for number in numbers)
+
+    def _next(self, now: _Going) -> int:
+        """The place of the first message of a pass that is not known."""
+        return 0 if self._since is None or now.first is None else max(0, self._since.start - now.first)
+
+    def _step(self) -> str:
+        now = self._now
+        now.place += 1
+        now.left.append(self._values(now, now.of.kept))
+        return "" if now.of.is_silent else _MARK
+
+    def _previous(self) -> object:
+        now = self._now
+        return now.items[now.place - 1] if now.place else self._environment.undefined("there is no previous item")
+
+    def _is_question(self) -> object:
+        """`add_generation_prompt`, which only the last message's text may depend on."""
+        if self._now.place + 1 < len(self._now.items):
+            raise _Changes
+        return self._asks
+
+    def _at(self, items: object, key: object) -> object:
+        """An element of a list from before the loop, as long as it is no later message than the next one."""
+        now = self._now
+        first = now.first if items is now.items else self._first(items)
+        if now.first is not None:
+            if first is None or type(key) is not int or not 0 <= key <= now.first + now.place + 1 - first:
+                raise _Changes
+        elif key is None:
+            raise _Changes
+        return self._environment.getitem(items, key)
+
+    def _first(self, items: object) -> int | None:
+        """Which message a list of the last messages begins with; None for anything else."""
+        if items is self._messages:
+            return 0
+        first = len(self._messages) - len(items) if isinstance(items, list) else -1
+        return first if first >= 0 and items == self._messages[first:] else None
+
+    def _values(self, now: _Going, keys: Sequence[Key]) -> tuple[object, ...]:
+        return tuple(
+            now.names[name] if attribute is None else self._environment.getattr(now.names[name], attribute)
+            for name, attribute in keys
+        )
+
+    def _frozen(self, value: object) -> str | None:
+        """A value told apart from any other by its text; None where it is none that stays what it is."""
+        if isinstance(value, _Scalar) or (isinstance(value, list) and all(isinstance(part, _Scalar) for part in value)):
+            return repr(value)
+        if isinstance(value, jinja2.Undefined):
+            return "undefined"
+        name = self._given.get(id(value))
+        return None if name is None else f"given {name}"
 
 
-def _is_name(node: nodes.Node, name: str) -> bool:
-    return isinstance(node, nodes.Name) and node.name == name and node.ctx == "load"
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

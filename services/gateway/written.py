@@ -7,11 +7,15 @@ order to see that it has not changed.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import orjson
 
 from services.gateway.opening import Opening
 from services.gateway.render import ChatModel
 from services.gateway.request import Json, Turn
+from services.gateway.tail import Reached, Tail
 
 SETTLED_BYTES, TURN_BYTES = 1000, 500
 """What is kept of an opening and of each of its turns beside their text, measured."""
@@ -35,15 +39,17 @@ class Settled:
     """What an opening's turns have become, under the tools and options of `chain[0]`.
 
     Args: chain: digests of the conversation's beginnings, from no turn to all of the opening's; messages: as the
-        template gets them, None where it writes only whole conversations; characters, digest: of the text before the
-        last of the messages
+        template gets them, None where it writes only whole conversations; reached: the template before the last of
+        them; characters, digest: of the text before that one; given: digest of tools and options as they are spelled
     """
 
     opening: Opening
     chain: list[bytes]
     messages: list[Json] | None
+    reached: Reached | None
     characters: int
     digest: hashlib.blake2b
+    given: bytes
 
     @property
     def size_bytes(self) -> int:
@@ -63,14 +69,18 @@ class Written:
         self._conversation = conversation
         self._settled = settled
         self._known = [] if settled is None or settled.messages is None else settled.messages
+        self._reached = None if settled is None else settled.reached
         self._characters = 0 if settled is None else settled.characters
         self._digest = hashlib.blake2b(digest_size=16) if settled is None else settled.digest
         self.first = 0 if settled is None else len(settled.opening.turns)
         """The first turn that is not settled."""
+        # A template may write members in their order, which a conversation's digests do not tell.
+        self._given = hashlib.blake2b(orjson.dumps([conversation.tools, conversation.options]), digest_size=16).digest()
+        if settled is not None and settled.given != self._given:
+            raise Elsewhere
         self._messages = self._spelled(len(conversation.turns))
-        parts = self._parts(self._messages, add_generation_prompt=True)
-        self._split = parts or []
-        self.rest = "".join(parts) if parts is not None else self._whole(len(conversation.turns), is_question=True)
+        self._tail = self._written(self._messages, is_question=True)
+        self.rest = self._text(self._tail, len(conversation.turns), is_question=True)
         """The text from the settled part on."""
 
     @property
@@ -96,8 +106,7 @@ class Written:
 
         Args: closing: with which the text of an answer ends
         """
-        parts = self._parts(self._spelled(end), add_generation_prompt=False)
-        so_far = "".join(parts) if parts is not None else self._whole(end, is_question=False)
+        so_far = self._text(self._written(self._spelled(end), is_question=False), end, is_question=False)
         if not self.rest.startswith(so_far) or not so_far.endswith(closing):
             return None
         return self.rest[len(so_far) :]
@@ -110,35 +119,46 @@ class Written:
         if self._settled is not None and self._settled.opening is opening:
             return self._settled
         count = len(opening.turns)
-        if not self._split:
-            return Settled(opening, chain[: count + 1], None, 0, self._digest)
         messages = self._messages[: len(self._spelled(count))]
         # The text of a message may depend on the next one, which need not be the same later.
-        text = "".join(self._split[: len(messages) - len(self._known)])
-        digest = _continued(self._digest, text)
-        return Settled(opening, chain[: count + 1], messages, self._characters + len(text), digest)
+        reached = None if self._tail is None else self._tail.reached(len(messages) - 1)
+        if self._tail is None or reached is None:
+            return Settled(opening, chain[: count + 1], None, None, 0, self._digest, self._given)
+        text = self._shown(self._tail, self._tail.texts[: len(messages) - 1 - self._start])
+        digest, characters = _continued(self._digest, text), self._characters + len(text)
+        return Settled(opening, chain[: count + 1], messages, reached, characters, digest, self._given)
 
     def _spelled(self, end: int) -> list[Json]:
         """The messages of the first `end` turns."""
         tools = self._conversation.tools if self.first == 0 else ()
         return [*self._known, *self._model.messages(self._conversation.turns[self.first : end], tools)]
 
-    def _parts(self, messages: list[Json], *, add_generation_prompt: bool) -> list[str] | None:
-        """The texts of the messages that are not settled, after what stands before all where nothing is settled."""
-        parts = self._model.render_from(
-            messages,
-            max(0, len(self._known) - 1),
-            self._conversation.tools,
-            self._conversation.options,
-            add_generation_prompt=add_generation_prompt,
-        )
-        return parts if parts is None or self._settled is None else parts[1:]
+    @property
+    def _start(self) -> int:
+        """The first message that is not settled."""
+        return 0 if self._reached is None else self._reached.start
 
-    def _whole(self, end: int, *, is_question: bool) -> str:
+    def _written(self, messages: list[Json], *, is_question: bool) -> Tail | None:
+        asked = self._conversation
+        return self._model.render_from(
+            messages, self._reached, asked.tools, asked.options, add_generation_prompt=is_question
+        )
+
+    def _text(self, tail: Tail | None, end: int, *, is_question: bool) -> str:
+        """The text of the first `end` turns from the settled part on.
+
+        Raises: Elsewhere; BadRequest
+        """
+        if tail is not None:
+            return self._shown(tail, tail.texts)
         if self._settled is not None:
             raise Elsewhere
         asked = self._conversation
         return self._model.render(asked.turns[:end], asked.tools, asked.options, add_generation_prompt=is_question)
+
+    def _shown(self, tail: Tail, texts: Sequence[str]) -> str:
+        """Texts after what stands before all of them, where that is not settled."""
+        return "".join(texts if self._settled is not None else [tail.before, *texts])
 
 
 def _continued(digest: hashlib.blake2b, text: str) -> hashlib.blake2b:

@@ -22,6 +22,7 @@ from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
 from services.gateway.written import Conversation
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS, make_chat_model
+from tests.fakes.templates import DEEPSEEK, LLAMA, MISTRAL, QWEN3
 
 KEY = ("run-a.0.0", 1)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -138,7 +139,10 @@ class Agent:
         self.messages += [said, *(results or [{"role": "user", "content": f"question {number}"}])]
 
 
-@pytest.mark.parametrize("template", [CHATML, CHATML_WITH_TOOLS, CHATML_FORGETTING, LOOKING_AHEAD, COUNTING])
+@pytest.mark.parametrize(
+    "template",
+    [CHATML, CHATML_WITH_TOOLS, CHATML_FORGETTING, LOOKING_AHEAD, COUNTING, DEEPSEEK, LLAMA, MISTRAL, QWEN3],
+)
 @settings(max_examples=40, deadline=None)
 @given(st.randoms(use_true_random=False))
 async def test_a_prompt_is_the_same_whatever_is_remembered(tmp_path_factory, template, random):

@@ -1,4 +1,4 @@
-"""Templates that can begin at any message, and those that must not."""
+"""Templates that can begin at any message, and the moments when they must not."""
 
 from __future__ import annotations
 
@@ -8,110 +8,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.errors import BadRequest
 from services.gateway.render import ChatModel
 from services.gateway.request import ToolCall, Turn
+from services.gateway.tail import UNRENDERABLE, _Run
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, make_chat_model
+from tests.fakes.templates import (
+    COUNTED_SEARCH,
+    DEEPSEEK,
+    GEMMA,
+    GLM,
+    GPT_OSS,
+    LEAVING,
+    LLAMA,
+    MISTRAL,
+    NUMBERED,
+    PICTURES,
+    QWEN,
+    QWEN3,
+    REFUSING,
+    SMOLLM,
+)  # fmt: skip
 
-# Each looks at one more thing: the first message, those beside its own, its own number, variables, inner loops.
-SMOLLM = (
-    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}[default]{% endif %}"
-    "<{{ message['role'] }}>{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-QWEN = (
-    "{%- if tools %}{{ tools | tojson }}{%- else %}{%- if messages[0].role == 'system' %}{{ messages[0].content }}"
-    "{%- endif %}{%- endif %}{%- for message in messages %}"
-    "{%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}<{{ message.role }}>"
-    "{{ message.content }}{%- elif message.role == 'assistant' %}<a>{{ message.content }}"
-    "{%- for call in message.tool_calls or [] %}{% if not loop.first %},{% endif %}{{ loop.index0 }}"
-    "{{ call.function.name }}"
-    "{%- endfor %}{%- elif message.role == 'tool' %}"
-    "{%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}<results>{%- endif %}{{ message.content }}"
-    "{%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}</results>{%- endif %}{%- endif %}{%- endfor %}"
-    "{%- if add_generation_prompt %}<a>{%- endif %}"
-)
-NUMBERED = (
-    "{% set mark = '#' if style is undefined else style %}{% set seen = 'none' %}{% for m in messages %}"
-    "{% if loop.index is odd %}{% set seen = m.content %}{% endif %}{{ loop.index }}{{ mark }}{{ seen }}"
-    "{{ messages[loop.index - 2].role if loop.index0 else '-' }}{{ messages[loop.index].role if not loop.last }}"
-    "{{ m.content | upper }}"
-    "{% endfor %}{{ messages[-1].role }}{{ messages | length }}"
-)
-LEAVING = (
-    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{% continue %}{% endif %}"
-    "{% if loop.index0 > 4 %}{% break %}{% endif %}{% generation %}{{ m.content }}{% endgeneration %}|{% endfor %}!"
-)
-REFUSING = (
-    "{{ tools }}{% for m in messages %}{% if m.role == 'tool' and messages[loop.index0 - 1].role == 'tool' %}"
-    "{{ raise_exception('two') }}{% endif %}{{ m.content }}{% endfor %}"
-)
-BY_MESSAGE = {
-    "chatml": CHATML, "tools": CHATML_WITH_TOOLS, "forgetting": CHATML_FORGETTING, "smollm": SMOLLM, "qwen": QWEN,
-    "numbered": NUMBERED, "leaving": LEAVING, "refusing": REFUSING,
-}  # fmt: skip
-TOOLS: Any = ({"type": "function", "function": {"name": "f"}},)
-
-turns = st.lists(
-    st.builds(
-        Turn,
-        role=st.sampled_from(["system", "user", "assistant", "tool", "tool"]),
-        content=st.sampled_from(["", "a", "</think>b", "é<|im_end|>", "{{ 1 }}"]),
-        tool_calls=st.sampled_from([(), (ToolCall("1", "f", '{"x": 1}'), ToolCall("2", "g", "{}"))]),
-    ),
-    min_size=1,
-    max_size=8,
-)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatModel]:
-    folder = tmp_path_factory.mktemp("models")
-    return {name: ChatModel(make_chat_model(folder / name, template)) for name, template in BY_MESSAGE.items()}
-
-
-def whole(model: ChatModel, asked: list[Turn], tools: Any, options: dict[str, Any], *, prompt: bool) -> str | None:
-    try:
-        return model.render(asked, tools, options, add_generation_prompt=prompt)
-    except BadRequest:
-        return None
-
-
-@pytest.mark.parametrize("name", BY_MESSAGE)
-@settings(max_examples=150, deadline=None)
-@given(turns, st.sampled_from([(), TOOLS]), st.sampled_from([{}, {"style": "~"}]), st.booleans(), st.data())
-def test_the_parts_of_a_conversation_are_its_text_and_stay_when_it_goes_on(
-    models, name, asked, tools, options, prompt, data
-):
-    model = models[name]
-    messages = model.messages(asked, tools)
-    parts = model.render_from(messages, 0, tools, options, add_generation_prompt=prompt)
-    text = whole(model, asked, tools, options, prompt=prompt)
-    if parts is None:
-        return
-    assert "".join(parts) == text
-    start = data.draw(st.integers(0, len(messages) - 1))
-    assert model.render_from(messages, start, tools, options, add_generation_prompt=prompt) == [
-        parts[0],
-        *parts[start + 1 :],
-    ]
-    # Whatever comes after the first messages, all of them but the last have the same texts.
-    count = data.draw(st.integers(1, len(messages)))
-    other = [*messages[:count], *model.messages(data.draw(turns), ())]
-    later = model.render_from(other, 0, tools, options, add_generation_prompt=prompt)
-    if later is not None:
-        assert later[:count] == parts[:count]
-
-
-@pytest.mark.parametrize("name", ["chatml", "tools", "forgetting", "smollm", "qwen", "numbered"])
-def test_common_templates_work_message_by_message(models, name):
-    model = models[name]
-    asked = [Turn("system", "s"), Turn("user", "a"), Turn("assistant", "b"), Turn("tool", "c"), Turn("user", "d")]
-    parts = model.render_from(model.messages(asked, ()), 0, (), {}, add_generation_prompt=True)
-    assert parts is not None
-    assert "".join(parts) == model.render(asked, (), {}, add_generation_prompt=True)
-
-
-# Each goes through the messages, and does one thing that may change what it wrote before.
+# Shapes that may change what they wrote, some of them each time.
 REWRITING = [
     "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{{ ns.n }}{% endfor %}",
     "{% set c = messages | length %}{% for m in messages %}{{ c }}{{ m.content }}{% endfor %}",
@@ -140,24 +58,159 @@ REWRITING = [
     "{% macro w(m) %}{{ messages | length }}{% endmacro %}{% for m in messages %}{{ w(m) }}{% endfor %}",
     "{% set messages = messages %}{% for m in messages %}{{ m.content }}{% endfor %}",
     "{% if tools %}{% for m in messages %}{{ m.content }}{% endfor %}{% endif %}",
+    # The search keeps more than its find, the state is a list, the loop is left.
+    QWEN3.replace("{%- set ns.open = false %}", "{%- if index is odd %}{%- set ns.open = false %}{%- endif %}"),
+    "{% set ns = namespace(l=[]) %}{% for m in messages %}{% set ns.l = ns.l + [m.role] %}{{ ns.l }}{% endfor %}",
+    "{% set ns = namespace(n=0) %}{% for m in messages %}{% if m.role == 'tool' %}{% break %}{% endif %}"
+    "{% set ns.n = ns.n + 1 %}{% endfor %}{% for m in messages %}{{ ns.n }}{{ m.content }}{% endfor %}",
+    "{% set f = messages[0] %}{% for m in messages %}{{ f['role'] }}{{ f.content }}{{ m.content }}{% endfor %}",
+    "{% set ns = namespace(k=loop_from) %}{% for m in messages %}{{ m.content if ns.k != 1 }}{% endfor %}",
+    "{% if tools %}{% set rest = messages[1:] %}{% for m in rest %}{{ m.content }}{% endfor %}{% else %}"
+    "{% set rest = messages[-2:] %}{% for m in rest %}{{ m.role }}{% endfor %}{% endif %}",
+]
+COMMON = {
+    "chatml": CHATML, "tools": CHATML_WITH_TOOLS, "forgetting": CHATML_FORGETTING, "smollm": SMOLLM, "qwen": QWEN,
+    "numbered": NUMBERED, "qwen3": QWEN3, "glm": GLM, "llama": LLAMA, "mistral": MISTRAL, "gemma": GEMMA,
+    "deepseek": DEEPSEEK, "pictures": PICTURES, "gpt-oss": GPT_OSS,
+}  # fmt: skip
+ALL = COMMON | {"leaving": LEAVING, "refusing": REFUSING, "counted search": COUNTED_SEARCH}
+ALL |= {str(number): template for number, template in enumerate(REWRITING)}
+TOOLS: Any = ({"type": "function", "function": {"name": "f"}},)
+
+turns = st.lists(
+    st.builds(
+        Turn,
+        role=st.sampled_from(["system", "user", "assistant", "tool", "tool"]),
+        content=st.sampled_from(["", "a", "<r>", "</think>b", "é<|im_end|>", "{{ 1 }}"]),
+        tool_calls=st.sampled_from([(), (), (ToolCall("1", "f", '{"x": 1}'), ToolCall("2", "g", "{}"))]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ChatModel]:
+    folder = tmp_path_factory.mktemp("models")
+    return {name: ChatModel(make_chat_model(folder / name, template)) for name, template in ALL.items()}
+
+
+def whole(model: ChatModel, messages: list[Any], tools: Any, options: dict[str, Any], *, prompt: bool) -> str | None:
+    try:
+        return model._template.render(model._variables(messages, tools, options, prompt))
+    except UNRENDERABLE:
+        return None
+
+
+@pytest.mark.parametrize("name", ALL)
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(turns, min_size=2, max_size=5),
+    st.sampled_from([(), TOOLS]),
+    st.sampled_from([{}, {"style": "~"}]),
+    st.data(),
+)
+def test_a_conversation_that_goes_on_has_the_same_text_written_from_what_was_reached(
+    models, name, rounds, tools, options, data
+):
+    model, since, settled, messages = models[name], None, "", []
+    for added in rounds:
+        messages = [*messages, *model.messages(added, ())]
+        prompt = data.draw(st.booleans())
+        text = whole(model, messages, tools, options, prompt=prompt)
+        tail = model.render_from(messages, since, tools, options, add_generation_prompt=prompt)
+        if tail is None:
+            since, settled = None, ""
+            continue
+        texts = tail.texts if since else [tail.before, *tail.texts]
+        assert settled + "".join(texts) == text
+        # Any messages but the last may be settled, and any may follow the one after them.
+        first = since.start if since else 0
+        last = data.draw(st.integers(first, len(messages) - 1))
+        messages = messages[: last + 1]
+        reached = tail.reached(last)
+        settled = settled + "".join(texts[: len(texts) - len(tail.texts) + last - first]) if reached else ""
+        since = reached
+
+
+def asked(*roles: str) -> list[Turn]:
+    return [Turn(role, f"{role} {number}") for number, role in enumerate(roles)]
+
+
+@pytest.mark.parametrize("name", COMMON)
+@pytest.mark.parametrize("kind", ["talk", "tools"])
+def test_templates_in_use_go_on_from_the_last_answer(models, name, kind):
+    model, since, begun = models[name], None, []
+    first = (
+        asked("system", "user", "assistant", "user") if kind == "talk" else asked("system", "user", "assistant", "tool")
+    )
+    for round_number in range(6):
+        following = asked("assistant", first[-1].role) * round_number
+        messages = model.messages([*first, *following], ())
+        tail = model.render_from(messages, since, (), {}, add_generation_prompt=True)
+        assert tail is not None
+        begun.append(len(messages) - len(tail.texts))
+        since = tail.reached(len(messages) - 3)
+        assert since is not None
+    assert begun == [0, 1, 3, 5, 7, 9]
+
+
+def test_a_new_question_that_drops_earlier_thoughts_is_written_whole(models):
+    model = models["qwen3"]
+    messages = model.messages(asked("user", "assistant", "tool", "assistant", "tool"), ())
+    tail = model.render_from(messages, None, (), {}, add_generation_prompt=True)
+    since = tail.reached(3) if tail else None
+    more = [*messages, *model.messages(asked("assistant", "tool"), ())]
+    assert since is not None
+    assert model.render_from(more, since, (), {}, add_generation_prompt=True) is not None
+    more = [*messages, *model.messages(asked("assistant", "user"), ())]
+    assert model.render_from(more, since, (), {}, add_generation_prompt=True) is None
+
+
+def test_a_search_looks_at_no_message_twice(models, monkeypatch):
+    looked: list[int] = []
+    search = _Run._search
+
+    def counted(run, number, items, *others, **names):
+        for message in search(run, number, items, *others, **names):
+            looked.append(items.index(message))
+            yield message
+
+    monkeypatch.setattr(_Run, "_search", counted)
+    model, since = models["qwen3"], None
+    roles = ["user", "assistant", "tool"]
+    for _ in range(4):
+        looked.clear()
+        messages = model.messages(asked(*roles), ())
+        tail = model.render_from(messages, since, (), {}, add_generation_prompt=True)
+        since = tail.reached(len(roles) - 2) if tail else None
+        roles += ["assistant", "tool"]
+    assert looked == [8, 7, 6, 5, 0]
+
+
+NEVER = [
+    "{% for m in messages %}{{ messages | length }}{{ m.content }}{% endfor %}",
+    "{% for m in messages %}{{ loop.length }}{{ m.content }}{% endfor %}",
+    "{% for m in messages %}{{ m.content }}{{ strftime_now('%s') }}{% endfor %}",
+    "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
 ]
 
 
-@pytest.mark.parametrize("template", REWRITING)
-def test_a_template_that_may_change_what_it_wrote_is_written_whole(tmp_path, template):
+@pytest.mark.parametrize("template", NEVER)
+def test_a_template_whose_steps_depend_on_what_is_to_come_is_written_whole(tmp_path, template):
     model = ChatModel(make_chat_model(tmp_path / "m", template))
-    messages = model.messages([Turn("user", "a"), Turn("assistant", "b"), Turn("user", "c")], ())
-    assert model.render_from(messages, 0, (), {}, add_generation_prompt=True) is None
+    messages = model.messages(asked("user", "assistant", "user"), ())
+    assert model.render_from(messages, None, (), {}, add_generation_prompt=True) is None
 
 
 def test_a_template_that_looks_back_before_the_first_message_is_written_whole(models):
     # The one before the first is the last one, which is another when the conversation goes on.
     model = models["refusing"]
-    messages = model.messages([Turn("tool", "a"), Turn("user", "b")], ())
-    assert model.render_from(messages, 0, (), {}, add_generation_prompt=True) is None
+    messages = model.messages(asked("tool", "user"), ())
+    assert model.render_from(messages, None, (), {}, add_generation_prompt=True) is None
 
 
 def test_an_option_with_the_name_of_something_else_is_refused_as_ever(models):
     model = models["chatml"]
-    messages = model.messages([Turn("user", "a")], ())
-    assert model.render_from(messages, 0, (), {"messages": []}, add_generation_prompt=True) is None
+    messages = model.messages(asked("user"), ())
+    assert model.render_from(messages, None, (), {"messages": []}, add_generation_prompt=True) is None
