@@ -8,7 +8,7 @@ from services.gateway.answer import Answer, delta_of, envelope, logprobs_of, sho
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Json
 from services.gateway.sample import Choice
-from services.gateway.text import TextStream, showable
+from services.gateway.text import ByteStream, TextStream, showable
 
 
 def head_of_chunks(request_id: str, model: str, created: int) -> bytes:
@@ -32,7 +32,8 @@ class ChoiceStream:
         self._before = head + b'{"index":%d,"delta":{"content":' % choice.index
         self._after = b'},"logprobs":null,"finish_reason":null}]}\n\n'
         self._holds_back = bool(request.sampling.stop) or request.calls_tools
-        self._text = TextStream(model.decode)
+        spelling = model.spelling
+        self._text = TextStream(model.decode) if spelling is None else ByteStream(spelling)
         self._fed = 0
         self._shown = 0
         self._logprobs_shown = 0

@@ -27,7 +27,6 @@ from services.gateway.errors import BadRequest
 from services.gateway.request import Json, Turn, parsed_arguments
 from services.gateway.spelling import Spelling
 from services.gateway.tail import UNRENDERABLE, Reached, Tail, TailTemplate
-from services.gateway.text import TokenBytes
 from services.gateway.tokens import TokenIds
 from services.gateway.tools import generic_turns
 
@@ -54,7 +53,7 @@ class ChatModel:
         settings = _read_json(folder / "tokenizer_config.json")
         config = _read_json(folder / "config.json")
         self._tokenizer = _read_tokenizer(folder)
-        self._spelling = Spelling.of(self._tokenizer)
+        self.spelling = Spelling.of(self._tokenizer)
         self._encode_shared = lru_cache(SHARED_TEXTS)(self._encode)
         self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size())
         own_length: int = config.get("max_position_embeddings", 2**20)
@@ -150,8 +149,8 @@ class ChatModel:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included; bytes that are no UTF-8 become U+FFFD."""
-        if self._spelling is not None:
-            return self._spelling.text(ids)
+        if self.spelling is not None:
+            return self.spelling.text(ids)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def _find_eos_ids(self, folder: Path, settings: Json, config: Json) -> frozenset[int]:
@@ -167,9 +166,11 @@ class ChatModel:
 
     def _find_closing(self) -> str | None:
         """What the template writes after an assistant's content; None where it does not keep the content as it is."""
-        turns = (Turn("user", "x"), Turn("assistant", _SENTINEL))
+        turns = (Turn("user", "x"), Turn("assistant", _SENTINEL), Turn("user", "x"))
+        # The last text of a conversation may end in another way.
+        tail = self.render_from(self.messages(turns, ()), None, (), {}, add_generation_prompt=True)
         try:
-            text = self.render(turns, (), {}, add_generation_prompt=False)
+            text = tail.texts[1] if tail else self.render(turns[:2], (), {}, add_generation_prompt=False)
         except BadRequest:
             return None
         _, found, closing = text.rpartition(_SENTINEL)

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 
+from services.gateway.spelling import Spelling
 from services.gateway.tools import OPEN
 
 Decode = Callable[[Sequence[int]], str]
 
 _INCOMPLETE = "\ufffd"
+
+
+class ByteStream:
+    """As `TextStream`, of tokens that are spelled in bytes: each is looked at once."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._bytes_of = spelling.__getitem__
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self.text = ""
+
+    def feed(self, ids: Sequence[int]) -> None:
+        """Adds tokens and whatever characters they complete."""
+        self.text += self._decode(b"".join(map(self._bytes_of, ids)))
 
 
 class TextStream:

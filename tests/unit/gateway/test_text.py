@@ -5,8 +5,23 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.gateway.text import TextStream, cut_at_stop, showable
+from services.gateway.spelling import Spelling
+from services.gateway.text import ByteStream, TextStream, cut_at_stop, showable
+
+
+def byte_level() -> Tokenizer:
+    """A token for each byte, and one for two of them."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: index for index, letter in enumerate(alphabet)} | {"he": 256}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("h", "e")]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in ("<|a|>", "<|b|>", "<|c|>")])
+    return tokenizer
+
+
+MODEL = byte_level()
 
 
 def decode(ids: list[int]) -> str:
@@ -57,3 +72,15 @@ def test_what_may_still_become_a_stop_or_a_call_is_held_back(text, stops, tools,
 def test_the_first_stop_string_in_the_text_cuts_it():
     assert cut_at_stop("abcabc", ["cab", "bc"]) == ("a", "bc")
     assert cut_at_stop("abc", ["x"]) == ("abc", None)
+
+
+@given(st.lists(st.lists(st.integers(0, 259), max_size=3), max_size=12))
+def test_the_bytes_of_tokens_make_the_text_that_their_tokenizer_makes(pieces):
+    stream = ByteStream(Spelling(MODEL))
+    for piece in pieces:
+        shown = stream.text
+        stream.feed(piece)
+        assert stream.text.startswith(shown)
+    text = MODEL.decode([token for piece in pieces for token in piece], skip_special_tokens=False)
+    # Bytes at the end that may yet become a character are held.
+    assert text in {stream.text, stream.text + "\ufffd"}
