@@ -182,7 +182,7 @@ class History:
         closing = self._model.closing
         if closing is None or not written.begins_with(call.prompt_characters, call.prompt_digest):
             return None
-        following = written.after(end, closing)
+        following = written.after(end, closing, call.prompt_characters)
         if following is None:
             return None
         last = int(call.sampled_ids[-1]) if len(call.sampled_ids) else None

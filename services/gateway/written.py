@@ -101,11 +101,18 @@ class Written:
             raise Elsewhere
         return _continued(self._digest, self.rest[: characters - self._characters]).digest() == digest
 
-    def after(self, end: int, closing: str) -> str | None:
+    def after(self, end: int, closing: str, asked: int) -> str | None:
         """What follows the first `end` turns, the last of them an answer; None where its text is not kept as it is.
 
-        Args: closing: with which the text of an answer ends
+        Args: closing: with which the text of an answer ends; asked: characters of the prompt that was answered
         """
+        answer = len(self._spelled(end)) - 1
+        if self._tail is not None and answer < len(self._messages) - 1:
+            so_far = self._shown(self._tail, self._tail.texts[: answer + 1 - self._start])
+            said = so_far[asked - self._characters :]
+            if said.endswith(closing) and _is_kept(self._conversation.turns[end - 1], said.removesuffix(closing)):
+                return self.rest[len(so_far) :]
+        # Its spelling is the template's own: then it is kept if it is the same as of a conversation that ends with it.
         so_far = self._text(self._written(self._spelled(end), is_question=False), end, is_question=False)
         if not self.rest.startswith(so_far) or not so_far.endswith(closing):
             return None
@@ -159,6 +166,12 @@ class Written:
     def _shown(self, tail: Tail, texts: Sequence[str]) -> str:
         """Texts after what stands before all of them, where that is not settled."""
         return "".join(texts if self._settled is not None else [tail.before, *texts])
+
+
+def _is_kept(answer: Turn, text: str) -> bool:
+    """Whether a text after the prompt is what was answered, but for white space and the spelling of tool calls."""
+    text, content = text.strip(), answer.content.strip()
+    return text.startswith(content) if answer.tool_calls else text == content
 
 
 def _continued(digest: hashlib.blake2b, text: str) -> hashlib.blake2b:

@@ -111,3 +111,10 @@ GPT_OSS = (
     "{%- elif loop.last and not add_generation_prompt %}<final>{{ m.content }}{%- else %}{{ m.content }}{%- endif %}"
     "{%- endfor %}"
 )
+# Writes empty thoughts before the last answer alone, as Qwen3 does, and an end of all after it, as Phi does.
+LAST_APART = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ '<think></think>' if m.role == 'assistant' and loop.last and '</think>' not in m.content }}"
+    "{{ m.content if loop.last else m.content.split('</think>')[-1] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% else %}<|endoftext|>{% endif %}"
+)

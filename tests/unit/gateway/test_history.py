@@ -22,7 +22,7 @@ from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
 from services.gateway.written import Conversation
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS, make_chat_model
-from tests.fakes.templates import DEEPSEEK, LLAMA, MISTRAL, QWEN3
+from tests.fakes.templates import DEEPSEEK, LAST_APART, LLAMA, MISTRAL, QWEN3
 
 KEY = ("run-a.0.0", 1)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
@@ -141,7 +141,18 @@ class Agent:
 
 @pytest.mark.parametrize(
     "template",
-    [CHATML, CHATML_WITH_TOOLS, CHATML_FORGETTING, LOOKING_AHEAD, COUNTING, DEEPSEEK, LLAMA, MISTRAL, QWEN3],
+    [
+        CHATML,
+        CHATML_WITH_TOOLS,
+        CHATML_FORGETTING,
+        LOOKING_AHEAD,
+        COUNTING,
+        DEEPSEEK,
+        LAST_APART,
+        LLAMA,
+        MISTRAL,
+        QWEN3,
+    ],
 )
 @settings(max_examples=40, deadline=None)
 @given(st.randoms(use_true_random=False))
@@ -202,6 +213,21 @@ async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else
     # Turns of the body, of the text, of the text up to the answer, and settled; then the characters after the answer.
     assert costs[2:] == [costs[2]] * 28
     assert costs[2][:2] == (4, 4)
+
+
+@pytest.mark.parametrize(("said", "is_fork"), [("fine", False), ("<think>hm</think>fine", True), ("fi\nne ", False)])
+async def test_an_answer_is_continued_if_its_letters_are_kept_however_a_last_one_is_written(tmp_path, said, is_fork):
+    model = ChatModel(make_chat_model(tmp_path / "m", LAST_APART))
+    history, store = History(model, max_bytes=10**6), Store()
+    sampled = [*model.encode(said).tolist(), EOS]
+    first = await answer(history, store, sampled, said, Turn("user", "a"))
+    turns = (Turn("user", "a"), Turn("assistant", said.strip()), Turn("user", "b"))
+    prompt = await history.prompt(KEY, request(*turns), store.read)
+    assert prompt.is_fork is is_fork
+    assert (prompt.ids.tolist()[: len(first)] == first) is not is_fork
+    if not is_fork:
+        rest = "\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
+        assert model.decode(prompt.ids.tolist()[len(first) :]) == rest
 
 
 async def test_forgotten_attempts_are_read_again(model):
