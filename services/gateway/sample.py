@@ -19,6 +19,7 @@ import orjson
 
 from libs.contracts.ids import parse_weight_version
 from libs.telemetry import inject, logger
+from services.gateway.columns import Columns, whole_document
 from services.gateway.connection import Connections, Refused, Take
 from services.gateway.engines import Directory, Endpoint, Patience
 from services.gateway.errors import BadRequest
@@ -154,7 +155,7 @@ class Sampler:
             else:
                 pieces: list[bytes] = []
                 await self._connections.post(url, body, headers, pieces.append)
-                answer.absorb(orjson.loads(b"".join(pieces)), began)
+                answer.absorb(whole_document(b"".join(pieces)), began)
         except Refused as refused:
             raise _refusal(refused.status, refused.text) from None
         # Whatever is wrong in an answer shows as one of these, before anything of it was taken.
@@ -229,7 +230,7 @@ class _Absorber:
         if finish is not None:
             self._end(finish)
 
-    def _take(self, ids: list[int], entries: list[list[Any]], meta: Json, first: int, began: float) -> None:
+    def _take(self, ids: list[int], entries: list[list[Any]] | Columns, meta: Json, first: int, began: float) -> None:
         choice = self.choice
         known, total = len(choice.sampled_ids) - self._base, first + min(len(ids), len(entries))
         versions = _policy_versions(meta, known, total, self._run_id)
@@ -237,7 +238,10 @@ class _Absorber:
         if until > known:
             new = slice(known - first, until - first)
             tokens = ids[new]
-            logprobs = list(map(self._logprob, tokens, entries[new]))
+            if isinstance(entries, Columns):
+                logprobs = self._logprobs(tokens, entries[new])
+            else:
+                logprobs = list(map(self._logprob, tokens, entries[new]))
             tops = self._tops(meta, new) if self._top else ()
             if choice.accepted_at is None:
                 choice.accepted_at = began
@@ -256,7 +260,18 @@ class _Absorber:
         told = (meta.get("output_top_logprobs") or [])[new]
         return [[(self._logprob(entry[1], entry), entry[1]) for entry in top or []] for top in told]
 
-    def _logprob(self, token: int, entry: list[Any]) -> float:
+    def _logprobs(self, tokens: list[int], columns: Columns) -> list[float]:
+        """As `_logprob` of each of many, in half the time."""
+        logprobs = columns.logprobs
+        are_well = (
+            {*map(type, tokens)} == {int}
+            and {*map(type, logprobs)} == {float}
+            and 0 <= min(tokens) <= max(tokens) < self._vocab_size
+            and LEAST_LOGPROB <= min(logprobs) <= max(logprobs) <= ROUNDING
+        )
+        return logprobs if are_well else list(map(self._logprob, tokens, zip(logprobs, columns.tokens, strict=True)))
+
+    def _logprob(self, token: int, entry: Sequence[Any]) -> float:
         """A token's log-probability, once both are what they must be: recorded, a wrong one would be trained."""
         logprob, named = entry[0], entry[1]
         if type(token) is not int or named != token or not 0 <= token < self._vocab_size:
