@@ -113,7 +113,8 @@ class Written:
             if said.endswith(closing) and _is_kept(self._conversation.turns[end - 1], said.removesuffix(closing)):
                 return self.rest[len(so_far) :]
         # Its spelling is the template's own: then it is kept if it is the same as of a conversation that ends with it.
-        so_far = self._text(self._written(self._spelled(end), is_question=False), end, is_question=False)
+        tail = None if self._tail is None else self._written(self._spelled(end), is_question=False)
+        so_far = self._text(tail, end, is_question=False)
         if not self.rest.startswith(so_far) or not so_far.endswith(closing):
             return None
         return self.rest[len(so_far) :]
