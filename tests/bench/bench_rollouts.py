@@ -25,7 +25,7 @@ from tests.bench.stored import process_seconds
 from tests.growth import AGENT, stubbed_platform
 
 SIBLINGS = 8
-TASKS = (12, 48, 192)
+TASKS = (8, 32, 128)
 MEASURED = TASKS[1]
 AT_ONCE = 32
 """Agents, as many as a runner has by default."""
