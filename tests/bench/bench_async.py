@@ -2,6 +2,8 @@
 
 The agent pulls, waits two seconds as for a tool, and pulls again. In turns means a policy lag of 0: a step waits for
 its rollouts, and rollouts for the step. Every sample's age is looked up in the store afterwards.
+
+Legend: S seeds, T steps, G groups of a step.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import psycopg
+from numpy.typing import NDArray
 
 from libs.cli.platform import Platform
 from libs.client import Leyden
@@ -26,6 +30,9 @@ GROUP_SIZE, GROUPS = 8, 2
 TOOL_SECONDS = 2.0
 RUN_SECONDS = 300.0
 GROWTH_GROUPS = (1, 2, 4)
+DRAWS = 5000
+
+Rewards = NDArray[np.float64]
 
 
 def rows(repeats: int) -> list[Row]:
@@ -60,22 +67,56 @@ def rows(repeats: int) -> list[Row]:
         ),
         Row(
             part="async",
-            name="mean reward over the last two steps",
+            name="mean reward over all steps",
             unit="reward",
-            repeats=[one.reward for one in ours],
+            repeats=[float(one.rewards_T_G.mean()) for one in ours],
             baseline_name="in turns (lag 0)",
-            baseline=[one.reward for one in theirs],
-            note="One value a seed: both ways visit the same tasks in the same order.",
+            baseline=[float(one.rewards_T_G.mean()) for one in theirs],
+            note=_compare([one.rewards_T_G for one in ours], [one.rewards_T_G for one in theirs]),
         ),
     ]
 
 
+def _compare(ours: list[Rewards], theirs: list[Rewards]) -> str:
+    """Both curves, and the interval of their difference."""
+    curves = [", ".join(f"{reward:.2f}" for reward in np.mean(side, axis=(0, 2))) for side in (ours, theirs)]
+    low, high = interval_of_difference(np.array(ours), np.array(theirs))
+    difference = float(np.mean(ours) - np.mean(theirs))
+    return (
+        "One value a seed: both ways visit the same tasks in the same order."
+        f" Step by step {curves[0]} beside {curves[1]}; difference {difference:+.3f},"
+        f" 95 % interval {low:+.3f} to {high:+.3f} (bootstrap over seeds and their groups)."
+    )
+
+
+def interval_of_difference(ours_S_T_G: Rewards, theirs_S_T_G: Rewards) -> tuple[float, float]:
+    """The 95 % interval of the difference of two means, ours less theirs.
+
+    Seeds are drawn anew, each with both its runs, and then groups within each step of each run.
+    """
+    rng = np.random.default_rng(0)
+    seeds, steps, groups = ours_S_T_G.shape
+    drawn_seeds = rng.integers(seeds, size=(DRAWS, seeds, 1, 1))
+
+    def means(rewards_S_T_G: Rewards) -> Rewards:
+        drawn_groups = rng.integers(groups, size=(DRAWS, seeds, steps, groups))
+        drawn = rewards_S_T_G[drawn_seeds, np.arange(steps).reshape(-1, 1), drawn_groups]
+        found: Rewards = np.mean(drawn, axis=(1, 2, 3))
+        return found
+
+    low, high = np.quantile(means(ours_S_T_G) - means(theirs_S_T_G), [0.025, 0.975])
+    return float(low), float(high)
+
+
 @dataclass(frozen=True)
 class Trained:
-    """What a run came to: rollouts trained per second between the ends of its first and its last step."""
+    """What a run came to: rollouts trained per second between the ends of its first and its last step, and rewards.
+
+    Args: rewards_T_G: the mean reward of each group of each step
+    """
 
     rate: float
-    reward: float
+    rewards_T_G: Rewards
 
 
 @dataclass(frozen=True)
@@ -127,9 +168,10 @@ class _Bench:
                 "SELECT extract(epoch FROM max(created_at) - min(created_at))::float8 FROM steps WHERE run_id = %s",
                 (run_id,),
             ).fetchone() or (0.0,)
-            (reward,) = connection.execute(
-                "SELECT avg(r.reward) FROM step_groups g JOIN rollouts r ON r.group_id = g.group_id"
-                " WHERE g.run_id = %s AND g.step > %s",
-                (run_id, STEPS - 2),
-            ).fetchone() or (0.0,)
-        return Trained((STEPS - 1) * groups * GROUP_SIZE / seconds, float(reward))
+            rewards = connection.execute(
+                "SELECT avg(r.reward)::float8 FROM step_groups g JOIN rollouts r ON r.group_id = g.group_id"
+                " WHERE g.run_id = %s AND g.step IS NOT NULL GROUP BY g.step, g.group_id ORDER BY g.step, g.group_id",
+                (run_id,),
+            ).fetchall()
+        rewards_T_G = np.array(rewards, np.float64).reshape(STEPS, groups)
+        return Trained((STEPS - 1) * groups * GROUP_SIZE / seconds, rewards_T_G)
