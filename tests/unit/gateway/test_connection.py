@@ -10,14 +10,13 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
+import trustme
 import uvloop
 
 from services.gateway import connection
 from services.gateway.connection import Connections, Refused, address_of
 
 LONG = 60.0
-TLS = Path(__file__).parent / "tls"
-"""An authority that only tests trust, and a key with its certificate for `localhost`; they are good until 2120."""
 
 
 class Server:
@@ -33,11 +32,11 @@ class Server:
         self.left = 0
 
     @asynccontextmanager
-    async def serving(self, *, certificate: Path | None = None) -> AsyncIterator[Server]:
+    async def serving(self, *, certificate: trustme.LeafCert | None = None) -> AsyncIterator[Server]:
         context = None
         if certificate is not None:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(certificate)
+            certificate.configure_cert(context)
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=context)
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self.url = f"http://{address}" if context is None else f"https://{address}"
@@ -266,17 +265,31 @@ async def test_an_engine_that_does_not_answer_the_handshake_is_waited_for_as_lon
         await server.is_left.wait()
 
 
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def written(authority: trustme.CA, folder: Path) -> Path:
+    """The file in which whoever trusts an authority has its certificate."""
+    authority.cert_pem.write_to_path(folder / "authority.pem")
+    return folder / "authority.pem"
+
+
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_an_engine_behind_tls_is_served_where_its_authority_is_trusted(
-    monkeypatch: pytest.MonkeyPatch, loop: Callable[[], asyncio.AbstractEventLoop]
+    monkeypatch: pytest.MonkeyPatch,
+    authority: trustme.CA,
+    tmp_path: Path,
+    loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "authority.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(written(authority, tmp_path)))
 
     async def asked() -> None:
         long = b"x" * 100_000
         server = Server([CHUNKED, chunk(b"one"), chunk(long), END], [WHOLE])
         connections = Connections(silence_seconds=LONG)
-        async with server.serving(certificate=TLS / "engine.pem"):
+        async with server.serving(certificate=authority.issue_cert("localhost")):
             url = server.url.replace("127.0.0.1", "localhost")
             answers = [await taken(connections, url) for _ in range(2)]
             connections.close()
@@ -288,11 +301,11 @@ def test_an_engine_behind_tls_is_served_where_its_authority_is_trusted(
 
 
 @pytest.mark.parametrize(("host", "trusted"), [("localhost", False), ("127.0.0.1", True)])
-async def test_an_engine_that_is_not_who_it_should_be_gets_no_request(monkeypatch, host, trusted):
+async def test_an_engine_that_is_not_who_it_should_be_gets_no_request(monkeypatch, authority, tmp_path, host, trusted):
     if trusted:
-        monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "authority.pem"))
+        monkeypatch.setenv("SSL_CERT_FILE", str(written(authority, tmp_path)))
     server = Server([WHOLE])
-    async with server.serving(certificate=TLS / "engine.pem"):
+    async with server.serving(certificate=authority.issue_cert("localhost")):
         with pytest.raises(ssl.SSLCertVerificationError):
             await taken(Connections(silence_seconds=LONG), server.url.replace("127.0.0.1", host))
     assert server.requests == []
