@@ -101,14 +101,12 @@ _COPY_HERE, _COPY_INCOMING = (
     sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(target, _NAMES).as_bytes()
     for target in (_TABLE, _INCOMING)
 )
-_ROW = sql.SQL("({})").format(sql.SQL(", ").join(sql.SQL("%b::") + sql.SQL(name) for name in _TYPES))
-INSERTED_CALLS = 4
-"""So many calls and fewer are inserted; more are copied, which costs less for each. Of long calls, whose hundreds of
-kilobytes COPY takes in slices, an INSERT of four costs a sixth less."""
-_INSERTS = [
-    sql.SQL("INSERT INTO {} ({}) VALUES {}").format(_TABLE, _NAMES, sql.SQL(", ").join([_ROW] * count)).as_bytes()
-    for count in range(1, INSERTED_CALLS + 1)
-]
+_INSERT = (
+    sql.SQL("INSERT INTO {} ({}) VALUES ({})")
+    .format(_TABLE, _NAMES, sql.SQL(", ").join(sql.SQL("%b::") + sql.SQL(name) for name in _TYPES))
+    .as_bytes()
+)
+
 _SERVING = (
     sql.SQL("SELECT url, run_id, policy_version FROM engines WHERE state = {} AND run_id IS NOT NULL ORDER BY url")
     .format(str(EngineState.SERVING))
@@ -152,8 +150,8 @@ class _OwnConnection:
 
 
 class CallWriter(_OwnConnection):
-    """Writes calls, a transaction per `write`: a few are durable after one round trip, as a prepared INSERT, and many
-    after two, by COPY.
+    """Writes calls, a transaction per `write`: one call is durable after one round trip, as a prepared INSERT, and many
+    after two, by COPY, which costs less for each.
     """
 
     async def write(self, calls: Sequence[NewCall], *, may_exist: bool = False) -> None:
@@ -167,9 +165,8 @@ class CallWriter(_OwnConnection):
                 connection = await self._connected()
                 if may_exist:
                     await _merge(connection, calls)
-                elif 0 < len(calls) <= INSERTED_CALLS:
-                    values = [value for call in calls for value in _values(call)]
-                    await connection.execute(_INSERTS[len(calls) - 1], values, prepare=True)
+                elif len(calls) == 1:
+                    await connection.execute(_INSERT, _values(calls[0]), prepare=True)
                 else:
                     await _copy(connection, _COPY_HERE, calls)
         except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:

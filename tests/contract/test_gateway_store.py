@@ -70,32 +70,14 @@ async def test_calls_are_stored_as_given_and_a_repeat_changes_nothing(database):
     assert (second.prompt_ids, second.first_token_seconds) == (b"\x01\x00\x00\x00", None)
 
 
-async def test_calls_are_stored_alike_however_many_are_written_together(database):
-    run = await builders.add_run(database)
-    writer = CallWriter(database.dsn)
-    numbers = iter(range(100))
-    for count in range(7):
-        await writer.write([call(run.id, next(numbers)) for _ in range(count)])
-    await writer.close()
-    async with database.read() as session:
-        first, *others = await completed_calls(session, run.id, f"{run.id}.0.0", 1, except_ids=[])
-    assert [other.sequence for other in others] == list(range(1, 21))
-    own = {"id", "request_id", "sequence", "created_at"}
-    columns = [column.key for column in tables.ModelCall.__table__.columns if column.key not in own]
-    for other in others:
-        assert [getattr(other, name) for name in columns] == [getattr(first, name) for name in columns]
-
-
 @pytest.mark.parametrize("changes", [{"run_id": "run-without-partition"}, {"status": "unheard"}])
-@pytest.mark.parametrize("others", [1, 5])
-async def test_a_batch_with_a_call_that_cannot_be_stored_stores_nothing(database, changes, others):
+async def test_a_batch_with_a_call_that_cannot_be_stored_stores_nothing(database, changes):
     run = await builders.add_run(database)
     writer = CallWriter(database.dsn)
-    good = [call(run.id, number) for number in range(1, others + 1)]
     with pytest.raises(CallRefused):
-        await writer.write([*good, replace(call(run.id, 9), **changes)])
+        await writer.write([call(run.id, 1), replace(call(run.id, 2), **changes)])
     with pytest.raises(CallRefused):
-        await writer.write([*good, call(run.id, 1)])
+        await writer.write([call(run.id, 1), call(run.id, 1)])
     assert await stored_ids(database) == []
     await writer.write([call(run.id, 1)])
     await writer.close()
