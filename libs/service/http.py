@@ -163,6 +163,8 @@ def _config(app: Starlette, limits: Limits) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
+        # Else a request would go on with the trace of another one in whose turn it begins.
+        reset_contextvars=True,
         backlog=BACKLOG,
         timeout_keep_alive=max(1, round(limits.idle_seconds)),
     )

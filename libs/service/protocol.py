@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -131,7 +132,7 @@ class Protocol(HttpToolsProtocol):
             self._answer_with(431, f"the headers exceed {limit} bytes")
         self._enter(_Phase.BODY)
         super().on_headers_complete()
-        self.scope["extensions"] = {_WRITE: {"write": partial(_write, self.cycle)}}
+        self.scope["extensions"] = {_WRITE: {"write": partial(_write, weakref.ref(self.cycle))}}
         if self._is_closing and self.cycle is not None:
             self.cycle.keep_alive = False
 
@@ -247,8 +248,10 @@ class Protocol(HttpToolsProtocol):
             self.transport.write_eof()
 
 
-def _write(cycle: RequestResponseCycle, data: bytes) -> bool:
-    if not cycle.chunked_encoding or cycle.response_complete:
+def _write(answering: weakref.ref[RequestResponseCycle], data: bytes) -> bool:
+    # Held weakly, as it holds the scope in which this function is: nothing that a request leaves behind is a cycle.
+    cycle = answering()
+    if cycle is None or not cycle.chunked_encoding or cycle.response_complete:
         raise RuntimeError("only an answer in chunks, between its beginning and its end, can be written at once")
     if not cycle.disconnected:
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))

@@ -20,6 +20,8 @@ from services.engine.sequence import Namespace
 # Tokens computed between two steps of the old weights, and how many may be left in the end. More makes agents wait
 # longer, less makes new weights late: two cores take 0.8 ms for a token of SmolLM2-135M.
 SLICE = 256
+# Tokens before those of a slice that are copied for it at a time, some 0.75 GB of that model.
+READ = 16_384
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,16 @@ class Ahead:
         self._most = 2 * left if self._most is None else self._most
         if left <= SLICE or self._computed >= self._most:
             return False
-        budget, batch = SLICE, []
+        budget, read = SLICE, 0
+        batch: list[tuple[_Part, int]] = []
         for part in sorted(parts, key=lambda part: part.shared - len(part.token_ids)):
             # One that needs tokens of another comes after it.
             if part.shared - part.cached < WORTH_WAITING and budget and len(part.token_ids) > part.cached:
+                if batch and read + part.cached > READ:
+                    continue
                 end = min(part.cached + budget, len(part.token_ids))
                 batch.append((part, end))
+                read += part.cached
                 budget -= end - part.cached
         self._compute(batch)
         self._computed += SLICE - budget

@@ -35,6 +35,8 @@ log = logger()
 
 PauseMode = Literal["abort", "retract", "in_place"]
 T = TypeVar("T")
+AHEAD_SECONDS = 60.0
+"""How long new weights wait at most for what is in flight to be computed by them; then the change itself holds it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Prepared:
     Args: files: the folder's weight files as they were before they were read
     """
 
+    folder: Path
     files: FileMarks
     model: Model
 
@@ -165,8 +168,14 @@ class Engine:
         prepared = self._prepared = await asyncio.to_thread(self._read_ahead, folder)
         ahead = Ahead(self._scheduler, prepared.model)
         # Until the update, or other weights that are prepared.
-        while self._prepared is prepared and await self._call(ahead.advance):
-            pass
+        until = time.monotonic() + AHEAD_SECONDS
+        try:
+            while self._prepared is prepared and time.monotonic() < until and await self._call(ahead.advance):
+                pass
+        except Exception:
+            # What it left in the cache may be half written: no other model finds it there.
+            self._prepared = None if self._prepared is prepared else self._prepared
+            raise
 
     async def update_weights(self, folder: Path, version: str | None, flush_cache: bool) -> bool:
         """Serves the weights in `folder` from now on; False when the cache could not be flushed, the weights being new.
@@ -195,14 +204,18 @@ class Engine:
 
     def _read_ahead(self, folder: Path) -> Prepared:
         files = file_marks(folder)
-        return Prepared(files, self._load(folder))
+        return Prepared(folder, files, self._load(folder))
 
     def _read(self, folder: Path) -> Model:
-        """Those prepared, where the files are the same; a version that is made again has its folder replaced."""
+        """Those prepared, where the files are the same, or the folder was pruned.
+
+        A version that is made again has its folder replaced.
+        """
         prepared, self._prepared = self._prepared, None
-        if prepared is None or prepared.files != file_marks(folder):
+        if prepared is None or prepared.folder != folder:
             return self._load(folder)
-        return prepared.model
+        is_same = not folder.exists() or prepared.files == file_marks(folder)
+        return prepared.model if is_same else self._load(folder)
 
     def _load(self, folder: Path) -> Model:
         return self._scheduler.model.with_weights(load_weights(folder, self.config, self.settings.dtype))

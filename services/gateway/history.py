@@ -119,9 +119,7 @@ class History:
             prompt, written = await self._prompt(key, conversation, chain, begun)
         except Elsewhere:
             prompt, written = await self._prompt(key, conversation, chain, None)
-        # Engines keep one place of the context for themselves.
-        if len(prompt.ids) + 1 >= self._model.context_length:
-            raise ContextOverflow(self._model.context_length, len(prompt.ids))
+        self._check_room(len(prompt.ids))
         if request.opening is not None:
             self._settle(key, written.settle(request.opening, chain), request.continues)
         return prompt
@@ -187,7 +185,15 @@ class History:
             return None
         last = int(call.sampled_ids[-1]) if len(call.sampled_ids) else None
         rest, after = self._unsampled_closing(closing, last)
-        return call.prompt.followed_by(call.sampled_ids, await self._encoded(rest + following, after))
+        appended = await self._encoded(rest + following, after)
+        # Before they take room beside those of the call.
+        self._check_room(call.prompt.length + len(call.sampled_ids) + len(appended))
+        return call.prompt.followed_by(call.sampled_ids, appended)
+
+    def _check_room(self, tokens: int) -> None:
+        # Engines keep one place of the context for themselves.
+        if tokens + 1 >= self._model.context_length:
+            raise ContextOverflow(self._model.context_length, tokens)
 
     def _unsampled_closing(self, closing: str, last: int | None) -> tuple[str, int | None]:
         """What of the closing the model has not sampled itself, and the sampled token that stands before it."""

@@ -129,6 +129,9 @@ class Recorder:
             self._refuse(pending, error)
         except StoreAway:
             self._expire([pending])
+        except Exception as error:
+            log.exception("calls not written", calls=1)
+            self._refuse(pending, error)
 
     def _expire(self, batch: list[_Pending]) -> None:
         now = asyncio.get_running_loop().time()

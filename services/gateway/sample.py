@@ -316,6 +316,8 @@ def _policy_versions(meta: Json, start: int, end: int, run_id: str) -> list[int]
         first, last = (first if first > start else start), (last if last < end else end)
         if last <= first:
             continue
+        if first != start + len(versions):
+            raise ValueError("spans of weight versions do not follow one another")
         try:
             serving, version = _parsed_version(str(span["version"]))
         except ValueError as error:
@@ -323,8 +325,6 @@ def _policy_versions(meta: Json, start: int, end: int, run_id: str) -> list[int]
         if serving != run_id:
             return versions
         versions += [version] * (last - first)
-    if len(versions) > end - start:
-        raise ValueError("spans of weight versions overlap")
     return versions
 
 

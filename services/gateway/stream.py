@@ -181,8 +181,9 @@ class _Reminder:
     def put_off(self, seconds: float) -> None:
         """Makes it due so many seconds from now."""
         self._due = self._loop.time() + seconds
-        if self.is_due:
+        if self.is_due or self._due < self._timer.when():
             self.is_due = False
+            self._timer.cancel()
             self._timer = self._loop.call_at(self._due, self._ring)
 
     def _ring(self) -> None:

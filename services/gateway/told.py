@@ -140,6 +140,9 @@ class Told:
         """How many tokens were told before those of an event. Its count of all tokens says which kind of stream it is,
         where the first event has shown that it counts what it tells.
         """
+        if not ids:
+            # It tells of no token, and so nothing of the kind.
+            return self._count
         if self._count == 0:
             self._counts_hold = told == ids
         elif self._is_incremental is None:

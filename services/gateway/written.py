@@ -172,7 +172,10 @@ class Written:
 def _is_kept(answer: Turn, text: str) -> bool:
     """Whether a text after the prompt is what was answered, but for white space and the spelling of tool calls."""
     text, content = text.strip(), answer.content.strip()
-    return text.startswith(content) if answer.tool_calls else text == content
+    if not answer.tool_calls:
+        return text == content
+    rest = text.removeprefix(content)
+    return text.startswith(content) and all(call.name in rest for call in answer.tool_calls)
 
 
 def _continued(digest: hashlib.blake2b, text: str) -> hashlib.blake2b:

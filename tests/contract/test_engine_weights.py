@@ -232,6 +232,42 @@ async def test_weights_replaced_after_they_were_prepared_are_read_again(engine: 
     assert found["output_ids"] == wanted["output_ids"]
 
 
+async def test_weights_pruned_after_they_were_prepared_are_served(engine: Client, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "version", seed=1)
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(folder))).status_code == 200
+    shutil.rmtree(folder)
+    assert (await load(engine, folder, weight_version="r:1")).status_code == 200
+    found = await engine.generate(input_ids=PROMPT, sampling_params=GREEDY)
+    assert found["meta_info"]["weight_version"] == "r:1"
+
+
+async def test_what_a_broken_preparation_left_is_served_to_nobody(
+    engine: Client, new_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead_module, "SLICE", 16)
+    read, folders = engine_module.load_weights, []
+    monkeypatch.setattr(
+        engine_module, "load_weights", lambda folder, *rest: folders.append(folder) or read(folder, *rest)
+    )
+    compute = Ahead._compute
+
+    def broken(ahead: Ahead, batch: Any) -> None:
+        compute(ahead, batch)
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Ahead, "_compute", broken)
+    stream, _ = await begun(engine)
+    while len(next(iter(engine.engine._live.values())).output_ids) < 32:
+        await anext(stream)
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 500
+    await engine.control("/pause_generation", mode="retract")
+    assert (await load(engine, new_weights, weight_version="r:1")).status_code == 200
+    await engine.control("/continue_generation")
+    # Read anew, in whose place nothing was computed before.
+    assert folders == [new_weights, new_weights]
+    assert len((await last_of(stream))["output_ids"]) == 400
+
+
 async def test_weights_that_cannot_be_prepared_are_refused_and_the_old_ones_serve(
     engine: Client, tmp_path: Path
 ) -> None:

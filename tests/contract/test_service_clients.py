@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from libs.service import JsonResponse, Limits, serving
 from libs.service.app import create_app
@@ -131,6 +133,26 @@ async def test_a_client_that_does_not_read_is_cut_and_its_answer_ends() -> None:
             while not app.state.ended:
                 await asyncio.sleep(0.05)
         assert await is_served(port)
+
+
+async def test_answered_requests_leave_nothing_for_the_garbage_collector() -> None:
+    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+        gc.collect()
+        before = _answers_in_memory()
+        gc.disable()
+        try:
+            for _ in range(10):
+                writer.write(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\n\r\nx")
+                assert await reader.readuntil(b'{"size":1}')
+            left = _answers_in_memory() - before
+        finally:
+            gc.enable()
+    # That of the last answer goes with its connection.
+    assert left <= 1
+
+
+def _answers_in_memory() -> int:
+    return sum(type(one) is RequestResponseCycle for one in gc.get_objects())
 
 
 class Writer:

@@ -20,7 +20,7 @@ from services.gateway.errors import ContextOverflow
 from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer, digest_chain
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
-from services.gateway.written import Conversation
+from services.gateway.written import Conversation, _is_kept
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS, make_chat_model
 from tests.fakes.templates import DEEPSEEK, LAST_APART, LLAMA, MISTRAL, QWEN3
 
@@ -331,3 +331,10 @@ async def test_a_long_text_is_encoded_beside_the_calls_of_others(model, monkeypa
     monkeypatch.setattr(ChatModel, "encode", encode)
     await history.prompt(KEY, request(*begin, Turn("user", "x" * LONG_CHARACTERS)), store.read)
     assert threads == [(True, False)]
+
+
+def test_an_answer_whose_tool_calls_the_template_leaves_out_is_not_kept() -> None:
+    answer = Turn("assistant", "Now.", tool_calls=(ToolCall(id="1", name="look", arguments="{}"),))
+    assert _is_kept(answer, ' Now.\n<call>{"name": "look"}</call>')
+    assert not _is_kept(answer, "Now.")
+    assert not _is_kept(answer, '<call>{"name": "look"}</call>')

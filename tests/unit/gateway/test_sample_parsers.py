@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import orjson
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,3 +149,24 @@ def test_of_a_cumulative_stream_known_tokens_are_cut_out_and_texts_that_hold_bra
 
     assert told(None) == [([5], 0), ([5, 6], 0), ([7], 2), ([8], 3)]
     assert told("]]") == [([5], 0), ([5, 6], 0), ([5, 6, 7], 0), ([5, 6, 7, 8], 0)]
+
+
+def test_an_event_without_tokens_does_not_make_a_stream_one_that_tells_each_token_once() -> None:
+    taken = absorber()
+    for tokens, count in (([1, 2], 2), ([], 2), ([1, 2, 3], 3), ([1, 2, 3, 4], 4)):
+        document = answer(tokens, finish={"type": "stop"} if count == 4 else None)
+        document["meta_info"]["completion_tokens"] = count
+        follow(taken, [b"data: " + orjson.dumps(document) + b"\n\n"])
+    assert taken.choice.sampled_ids == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("spans", [[(2, 4, 2), (0, 2, 1)], [(0, 1, 1), (2, 4, 2)], [(0, 3, 1), (2, 4, 2)]])
+def test_weight_versions_that_do_not_follow_one_another_are_no_answer(spans: list[tuple[int, int, int]]) -> None:
+    document = answer([1, 2, 3, 4], finish={"type": "stop"})
+    document["meta_info"]["weight_versions"] = [
+        {"version": f"run-a:{version}", "start": start, "end": end} for start, end, version in spans
+    ]
+    taken = absorber()
+    with pytest.raises(ValueError, match="follow one another"):
+        taken.absorb(document, 0.0)
+    assert taken.choice.sampled_ids == []

@@ -134,6 +134,19 @@ async def test_a_pause_is_filled_before_the_first_piece_and_after_it():
     assert [piece for piece in client.got if piece != ("sent", KEEPALIVE)] == [("written", b"a")]
 
 
+async def test_a_pause_after_the_first_piece_is_filled_though_the_first_piece_had_longer():
+    client = Client()
+    call: Any = Growing()
+    follower = Follower([call], client.send, client.write, 0.05)
+    following = asyncio.create_task(follower.follow(call, call.task, LONG))
+    await asyncio.sleep(0)
+    call.say(b"a")
+    await client.has(2)
+    following.cancel()
+    await asyncio.wait({following})
+    assert client.got[:2] == [("sent", b"a"), ("sent", KEEPALIVE)]
+
+
 async def test_what_cannot_be_shown_is_the_listeners_trouble_and_not_the_engines():
     client = Client()
     async with followed(client) as (call, following):

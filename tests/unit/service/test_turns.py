@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from libs.service import turns
 from libs.service.turns import Turns
+
+
+@pytest.fixture(autouse=True)
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No turn takes long."""
+    monkeypatch.setattr(turns, "SECONDS_APART", 60.0)
 
 
 class Requests:
@@ -56,3 +65,14 @@ async def test_a_lone_request_begins_at_once() -> None:
     requests.come("b")
     assert len(requests.tasks) == 2
     await requests.ended(2)
+
+
+async def test_where_turns_take_long_a_request_begins_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SECONDS_APART", 0.0)
+    requests = Requests()
+    for name in "abc":
+        requests.come(name)
+    await requests.ended(3)
+    begun = [requests.steps.index(f"{name}0") for name in "abc"]
+    assert begun == sorted(begun)
+    assert begun[1] < requests.steps.index("a2")
