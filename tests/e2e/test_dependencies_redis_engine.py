@@ -85,6 +85,11 @@ def test_a_training_outlives_every_trouble_of_its_engine(on: Stage) -> None:
     # It comes back with the weights of the base model, which are not those that the run has come to.
     assert kill(on.platform, "engine", run.id)
     on.wait_for_rollouts(run.id, 4)
-    dead = [engine for engine in on.client.engines() if engine.state == "unreachable"]
-    assert [engine.run_id for engine in dead] == [None]
+    # Rollouts may end by what their agents had asked before the kill, when it is not back yet.
+    until(lambda: _unreachable(on) == [None], "the engine serves again, beside the one that never answers")
     finish(on, run.id)
+
+
+def _unreachable(on: Stage) -> list[str | None]:
+    """Of each engine that is, the run it serves."""
+    return [engine.run_id for engine in on.client.engines() if engine.state == "unreachable"]
