@@ -21,6 +21,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from libs.service import JsonResponse, Limits, serving
 from libs.service.app import create_app
 from libs.service.protocol import writer_of
+from libs.telemetry import inject
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 # Long enough for a loaded machine to be quick within, short enough to be waited for.
@@ -34,6 +35,12 @@ def build() -> FastAPI:
     @app.post("/echo")
     async def echo(request: Request) -> Response:
         return JsonResponse({"size": len(await request.body())})
+
+    @app.get("/trace")
+    async def trace() -> Response:
+        # The next one begins where this one ends.
+        await asyncio.sleep(0.05)
+        return JsonResponse({"trace": inject()})
 
     @app.get("/flood")
     async def flood() -> Response:
@@ -153,6 +160,15 @@ async def test_answered_requests_leave_nothing_for_the_garbage_collector() -> No
 
 def _answers_in_memory() -> int:
     return sum(type(one) is RequestResponseCycle for one in gc.get_objects())
+
+
+async def test_a_request_sent_ahead_does_not_go_on_with_the_trace_of_the_one_before() -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    first = f"GET /trace HTTP/1.1\r\nhost: a\r\ntraceparent: 00-{trace}-b7ad6b7169203331-01\r\n\r\n"
+    async with door(**QUICK) as (_, port):
+        answers = await exchange(port, (first + "GET /trace HTTP/1.1\r\nhost: a\r\n\r\n").encode())
+    assert answers.count(b"HTTP/1.1 200") == 2
+    assert answers.count(trace.encode()) == 1
 
 
 class Writer:
