@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 
+from services.gateway.choice import Choice
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Json
-from services.gateway.sample import Choice
 from services.gateway.text import cut_at_stop
 from services.gateway.tools import parse_calls
 

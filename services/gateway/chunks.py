@@ -5,9 +5,9 @@ from __future__ import annotations
 import orjson
 
 from services.gateway.answer import Answer, delta_of, envelope, logprobs_of, shown_ids
+from services.gateway.choice import Choice
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Json
-from services.gateway.sample import Choice
 from services.gateway.text import ByteStream, TextStream, showable
 
 

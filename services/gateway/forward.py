@@ -26,6 +26,7 @@ from libs.store.calls import NewCall
 from libs.telemetry import logger, parse_traceparent
 from services.gateway import metrics
 from services.gateway.answer import Answer, Completion, finished_answer, logprobs_of
+from services.gateway.choice import Choice, Job
 from services.gateway.door import Door, refusal
 from services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable
 from services.gateway.history import History, Prompt
@@ -34,7 +35,7 @@ from services.gateway.record import Recorder
 from services.gateway.render import ChatModel
 from services.gateway.repeats import Repeats, Retry
 from services.gateway.request import ChatRequest, parse_answer, parse_request
-from services.gateway.sample import Choice, Job, Sampler
+from services.gateway.sample import Sampler
 
 log = logger()
 

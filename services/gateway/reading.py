@@ -21,12 +21,12 @@ from libs.store.calls import (
 from libs.store.database import Database
 from libs.store.tables import ModelCall
 from services.gateway.answer import Answer, Completion
+from services.gateway.choice import Choice
 from services.gateway.door import Door
 from services.gateway.engines import Endpoint
 from services.gateway.errors import Unavailable
 from services.gateway.history import StoredAnswer
 from services.gateway.request import Json, parse_answer, parse_conversation
-from services.gateway.sample import Choice
 from services.gateway.written import Conversation
 
 T = TypeVar("T")

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.choice import Absorber, Choice, EngineLost, Job, following, refusal
 from services.gateway.errors import BadRequest
 from services.gateway.request import Sampling
-from services.gateway.sample import Choice, EngineLost, Job, _Absorber, _following, _refusal
 from services.gateway.tokens import Tokens
 from services.gateway.told import Told
 
@@ -42,15 +42,15 @@ def answer(tokens: Sequence[int], *, finish: dict[str, Any] | None) -> dict[str,
     return {"output_ids": list(tokens), "meta_info": meta}
 
 
-def absorber(max_tokens: int = 8) -> _Absorber:
+def absorber(max_tokens: int = 8) -> Absorber:
     job = Job(
         "run-a", "run-a.0.0", Tokens.of(np.array([1], dtype=np.int32)), SAMPLING, 1.0, max_tokens, 100, 0, (), True
     )
-    return _Absorber(job, Choice("c", 0, None), lambda: None)
+    return Absorber(job, Choice("c", 0, None), lambda: None)
 
 
-def follow(taken: _Absorber, pieces: Sequence[bytes]) -> None:
-    take = _following(taken, 0.0)
+def follow(taken: Absorber, pieces: Sequence[bytes]) -> None:
+    take = following(taken, 0.0)
     for piece in pieces:
         take(piece)
 
@@ -108,7 +108,7 @@ def test_an_answer_spoilt_anywhere_is_taken_whole_or_not_at_all(tokens: list[int
 
 @given(st.integers(100, 599), st.text(max_size=50) | JSON_VALUES.map(lambda value: orjson.dumps(value).decode()))
 def test_a_refusal_of_any_words_is_one_of_ours(status: int, text: str) -> None:
-    assert isinstance(_refusal(status, text), EngineLost | BadRequest)
+    assert isinstance(refusal(status, text), EngineLost | BadRequest)
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=8), st.booleans(), st.booleans(), st.data())
