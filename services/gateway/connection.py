@@ -24,6 +24,8 @@ KEPT_SECONDS = 30.0
 HEAD_BYTES = 64 * 1024
 """The longest head of an answer, and the longest refusal that is read."""
 
+Parts = Sequence[bytes | memoryview]
+"""A body in pieces that are sent one after another: nothing copies them into one."""
 Take = Callable[[bytes], None]
 """Gets a piece of an answer's body."""
 
@@ -74,7 +76,7 @@ class Connections:
         self._silence_seconds = silence_seconds
         self._idle: dict[tuple[str, int, bool], deque[Connection]] = {}
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str], take: Take) -> None:
+    async def post(self, url: str, body: Parts, headers: Mapping[str, str], take: Take) -> None:
         """Sends a request and returns when the answer is whole; each piece of its body is taken as it comes.
 
         Raises: Refused: the answer is no 200; OSError, TimeoutError: none came, or not all of it; what `take` raises
@@ -82,9 +84,9 @@ class Connections:
         address = address_of(url)
         connection = self._kept(address) or await self._connected(address)
         lines = (address.head, *(f"{name}: {value}" for name, value in headers.items()))
-        head = "\r\n".join((*lines, f"content-length: {len(body)}", "", ""))
+        head = "\r\n".join((*lines, f"content-length: {sum(map(len, body))}", "", ""))
         try:
-            await connection.ask((head.encode("latin-1"), body), take)
+            await connection.ask((head.encode("latin-1"), *body), take)
         except Refused:
             # It came whole.
             self._keep(address, connection)
@@ -160,7 +162,7 @@ class Connection(asyncio.Protocol):
         """Whether it may be used again."""
         return self._is_reusable and self._loop.time() - self._heard_at < KEPT_SECONDS
 
-    async def ask(self, request: Sequence[bytes], take: Take) -> None:
+    async def ask(self, request: Parts, take: Take) -> None:
         """As `Connections.post`; after any other error than `Refused`, or cancelled, it must be aborted."""
         self._begin(take)
         self._answered = self._loop.create_future()

@@ -16,7 +16,7 @@ import orjson
 from libs.telemetry import inject, logger
 from services.gateway.choice import Absorber, Choice, EngineLost, Job, Progressed, following, refusal
 from services.gateway.columns import whole_document
-from services.gateway.connection import Connections, Refused
+from services.gateway.connection import Connections, Parts, Refused
 from services.gateway.engines import Directory, Endpoint, Patience
 from services.gateway.metrics import ENGINE_RETRIES
 from services.gateway.request import Json, Sampling
@@ -87,7 +87,7 @@ class Sampler:
             await self._abort(endpoint, rid, work)
             raise
 
-    async def _exchange(self, endpoint: Endpoint, body: bytes, answer: Absorber, *, stream: bool) -> None:
+    async def _exchange(self, endpoint: Endpoint, body: Parts, answer: Absorber, *, stream: bool) -> None:
         headers = self._headers
         if (traceparent := inject()) is not None:
             headers = {**headers, "traceparent": traceparent}
@@ -119,7 +119,7 @@ class Sampler:
         try:
             async with asyncio.timeout(ABORT_SECONDS):
                 url, body = f"{endpoint.url}/abort_request", orjson.dumps({"rid": rid})
-                await self._connections.post(url, body, self._headers, lambda _: None)
+                await self._connections.post(url, [body], self._headers, lambda _: None)
                 await asyncio.wait({work})
         except (Refused, OSError) as error:
             log.info("abort not delivered", engine=endpoint.url, error=str(error))
@@ -131,7 +131,7 @@ class Sampler:
                 work.exception()
 
 
-def _engine_request(job: Job, choice: Choice, rid: str, budget: int, weight_version: str | None) -> bytes:
+def _engine_request(job: Job, choice: Choice, rid: str, budget: int, weight_version: str | None) -> Parts:
     sampling = job.sampling
     parameters: Json = {
         "temperature": job.temperature,
@@ -158,9 +158,8 @@ def _engine_request(job: Job, choice: Choice, rid: str, budget: int, weight_vers
     if weight_version is not None:
         # Keys and values of other weights must never serve as this prompt's prefix, whatever the engine flushed.
         request["extra_key"] = weight_version
-    sampled = np.asarray(choice.sampled_ids, dtype=np.int32)
-    ids = (job.prompt.json, b"," if len(sampled) else b"", json_of(sampled))
-    return b"".join((b'{"input_ids":[', *ids, b"],", orjson.dumps(request)[1:]))
+    sampled = b"," + json_of(np.asarray(choice.sampled_ids, dtype=np.int32)) if choice.sampled_ids else b""
+    return b'{"input_ids":[', job.prompt.json, b"%b],%b" % (sampled, orjson.dumps(request)[1:])
 
 
 def _rare_parameters(sampling: Sampling, sampled: int) -> Json:

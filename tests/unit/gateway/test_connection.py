@@ -79,7 +79,7 @@ END = b"0\r\n\r\n"
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
-async def taken(connections: Connections, url: str, body: bytes = b"{}") -> bytes:
+async def taken(connections: Connections, url: str, *body: bytes | memoryview) -> bytes:
     pieces: list[bytes] = []
     await connections.post(url, body, {"x-one": "1"}, pieces.append)
     return b"".join(pieces)
@@ -94,19 +94,20 @@ async def test_a_piece_is_taken_before_the_next_is_sent():
         server.go_on.set()
 
     async with server.serving():
-        await Connections(silence_seconds=LONG).post(server.url, b"{}", {}, take)
+        await Connections(silence_seconds=LONG).post(server.url, [b"{}"], {}, take)
     assert pieces == [b"one", b"two"]
 
 
 async def test_a_request_is_whole_and_its_connection_is_used_again():
     server, connections = Server([WHOLE], [CHUNKED, chunk(b"two"), END], [WHOLE]), Connections(silence_seconds=LONG)
     async with server.serving():
-        answers = [await taken(connections, f"{server.url}/generate", body) for body in (b"a", b"bc", b"")]
+        bodies = [(b"a", memoryview(b"bc")[1:]), (b"bc",), ()]
+        answers = [await taken(connections, f"{server.url}/generate", *body) for body in bodies]
         connections.close()
     assert (answers, server.connections) == ([b"ok", b"two", b"ok"], 1)
     host = server.url.removeprefix("http://")
-    head = f"POST /generate HTTP/1.1\r\nhost: {host}\r\naccept: */*\r\nx-one: 1\r\ncontent-length: 1\r\n\r\n"
-    assert server.requests[0] == head.encode() + b"a"
+    head = f"POST /generate HTTP/1.1\r\nhost: {host}\r\naccept: */*\r\nx-one: 1\r\ncontent-length: 2\r\n\r\n"
+    assert server.requests[0] == head.encode() + b"ac"
 
 
 async def test_requests_at_once_have_connections_of_their_own():
@@ -172,7 +173,7 @@ async def test_an_engine_that_falls_silent_is_left():
     pieces: list[bytes] = []
     async with server.serving():
         with pytest.raises(TimeoutError):
-            await connections.post(server.url, b"{}", {}, pieces.append)
+            await connections.post(server.url, [b"{}"], {}, pieces.append)
         server.go_on.set()
         await server.is_left.wait()
     assert pieces == [b"one"]
@@ -186,7 +187,7 @@ async def test_what_taking_raises_reaches_the_caller_and_closes_the_connection()
 
     async with server.serving():
         with pytest.raises(LookupError, match="no such token"):
-            await connections.post(server.url, b"{}", {}, take)
+            await connections.post(server.url, [b"{}"], {}, take)
         server.go_on.set()
         await server.is_left.wait()
 
