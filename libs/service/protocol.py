@@ -96,6 +96,7 @@ class Protocol(HttpToolsProtocol):
         self._received = 0
         self._stuck_since: float | None = None
         self._is_closing = False
+        self._begun: RequestResponseCycle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
@@ -106,6 +107,11 @@ class Protocol(HttpToolsProtocol):
             if excess > RESERVED_FILES // 2:
                 transport.abort()
             self._answer_with(503, "too many connections: try again", retry_after_seconds=1)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # uvicorn tells the last request alone, be it one that was sent ahead.
+        self._abandon()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._phase is _Phase.REFUSED:
@@ -135,8 +141,12 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = {_WRITE: {"write": partial(_write, weakref.ref(self.cycle))}}
         if self._is_closing and self.cycle is not None:
             self.cycle.keep_alive = False
+        if len(self.pipeline) == 1:
+            # Unread, nobody would notice that the client hangs up.
+            self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._begun = cycle
         self._turns.take(partial(super()._start_asgi_task, cycle, app))
 
     def on_body(self, body: bytes) -> None:
@@ -214,6 +224,15 @@ class Protocol(HttpToolsProtocol):
         elif not self._answers():
             self._refuse("slow_head", 408, "the headers came too slowly")
 
+    def _abandon(self) -> bool:
+        """Lets the request in hand know that its client is gone; True when a part of its answer has left."""
+        cycle = self._begun
+        if cycle is None or cycle.response_complete:
+            return False
+        cycle.disconnected = True
+        cycle.message_event.set()
+        return cycle.response_started
+
     def _answers(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -228,14 +247,10 @@ class Protocol(HttpToolsProtocol):
         """Answers beside the application, which learns that its client is gone, and closes."""
         REFUSALS.labels(cause).inc()
         self._enter(_Phase.REFUSED)
-        begun = self.cycle is not None and self.cycle.response_started
-        if self._answers():
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-            if begun:
-                # Words of ours in the middle of an answer would be taken for a part of it.
-                self.transport.abort()
-                return
+        if self._abandon():
+            # Words of ours in the middle of an answer would be taken for a part of it.
+            self.transport.abort()
+            return
         body = bytes(problem_response(status, detail).body)
         lines = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",

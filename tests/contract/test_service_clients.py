@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {"header_seconds": 1.0, "body_grace_seconds": 1.0, "unre
 
 def build() -> FastAPI:
     app = create_app("sample", max_body_bytes=2**20)
-    app.state.ended = []
+    app.state.begun, app.state.ended = [], []
 
     @app.post("/echo")
     async def echo(request: Request) -> Response:
@@ -41,6 +41,14 @@ def build() -> FastAPI:
         # The next one begins where this one ends.
         await asyncio.sleep(0.05)
         return JsonResponse({"trace": inject()})
+
+    @app.get("/patient/{name}")
+    async def patient(name: str, request: Request) -> Response:
+        app.state.begun.append(name)
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        app.state.ended.append(name)
+        return Response()
 
     @app.get("/flood")
     async def flood() -> Response:
@@ -245,6 +253,32 @@ async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
         ]
         said = await exchange(port, b"".join(requests))
         assert [part[:10] for part in said.split(b'{"size":')[1:]] == [b"1}HTTP/1.1", b"20}HTTP/1.", b"3}"]
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_who_sent_a_request_ahead_and_hangs_up_ends_the_one_in_hand(together: bool) -> None:
+    first, second = (b"GET /patient/%d HTTP/1.1\r\nhost: a\r\n\r\n" % number for number in (1, 2))
+    async with door() as (app, port), asyncio.timeout(60):
+        async with connected(port) as (_, writer):
+            writer.write(first + second if together else first)
+            while not app.state.begun:
+                await asyncio.sleep(0.01)
+            writer.write(b"" if together else second)
+        while not app.state.ended:
+            await asyncio.sleep(0.01)
+        assert await is_served(port)
+    assert (app.state.begun, app.state.ended) == (["1"], ["1"])
+
+
+async def test_garbage_behind_a_request_sent_ahead_is_not_answered_within_the_answer_in_hand() -> None:
+    async with door() as (app, port), connected(port) as (reader, writer):
+        writer.write(b"GET /flood HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET /trace HTTP/1.1\r\nhost: a\r\n\r\n" + b"no HTTP\r\n\r\n")
+        assert b"HTTP/1.1 400" not in await told(reader)
+        async with asyncio.timeout(60):
+            while not app.state.ended:
+                await asyncio.sleep(0.01)
 
 
 async def test_beyond_the_bound_a_connection_is_told_to_come_again_and_a_place_is_free_again() -> None:
