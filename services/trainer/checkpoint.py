@@ -14,8 +14,9 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,6 +34,14 @@ from services.trainer.files import reserve, write_tensors
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+
+
+Holding = Callable[[], None]
+"""Raises where this process may write into the run's folder no longer."""
+
+
+def alone() -> None:
+    """For a folder that has no other writer."""
 
 
 class CheckpointDamaged(RuntimeError):
@@ -67,9 +76,9 @@ def checkpoint_folder(root: Path, run_id: str, step: int) -> Path:
     return root / run_id / "checkpoints" / str(step)
 
 
-def export_weights(model: PreTrainedModel, base: Path, folder: Path) -> Export:
+def export_weights(model: PreTrainedModel, base: Path, folder: Path, holding: Holding = alone) -> Export:
     """Writes a Hugging Face folder: the model's weights, and every other file of the base model as it is."""
-    with _whole(folder, moment="trainer.version_unnamed") as scratch:
+    with _whole(folder, holding, moment="trainer.version_unnamed") as scratch:
         with contextlib.suppress(FileNotFoundError):
             (_reserved(folder) / WEIGHTS_NAME).rename(scratch / WEIGHTS_NAME)
         # As `save_pretrained` names them.
@@ -119,9 +128,11 @@ def _content_sha256(files: Iterable[tuple[str, str]]) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def save_checkpoint(state: Mapping[str, torch.Tensor], progress: Progress, folder: Path) -> None:
+def save_checkpoint(
+    state: Mapping[str, torch.Tensor], progress: Progress, folder: Path, holding: Holding = alone
+) -> None:
     """Writes what a resumed trainer needs beside the weights; `state` is what `optimizer_state` gave."""
-    with _whole(folder, moment="trainer.checkpoint_unnamed") as scratch:
+    with _whole(folder, holding, moment="trainer.checkpoint_unnamed") as scratch:
         # No pickle: reading a checkpoint runs no code.
         write_tensors(state, scratch / STATE_NAME)
         passes("trainer.state_written")
@@ -177,13 +188,15 @@ def clear_scratch(root: Path, run_id: str) -> None:
 
 
 @contextmanager
-def _whole(folder: Path, *, moment: str) -> Iterator[Path]:
+def _whole(folder: Path, holding: Holding, *, moment: str) -> Iterator[Path]:
     """A scratch folder that takes the name `folder`, durably, when the block ends without an exception.
 
-    Args: moment: the fault point between the removal of what had the name and the renaming
+    Args: holding: asked before anything is written, and before what is whole takes the name; moment: the fault point
+        between the removal of what had the name and the renaming
     """
-    scratch = folder.with_name(f".{folder.name}.partial")
-    remove_folder(scratch)
+    holding()
+    # Nobody else's: a trainer that lost the run a moment ago may still write into its own.
+    scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
     scratch.mkdir(parents=True)
     try:
         yield scratch
@@ -191,6 +204,7 @@ def _whole(folder: Path, *, moment: str) -> Iterator[Path]:
             file.chmod(0o644)
             _sync(file)
         _sync(scratch)
+        holding()
         # Only a step that was never committed can have left this name; its files are nobody's.
         remove_folder(folder)
         passes(moment)

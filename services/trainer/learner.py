@@ -55,9 +55,15 @@ def resume_learner(
     return learner
 
 
+def model_of(learner: Learner) -> PreTrainedModel:
+    """The model whose weights the learner changes."""
+    model: PreTrainedModel = learner.accelerator.unwrap_model(learner.policy).model
+    return model
+
+
 def adopt_weights(learner: Learner, weights: Path) -> float:
     """Takes over the weights of a folder; the largest difference from those that the learner had."""
-    own, largest = learner.accelerator.unwrap_model(learner.policy).model.state_dict(), 0.0
+    own, largest = model_of(learner).state_dict(), 0.0
     for name, found in load_model(weights).state_dict().items():
         found = found.to(own[name].device)
         largest = max(largest, float((own[name] - found).abs().max()))

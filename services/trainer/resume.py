@@ -21,7 +21,15 @@ from libs.store import tables, training
 from libs.store.database import Database
 from libs.telemetry import logger
 from services.trainer.batch import Sample
-from services.trainer.checkpoint import CheckpointDamaged, Progress, describe, optimizer_state, save_checkpoint
+from services.trainer.checkpoint import (
+    CheckpointDamaged,
+    Holding,
+    Progress,
+    alone,
+    describe,
+    optimizer_state,
+    save_checkpoint,
+)
 from services.trainer.learner import adopt_weights, resume_learner, start_learner
 from services.trainer.step import Learner, optimizer_step
 
@@ -54,13 +62,17 @@ def decode_samples(rows: Iterable[tables.Sample], trained: set[str]) -> tuple[li
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a run's learner comes from: the store's record, the base model, and what computes."""
+    """Where a run's learner comes from: the store's record, the base model, and what computes.
+
+    Args: holding: asked before a checkpoint is written
+    """
 
     database: Database
     run_id: str
     config: RunConfig
     base: Path
     accelerator: Accelerator
+    holding: Holding = alone
 
     async def learner(self, interrupted: Callable[[], bool]) -> Learner:
         """The learner right after the run's last committed step, or of version 0, which is on record already.
@@ -108,7 +120,7 @@ class Origin:
             )
         difference = adopt_weights(learner, weights)
         progress = Progress(self.run_id, learner.step, version.content_sha256)
-        save_checkpoint(optimizer_state(learner.optimizer), progress, checkpoint)
+        save_checkpoint(optimizer_state(learner.optimizer), progress, checkpoint, self.holding)
         log.info("step made again", step=learner.step, largest_difference=difference)
 
     async def _version(self, number: int) -> training.Version:

@@ -1,26 +1,18 @@
-"""The trainer's loop: wait for credited groups, make a step, export it, and commit everything in one transaction.
-
-The optimiser's state is written while the next samples come and their gradients are computed, so that nobody waits for
-it; the next update of weights and moments does.
-"""
+"""The trainer's loop: wait for credited groups, make a step, export it, and commit everything in one transaction."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import os
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
 import torch
-from prometheus_client import Counter, Gauge, Histogram
-from transformers import PreTrainedModel
+from prometheus_client import Counter, Gauge
 
 from libs.contracts.config import RunConfig
 from libs.faults import passes
@@ -29,7 +21,7 @@ from libs.service import Checks, pause
 from libs.store import training
 from libs.store.database import AWAY, Database, cause
 from libs.store.locks import AdvisoryLock, LockLost
-from libs.telemetry import SECONDS_BUCKETS, Seldom, logger
+from libs.telemetry import Seldom, logger
 from services.trainer.batch import Sample
 from services.trainer.checkpoint import (
     Export,
@@ -38,15 +30,11 @@ from services.trainer.checkpoint import (
     clear_scratch,
     describe,
     export_weights,
-    optimizer_state,
-    release_reserved,
-    remove_folder,
-    reserve_export,
-    save_checkpoint,
     version_folder,
 )
 from services.trainer.compute import Interrupted
-from services.trainer.learner import make_accelerator
+from services.trainer.keeper import PHASE_SECONDS, Keeper, holding
+from services.trainer.learner import make_accelerator, model_of
 from services.trainer.resume import Origin, decode_samples
 from services.trainer.settings import Settings
 from services.trainer.step import Learner, Metrics, optimizer_step
@@ -59,7 +47,6 @@ CLIENT = "leyden-trainer"
 STEPS = Counter("trainer_steps_total", "Optimiser steps committed.")
 GROUPS = Counter("trainer_groups_total", "Groups judged, by verdict.", ["verdict"])
 TOKENS = Counter("trainer_tokens_total", "Tokens trained.")
-PHASE_SECONDS = Histogram("trainer_phase_seconds", "Time of one phase of a step.", ["phase"], buckets=SECONDS_BUCKETS)
 STEP_METRIC = Gauge("trainer_step_metric_value", "What the last step measured, by name.", ["name"])
 LOGPROB_GAP = Gauge("trainer_logprob_gap_nats", "Mean |trainer - engine| log-probability at equal versions.")
 
@@ -199,7 +186,8 @@ async def _open_trainer(
             await training.add_base_version(session, run_id, _version(0, export))
         await wake.notify(Topic.VERSIONS)
     accelerator = make_accelerator(settings.device, config.training.precision)
-    learner = await Origin(database, run_id, config, base, accelerator).learner(stop.is_set)
+    origin = Origin(database, run_id, config, base, accelerator, holding(lock))
+    learner = await origin.learner(stop.is_set)
     log.info("learner ready", step=learner.step, device=str(accelerator.device))
     return Trainer(settings, config, base, database, wake, lock, learner)
 
@@ -217,10 +205,6 @@ def _version(number: int, export: Export) -> training.Version:
     return training.Version(number, str(export.path), export.content_sha256, export.size_bytes)
 
 
-def _numbers(parent: Path) -> set[int]:
-    return {int(found.name) for found in parent.iterdir() if found.name.isdecimal()}
-
-
 @dataclass
 class Trainer:
     """Holds the run's lock and its learner; makes steps."""
@@ -235,11 +219,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
-        # On Linux a thread's own: whoever serves the new weights goes first.
-        self._saver = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(10,))
-        self._saved: Future[None] = self._saver.submit(lambda: None)
-        self._hurry = threading.Event()
-        self._keeping: asyncio.Future[None] = asyncio.create_task(self._reserve(), name="reserve")
+        self.keeper = Keeper(self.settings, self.config, self.database, self.lock, self.learner)
+        self._holding = holding(self.lock)
 
     async def train(self, stop: asyncio.Event) -> None:
         """Makes steps until the last one is made or `stop` is set.
@@ -249,8 +230,7 @@ class Trainer:
         """
         try:
             while self.learner.step < self.config.training.steps and not stop.is_set():
-                if self._keeping.done():
-                    self._keeping.result()
+                self.keeper.raise_failure()
                 selection = await self._select()
                 if not selection.complete:
                     await self.wake.wait(Topic.SAMPLES, timeout_seconds=self.settings.poll_seconds)
@@ -259,14 +239,9 @@ class Trainer:
                     await self._step(selection, stop)
                 except Interrupted:
                     log.info("step given up", step=self.learner.step + 1)
-            self._hurry.set()
-            await self._keeping
+            await self.keeper.finish()
         finally:
-            self._hurry.set()
-            # What still writes must not meet the next trainer of this process.
-            await asyncio.gather(self._keeping, return_exceptions=True)
-            self._saver.shutdown()
-            release_reserved(self._folder_of(0))
+            await self.keeper.close()
 
     async def _select(self) -> Selection:
         """Looks at what credit has finished; groups that are too old are refused at once."""
@@ -314,8 +289,8 @@ class Trainer:
             passes("trainer.step_written")
         passes("trainer.committed")
         await self.wake.notify(Topic.VERSIONS)
-        await self._keeping
-        self._keep(Progress(self.settings.run_id, number, export.content_sha256), checkpoint)
+        await self.keeper.finish()
+        self.keeper.keep(Progress(self.settings.run_id, number, export.content_sha256))
         self._report(metrics, selection)
         self.gate.pass_through(metrics.get("logprob_gap_mean"))
 
@@ -329,67 +304,12 @@ class Trainer:
             self.config,
             still=still,
             interrupted=interrupted,
-            before_update=self._finish_saving,
+            before_update=self.keeper.finish_saving,
         )
         began = time.perf_counter()
-        export = export_weights(self._model, self.base, self._folder_of(self.learner.step))
+        folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
+        export = export_weights(model_of(self.learner), self.base, folder, self._holding)
         return {**metrics, "export_seconds": time.perf_counter() - began}, export
-
-    @property
-    def _model(self) -> PreTrainedModel:
-        model: PreTrainedModel = self.learner.accelerator.unwrap_model(self.learner.policy).model
-        return model
-
-    def _folder_of(self, version: int) -> Path:
-        return version_folder(self.settings.folder.absolute(), self.settings.run_id, version)
-
-    def _finish_saving(self) -> None:
-        """Waits for the state that is being written, or will be: it changes with the update."""
-        self._hurry.set()
-        self._saved.result()
-
-    def _keep(self, progress: Progress, checkpoint: Path) -> None:
-        """Has the optimiser's state written in a while, and then old files removed."""
-        state = optimizer_state(self.learner.optimizer)
-        self._hurry = hurry = threading.Event()
-
-        def save() -> None:
-            # Engines read the new weights now, and compute by them what is in flight.
-            hurry.wait(self.settings.checkpoint_delay_seconds)
-            with PHASE_SECONDS.labels("checkpoint").time():
-                save_checkpoint(state, progress, checkpoint)
-
-        self._saved = saved = self._saver.submit(save)
-
-        async def keep() -> None:
-            await asyncio.wrap_future(saved)
-            passes("trainer.saved")
-            await self.lock.check()
-            await self._prune(progress.step)
-            await self._reserve()
-
-        self._keeping = asyncio.create_task(keep(), name="checkpoint")
-
-    async def _reserve(self) -> None:
-        """Makes room for the next export while there is time."""
-        if self.learner.step < self.config.training.steps:
-            await asyncio.to_thread(reserve_export, self._model, self._folder_of(0))
-
-    async def _prune(self, step: int) -> None:
-        """Removes old files, a killed trainer's too: rows are marked first, so that nobody reads what is going.
-
-        The version and the checkpoint before `step` go only now that its own are whole: it could be made again.
-        """
-        oldest_kept = step - self.config.training.keep_checkpoints + 1
-        async with self.database.session() as session:
-            kept = await training.prune_versions(session, self.settings.run_id, oldest_kept)
-        passes("trainer.versions_marked")
-        folder, run_id = self.settings.folder, self.settings.run_id
-        folders = [version_folder(folder, run_id, old) for old in _numbers(folder / run_id / "versions") - kept]
-        folders += [checkpoint_folder(folder, run_id, old) for old in _numbers(folder / run_id / "checkpoints")]
-        for found in folders:
-            if int(found.name) < oldest_kept:
-                await asyncio.to_thread(remove_folder, found)
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:
         STEPS.inc()

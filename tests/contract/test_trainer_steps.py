@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
@@ -16,7 +17,7 @@ from libs.service import Checks
 from libs.store import tables, training
 from libs.store.database import Database
 from libs.store.locks import AdvisoryLock
-from services.trainer import worker
+from services.trainer import keeper, worker
 from services.trainer.checkpoint import CheckpointDamaged, Progress, describe, export_weights, remove_folder
 from services.trainer.learner import make_accelerator
 from services.trainer.resume import Origin
@@ -197,15 +198,15 @@ async def test_a_step_whose_checkpoint_was_never_written_is_made_again_from_its_
         await subject.open(steps=3, keep_checkpoints=1)
         for number in range(2 * lost_step):
             await subject.add_group(number, version=number // 2)
-    real: Callable[..., None] = worker.save_checkpoint
+    real: Callable[..., None] = keeper.save_checkpoint
 
-    def failing(state: object, progress: Progress, folder: Path) -> None:
+    def failing(state: object, progress: Progress, *where: object) -> None:
         if progress.step == lost_step:
             raise RuntimeError("killed here")
-        real(state, progress, folder)
+        real(state, progress, *where)
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "save_checkpoint", failing)
+        patch.setattr(keeper, "save_checkpoint", failing)
         with pytest.raises(RuntimeError, match="killed here"):
             await case.train()
     assert max(await case.versions()) == lost_step
@@ -336,6 +337,46 @@ async def test_two_trainers_of_a_run_take_turns(case: Case) -> None:
     await lock.release()
     await waiting
     assert sorted(await case.versions()) == [0, 1]
+
+
+async def test_a_trainer_that_lost_its_run_before_the_checkpoint_writes_nothing_into_its_folder(case: Case) -> None:
+    other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
+    for subject in (case, other):
+        await subject.open(steps=2)
+        for number in range(2):
+            await subject.add_group(number)
+    training_ = asyncio.create_task(case.train(checkpoint_delay_seconds=3600))
+    async with asyncio.timeout(60):
+        while 1 not in await case.versions():
+            await asyncio.sleep(0.02)
+    await has_come("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted", case._dsn)
+    lock = AdvisoryLock(case._dsn, f"trainer:{case.run.id}")
+    async with asyncio.timeout(60):
+        while not await lock.acquire():
+            await asyncio.sleep(0.02)
+    for number in (2, 3):
+        await case.add_group(number)
+    asks = "SELECT FROM pg_stat_activity WHERE application_name = 'leyden-trainer' AND query LIKE '%try_advisory%'"
+    await has_come(asks, case._dsn)
+    kept = case.folder / case.run.id
+    assert [path.name for path in kept.glob("[vc]*/*") if path.name != ".next.partial"] == ["1"]
+    await lock.release()
+    await training_
+
+    for number in (2, 3):
+        await other.add_group(number)
+    await other.train()
+    hashes = [{v: row.content_sha256 for v, row in (await s.versions()).items()} for s in (case, other)]
+    assert hashes[0] == hashes[1]
+    assert sorted(hashes[0]) == [0, 1, 2]
+    assert sorted((await case.consumed()).values()) == [1] * 4 + [2] * 4
+
+
+async def has_come(query: str, dsn: str) -> None:
+    """Returns when a query finds something."""
+    async with asyncio.timeout(60), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        while await (await connection.execute(query)).fetchone() is None:
+            await asyncio.sleep(0.02)
 
 
 async def test_a_step_is_recorded_once(case: Case) -> None:

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from libs.contracts.config import RunConfig
+from libs.store.locks import LockLost
 from services.trainer.checkpoint import (
     CheckpointDamaged,
     Progress,
@@ -74,6 +75,26 @@ def test_a_failed_write_leaves_the_old_folder(tiny_model: Path, tmp_path: Path) 
     with pytest.raises(FileNotFoundError):
         export_weights(learner.policy.model, tmp_path / "missing", tmp_path / "1")
     assert describe(tmp_path / "1").content_sha256 == old.content_sha256
+    assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("lost_at", ["the beginning", "the end"])
+def test_who_lost_the_run_leaves_the_folder_of_another(tiny_model: Path, tmp_path: Path, lost_at: str) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    old = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+    step(learner, 0)
+    answers = iter([] if lost_at == "the beginning" else [None])
+    scratches: list[str] = []
+
+    def holding() -> None:
+        scratches.extend(entry.name for entry in tmp_path.iterdir() if entry.name != "1")
+        if next(answers, "lost") == "lost":
+            raise LockLost("another trainer may have gone on")
+
+    with pytest.raises(LockLost):
+        export_weights(learner.policy.model, tiny_model, tmp_path / "1", holding)
+    assert describe(tmp_path / "1").content_sha256 == old.content_sha256
+    assert len(scratches) == (0 if lost_at == "the beginning" else 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
 
