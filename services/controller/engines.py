@@ -98,14 +98,16 @@ class EngineClient:
         answer.raise_for_status()
         return str(_document(answer).get("weight_version"))
 
-    async def prepare(self, wanted: Wanted) -> None:
+    async def prepare(self, wanted: Wanted, *, compute_ahead: bool) -> None:
         """Has the engine read weights ahead of the update to them, which then holds nobody for long.
 
         An engine that has no such route, as SGLang, reads them in the update.
 
+        Args:   compute_ahead: whether what is in flight goes on by these weights, and is to be computed by them, too
         Raises: EngineRefused: the weights cannot be loaded, the old ones stay; httpx.HTTPError: it does not answer.
         """
-        answer = await self._send("/prepare_weights_from_disk", {"model_path": wanted.path}, self._update_seconds)
+        body = {"model_path": wanted.path, "compute_ahead": compute_ahead}
+        answer = await self._send("/prepare_weights_from_disk", body, self._update_seconds)
         if answer.status_code == httpx.codes.BAD_REQUEST:
             raise EngineRefused(str(_document(answer).get("message"))[:500])
 
@@ -237,7 +239,8 @@ class Fleet:
             seen = await _look(client)
             if wanted is not None and (seen.run_id, seen.policy_version) != (wanted.run_id, wanted.version):
                 passes("controller.version_noticed")
-                await client.prepare(wanted)
+                # What is in flight for another run is answered by no weights of this one.
+                await client.prepare(wanted, compute_ahead=seen.run_id == wanted.run_id)
                 await self._note(SeenEngine(client.url, EngineState.UPDATING, detail=f"loading {wanted.version}"))
                 seen = await _correct(client, wanted)
         # AttributeError: what the HTTP client makes of a connection that is reset while it opens.

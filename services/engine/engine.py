@@ -51,6 +51,19 @@ class Prepared:
     model: Model
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """The work for weights that come, under way or done; whoever asks for the same ones waits for the same work."""
+
+    folder: Path
+    files: FileMarks
+    work: asyncio.Task[None]
+
+    def is_under_way(self, folder: Path, files: FileMarks) -> bool:
+        """Whether it is for the weights in this folder as they are now."""
+        return (self.folder, self.files) == (folder, files) and not self.work.done()
+
+
 class Engine:
     """A model being served. Built and called on the event loop's thread; `start` and `stop` bound its own thread."""
 
@@ -74,6 +87,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, Sequence] = {}
         self._prepared: Prepared | None = None
+        self._preparation: Preparation | None = None
         self._frozen = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -95,6 +109,8 @@ class Engine:
 
     async def stop(self) -> None:
         """Aborts what is in flight and ends the thread."""
+        if self._preparation is not None:
+            self._preparation.work.cancel()
         await self.abort_all()
         self._stopping = True
         self._commands.put(lambda: None)
@@ -156,16 +172,31 @@ class Engine:
         """Empties the prefix cache; False when a request holds a row."""
         return await self._call(self._scheduler.flush_cache)
 
-    async def prepare_weights(self, folder: Path) -> None:
-        """Reads weights beside serving, and computes by them what is in flight, so that an update is one exchange.
+    async def prepare_weights(self, folder: Path, *, compute_ahead: bool) -> None:
+        """Reads weights beside serving, so that an update is one exchange. The last ones prepared are kept.
 
-        The last ones prepared are kept.
+        A repeat waits for the work under way.
+
+        Args:    compute_ahead: compute by them what is in flight, too
 
         Raises:  WeightsRefused: nothing was changed
         """
+        files = await asyncio.to_thread(file_marks, folder)
+        if self._preparation is None or not self._preparation.is_under_way(folder, files):
+            work = asyncio.create_task(self._prepare(folder, files, compute_ahead), name="preparation")
+            self._preparation = Preparation(folder, files, work)
+        # Shielded: who asked first may have gone.
+        await asyncio.shield(self._preparation.work)
+
+    async def _prepare(self, folder: Path, files: FileMarks, compute_ahead: bool) -> None:
         # Never three sets in memory.
         self._prepared = None
-        prepared = self._prepared = await asyncio.to_thread(self._read_ahead, folder)
+        model = await asyncio.to_thread(self._load, folder)
+        self._prepared = Prepared(folder, files, model)
+        if compute_ahead:
+            await self._compute_ahead(self._prepared)
+
+    async def _compute_ahead(self, prepared: Prepared) -> None:
         ahead = Ahead(self._scheduler, prepared.model)
         # Until the update, or other weights that are prepared.
         until = time.monotonic() + AHEAD_SECONDS
@@ -201,10 +232,6 @@ class Engine:
         metrics.WEIGHT_LOAD.labels(self._metrics_name).observe(time.monotonic() - started)
         log.info("weights loaded", weight_version=version, flushed=flushed, seconds=time.monotonic() - started)
         return flushed
-
-    def _read_ahead(self, folder: Path) -> Prepared:
-        files = file_marks(folder)
-        return Prepared(folder, files, self._load(folder))
 
     def _read(self, folder: Path) -> Model:
         """Those prepared, where the files are the same, or the folder was pruned.

@@ -54,6 +54,8 @@ class UpdateBody(_Body):
 
 class PrepareBody(_Body):
     model_path: Path
+    # False where requests in flight do not go on by these weights.
+    compute_ahead: bool = True
 
 
 class VersionBody(_Body):
@@ -283,7 +285,7 @@ async def continue_generation(_body: ContinueBody, request: Request) -> Response
 async def prepare_weights_from_disk(body: PrepareBody, request: Request) -> Response:
     """Not SGLang's: what an update reads is read before it, while generation goes on."""
     try:
-        await engine_of(request).prepare_weights(body.model_path)
+        await engine_of(request).prepare_weights(body.model_path, compute_ahead=body.compute_ahead)
     except WeightsRefused as error:
         return _updated(False, f"Failed to prepare weights: {error}. The served ones are the same as before.")
     return _updated(True, "Succeeded to prepare model weights.")

@@ -75,10 +75,24 @@ async def test_weights_are_prepared_before_the_pause_where_an_engine_can(databas
         await until(lambda: fleet.trouble() is not None)
         assert "no such file" in (fleet.trouble() or "")
         # Nobody was held for weights that cannot be loaded.
-        assert set(engine.journal) == {"continue", "prepare /w/1"}
+        assert set(engine.journal) == {"continue", "prepare /w/1 and compute ahead"}
         engine.bad_paths.clear()
         await until(lambda: fleet.served_version("run-a") == 1)
-        assert engine.journal[-4:] == ["prepare /w/1", "pause retract", "update /w/1 run-a:1 flush=True", "continue"]
+        assert engine.journal[-4:] == [
+            *("prepare /w/1 and compute ahead", "pause retract", "update /w/1 run-a:1 flush=True", "continue"),
+        ]
+
+
+async def test_what_is_in_flight_for_a_run_is_not_computed_by_the_weights_of_another(
+    database: Database, redis_url: str
+) -> None:
+    engine = FakeEngineControl(weight_version="run-a:1", prepares=True)
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-b", 0, "/w/0"))
+        await until(lambda: fleet.served_version("run-b") == 0)
+        assert engine.journal == [
+            *("continue", "prepare /w/0", "pause retract", "update /w/0 run-b:0 flush=True", "continue"),
+        ]
 
 
 async def test_weights_that_cannot_be_loaded_are_told_and_the_engine_goes_on(

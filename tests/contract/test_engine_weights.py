@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -17,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from services.engine import ahead as ahead_module
 from services.engine import engine as engine_module
 from services.engine.ahead import Ahead
+from services.engine.engine import Preparation
 from services.engine.tiny import make_tiny_model
 from services.engine.weights import load_weights
 from tests.fakes.tiny_engine import Client, served_engine
@@ -332,4 +334,43 @@ async def test_other_weights_end_the_work_for_those_prepared_before(
     await advancing.wait()
     assert (await engine.control("/prepare_weights_from_disk", model_path=str(other))).status_code == 200
     assert (await first).status_code == 200
+    assert len((await last_of(stream))["output_ids"]) == 400
+
+
+async def test_a_preparation_asked_for_again_joins_the_one_under_way(
+    engine: Client, new_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, folders = engine_module.load_weights, []
+    monkeypatch.setattr(
+        engine_module, "load_weights", lambda folder, *rest: folders.append(folder) or read(folder, *rest)
+    )
+    joined, is_under_way, models = threading.Event(), Preparation.is_under_way, set()
+
+    def told(preparation: Preparation, *weights: Any) -> bool:
+        found = is_under_way(preparation, *weights)
+        if found:
+            joined.set()
+        return found
+
+    def advance(ahead: Ahead) -> bool:
+        models.add(id(ahead._model))
+        return not joined.wait(0.01)
+
+    monkeypatch.setattr(Preparation, "is_under_way", told)
+    monkeypatch.setattr(Ahead, "advance", advance)
+    asked = [engine.control("/prepare_weights_from_disk", model_path=str(new_weights)) for _ in range(2)]
+    assert [answer.status_code for answer in await asyncio.gather(*asked)] == [200, 200]
+    assert (folders, len(models)) == ([new_weights], 1)
+
+
+async def test_what_does_not_go_on_by_the_weights_prepared_is_not_computed_by_them(
+    engine: Client, new_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slices, advance = [], Ahead.advance
+    monkeypatch.setattr(Ahead, "advance", lambda ahead: slices.append(ahead) or advance(ahead))
+    stream, _ = await begun(engine)
+    answer = await engine.control("/prepare_weights_from_disk", model_path=str(new_weights), compute_ahead=False)
+    assert (answer.status_code, slices) == (200, [])
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
+    assert slices != []
     assert len((await last_of(stream))["output_ids"]) == 400

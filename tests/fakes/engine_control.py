@@ -35,8 +35,9 @@ class FakeEngineControl:
         return web.json_response({})
 
     async def prepare(self, request: web.Request) -> web.Response:
-        path = (await request.json())["model_path"]
-        self.journal.append(f"prepare {path}")
+        body = await request.json()
+        path = body["model_path"]
+        self.journal.append(f"prepare {path}" + (" and compute ahead" if body["compute_ahead"] else ""))
         bad = path in self.bad_paths
         return web.json_response({"success": not bad, "message": "no such file"}, status=400 if bad else 200)
 
