@@ -5,12 +5,15 @@ What is wrong in an engine's answer must be seen here: recorded, it would be tra
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
 import orjson
 
 from libs.contracts.ids import parse_weight_version
@@ -147,15 +150,16 @@ class Absorber:
         return [[(self._logprob(entry[1], entry), entry[1]) for entry in top or []] for top in told]
 
     def _logprobs(self, tokens: list[int], columns: Columns) -> list[float]:
-        """As `_logprob` of each of many, in half the time."""
+        """As `_logprob` of each of many, in a third of the time."""
         logprobs = columns.logprobs
-        are_well = (
-            {*map(type, tokens)} == {int}
-            and {*map(type, logprobs)} == {float}
-            and 0 <= min(tokens) <= max(tokens) < self._vocab_size
-            and LEAST_LOGPROB <= min(logprobs) <= max(logprobs) <= ROUNDING
-        )
-        return logprobs if are_well else list(map(self._logprob, tokens, zip(logprobs, columns.tokens, strict=True)))
+        with suppress(struct.error):
+            ids = np.frombuffer(struct.pack(f"<{len(tokens)}I", *tokens), "<u4")
+            numbers = np.frombuffer(struct.pack(f"<{len(logprobs)}d", *logprobs), "<f8")
+            are_ids = {*map(type, tokens)} == {int} and np.maximum.reduce(ids) < self._vocab_size
+            # The reductions alone: numpy's methods take as long again to come to them.
+            if are_ids and LEAST_LOGPROB <= np.minimum.reduce(numbers) and np.maximum.reduce(numbers) <= ROUNDING:
+                return logprobs
+        return list(map(self._logprob, tokens, zip(logprobs, columns.tokens, strict=True)))
 
     def _logprob(self, token: int, entry: Sequence[Any]) -> float:
         """A token's log-probability, once both are what they must be: recorded, a wrong one would be trained."""

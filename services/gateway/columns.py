@@ -19,7 +19,7 @@ _FIELDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Of each token its log-probability and its id."""
+    """Of each token its log-probability and its id; no booleans are among them."""
 
     logprobs: list[float]
     tokens: list[int]
@@ -62,5 +62,8 @@ def _flat(body: bytes) -> tuple[bytes, int]:
     if min(name, start, end) < 0 or body[name + len(_NAME) : start].strip() != b":":
         return b"", 0
     values = body[start + 2 : end]
-    flat = b"".join([body[:start], b"[", values.translate(None, b"[]"), b"]", body[end + 2 :]])
-    return flat, values.count(b"[") + 1
+    flat = values.translate(None, b"[]")
+    # No true or false is among numbers and null, which an id would be equal to.
+    if b"t" in flat or b"f" in flat:
+        return b"", 0
+    return b"".join([body[:start], b"[", flat, b"]", body[end + 2 :]]), (len(values) - len(flat)) // 2 + 1

@@ -48,6 +48,8 @@ def test_entries_of_three_fields_become_columns(write: Callable[[Json], bytes]) 
         ([[-0.5, 7, [1], [2]]], [7]),
         ([[-0.5, 7, 1.0]], [7]),
         ([[-0.5, 7, None]], [8]),
+        ([[-0.5, True, None]], [1]),
+        ([[False, 7, None]], [7]),
         ([[-0.5, 7, None], [-1.0, 8, None]], [7]),
         ([[]], []),
         ([], []),
