@@ -157,7 +157,7 @@ class Absorber:
             numbers = np.frombuffer(struct.pack(f"<{len(logprobs)}d", *logprobs), "<f8")
             are_ids = {*map(type, tokens)} == {int} and np.maximum.reduce(ids) < self._vocab_size
             # The reductions alone: numpy's methods take as long again to come to them.
-            if are_ids and LEAST_LOGPROB <= np.minimum.reduce(numbers) and np.maximum.reduce(numbers) <= ROUNDING:
+            if are_ids and np.minimum.reduce(numbers) >= LEAST_LOGPROB and np.maximum.reduce(numbers) <= ROUNDING:
                 return logprobs
         return list(map(self._logprob, tokens, zip(logprobs, columns.tokens, strict=True)))
 
