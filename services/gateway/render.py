@@ -137,14 +137,19 @@ class ChatModel:
             beginning of a text, and the space after a special token, in ways of their own.
         """
         if after is not None:
-            ids = self._tokenizer.encode(self.decode([after]) + text, add_special_tokens=False).ids
+            ids = self._encoded(self.decode([after]) + text)
             if ids[:1] == [after]:
                 return np.asarray(ids[1:], dtype=np.int32)
         return self._encode_shared(text) if len(text) <= SHARED_CHARACTERS else self._encode(text)
 
     def _encode(self, text: str) -> TokenIds:
-        ids = np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        ids = np.asarray(self._encoded(text), dtype=np.int32)
         ids.flags.writeable = False
+        return ids
+
+    def _encoded(self, text: str) -> list[int]:
+        # Only the way for many texts leaves out where in the text each token stands: a quarter of the time.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
