@@ -218,7 +218,7 @@ class Gateway:
     def _check_vocabulary(self, request: ChatRequest, prompt: Prompt) -> None:
         # One id beyond the vocabulary kills a real engine.
         size = self.model.vocab_size
-        if len(prompt.ids) and not 0 <= int(prompt.ids.min()) <= int(prompt.ids.max()) < size:
+        if prompt.tokens.least < 0 or prompt.tokens.greatest >= size:
             raise BadRequest("The messages hold a token that the model does not know.", param="messages")
         for token in request.sampling.logit_bias:
             if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):

@@ -6,7 +6,7 @@ that an earlier call had is kept beside them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self, TypeVar
 
 import numpy as np
@@ -29,18 +29,23 @@ class _Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The first `length` ids of a buffer, which never change. `added_bytes`: memory taken beyond those continued."""
+    """The first `length` ids of a buffer, which never change.
+
+    `added_bytes`: memory taken beyond those continued; `least`, `greatest`: no id is below or above
+    """
 
     _buffer: _Buffer
     length: int
     _text_length: int
     added_bytes: int
+    least: int
+    greatest: int
 
     @classmethod
     def of(cls, ids: TokenIds) -> Self:
         """Tokens of their own."""
         empty = _Buffer(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.uint8), 0)
-        return cls(empty, 0, 0, 0).followed_by(ids)
+        return cls(empty, 0, 0, 0, 0, 0).followed_by(ids)
 
     @property
     def ids(self) -> TokenIds:
@@ -65,7 +70,7 @@ class Tokens:
         more = np.concatenate(parts, dtype=np.int32)
         added = len(more)
         if not added:
-            return type(self)(self._buffer, self.length, self._text_length, 0)
+            return replace(self, added_bytes=0)
         buffer, length = self._buffer, self.length + added
         if buffer.used != self.length:
             buffer, added = _Buffer(buffer.ids[: self.length], buffer.text[: self._text_length], self.length), length
@@ -76,7 +81,8 @@ class Tokens:
         buffer.ids[self.length : length] = more
         buffer.text[self._text_length : text_length] = np.frombuffer(text, dtype=np.uint8)
         buffer.used = length
-        return type(self)(buffer, length, text_length, TOKEN_BYTES * added)
+        least, greatest = min(self.least, int(more.min())), max(self.greatest, int(more.max()))
+        return type(self)(buffer, length, text_length, TOKEN_BYTES * added, least, greatest)
 
 
 def json_of(ids: TokenIds) -> bytes:

@@ -269,6 +269,15 @@ async def test_a_prompt_beyond_the_context_is_refused_as_openai_does(tmp_path, d
     assert refused.value.code == "context_length_exceeded"
 
 
+async def test_a_prompt_with_a_token_that_the_model_does_not_have_reaches_no_engine(tmp_path, database, monkeypatch):
+    monkeypatch.setattr("tests.fakes.chat_model.VOCAB_SIZE", EOS)
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="m", messages=HI)
+        assert stage.engine.requests == []
+    assert refused.value.param == "messages"
+
+
 async def test_what_the_engine_refuses_is_a_bad_request_with_its_reason(tmp_path, database):
     refuses = (
         400,

@@ -29,6 +29,7 @@ def test_tokens_stay_what_they_were_whatever_follows_them(steps):
         both = tokens.followed_by(array(first), array(second))
         known.append((tokens.or_longer(array(longer)) if is_read_back else both, longer))
         assert [seen(one) for one, _ in known] == [(expected, expected) for _, expected in known]
+        assert [(one.least, one.greatest) for one, _ in known] == [(0, max(ids, default=0)) for _, ids in known]
 
 
 def test_tokens_that_continue_others_take_memory_for_what_is_new():
@@ -37,3 +38,9 @@ def test_tokens_that_continue_others_take_memory_for_what_is_new():
     assert second.added_bytes * 3 == first.added_bytes * 2
     assert third.added_bytes * 3 == first.added_bytes * 4
     assert first.followed_by(array([])).added_bytes == 0
+
+
+def test_an_id_that_is_none_shows_in_the_bounds_however_late_it_comes():
+    tokens = Tokens.of(array([5, 2])).followed_by(array([3]), array([-1]))
+    assert (tokens.least, tokens.greatest) == (-1, 5)
+    assert (tokens.followed_by(array([9])).least, tokens.followed_by(array([9])).greatest) == (-1, 9)
