@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from libs.contracts.ids import parse_weight_version
-from services.gateway.columns import Columns
+from services.gateway.columns import Columns, whole_document
 from services.gateway.connection import Take
 from services.gateway.errors import BadRequest
 from services.gateway.request import Json, Sampling
@@ -185,6 +185,19 @@ def following(answer: Absorber, began: float) -> Take:
     def take(piece: bytes) -> None:
         for document, first in told.documents(events.of(piece)):
             answer.absorb(document, began, first)
+
+    return take
+
+
+def collecting(answer: Absorber, began: float) -> Take:
+    """Takes an answer's pieces, and absorbs it once it is whole."""
+    pieces: list[bytes] = []
+
+    def take(piece: bytes) -> None:
+        if piece:
+            pieces.append(piece)
+        else:
+            answer.absorb(whole_document(b"".join(pieces)), began)
 
     return take
 

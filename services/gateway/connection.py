@@ -10,7 +10,7 @@ import asyncio
 import ssl
 from base64 import b64encode
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import cast
@@ -27,7 +27,9 @@ HEAD_BYTES = 64 * 1024
 Parts = Sequence[bytes | memoryview]
 """A body in pieces that are sent one after another: nothing copies them into one."""
 Take = Callable[[bytes], None]
-"""Gets a piece of an answer's body."""
+"""Gets a piece of an answer's body, and nothing once it is whole."""
+Stop = Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]
+"""Stops an answer that nobody waits for any more. Gets what waits for the rest of it, which is taken meanwhile."""
 
 
 class Refused(Exception):
@@ -76,25 +78,34 @@ class Connections:
         self._silence_seconds = silence_seconds
         self._idle: dict[tuple[str, int, bool], deque[Connection]] = {}
 
-    async def post(self, url: str, body: Parts, headers: Mapping[str, str], take: Take) -> None:
+    async def post(
+        self, url: str, body: Parts, headers: Mapping[str, str], take: Take, stop: Stop | None = None
+    ) -> None:
         """Sends a request and returns when the answer is whole; each piece of its body is taken as it comes.
 
+        Args: stop: awaited when the wait is cancelled, before the connection is closed
         Raises: Refused: the answer is no 200; OSError, TimeoutError: none came, or not all of it; what `take` raises
         """
         address = address_of(url)
         connection = self._kept(address) or await self._connected(address)
         lines = (address.head, *(f"{name}: {value}" for name, value in headers.items()))
         head = "\r\n".join((*lines, f"content-length: {sum(map(len, body))}", "", ""))
+        is_whole = False
         try:
             await connection.ask((head.encode("latin-1"), *body), take)
+            is_whole = True
         except Refused:
-            # It came whole.
-            self._keep(address, connection)
+            is_whole = True
             raise
-        except BaseException:
-            connection.abort()
+        except asyncio.CancelledError:
+            if stop is not None:
+                await stop(connection.rest)
             raise
-        self._keep(address, connection)
+        finally:
+            if is_whole:
+                self._keep(address, connection)
+            else:
+                connection.abort()
 
     def close(self) -> None:
         """Closes the idle ones."""
@@ -144,12 +155,15 @@ class Connection(asyncio.Protocol):
         self._loop = loop
         self._silence_seconds = silence_seconds
         self._parser = httptools.HttpResponseParser(self)
-        self._answered: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._is_reusable = True
         self._begin(lambda _: None)
+        # Nothing was asked.
+        self._answered.set_result(None)
 
     def _begin(self, take: Take) -> None:
         self._take = take
+        self._answered: asyncio.Future[None] = self._loop.create_future()
         self._pieces: list[bytes] = []
         self._refusal = b""
         self._status = 0
@@ -163,18 +177,21 @@ class Connection(asyncio.Protocol):
         return self._is_reusable and self._loop.time() - self._heard_at < KEPT_SECONDS
 
     async def ask(self, request: Parts, take: Take) -> None:
-        """As `Connections.post`; after any other error than `Refused`, or cancelled, it must be aborted."""
+        """As `Connections.post`; after any other error than `Refused`, or cancelled, it must be aborted.
+
+        Cancelled, it takes what comes until then.
+        """
         self._begin(take)
-        self._answered = self._loop.create_future()
-        self._timer = self._loop.call_later(self._silence_seconds, self._look)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._silence_seconds, self._look)
         self._transport.writelines(request)
-        try:
-            await self._answered
-        finally:
-            self._answered = None
-            self._timer.cancel()
+        await asyncio.shield(self._answered)
         if self._status != 200:
             raise Refused(self._status, self._refusal.decode(errors="replace"))
+
+    async def rest(self) -> None:
+        """Returns when nothing more will come of an answer, the wait for which was cancelled."""
+        await asyncio.wait({self._answered})
 
     def abort(self) -> None:
         """Closes it at once."""
@@ -187,14 +204,19 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_reusable = False
-        if exc is None and self._status and not self._has_length:
-            self._end()
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            if exc is None and self._status and not self._has_length and not self._answered.done():
+                self._end()
+        except Exception as error:  # noqa: BLE001  # as in `data_received`
+            self._fail(error)
         self._fail(ConnectionError(str(exc or "the engine closed the connection")))
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
-        if self._answered is None or self._answered.done():
-            # Nothing was asked, or nobody waits for the rest.
+        if self._answered.done():
+            # Nothing was asked.
             self.abort()
             return
         try:
@@ -246,14 +268,21 @@ class Connection(asyncio.Protocol):
             self._end()
 
     def _end(self) -> None:
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_result(None)
+        if self._status == 200:
+            self._take(b"")
+        self._answered.set_result(None)
 
     def _fail(self, error: Exception) -> None:
-        if self._answered is not None and not self._answered.done():
+        if not self._answered.done():
             self._answered.set_exception(error)
+            # Nobody may wait for it any more: an exception that nobody fetches is no accident.
+            self._answered.exception()
 
     def _look(self) -> None:
+        # One that is begun for a request serves the next ones too, until it finds none.
+        self._timer = None
+        if self._answered.done():
+            return
         left = self._heard_at + self._silence_seconds - self._loop.time()
         if left <= 0:
             self._fail(TimeoutError(f"the engine has said nothing for {self._silence_seconds:g} seconds"))

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import numpy as np
 import orjson
 
 from libs.telemetry import inject, logger
-from services.gateway.choice import Absorber, Choice, EngineLost, Job, Progressed, following, refusal
-from services.gateway.columns import whole_document
-from services.gateway.connection import Connections, Parts, Refused
+from services.gateway.choice import Absorber, Choice, EngineLost, Job, Progressed, collecting, following, refusal
+from services.gateway.connection import Connections, Parts, Refused, Stop, Take
 from services.gateway.engines import Directory, Endpoint, Patience
 from services.gateway.metrics import ENGINE_RETRIES
 from services.gateway.request import Json, Sampling
@@ -80,25 +81,19 @@ class Sampler:
             return
         answer = Absorber(job, choice, progressed)
         body = _engine_request(job, choice, rid, budget, endpoint.weight_version)
-        work = asyncio.create_task(self._exchange(endpoint, body, answer, stream=job.stream))
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await self._abort(endpoint, rid, work)
-            raise
+        take = (following if job.stream else collecting)(answer, time.perf_counter())
+        await self._exchange(endpoint, body, take, partial(self._abort, endpoint, rid))
+        if choice.finish is None:
+            raise EngineLost(
+                "aborted" if answer.was_aborted else "connection", "the answer ended before it was finished"
+            )
 
-    async def _exchange(self, endpoint: Endpoint, body: Parts, answer: Absorber, *, stream: bool) -> None:
+    async def _exchange(self, endpoint: Endpoint, body: Parts, take: Take, stop: Stop) -> None:
         headers = self._headers
         if (traceparent := inject()) is not None:
             headers = {**headers, "traceparent": traceparent}
-        url, began = f"{endpoint.url}/generate", time.perf_counter()
         try:
-            if stream:
-                await self._connections.post(url, body, headers, following(answer, began))
-            else:
-                pieces: list[bytes] = []
-                await self._connections.post(url, body, headers, pieces.append)
-                answer.absorb(whole_document(b"".join(pieces)), began)
+            await self._connections.post(f"{endpoint.url}/generate", body, headers, take, stop)
         except Refused as refused:
             raise refusal(refused.status, refused.text) from None
         # Whatever is wrong in an answer shows as one of these, before anything of it was taken.
@@ -106,12 +101,8 @@ class Sampler:
             raise EngineLost("malformed", f"{type(error).__name__}: {error}") from error
         except OSError as error:
             raise EngineLost("connection", f"{type(error).__name__}: {error}") from error
-        if answer.choice.finish is None:
-            raise EngineLost(
-                "aborted" if answer.was_aborted else "connection", "the answer ended before it was finished"
-            )
 
-    async def _abort(self, endpoint: Endpoint, rid: str, work: asyncio.Task[None]) -> None:
+    async def _abort(self, endpoint: Endpoint, rid: str, rest: Callable[[], Awaitable[None]]) -> None:
         """Stops generation and waits shortly for the tokens made until then.
 
         An engine with another key for control routes refuses the gateway's, and stops when the connection is closed.
@@ -120,15 +111,9 @@ class Sampler:
             async with asyncio.timeout(ABORT_SECONDS):
                 url, body = f"{endpoint.url}/abort_request", orjson.dumps({"rid": rid})
                 await self._connections.post(url, [body], self._headers, lambda _: None)
-                await asyncio.wait({work})
+                await rest()
         except (Refused, OSError) as error:
             log.info("abort not delivered", engine=endpoint.url, error=str(error))
-        finally:
-            work.cancel()
-            await asyncio.wait({work})
-            if not work.cancelled():
-                # Aborted answers end unfinished: there is nothing left to tell anyone.
-                work.exception()
 
 
 def _engine_request(job: Job, choice: Choice, rid: str, budget: int, weight_version: str | None) -> Parts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -95,7 +95,7 @@ async def test_a_piece_is_taken_before_the_next_is_sent():
 
     async with server.serving():
         await Connections(silence_seconds=LONG).post(server.url, [b"{}"], {}, take)
-    assert pieces == [b"one", b"two"]
+    assert pieces == [b"one", b"two", b""]
 
 
 async def test_a_request_is_whole_and_its_connection_is_used_again():
@@ -179,6 +179,33 @@ async def test_an_engine_that_falls_silent_is_left():
     assert pieces == [b"one"]
 
 
+async def test_an_engine_that_falls_silent_after_other_answers_is_left():
+    server, connections = Server(*[[WHOLE]] * 2, [CHUNKED, b"wait"]), Connections(silence_seconds=0.2)
+    async with server.serving():
+        assert await taken(connections, server.url) == b"ok"
+        # Longer than the silence, and the connection is still good.
+        await asyncio.sleep(0.3)
+        assert await taken(connections, server.url) == b"ok"
+        with pytest.raises(TimeoutError):
+            await taken(connections, server.url)
+        server.go_on.set()
+        await server.is_left.wait()
+    assert server.connections == 1
+
+
+async def test_what_is_wrong_in_the_whole_of_an_answer_reaches_the_caller():
+    server = Server([WHOLE], [b"HTTP/1.0 200 OK\r\n\r\n", b"all of it", None])
+
+    def take(piece: bytes) -> None:
+        if not piece:
+            raise LookupError("no such answer")
+
+    async with server.serving():
+        for _ in range(2):
+            with pytest.raises(LookupError, match="no such answer"):
+                await Connections(silence_seconds=LONG).post(server.url, [b"{}"], {}, take)
+
+
 async def test_what_taking_raises_reaches_the_caller_and_closes_the_connection():
     server, connections = Server([CHUNKED, chunk(b"one"), b"wait"]), Connections(silence_seconds=LONG)
 
@@ -198,6 +225,48 @@ async def test_who_gives_up_leaves_the_engine():
         asking = asyncio.create_task(taken(connections, server.url))
         while not server.requests:
             await asyncio.sleep(0.001)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        server.go_on.set()
+        await server.is_left.wait()
+
+
+async def test_who_stops_an_answer_gets_what_comes_of_it_before_the_engine_is_left():
+    server = Server([CHUNKED, chunk(b"one"), b"wait", chunk(b"two"), END])
+    pieces: list[bytes] = []
+
+    async def stop(rest: Callable[[], Awaitable[None]]) -> None:
+        server.go_on.set()
+        await rest()
+        pieces.append(b"stopped")
+
+    async with server.serving():
+        posting = Connections(silence_seconds=LONG).post(server.url, [b"{}"], {}, pieces.append, stop)
+        asking = asyncio.create_task(posting)
+        while not pieces:
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await server.is_left.wait()
+    assert pieces == [b"one", b"two", b"", b"stopped"]
+
+
+async def test_who_is_stopped_twice_waits_for_nothing_more():
+    server, connections = Server([CHUNKED, b"wait"]), Connections(silence_seconds=LONG)
+    stopping = asyncio.Event()
+
+    async def stop(rest: Callable[[], Awaitable[None]]) -> None:
+        stopping.set()
+        await rest()
+
+    async with server.serving():
+        asking = asyncio.create_task(connections.post(server.url, [b"{}"], {}, lambda _: None, stop))
+        while not server.requests:
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        await stopping.wait()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
