@@ -7,7 +7,8 @@ GatewayError             base: status, type, param, code
   NotServed              404: no such address
   TooLarge               413: the body exceeds the limit
   TooManyCalls           429 with Retry-After: one attempt has as many calls in hand as it may
-  Unavailable            503 with Retry-After: an engine or the store was away for longer than a request is held
+  Unavailable            503 with Retry-After: an engine or the store was away for longer than a request is held, or
+                         the gateway stops
 """
 
 from __future__ import annotations
@@ -93,10 +94,16 @@ class TooManyCalls(GatewayError):
 
 
 class Unavailable(GatewayError):
-    """An engine or the store was away for longer than a request is held. Nothing of it is trained."""
+    """An engine or the store was away for longer than a request is held, or the gateway stops. Nothing of it is
+    trained."""
 
     status = 503
     type = "service_unavailable"
+
+
+def stopping() -> Unavailable:
+    """What a call gets that the gateway will not finish, or not begin, because it stops."""
+    return Unavailable("The gateway is stopping; try again.", code="stopping", retry_after_seconds=1)
 
 
 def error_response(error: GatewayError) -> Response:

@@ -10,8 +10,8 @@ import asyncio
 import hashlib
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +27,7 @@ from services.gateway import metrics
 from services.gateway.answer import Answer, Completion, finished_answer, logprobs_of
 from services.gateway.choice import Choice, Job
 from services.gateway.door import Door, refusal
-from services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable
+from services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
 from services.gateway.history import History, Prompt
 from services.gateway.reading import Reader
 from services.gateway.record import Recorder
@@ -119,7 +119,8 @@ class Gateway:
     async def begin(self, door: Door, body: bytes, headers: Mapping[str, str]) -> tuple[ChatRequest, Call | Completion]:
         """The request, and the call that was begun for it, or the answer that an earlier try has already got.
 
-        Raises: BadRequest: the body cannot be served; TooManyCalls: of this attempt; Unavailable: the store is away
+        Raises: BadRequest: the body cannot be served; TooManyCalls: of this attempt; Unavailable: the store is away, or
+            the gateway stops
         """
         arrived_at, sequence = time.perf_counter(), time.time_ns()
         known = self._history.opening(door.key, body)
@@ -133,11 +134,17 @@ class Gateway:
             self._take_up(door)
             try:
                 call = await self._prepare(door, request, digest, headers, arrived_at, sequence)
+                self._check_open()
             except BaseException:
                 self._lay_down(door)
                 raise
             self._start(call)
             return request, call
+
+    def _check_open(self) -> None:
+        # Nobody would wait for the record of a call that begins now.
+        if self._is_closing:
+            raise stopping()
 
     def _take_up(self, door: Door) -> None:
         held = self._of_attempt.get(door.key, 0)
@@ -247,8 +254,11 @@ class Gateway:
 
     async def _serve(self, call: Call) -> Completion:
         try:
-            async with self._place():
+            await self._take_place()
+            try:
                 await self._sample(call)
+            finally:
+                self._places.release()
             passes("gateway.answered")
             completion = await self._complete(call)
             passes("gateway.recorded")
@@ -269,8 +279,7 @@ class Gateway:
             raise refusal(CapabilityError(Cause.ENDED))
         return completion
 
-    @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def _take_place(self) -> None:
         """A call's turn. One that waits in vain is recorded as failed, so that its agent's failure counts as ours.
 
         Raises: Unavailable: too many calls for too long
@@ -280,10 +289,6 @@ class Gateway:
                 await self._places.acquire()
         except TimeoutError:
             raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1) from None
-        try:
-            yield
-        finally:
-            self._places.release()
 
     async def _sample(self, call: Call) -> None:
         request = call.request
@@ -358,7 +363,7 @@ def _row(call: Call, choice: Choice, status: CallStatus, reason: str | None, ans
         request=call.request.recorded,
         messages=call.request.conversation,
         response=None if answer is None else answer.message,
-        prompt_ids=call.prompt.ids.astype("<i4", copy=False).tobytes(),
+        prompt_ids=call.prompt.ids.astype("<i4", copy=False).data.cast("B"),
         sampled_ids=_packed("i", choice.sampled_ids),
         generator_logprobs=_packed("f", choice.logprobs),
         policy_versions=_packed("i", versions),

@@ -16,7 +16,7 @@ from libs.faults import passes
 from libs.service.protocol import Write, writer_of
 from services.gateway.answer import KEEPALIVE, Completion, event
 from services.gateway.chunks import ChoiceStream, head_of_chunks
-from services.gateway.errors import GatewayError, Unavailable, error_response
+from services.gateway.errors import GatewayError, error_response, stopping
 from services.gateway.forward import Call, Gateway
 from services.gateway.request import ChatRequest
 
@@ -197,7 +197,7 @@ class _Reminder:
 def result_of(task: asyncio.Task[Completion]) -> Completion:
     """The answer of a call that has ended."""
     if task.cancelled():
-        raise Unavailable("The gateway is stopping; try again.", code="stopping", retry_after_seconds=1)
+        raise stopping()
     return task.result()
 
 

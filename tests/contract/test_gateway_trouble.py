@@ -116,6 +116,18 @@ async def test_an_agent_that_hangs_up_aborts_generation_and_leaves_a_partial_rec
     assert len(call.generator_logprobs) == len(call.policy_versions) == 4 * call.completion_tokens == 12
 
 
+async def test_nothing_is_begun_while_the_gateway_stops(tmp_path, database):
+    async with scene(tmp_path, database) as stage:
+        await stage.gateway.stop()
+        async with stage.client() as client:
+            with pytest.raises(openai.InternalServerError) as refused:
+                await client.chat.completions.create(model="m", messages=HI)
+        calls = await stage.calls()
+    assert (refused.value.status_code, refused.value.code) == (503, "stopping")
+    assert refused.value.response.headers["retry-after"] == "1"
+    assert (stage.engine.requests, calls) == ([], [])
+
+
 async def _consume(answer: Awaitable[Any]) -> Any:
     got = await answer
     if hasattr(got, "choices"):

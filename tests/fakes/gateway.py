@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,8 @@ class GatewayUnderTest:
 
     url: str
     ring: KeyRing
+    stop: Callable[[], Awaitable[None]]
+    """Ends the calls in hand, as a process does before its last words."""
     run_id: str = "run-test"
 
     def key(self, rollout_id: str, attempt: int = 1, *, lasts_seconds: int = 600, scope: Scope = Scope.MODEL) -> str:
@@ -71,7 +73,7 @@ async def running_gateway(
     values = {"hold_seconds": 10.0, "record_hold_seconds": 5.0, "engine_poll_seconds": 0.02, **settings}
     app = create_app(Settings(model_path=model_path, database_url=database_url, capability_keys_file=keys, **values))
     async with serving(app, shutdown_seconds=2) as port:
-        yield GatewayUnderTest(f"http://127.0.0.1:{port}", KeyRing(keys), run_id)
+        yield GatewayUnderTest(f"http://127.0.0.1:{port}", KeyRing(keys), app.state.give_up, run_id)
 
 
 async def all_calls(database: Database) -> Sequence[tables.ModelCall]:
