@@ -52,29 +52,36 @@ _EXPECTED = text("""
     FROM evaluations JOIN datasets ON datasets.id = evaluations.dataset_id WHERE evaluations.id = ANY(:evaluation_ids)
 """)
 
-_STEP_REWARDS = text("""
+_ROLLOUTS_OF_A_RUN = "JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'"
+# OFFSET keeps them apart: joined, a page of some hundred groups would have all rollouts of all runs read.
+_ROLLOUTS_OF_A_PAGE = """
+    CROSS JOIN LATERAL (SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND state = 'finished' OFFSET 0)
+        AS rollouts
+"""
+
+_STEP_REWARDS = """
     SELECT step_groups.step, count(rollouts.id) AS rollouts, avg(rollouts.reward) AS reward_mean,
         stddev_samp(rollouts.reward) AS reward_std
-    FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'
+    FROM step_groups {rollouts}
     WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps) GROUP BY step_groups.step
-""")
+"""
 
 _STEP_VERDICTS = text("""
     SELECT step, verdict, count(*) AS count FROM step_groups
     WHERE run_id = :run_id AND step = ANY(:steps) GROUP BY step, verdict
 """)
 
-_STEP_FACTS = text("""
+_STEP_FACTS = """
     SELECT step_groups.step, fact.key AS name, avg(CASE jsonb_typeof(fact.value)
         WHEN 'number' THEN CASE WHEN abs((fact.value #>> '{}')::numeric) < 1e150 THEN (fact.value #>> '{}')::float8 END
         ELSE (fact.value #>> '{}')::boolean::int::float8 END) AS mean
-    FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'
+    FROM step_groups {rollouts}
     JOIN outcomes ON outcomes.rollout_id = rollouts.id AND outcomes.attempt = rollouts.attempt
     CROSS JOIN LATERAL jsonb_each(outcomes.facts) AS fact
     WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps)
         AND jsonb_typeof(fact.value) IN ('number', 'boolean') AND fact.key NOT IN ('reward', 'rewards')
     GROUP BY step_groups.step, fact.key ORDER BY step_groups.step, fact.key
-""")
+"""
 
 Record = Mapping[Any, Any]
 
@@ -186,15 +193,19 @@ async def list_steps(session: ReadSession, run_id: str, *, cursor: str | None, l
     if key := decode_cursor(cursor, int):
         conditions.append(table.number > cast(int, key[0]))
     query = select(table).where(*conditions).order_by(table.number).limit(limit + 1)
-    steps = await _with_rewards(session, run_id, (await session.scalars(query)).all())
+    steps = await _with_rewards(session, run_id, (await session.scalars(query)).all(), _ROLLOUTS_OF_A_PAGE)
     return page(steps, limit, lambda step: step, lambda step: (step.number,))
 
 
-async def _with_rewards(session: ReadSession, run_id: str, rows: Sequence[tables.Step]) -> list[api.Step]:
+async def _with_rewards(
+    session: ReadSession, run_id: str, rows: Sequence[tables.Step], rollouts: str
+) -> list[api.Step]:
+    """Args: rollouts: how these are joined to the groups of the steps"""
     scope = {"run_id": run_id, "steps": [row.number for row in rows]}
-    rewards = {record["step"]: record for record in (await session.execute(_STEP_REWARDS, scope)).mappings()}
+    of_steps, of_facts = (text(query.replace("{rollouts}", rollouts)) for query in (_STEP_REWARDS, _STEP_FACTS))
+    rewards = {record["step"]: record for record in (await session.execute(of_steps, scope)).mappings()}
     verdicts = _grouped((await session.execute(_STEP_VERDICTS, scope)).mappings(), "step")
-    facts = _grouped((await session.execute(_STEP_FACTS, scope)).mappings(), "step")
+    facts = _grouped((await session.execute(of_facts, scope)).mappings(), "step")
     return [
         api.Step(
             number=row.number,
@@ -217,7 +228,7 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
     Args: names: those wanted; empty for all
     """
     query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number)
-    steps = await _with_rewards(session, run_id, (await session.scalars(query)).all())
+    steps = await _with_rewards(session, run_id, (await session.scalars(query)).all(), _ROLLOUTS_OF_A_RUN)
     series: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for step in steps:
         seconds = (step.created_at - steps[0].started_at).total_seconds()
