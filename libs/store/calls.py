@@ -5,23 +5,31 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NewType, cast
 
 import orjson
 import psycopg
 from psycopg import sql
+from psycopg.abc import PQGen
+from psycopg.generators import copy_to
+from psycopg.pq.abc import PGconn
 from psycopg.types.json import Jsonb
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
 from libs.contracts.states import CallStatus, EngineState
 from libs.store import tables
+from libs.store.binary import HEADER, TRAILER, Piece, row_pieces
 from libs.store.connection import BoundedConnection, arguments, connect
 from libs.store.database import AWAY, RECYCLE_SECONDS, Database, ReadSession, cause
 
 Json = dict[str, Any]
+
+UNSENT_BYTES = 2**20
+"""What libpq may hold of a batch before it is waited for."""
 
 # Postgres stores no NUL in JSON; the escape counts only after an even number of backslashes.
 _NUL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u0000")
@@ -57,7 +65,7 @@ class NewCall:
     request: Json
     messages: Json | JsonText
     response: Json | None
-    prompt_ids: bytes
+    prompt_ids: Piece
     sampled_ids: bytes
     generator_logprobs: bytes
     policy_versions: bytes
@@ -166,10 +174,10 @@ class CallWriter(_OwnConnection):
                 if may_exist:
                     await _merge(connection, calls)
                 elif len(calls) == 1:
-                    await connection.execute(_INSERT, _values(calls[0]), prepare=True)
+                    await connection.execute(_INSERT, _values(calls[0], _parameter), prepare=True)
                 else:
                     await _copy(connection, _COPY_HERE, calls)
-        except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError) as error:
+        except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError, ValueError) as error:
             await self.close()
             raise CallRefused(str(error)) from error
         except (psycopg.Error, OSError, TimeoutError) as error:
@@ -260,9 +268,19 @@ async def _copy(
     connection: psycopg.AsyncConnection[tuple[object, ...]], statement: bytes, calls: Sequence[NewCall]
 ) -> None:
     async with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        copy.set_types(_TYPES)
-        for call in calls:
-            await copy.write_row(_values(call))
+        await copy.write(HEADER)
+        await connection.wait(_hand_over(connection.pgconn, calls))
+
+
+def _hand_over(server: PGconn, calls: Sequence[NewCall]) -> PQGen[None]:
+    """Gives the rows and what ends them to libpq, which sends while it takes them."""
+    unsent = 0
+    for call in calls:
+        for piece in row_pieces(_values(call, _json_text), _TYPES):
+            unsent += len(piece)
+            yield from copy_to(server, piece, flush=unsent > UNSENT_BYTES)
+            unsent = 0 if unsent > UNSENT_BYTES else unsent
+    yield from copy_to(server, TRAILER, flush=False)
 
 
 async def _merge(connection: psycopg.AsyncConnection[tuple[object, ...]], calls: Sequence[NewCall]) -> None:
@@ -280,14 +298,21 @@ async def _merge(connection: psycopg.AsyncConnection[tuple[object, ...]], calls:
         )
 
 
-def _values(call: NewCall) -> tuple[object, ...]:
+def _values(call: NewCall, document: Callable[[Json | JsonText], object]) -> list[object]:
+    """The columns in their order.
+
+    Args: document: how JSON is given
+    """
     # `dataclasses.astuple` would copy the documents.
-    return tuple(_sendable(getattr(call, name), kind) for name, kind in zip(_COLUMNS, _TYPES, strict=True))
-
-
-def _sendable(value: object, kind: str) -> object:
-    return value if kind != "jsonb" or value is None else Jsonb(value, dumps=_json_text)
+    values = (getattr(call, name) for name in _COLUMNS)
+    return [
+        document(value) if kind == "jsonb" and value is not None else value
+        for value, kind in zip(values, _TYPES, strict=True)
+    ]
 
 
 def _json_text(document: Json | JsonText) -> bytes:
     return document if isinstance(document, bytes) else storable_json(document)
+
+
+_parameter = partial(Jsonb, dumps=_json_text)

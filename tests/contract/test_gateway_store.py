@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import fields, replace
 
+import numpy as np
 import pytest
 from sqlalchemy import select
 
 from libs.contracts.states import CallStatus
 from libs.store import tables
-from libs.store.calls import CallRefused, CallWriter, EngineReader, NewCall, ServingEngine, StoreAway, completed_calls
+from libs.store.calls import (
+    CallRefused,
+    CallWriter,
+    EngineReader,
+    NewCall,
+    ServingEngine,
+    StoreAway,
+    completed_calls,
+    storable_json,
+)
 from libs.store.database import Database
 from tests import builders
 
@@ -70,12 +81,56 @@ async def test_calls_are_stored_as_given_and_a_repeat_changes_nothing(database):
     assert (second.prompt_ids, second.first_token_seconds) == (b"\x01\x00\x00\x00", None)
 
 
-@pytest.mark.parametrize("changes", [{"run_id": "run-without-partition"}, {"status": "unheard"}])
+async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_others_or_again(database):
+    run = await builders.add_run(database)
+    ids = np.arange(20_000, dtype="<i4")
+    conversation = {"messages": [{"content": "größer \U0001f600" * 9000}, {"content": "\x00"}], "tools": None}
+    values = {
+        "messages": storable_json(conversation),
+        "response": None,
+        "prompt_ids": ids.data.cast("B"),
+        "prompt_tokens": len(ids),
+        "cached_tokens": 2**31 - 1,
+        "min_policy_version": None,
+        "trainable": False,
+        "untrainable_reason": "größer",
+        "sequence": -(2**63),
+        "temperature": 5e-324,
+        "generator_logprobs": b"",
+        "trace_id": "",
+    }
+    calls = [replace(call(run.id, number), **values) for number in range(7)]
+    writer = CallWriter(database.dsn)
+    await writer.write(calls[:1])
+    await writer.write(calls[1:6])
+    await writer.write(calls[5:], may_exist=True)
+    await writer.close()
+    async with database.read() as session:
+        rows = (await session.execute(select(tables.ModelCall.__table__).order_by("id"))).mappings().all()
+    names = [field.name for field in fields(NewCall)]
+    stored = {"messages": json.loads(storable_json(conversation)), "prompt_ids": ids.tobytes()}
+    assert [{name: row[name] for name in names} for row in rows] == [
+        {name: getattr(one, name) for name in names} | stored for one in calls
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": "run-without-partition"},
+        {"status": "unheard"},
+        {"attempt": 2**31},
+        {"finish_reason": "a\x00b"},
+        {"finish_reason": "\ud800"},
+    ],
+)
 async def test_a_batch_with_a_call_that_cannot_be_stored_stores_nothing(database, changes):
     run = await builders.add_run(database)
     writer = CallWriter(database.dsn)
     with pytest.raises(CallRefused):
         await writer.write([call(run.id, 1), replace(call(run.id, 2), **changes)])
+    with pytest.raises(CallRefused):
+        await writer.write([replace(call(run.id, 2), **changes)])
     with pytest.raises(CallRefused):
         await writer.write([call(run.id, 1), call(run.id, 1)])
     assert await stored_ids(database) == []
