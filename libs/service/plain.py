@@ -11,15 +11,17 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from libs.service.health import Checks
 from libs.service.middleware import BodyLimit, RequestContext
 from libs.service.problems import on_http_exception, unexpected_response
 
+Endpoint = Callable[[Request], Awaitable[Response]]
 ErrorHandler = Callable[[Request, Any], Awaitable[Response]]
 Unexpected = Callable[[Exception], Response]
 
@@ -29,12 +31,35 @@ DEFAULT_MAX_BODY_BYTES = 16 * 2**20
 class PlainRoute(Route):
     """A route that is named in the scope of its requests, as FastAPI's are: metrics and spans say which one it was."""
 
+    def __init__(self, path: str, endpoint: Endpoint, *, methods: Sequence[str]) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        # Starlette's own would handle errors here, too, which a layer around all routes does.
+        self.app = _answering(endpoint)
+
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Whether the request is this route's, and what its scope gains."""
         match, found = super().matches(scope)
         if match is not Match.NONE:
             found["route"] = self
         return match, found
+
+
+class _PlainApp(Starlette):
+    """Starlette without its outermost layer: `RequestContext` answers what no handler knows."""
+
+    def build_middleware_stack(self) -> ASGIApp:
+        app: ASGIApp = ExceptionMiddleware(self.router, handlers=self.exception_handlers)
+        for layer, arguments, keywords in reversed(self.user_middleware):
+            app = layer(app, *arguments, **keywords)
+        return app
+
+
+def _answering(endpoint: Endpoint) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        response = await endpoint(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+    return app
 
 
 def create_plain_app(
@@ -47,7 +72,7 @@ def create_plain_app(
     unexpected: Unexpected = unexpected_response,
 ) -> Starlette:
     """A door with these routes, and otherwise as `app.create_app` makes it; see there for the arguments."""
-    app = Starlette(routes=routes, lifespan=lifespan)
+    app = _PlainApp(routes=routes, lifespan=lifespan)
     app.router.redirect_slashes = False
     furnish(
         app,

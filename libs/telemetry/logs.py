@@ -8,8 +8,8 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 import orjson
@@ -103,9 +103,15 @@ class Seldom:
         self._log.warning(event, **facts, **({"unsaid": unsaid} if unsaid else {}))
 
 
-def bind(**facts: object) -> AbstractContextManager[None]:
+@contextmanager
+def bind(**facts: object) -> Iterator[None]:
     """Binds facts to every line logged inside the block, tasks started there included."""
-    return cast(AbstractContextManager[None], structlog.contextvars.bound_contextvars(**facts))
+    # structlog's own block looks at every variable of the context, twice.
+    tokens = structlog.contextvars.bind_contextvars(**facts)
+    try:
+        yield
+    finally:
+        structlog.contextvars.reset_contextvars(**tokens)
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:

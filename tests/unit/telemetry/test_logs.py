@@ -37,6 +37,18 @@ def test_lines_are_json_with_the_event_first_and_bound_facts(capsys: pytest.Capt
 
 
 @pytest.mark.usefixtures("_restored")
+def test_facts_are_bound_as_long_as_their_block(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("gateway", "info")
+    with bind(attempt=1, run_id="run-a"):
+        with bind(attempt=2):
+            logger().info("inside")
+        logger().info("between")
+    logger().info("outside")
+    lines = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert [(line.get("attempt"), line.get("run_id")) for line in lines] == [(2, "run-a"), (1, "run-a"), (None, None)]
+
+
+@pytest.mark.usefixtures("_restored")
 def test_secrets_in_tracebacks_are_masked(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("api")
     try:
