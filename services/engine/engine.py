@@ -202,7 +202,7 @@ class Engine:
         until = time.monotonic() + AHEAD_SECONDS
         try:
             while self._prepared is prepared and time.monotonic() < until and await self._call(ahead.advance):
-                pass
+                passes("engine.slice_computed")
         except Exception:
             # What it left in the cache may be half written: no other model finds it there.
             self._prepared = None if self._prepared is prepared else self._prepared

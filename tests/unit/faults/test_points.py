@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from libs.faults import Armory
-from tests.contract import test_trainer_kills
+from tests.contract import test_engine_kills, test_trainer_kills
 from tests.e2e import test_points
 
 PASSING = "from libs.faults import passes; passes('there'); print('alive')"
@@ -50,6 +50,6 @@ def test_every_point_in_the_code_is_described_and_has_a_test_that_kills_there() 
     points = set(re.findall(r'(?:\bpasses\(|\bmoment=)"([a-z]+\.[a-z_]+)"', code))
     described = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", (root / "docs/adr/0010-fault-points.md").read_text(), re.M)
     killed = {f"{service}.{moment}" for service, moments in test_points.POINTS.items() for moment in moments}
-    killed |= {*test_trainer_kills.POINTS, *test_points.API_POINTS}
+    killed |= {*test_trainer_kills.POINTS, *test_engine_kills.POINTS, *test_points.API_POINTS}
     assert sorted(described) == sorted(points)
     assert set(described) == killed
