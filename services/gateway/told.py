@@ -1,40 +1,46 @@
 """An engine's event stream: of each event only what no earlier one has told is read.
 
 SGLang's events are cumulative: each repeats all tokens so far, which read whole would cost the square of their number.
-The text of an event begins like that of the one before it, byte for byte, so that the known part is compared, cut out,
-and never parsed again. With `--incremental-streaming-output` each event tells its own tokens alone.
+The lists of an event go on where those of the one before it ended, so that what is known of them is cut out and never
+parsed again. With `--incremental-streaming-output` each event tells its own tokens alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from operator import attrgetter
 
 import orjson
 
 from services.gateway.request import Json
 
 DONE = b"[DONE]"
+_DONE_BYTES = 20
+"""More than the end of a stream is long."""
+_FIELD = b"data:"
+_FIELD_BYTES = len(_FIELD)
+_IDS = re.compile(rb'"output_ids": ?\[')
+_LOGPROBS = re.compile(rb'"output_token_logprobs": ?\[')
+_COMMA = ord(",")
 
 
 class Events:
-    """The events of a stream that is cut anywhere."""
+    """The events of a stream that is cut anywhere, each with the name of its field, `data:`, before it."""
 
     def __init__(self) -> None:
         self._rest = b""
 
-    def of(self, piece: bytes) -> list[bytes]:
-        """The events, as JSON texts, that are whole with this piece."""
+    def of(self, piece: bytes) -> Sequence[bytes]:
+        """The events that are whole with this piece."""
         if (
             not self._rest
-            and piece.startswith(b"data:")
+            and piece.endswith(b"\n\n")
             and piece.find(b"\n") == len(piece) - 2
-            and piece.endswith(b"\n")
+            and piece.startswith(_FIELD)
+            and len(piece) > _DONE_BYTES
         ):
             # As engines send them: one alone, and whole.
-            return [piece[5:-2]] if _is_told(piece[5:-2]) else []
+            return (piece,)
         text = self._rest + piece if self._rest else piece
         # Most arrive whole: they are long, and copied as seldom as can be.
         whole, self._rest = (text, b"") if text.endswith(b"\n\n") else text.rpartition(b"\n\n")[::2]
@@ -47,52 +53,11 @@ def _events(text: bytes) -> Iterator[bytes]:
         # `split` looks at every byte by itself: of long lines that is most of the cost.
         end = text.find(b"\n", start)
         end = len(text) if end < 0 else end
-        if text.startswith(b"data:", start):
-            event = text[start + 5 : end]
-            if _is_told(event):
+        if text.startswith(_FIELD, start):
+            event = text[start:end]
+            if len(event) > _DONE_BYTES or event[_FIELD_BYTES:].strip() != DONE:
                 yield event
         start = end + 1
-
-
-def _is_told(event: bytes) -> bool:
-    return len(event) > 2 * len(DONE) or event.strip() != DONE
-
-
-@dataclass(slots=True)
-class _Growing:
-    """A JSON list that grows from event to event. `closing` ends its last item and it; `text` is its text without the
-    last bracket, as far as it is known. `named` and `start` are where its name and it itself stood last.
-    """
-
-    name: bytes
-    closing: bytes
-    text: bytearray = field(default_factory=bytearray)
-    named: int = 0
-    start: int = 0
-
-    def grow(self, event: bytes) -> tuple[bytes, int]:
-        """What an event adds to the known text, and where the list ends in it; known from now on.
-
-        Raises: ValueError: the list is not there, or not as it was, and must be forgotten
-        """
-        text = self.text
-        # What stands before it may have grown, too.
-        self.named = event.index(self.name, self.named)
-        self.start = start = event.index(b"[", self.named)
-        if not event.startswith(text, start):
-            raise ValueError("an event does not repeat what an earlier one told")
-        known = start + len(text)
-        end = event.index(self.closing, known - 1 if text else start) + len(self.closing) - 1
-        new = event[known:end]
-        if b'"' in new:
-            raise ValueError("a text may hold brackets, so nobody knows where the list ends")
-        text += new
-        return new, end
-
-    def forget(self) -> None:
-        """Begins anew."""
-        self.text.clear()
-        self.named = self.start = 0
 
 
 class Told:
@@ -107,7 +72,9 @@ class Told:
         self._count = 0
         self._counts_hold = False
         self._is_incremental: bool | None = None
-        self._lists = [_Growing(b'"output_ids"', b"]"), _Growing(b'"output_token_logprobs"', b"]]")]
+        self._ids = bytearray()
+        self._ids_name = self._logprobs_name = b""
+        self._ids_at = self._logprobs_length = 0
 
     def documents(self, events: Sequence[bytes]) -> Iterable[tuple[Json, int]]:
         """What events that arrived together tell, and how many tokens come before the first of each document's lists.
@@ -122,11 +89,13 @@ class Told:
                 yield self._read(event)
 
     def _read(self, event: bytes) -> tuple[Json, int]:
-        if self._count and self._is_incremental is False and self._cuts:
-            # An event that is not as expected is read whole, and refused there when it is wrong.
-            with suppress(ValueError):
+        if self._ids:
+            try:
                 return self._rest(event)
-        document: Json = orjson.loads(event)
+            except (LookupError, TypeError, ValueError):
+                # One that is not as expected is read whole, and refused there when it is wrong.
+                self._ids.clear()
+        document: Json = orjson.loads(event[_FIELD_BYTES:])
         if "meta_info" not in document:
             return document, 0
         ids, meta = len(document.get("output_ids") or []), document["meta_info"]
@@ -150,30 +119,37 @@ class Told:
         return self._count if self._is_incremental else 0
 
     def _keep(self, event: bytes, *, is_even: bool) -> None:
-        for growing in self._lists:
-            growing.forget()
-            with suppress(ValueError):
-                growing.grow(event)
-                if not is_even:
-                    growing.text.clear()
-        self._lists.sort(key=attrgetter("start"))
+        """Notes where the lists stand and end: the next event is expected to go on there."""
+        ids = _IDS.search(event)
+        logprobs = _LOGPROBS.search(event, ids.end()) if ids else None
+        self._ids.clear()
+        if ids and logprobs and is_even:
+            self._ids_at, self._ids_name, self._logprobs_name = ids.start(), ids.group(), logprobs.group()
+            self._logprobs_length = event.find(b"]]", logprobs.end()) + 1 - logprobs.start()
+            self._ids += event[ids.start() : event.find(b"]", ids.end())]
 
     def _rest(self, event: bytes) -> tuple[Json, int]:
-        """Raises: ValueError: the event must be read whole"""
-        parts, at = list[bytes](), 0
-        for growing in self._lists:
-            is_known = bool(growing.text)
-            new, end = growing.grow(event)
-            new = new.lstrip()
-            if new and not (is_known and new.startswith(b",")):
-                raise ValueError("an item goes on where the known text ends")
-            if growing.start < at:
-                raise ValueError("the lists have changed places")
-            parts += (event[at : growing.start], b"[", new[1:])
-            at = end
-        document = orjson.loads(b"".join((*parts, event[at:])))
-        new_tokens = len(document["output_ids"])
-        if len(document["meta_info"]["output_token_logprobs"]) != new_tokens:
+        """What is new, read without what is known.
+
+        Raises: LookupError, TypeError, ValueError: the event must be read whole
+        """
+        # What stands before the lists may have grown, too.
+        start = event.index(self._ids_name, self._ids_at)
+        known = start + len(self._ids)
+        end = event.index(b"]", known)
+        named = event.index(self._logprobs_name, end)
+        more = named + self._logprobs_length
+        if not (event.startswith(self._ids, start) and event[known] == event[more] == _COMMA):
+            raise ValueError("the lists do not go on where they ended")
+        opened = named + len(self._logprobs_name)
+        document: Json = orjson.loads(b'{"output_ids":[' + event[known + 1 : opened] + event[more + 1 :])
+        count = len(document["output_ids"])
+        if len(document["meta_info"]["output_token_logprobs"]) != count:
             raise ValueError("tokens without log-probabilities, or the other way round")
-        first, self._count = self._count, self._count + new_tokens
+        # A text that holds brackets may be taken for the end: the next event then does not go on there.
+        self._logprobs_length = event.index(b"]]", more) + 1 - named
+        self._ids += event[known:end]
+        self._ids_at = start
+        first = self._count
+        self._count = first + count
         return document, first

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -40,6 +41,76 @@ def answer(tokens: Sequence[int], *, finish: dict[str, Any] | None) -> dict[str,
         "cached_tokens": 2,
     }
     return {"output_ids": list(tokens), "meta_info": meta}
+
+
+Taken = tuple[list[Any], list[Any], list[Any]]
+"""Tokens, and of each its log-probability and its policy version."""
+
+
+@dataclass(frozen=True)
+class Growing:
+    """A cumulative stream as an engine tells it.
+
+    Args: ends: how many tokens each event tells; versions: whose weights sampled each token, and of which policy
+        version; counts_first: whether other fields stand before the log-probabilities, too; text: of each token, beside
+        its log-probability
+    """
+
+    tokens: list[int]
+    ends: list[int]
+    versions: list[tuple[str, int]]
+    counts_first: bool
+    is_spaced: bool
+    text: str | None
+
+    def event(self, number: int) -> bytes:
+        end = self.ends[number]
+        spans: list[dict[str, Any]] = []
+        for place, (run, version) in enumerate(self.versions[:end]):
+            named = f"{run}:{version}"
+            if not spans or spans[-1]["version"] != named:
+                spans.append({"version": named, "start": place, "end": place})
+            spans[-1]["end"] = place + 1
+        is_last = number + 1 == len(self.ends)
+        counts = {"completion_tokens": end, "e2e_latency": 0.25 * end, "weight_versions": spans}
+        logprobs = [[self.logprob(place), token, self.text] for place, token in enumerate(self.tokens[:end])]
+        meta = {"finish_reason": {"type": "stop"} if is_last else None, **(counts if self.counts_first else {})}
+        meta |= {"output_token_logprobs": logprobs} | counts
+        document = {"text": ' "output_ids":[[9]' * end, "output_ids": self.tokens[:end], "meta_info": meta}
+        written = json.dumps(document).encode() if self.is_spaced else orjson.dumps(document)
+        return b"data: " + written + b"\n\n"
+
+    @staticmethod
+    def logprob(place: int) -> float:
+        return -0.1 * place
+
+    @property
+    def events(self) -> list[bytes]:
+        return [self.event(number) for number in range(len(self.ends))]
+
+    def told_until(self, events: int) -> Taken:
+        """What these many events tell of tokens that the choice's own run sampled."""
+        end = self.ends[events - 1] if events else 0
+        own = next((place for place, (run, _) in enumerate(self.versions) if run != "run-a"), end)
+        kept = min(end, own)
+        logprobs = [self.logprob(place) for place in range(kept)]
+        return self.tokens[:kept], logprobs, [version for _, version in self.versions[:kept]]
+
+
+TEXTS = st.sampled_from([None, "a", "]]", "]],", ',["', "\\"])
+
+
+@st.composite
+def growing(draw: st.DrawFn, *, runs: Sequence[str] = ("run-a",)) -> Growing:
+    # The same token again and again is told from itself by its place alone.
+    tokens = draw(st.lists(st.integers(0, 99) | st.just(7), min_size=1, max_size=8))
+    ends = sorted({*draw(st.lists(st.integers(1, len(tokens)))), len(tokens)})
+    versions = sorted(draw(st.tuples(st.sampled_from(runs), st.integers(0, 11))) for _ in tokens)
+    return Growing(tokens, ends, versions, *draw(st.tuples(st.booleans(), st.booleans(), TEXTS)))
+
+
+def taken_of(choice: Choice) -> Taken:
+    return choice.sampled_ids, choice.logprobs, choice.policy_versions
 
 
 def absorber(max_tokens: int = 8) -> Absorber:
@@ -134,21 +205,97 @@ def test_a_stream_that_tells_all_so_far_or_each_token_once_says_the_same(
     assert (choice.policy_versions, choice.finish) == ([3] * len(tokens), "stop")
 
 
+@given(growing(), st.data())
+def test_of_a_stream_that_breaks_off_anywhere_every_token_is_kept_that_came_whole(
+    stream: Growing, data: st.DataObject
+) -> None:
+    body = b"".join(stream.events)
+    length = data.draw(st.integers(0, len(body)))
+    taken = absorber()
+    follow(taken, cut(data, body[:length]))
+    whole = body[:length].count(b"\n\n")
+    assert taken_of(taken.choice) == stream.told_until(whole)
+    assert taken.choice.finish == ("stop" if whole == len(stream.ends) else None)
+
+
+@given(growing(runs=("run-a", "run-b")))
+def test_of_a_stream_that_goes_over_to_another_run_anywhere_its_own_tokens_are_kept(stream: Growing) -> None:
+    taken = absorber()
+    take = following(taken, 0.0)
+    for number, event in enumerate(stream.events, 1):
+        is_own = all(run == "run-a" for run, _ in stream.versions[: stream.ends[number - 1]])
+        with contextlib.nullcontext() if is_own else pytest.raises(EngineLost):
+            take(event)
+        assert taken_of(taken.choice) == stream.told_until(number)
+        if not is_own:
+            return
+
+
+@given(growing(), st.data())
+def test_an_event_spoilt_anywhere_takes_nothing_back_and_adds_no_token_that_is_none(
+    stream: Growing, data: st.DataObject
+) -> None:
+    events = stream.events
+    number = data.draw(st.integers(0, len(events) - 1))
+    event = events[number]
+    start = data.draw(st.integers(0, len(event)))
+    end = data.draw(st.integers(start, min(len(event), start + 12)))
+    put = data.draw(st.sampled_from([b"", b"]", b"]]", b",", b"5", b'"', b"[", b"}", b"-", b"null", b"\n\n"]))
+    events[number] = event[:start] + put + event[end:]
+    before = stream.told_until(number)
+    taken = absorber()
+    take = following(taken, 0.0)
+    for place, event in enumerate(events):
+        try:
+            take(event)
+        except BROKEN:
+            assert place >= number
+            break
+    ids, logprobs, versions = taken_of(taken.choice)
+    assert all(now[: len(once)] == once for now, once in zip((ids, logprobs, versions), before, strict=True))
+    assert len(ids) == len(logprobs) == len(versions)
+    assert all(type(token) is int and 0 <= token < 100 for token in ids)
+    assert all(type(logprob) is float and -1e30 <= logprob <= 0.01 for logprob in logprobs)
+
+
+def cumulative(tokens: Sequence[int], *, logprobs: int | None = None, text: str | None = None) -> bytes:
+    """An event that lists these tokens, and log-probabilities of the first so many."""
+    document = answer(tokens, finish=None)
+    entries = [[-0.5, token, text] for token in tokens]
+    document["meta_info"] |= {"completion_tokens": len(tokens), "output_token_logprobs": entries[:logprobs]}
+    return b"data: " + orjson.dumps(document)
+
+
+def read_of(events: Sequence[bytes]) -> list[tuple[list[int], int]]:
+    """The tokens that are read of each event, and how many were told before them."""
+    stream = Told(cuts=True)
+    read = [entry for event in events for entry in stream.documents([event])]
+    return [(document["output_ids"], first) for document, first in read]
+
+
 def test_of_a_cumulative_stream_known_tokens_are_cut_out_and_texts_that_hold_brackets_are_read_whole() -> None:
-    def event(tokens: list[int], text: str | None = None) -> bytes:
-        document = answer(tokens, finish=None)
-        document["meta_info"]["completion_tokens"] = len(tokens)
-        document["meta_info"]["output_token_logprobs"] = [[-0.5, token, text] for token in tokens]
-        return orjson.dumps(document)
+    def told(text: str | None) -> list[tuple[list[int], int]]:
+        return read_of([cumulative([5, 6, 7, 8][:end], text=text) for end in range(1, 5)])
 
-    def told(texts: str | None) -> list[tuple[list[int], int]]:
-        stream = Told(cuts=True)
-        events = [event([5, 6, 7, 8][:end], texts) for end in range(1, 5)]
-        read = [entry for one in events for entry in stream.documents([one])]
-        return [(document["output_ids"], first) for document, first in read]
+    assert told(None) == told("a") == [([5], 0), ([5, 6], 0), ([7], 2), ([8], 3)]
+    assert told("]]") == told("]],") == [([5], 0), ([5, 6], 0), ([5, 6, 7], 0), ([5, 6, 7, 8], 0)]
 
-    assert told(None) == [([5], 0), ([5, 6], 0), ([7], 2), ([8], 3)]
-    assert told("]]") == [([5], 0), ([5, 6], 0), ([5, 6, 7], 0), ([5, 6, 7, 8], 0)]
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        cumulative([15, 16, 17, 18]),
+        cumulative([5, 7, 6, 8]),
+        cumulative([5, 6]),
+        cumulative([5]),
+        cumulative([5, 6, 7], logprobs=2),
+        cumulative([5, 6, 7], logprobs=1),
+        cumulative([5, 6, 7]).replace(b'"output_token_logprobs":[[-0.5', b'"output_token_logprobs":[[-0.125'),
+    ],
+)
+def test_an_event_that_does_not_go_on_where_the_last_one_ended_is_read_whole(event: bytes) -> None:
+    whole = orjson.loads(event[5:])["output_ids"]
+    assert read_of([cumulative([5]), cumulative([5, 6]), event])[2:] == [(whole, 0)]
 
 
 def test_an_event_without_tokens_does_not_make_a_stream_one_that_tells_each_token_once() -> None:
