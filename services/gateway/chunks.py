@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 
-from services.gateway.answer import Answer, delta_of, envelope, logprobs_of, shown_ids
+from services.gateway.answer import Answer, delta_of, envelope, logprobs_of
 from services.gateway.choice import Choice
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Json
@@ -33,27 +33,32 @@ class ChoiceStream:
         self._after = b'},"logprobs":null,"finish_reason":null}]}\n\n'
         self._holds_back = bool(request.sampling.stop) or request.calls_tools
         spelling = model.spelling
-        self._text = TextStream(model.decode) if spelling is None else ByteStream(spelling)
+        self._feed = (TextStream(model.decode) if spelling is None else ByteStream(spelling)).feed
+        self._eos_ids = model.eos_ids
+        self._held = ""
         self._fed = 0
         self._shown = 0
         self._logprobs_shown = 0
-        self._has_role = False
+        self._has_role = self._is_plain = False
 
     def event(self) -> bytes:
         """The text that has become showable."""
-        ids = shown_ids(self._model, self._choice)
-        if len(ids) == self._fed:
+        new = self._choice.sampled_ids[self._fed :]
+        # As `shown_ids` has it.
+        if new and new[-1] in self._eos_ids:
+            new.pop()
+        if not new:
             return b""
-        self._text.feed(ids[self._fed :])
-        self._fed = len(ids)
-        # No mark begins in what was shown.
-        text = self._text.text[self._shown :]
+        self._fed += len(new)
+        text = self._held + self._feed(new)
         if self._holds_back:
-            text = text[: showable(text, self._request.sampling.stop, calls_tools=self._request.calls_tools)]
+            # No mark begins in what was shown.
+            length = showable(text, self._request.sampling.stop, calls_tools=self._request.calls_tools)
+            text, self._held = text[:length], text[length:]
         if not text:
             return b""
         self._shown += len(text)
-        if self._has_role and not self._request.logprobs:
+        if self._is_plain:
             return self._before + orjson.dumps(text) + self._after
         return self._event({"content": text})
 
@@ -71,7 +76,7 @@ class ChoiceStream:
     def _event(self, delta: Json) -> bytes:
         if not self._has_role:
             delta = {"role": "assistant", **delta}
-            self._has_role = True
+            self._has_role, self._is_plain = True, not self._request.logprobs
         logprobs = logprobs_of(self._model, self._request, self._choice, self._logprobs_shown)
         self._logprobs_shown = self._total()
         chunk = {"index": self._choice.index, "delta": delta, "logprobs": logprobs, "finish_reason": None}

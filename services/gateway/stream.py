@@ -143,7 +143,11 @@ class Follower:
     def _tell(self) -> None:
         if self._writes and not self._task.done():
             try:
-                self._write_new()
+                data = self._new()
+                if data and self._write is not None:
+                    self._writes = self._write(data)
+                    self._is_behind = not self._writes
+                    self._reminder.put_off(self._keepalive_seconds)
             # It is this listener's trouble: not the engine's, whose tokens these are, and not the call's.
             except Exception as error:  # noqa: BLE001
                 self._writes, self._error = False, error
@@ -151,15 +155,9 @@ class Follower:
                 return
         self._progress.set()
 
-    def _write_new(self) -> None:
-        data = self._new()
-        if data and self._write is not None:
-            self._writes = self._write(data)
-            self._is_behind = not self._writes
-            self._reminder.put_off(self._keepalive_seconds)
-
     def _new(self) -> bytes:
-        return b"".join([stream.event() for stream in self._streams])
+        streams = self._streams
+        return streams[0].event() if len(streams) == 1 else b"".join([stream.event() for stream in streams])
 
 
 class _Reminder:

@@ -18,45 +18,37 @@ class ByteStream:
 
     def __init__(self, spelling: Spelling) -> None:
         self._bytes_of = spelling.__getitem__
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self.text = ""
+        self._begun = b""
 
-    def feed(self, ids: Sequence[int]) -> None:
-        """Adds tokens and whatever characters they complete."""
-        self.text += self._decode(b"".join(map(self._bytes_of, ids)))
+    def feed(self, ids: Sequence[int]) -> str:
+        """The characters that these tokens complete."""
+        spelled = self._begun + b"".join(map(self._bytes_of, ids))
+        text, used = codecs.utf_8_decode(spelled, "replace", False)
+        self._begun = spelled[used:]
+        return text
 
 
 class TextStream:
     """The text of a growing list of tokens, decoded in a short window so that each step costs the same.
 
-    A character whose bytes are spread over tokens is held until it is whole. `text` only ever grows.
+    A character whose bytes are spread over tokens is held until it is whole.
     """
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        self._window = 0
-        self._read = 0
-        self.text = ""
+        self._window = self._read = 0
 
-    def feed(self, ids: Sequence[int]) -> None:
-        """Adds tokens and whatever characters they complete."""
+    def feed(self, ids: Sequence[int]) -> str:
+        """The characters that these tokens complete."""
         self._ids.extend(ids)
         known = self._decode(self._ids[self._window : self._read])
         text = self._decode(self._ids[self._window :])
-        if len(text) > len(known) and not text.endswith(_INCOMPLETE):
-            self._advance(text[len(known) :])
-
-    def finish(self) -> str:
-        """The whole text; bytes that never became a character show as U+FFFD."""
-        known = self._decode(self._ids[self._window : self._read])
-        self._advance(self._decode(self._ids[self._window :])[len(known) :])
-        return self.text
-
-    def _advance(self, more: str) -> None:
-        self.text += more
+        if len(text) <= len(known) or text.endswith(_INCOMPLETE):
+            return ""
         # One step back is enough context for tokenizers that join a space to the word after it.
         self._window, self._read = self._read, len(self._ids)
+        return text[len(known) :]
 
 
 def showable(text: str, stops: Sequence[str], *, calls_tools: bool) -> int:
