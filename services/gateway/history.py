@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import orjson
@@ -171,7 +171,7 @@ class History:
                 continue
             tokens = await self._append(call, written, end)
             if tokens is not None:
-                return tokens, is_fork
+                return self._held(key, call.prompt, tokens), is_fork
             is_fork = True
         return None, is_fork
 
@@ -189,6 +189,13 @@ class History:
         # Before they take room beside those of the call.
         self._check_room(call.prompt.length + len(call.sampled_ids) + len(appended))
         return call.prompt.followed_by(call.sampled_ids, appended)
+
+    def _held(self, key: AttemptKey, continued: Tokens, tokens: Tokens) -> Tokens:
+        """The tokens, counted already where they lie in memory that is kept for those continued, answered or not."""
+        if not tokens.shares(continued):
+            return tokens
+        self._take(self._attempt(key), tokens.added_bytes)
+        return replace(tokens, added_bytes=0)
 
     def _check_room(self, tokens: int) -> None:
         # Engines keep one place of the context for themselves.

@@ -59,6 +59,10 @@ class Tokens:
         """The ids as a JSON array has them, without its brackets."""
         return self._buffer.text[: self._text_length].data
 
+    def shares(self, other: Tokens) -> bool:
+        """Whether they lie in the same memory."""
+        return self._buffer is other._buffer
+
     def or_longer(self, ids: TokenIds) -> Self:
         """Tokens of these ids, in the same memory where they begin with the ones here."""
         if len(ids) >= self.length and np.array_equal(ids[: self.length], self.ids):

@@ -292,6 +292,32 @@ async def test_sessions_take_no_more_memory_than_they_may(tmp_path):
     assert 10**6 < taken < 2.4 * 10**6
 
 
+async def test_long_prompts_that_were_never_answered_take_no_more_memory_than_they_may(tmp_path):
+    model = ChatModel(make_chat_model(tmp_path / "m", context_length=2**20))
+    history, store = History(model, max_bytes=10**6), Store()
+
+    async def attempt(number: int) -> None:
+        key, turns = (f"run-abcdefghij.{number}.0", 1), [Turn("user", "a")]
+        for turn in range(4):
+            prompt = await history.prompt(key, request(*turns), store.read)
+            history.remember(key, f"c{turn}", prompt, Turn("assistant", "x"), np.asarray([5, EOS], dtype=np.int32))
+            turns.append(Turn("assistant", "x"))
+            await history.prompt(key, request(*turns, Turn("user", f"{turn}" * 4000)), store.read)
+            turns.append(Turn("user", "b"))
+
+    await attempt(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, 40):
+            await attempt(number)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.4 * 10**6 < taken < 1.2 * 10**6
+
+
 async def test_a_conversation_without_an_answer_in_it_reads_nothing(model):
     history, store = History(model, max_bytes=10**6), Store()
     await answer(history, store, [5, EOS], "x", Turn("system", "s"), Turn("user", "a"))
