@@ -25,16 +25,22 @@ from services.gateway.opening import Opening
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Turn, parsed_arguments
 from services.gateway.tokens import TokenIds, Tokens
-from services.gateway.written import Conversation, Elsewhere, Settled, Written
+from services.gateway.written import Conversation, Elsewhere, Settled, Written, given_digest
 
 LONG_CHARACTERS = 16_384
 """Beyond this a text takes milliseconds to encode."""
 ATTEMPT_BYTES, CALL_BYTES = 1000, 750
 """What an attempt and a call cost beside their tokens, measured: of short calls it is nearly everything."""
+FIRSTS_BYTES = 8 * 2**20
+"""What the first prompts take that are remembered for siblings."""
+FIRST_BYTES, FIRST_CHARACTER_BYTES = 5000, 8
+"""What each of them takes, and each of its characters, measured."""
 SETTLED_CONVERSATIONS = 4
 """Conversations of an attempt that are gone on with piece by piece; more of them at once are read as a whole."""
 AttemptKey = tuple[str, int]
 """Rollout id and attempt number."""
+_Asked = tuple[tuple[Turn, ...], bytes]
+"""A conversation: its turns, and the digest of its tools and options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,8 @@ class History:
         self._max_bytes = max_bytes
         self._size_bytes = 0
         self._attempts: OrderedDict[AttemptKey, _Attempt] = OrderedDict()
+        self._firsts: OrderedDict[_Asked, tuple[Prompt, Written]] = OrderedDict()
+        self._firsts_bytes = 0
 
     def opening(self, key: AttemptKey, body: bytes) -> Opening | None:
         """The longest beginning of a body that is known from an earlier body of the attempt."""
@@ -112,13 +120,12 @@ class History:
         settled = self._settled_for(key, request, base)
         chain = _chain([base] if settled is None else settled.chain, conversation.turns)
         last = next((end for end in range(len(request.turns), 0, -1) if _is_answer(request.turns[end - 1])), None)
-        if last is not None and chain[last] not in self._attempt(key).answered:
-            await self._read(key, read)
-        try:
-            begun = settled if settled is None or settled.messages is not None else None
-            prompt, written = await self._prompt(key, conversation, chain, begun)
-        except Elsewhere:
-            prompt, written = await self._prompt(key, conversation, chain, None)
+        if last is None:
+            prompt, written = await self._first(key, conversation, chain)
+        else:
+            if chain[last] not in self._attempt(key).answered:
+                await self._read(key, read)
+            prompt, written = await self._later(key, conversation, chain, settled)
         self._check_room(len(prompt.ids))
         if request.opening is not None:
             self._settle(key, written.settle(request.opening, chain), request.continues)
@@ -128,6 +135,33 @@ class History:
         """Makes a completed call one that later prompts can continue."""
         answered = Answered(prompt.tokens, sampled_ids, prompt.characters, prompt.text_digest)
         self._add(key, call_id, _extend(prompt.conversation_digest, answer), answered)
+
+    async def _first(self, key: AttemptKey, conversation: Conversation, chain: list[bytes]) -> tuple[Prompt, Written]:
+        """A prompt without an answer in it. Siblings of a group begin with the same one: it is written once."""
+        if not self._model.is_timeless:
+            return await self._prompt(key, conversation, chain, None)
+        asked = (conversation.turns, given_digest(conversation))
+        if asked in self._firsts:
+            self._firsts.move_to_end(asked)
+            prompt, written = self._firsts[asked]
+            return replace(prompt, tokens=prompt.tokens.apart()), written
+        prompt, written = await self._prompt(key, conversation, chain, None)
+        if asked not in self._firsts:
+            self._firsts[asked] = replace(prompt, tokens=prompt.tokens.apart()), written
+            self._firsts_bytes += _first_bytes(prompt)
+        while self._firsts_bytes > FIRSTS_BYTES:
+            _, (dropped, _) = self._firsts.popitem(last=False)
+            self._firsts_bytes -= _first_bytes(dropped)
+        return prompt, written
+
+    async def _later(
+        self, key: AttemptKey, conversation: Conversation, chain: list[bytes], settled: Settled | None
+    ) -> tuple[Prompt, Written]:
+        begun = settled if settled is None or settled.messages is not None else None
+        try:
+            return await self._prompt(key, conversation, chain, begun)
+        except Elsewhere:
+            return await self._prompt(key, conversation, chain, None)
 
     async def _prompt(
         self, key: AttemptKey, conversation: Conversation, chain: list[bytes], settled: Settled | None
@@ -257,6 +291,10 @@ def digest_chain(conversation: Conversation) -> list[bytes]:
     assistant's name, white space around its text.
     """
     return _chain([_base_digest(conversation)], conversation.turns)
+
+
+def _first_bytes(prompt: Prompt) -> int:
+    return FIRST_BYTES + FIRST_CHARACTER_BYTES * prompt.characters
 
 
 def _base_digest(conversation: Conversation) -> bytes:

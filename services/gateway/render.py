@@ -63,8 +63,11 @@ class ChatModel:
         environment = _environment()
         self._template = environment.from_string(source)
         self._tail = TailTemplate.of(environment, source)
-        variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        parsed = environment.parse(source)
+        variables = jinja2.meta.find_undeclared_variables(parsed)
         self.template_has_tools = "tools" in variables
+        self.is_timeless = all(name.name != "strftime_now" for name in parsed.find_all(jinja2.nodes.Name))
+        """Whether the template writes the same text at any time."""
         self._specials = _special_tokens(settings)
         self.closing = self._find_closing()
 

@@ -59,6 +59,12 @@ class Tokens:
         """The ids as a JSON array has them, without its brackets."""
         return self._buffer.text[: self._text_length].data
 
+    def apart(self) -> Self:
+        """The same tokens, which others follow in memory of their own."""
+        buffer = self._buffer
+        alone = _Buffer(buffer.ids[: self.length], buffer.text[: self._text_length], self.length)
+        return replace(self, _buffer=alone)
+
     def shares(self, other: Tokens) -> bool:
         """Whether they lie in the same memory."""
         return self._buffer is other._buffer

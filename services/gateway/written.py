@@ -74,8 +74,7 @@ class Written:
         self._digest = hashlib.blake2b(digest_size=16) if settled is None else settled.digest
         self.first = 0 if settled is None else len(settled.opening.turns)
         """The first turn that is not settled."""
-        # A template may write members in their order, which a conversation's digests do not tell.
-        self._given = hashlib.blake2b(orjson.dumps([conversation.tools, conversation.options]), digest_size=16).digest()
+        self._given = given_digest(conversation)
         if settled is not None and settled.given != self._given:
             raise Elsewhere
         self._messages = self._spelled(len(conversation.turns))
@@ -167,6 +166,13 @@ class Written:
     def _shown(self, tail: Tail, texts: Sequence[str]) -> str:
         """Texts after what stands before all of them, where that is not settled."""
         return "".join(texts if self._settled is not None else [tail.before, *texts])
+
+
+def given_digest(conversation: Conversation) -> bytes:
+    """Digest of tools and options as they are spelled: a template may write members in their order, which a
+    conversation's digests do not tell.
+    """
+    return hashlib.blake2b(orjson.dumps([conversation.tools, conversation.options]), digest_size=16).digest()
 
 
 def _is_kept(answer: Turn, text: str) -> bool:

@@ -16,6 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.store.calls import JsonText
+from services.gateway import history as history_module
+from services.gateway import render
 from services.gateway.errors import ContextOverflow
 from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer, digest_chain
 from services.gateway.render import ChatModel
@@ -213,6 +215,57 @@ async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else
     # Turns of the body, of the text, of the text up to the answer, and settled; then the characters after the answer.
     assert costs[2:] == [costs[2]] * 28
     assert costs[2][:2] == (4, 4)
+
+
+async def test_siblings_begin_with_a_prompt_that_is_written_once_and_go_on_alone(model, monkeypatch):
+    history, rendered = History(model, max_bytes=10**6), []
+    render = ChatModel.render_from
+
+    def counted(found, messages, *rest, **options):
+        rendered.append(len(messages))
+        return render(found, messages, *rest, **options)
+
+    monkeypatch.setattr(ChatModel, "render_from", counted)
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text} for text in "ab"]}).encode()
+    keys = [(f"run-a.0.{number}", 1) for number in range(3)]
+    prompts = []
+    # The first of them asks twice.
+    for key in (*keys, keys[0]):
+        asked = parse_request(body, max_choices=1, opening=history.opening(key, body))
+        prompts.append(await history.prompt(key, asked, Store().read))
+    assert [prompt.ids.tolist() for prompt in prompts] == [prompts[0].ids.tolist()] * 4
+    assert rendered == [2]
+    sampled = [np.asarray([5, 6 + number, EOS], dtype=np.int32) for number in range(3)]
+    for key, prompt, ids in zip(keys, prompts, sampled, strict=False):
+        history.remember(key, key[0], prompt, Turn("assistant", "x"), ids)
+    turns = (*asked.turns, Turn("assistant", "x"), Turn("user", "c"))
+    later = [await history.prompt(key, request(*turns), Store().read) for key in keys]
+    begun = [[*prompt.ids.tolist(), *ids.tolist()] for prompt, ids in zip(prompts, sampled, strict=False)]
+    assert [prompt.ids.tolist()[: len(before)] for prompt, before in zip(later, begun, strict=True)] == begun
+    assert [bytes(prompt.tokens.json).decode() for prompt in later] == [
+        ",".join(map(str, prompt.ids.tolist())) for prompt in later
+    ]
+
+
+async def test_a_first_prompt_that_tells_the_time_is_written_again(tmp_path, monkeypatch):
+    now = ["one"]
+    monkeypatch.setattr(render, "_strftime_now", lambda _form: now[0])
+    model = ChatModel(make_chat_model(tmp_path / "m", "{{ strftime_now('%Y') }}" + CHATML))
+    history, texts = History(model, max_bytes=10**6), []
+    for text in ("one", "two"):
+        now[0] = text
+        prompt = await history.prompt(KEY, request(Turn("user", "a")), Store().read)
+        texts.append(model.decode(prompt.ids.tolist())[:3])
+    assert texts == ["one", "two"]
+
+
+async def test_first_prompts_take_no_more_memory_than_they_may(model, monkeypatch):
+    monkeypatch.setattr(history_module, "FIRSTS_BYTES", 20_000)
+    history, store = History(model, max_bytes=10**6), Store()
+    prompts = [await history.prompt(KEY, request(Turn("user", str(number))), store.read) for number in range(9)]
+    assert 0 < len(history._firsts) < 9
+    again = [await history.prompt(KEY, request(Turn("user", str(number))), store.read) for number in range(9)]
+    assert [prompt.ids.tolist() for prompt in again] == [prompt.ids.tolist() for prompt in prompts]
 
 
 @pytest.mark.parametrize(("said", "is_fork"), [("fine", False), ("<think>hm</think>fine", True), ("fi\nne ", False)])
