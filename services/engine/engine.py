@@ -192,6 +192,10 @@ class Engine:
         # Never three sets in memory.
         self._prepared = None
         model = await asyncio.to_thread(self._load, folder)
+        assert self._preparation is not None
+        if self._preparation.work is not asyncio.current_task():
+            # Other weights were asked for meanwhile.
+            return
         self._prepared = Prepared(folder, files, model)
         if compute_ahead:
             await self._compute_ahead(self._prepared)

@@ -374,3 +374,27 @@ async def test_what_does_not_go_on_by_the_weights_prepared_is_not_computed_by_th
     assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
     assert slices != []
     assert len((await last_of(stream))["output_ids"]) == 400
+
+
+async def test_weights_asked_for_last_are_kept_though_others_are_read_more_slowly(
+    engine: Client, new_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_tiny_model(tmp_path / "other", seed=2)
+    read, reading, go_on = engine_module.load_weights, threading.Event(), threading.Event()
+    folders: list[Path] = []
+
+    def load_weights(folder: Path, *rest: Any) -> Any:
+        folders.append(folder)
+        if folder == other:
+            reading.set()
+            assert go_on.wait(60)
+        return read(folder, *rest)
+
+    monkeypatch.setattr(engine_module, "load_weights", load_weights)
+    slow = asyncio.create_task(engine.control("/prepare_weights_from_disk", model_path=str(other)))
+    assert await asyncio.to_thread(reading.wait, 60)
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
+    go_on.set()
+    assert (await slow).status_code == 200
+    assert (await load(engine, new_weights, weight_version="r:1")).status_code == 200
+    assert folders == [other, new_weights]
