@@ -127,8 +127,8 @@ class Gateway:
         request = parse_request(body, max_choices=self._max_choices, opening=known)
         retry = Retry.of(headers)
         digest = hashlib.sha256(retry.key.encode() + body).digest() if retry.key else request.body_sha256
-        async with self._repeats.beginning(door, digest, retry):
-            repeated = await self._repeated(door, request, digest, retry) if retry.is_repeat else None
+        with self._repeats.beginning(door, digest) as earlier:
+            repeated = await self._repeated(door, request, digest, retry, earlier) if retry.is_repeat else None
             if repeated is not None:
                 return request, repeated
             self._take_up(door)
@@ -174,8 +174,10 @@ class Gateway:
             await asyncio.wait(self._in_hand)
 
     async def _repeated(
-        self, door: Door, request: ChatRequest, digest: bytes, retry: Retry
+        self, door: Door, request: ChatRequest, digest: bytes, retry: Retry, earlier: Sequence[asyncio.Event]
     ) -> Call | Completion | None:
+        for one in earlier:
+            await one.wait()
         call = self._repeats.join(door, digest, retry)
         if call is not None and call.is_alive:
             metrics.REPLAYS.labels("in_hand").inc()
@@ -285,7 +287,8 @@ class Gateway:
         Raises: Unavailable: too many calls for too long
         """
         try:
-            async with asyncio.timeout(self._hold_seconds):
+            # A timer only for those who wait.
+            async with asyncio.timeout(self._hold_seconds if self._places.locked() else None):
                 await self._places.acquire()
         except TimeoutError:
             raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1) from None
@@ -406,11 +409,11 @@ def _completion(call: Call, rows: Sequence[NewCall], answers: Sequence[Answer]) 
 
 
 def _count(call: Call, rows: Sequence[NewCall]) -> None:
-    metrics.CALLS.labels(CallStatus.COMPLETED).inc(len(rows))
+    metrics.COMPLETED_CALLS.inc(len(rows))
     metrics.CALL_SECONDS.observe(time.perf_counter() - call.arrived_at)
-    metrics.TOKENS.labels("prompt").inc(sum(row.prompt_tokens for row in rows))
-    metrics.TOKENS.labels("cached").inc(sum(row.cached_tokens for row in rows))
-    metrics.TOKENS.labels("sampled").inc(sum(row.completion_tokens for row in rows))
+    metrics.PROMPT_TOKENS.inc(sum(row.prompt_tokens for row in rows))
+    metrics.CACHED_TOKENS.inc(sum(row.cached_tokens for row in rows))
+    metrics.SAMPLED_TOKENS.inc(sum(row.completion_tokens for row in rows))
     metrics.UNTRAINABLE.inc(sum(not row.trainable for row in rows))
     first_tokens = [row.first_token_seconds for row in rows if row.first_token_seconds is not None]
     if first_tokens:

@@ -128,7 +128,8 @@ class History:
             prompt, written = await self._later(key, conversation, chain, settled)
         self._check_room(len(prompt.ids))
         if request.opening is not None:
-            self._settle(key, written.settle(request.opening, chain), request.continues)
+            known = settled if last is None else None
+            self._settle(key, written.settle(request.opening, chain, known), request.continues)
         return prompt
 
     def remember(self, key: AttemptKey, call_id: str, prompt: Prompt, answer: Turn, sampled_ids: TokenIds) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
@@ -47,23 +47,23 @@ class Repeats(Generic[CallT]):
         self._in_hand: dict[tuple[str, int, bytes], list[tuple[str, CallT]]] = {}
         self._claims: OrderedDict[str, int] = OrderedDict()
 
-    @asynccontextmanager
-    async def beginning(self, door: Door, digest: bytes, retry: Retry) -> AsyncIterator[None]:
+    @contextmanager
+    def beginning(self, door: Door, digest: bytes) -> Iterator[Sequence[asyncio.Event]]:
         """Around a request until it has a call, an answer or an error.
 
-        A repeat enters once every equal request before it has left: whichever of them began a call, it finds that call.
+        Gives what is set when the equal requests before it have left. A repeat waits for them: whichever of them began
+        a call, it finds that call.
         """
         key, left = (*door.key, digest), asyncio.Event()
-        earlier = list(self._beginning.get(key, ()))
-        self._beginning.setdefault(key, []).append(left)
+        inside = self._beginning.setdefault(key, [])
+        earlier = [*inside]
+        inside.append(left)
         try:
-            for one in earlier if retry.is_repeat else ():
-                await one.wait()
-            yield
+            yield earlier
         finally:
             left.set()
-            self._beginning[key].remove(left)
-            if not self._beginning[key]:
+            inside.remove(left)
+            if not inside:
                 del self._beginning[key]
 
     def add(self, door: Door, digest: bytes, request_id: str, call: CallT) -> None:

@@ -118,13 +118,15 @@ class Written:
             return None
         return self.rest[len(so_far) :]
 
-    def settle(self, opening: Opening, chain: list[bytes]) -> Settled:
+    def settle(self, opening: Opening, chain: list[bytes], known: Settled | None = None) -> Settled:
         """What later conversations that begin with an opening need not write again.
 
-        Args: opening: of this conversation, and of no fewer turns than were settled; chain: as in `Settled`, or longer
+        Args: opening: of this conversation, and of no fewer turns than were settled; chain: as in `Settled`, or longer;
+            known: what is settled of it already, for what is written without that
         """
-        if self._settled is not None and self._settled.opening is opening:
-            return self._settled
+        for settled in (self._settled, known):
+            if settled is not None and settled.opening is opening and settled.given == self._given:
+                return settled
         count = len(opening.turns)
         messages = self._messages[: len(self._spelled(count))]
         # The text of a message may depend on the next one, which need not be the same later.
