@@ -1,7 +1,8 @@
 """Streams through the gateway: how late the first token is, what a token costs, and how many calls may wait at once.
 
-The stub's events are cumulative, as SGLang's are by default: each repeats all tokens so far. After each measurement
-the calls and their tokens are counted in the store.
+The stub's events are cumulative, as SGLang's are by default: each repeats all tokens so far. One row is of streams that
+tell each token once, as with `--incremental-streaming-output`. After each measurement the calls and their tokens are
+counted in the store.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ class _Streams:
     """Of one repeat; milliseconds."""
 
     first: float
-    first_direct: float
     cpu_token: float
     engine_token: float
 
@@ -45,7 +45,7 @@ def rows(repeats: int) -> list[Row]:
         bench = _Bench(ours, elsewhere)
         idle, peaks = ours.gateway.memory_bytes() / MIB, [bench.in_flight(calls) for calls in IN_FLIGHT]
         alone = [bench.one_stream() for _ in range(repeats)]
-        together = [bench.streams(STREAMS, TOKENS) for _ in range(repeats)]
+        together, first_direct, told_once = zip(*(bench.many_streams() for _ in range(repeats)), strict=True)
         by_tokens = [bench.streams(GROWTH_STREAMS, tokens).cpu_token for tokens in GROWTH_TOKENS]
     checked = "Tokens counted in Postgres afterwards."
     return [
@@ -63,9 +63,9 @@ def rows(repeats: int) -> list[Row]:
             part="streams",
             name=f"{STREAMS} streams: added median time to a first token",
             unit="ms",
-            repeats=[one.first - one.first_direct for one in together],
+            repeats=[one.first - direct for one, direct in zip(together, first_direct, strict=True)],
             baseline_name="the engine alone",
-            baseline=[one.first_direct for one in together],
+            baseline=list(first_direct),
             goal=Goal(at_most=5),
         ),
         Row(
@@ -78,6 +78,16 @@ def rows(repeats: int) -> list[Row]:
             goal=Goal(at_most=0.05),
             growth=Growth("tokens of a stream", "ms CPU a token", GROWTH_TOKENS, by_tokens),
             note="All CPU time of the gateway over all tokens: the beginning and the record of each call are in it.",
+        ),
+        Row(
+            part="streams",
+            name=f"{STREAMS} streams of {TOKENS} tokens, each told once: CPU of the gateway for a token",
+            unit="ms",
+            repeats=[one.cpu_token for one in told_once],
+            baseline_name="CPU of the stub for it",
+            baseline=[one.engine_token for one in told_once],
+            goal=Goal(at_most=0.05),
+            note="As engines tell them with `--incremental-streaming-output`.",
         ),
         Row(
             part="streams",
@@ -117,18 +127,23 @@ class _Bench:
             direct, through = self._elsewhere.run(load.in_turns, asked, calls=ONE_STREAM_CALLS, warm_up=warm_up)
         return _median_ms(through.first_seconds), _median_ms(direct.first_seconds)
 
-    def streams(self, streams: int, tokens: int) -> _Streams:
-        """Streams at once, through the gateway and then from the engine."""
-        ours = self._ours
-        ours.shape(tokens=tokens, seconds=0.0, pace_seconds=PACE_SECONDS * streams / STREAMS)
+    def many_streams(self) -> tuple[_Streams, float, _Streams]:
+        """256 streams, milliseconds to a first token from the engine alone, and streams that tell each token once."""
+        together = self.streams(STREAMS, TOKENS)
+        direct = self._at_once(self._ours.engine.url, [self._direct], STREAMS)
+        return together, _median_ms(direct.first_seconds), self.streams(STREAMS, TOKENS, incremental=True)
+
+    def streams(self, streams: int, tokens: int, *, incremental: bool = False) -> _Streams:
+        """Streams at once through the gateway."""
+        ours, pace = self._ours, PACE_SECONDS * streams / STREAMS
+        ours.shape(tokens=tokens, seconds=0.0, pace_seconds=pace, incremental=incremental)
         before, engine_before = ours.gateway.cpu_seconds(), ours.engine.cpu_seconds()
         with ours.proven(streams, tokens):
             through = self._at_once(ours.gateway.url, self._requests, streams)
         cpu = ours.gateway.cpu_seconds() - before
         engine = ours.engine.cpu_seconds() - engine_before
-        direct = self._at_once(ours.engine.url, [self._direct], streams)
         each = streams * tokens / 1000
-        return _Streams(_median_ms(through.first_seconds), _median_ms(direct.first_seconds), cpu / each, engine / each)
+        return _Streams(_median_ms(through.first_seconds), cpu / each, engine / each)
 
     def _at_once(self, url: str, requests: list[bytes], streams: int) -> load.Load:
         return self._elsewhere.run(load.one_each, url, requests, clients=streams, spread_seconds=SPREAD_SECONDS)
