@@ -1,7 +1,8 @@
-"""Rows as `COPY … (FORMAT BINARY)` takes them; the format is described with COPY in Postgres' manual.
+"""Values as Postgres takes them without reading text, and rows of them for COPY, as its manual describes the format.
 
-psycopg would write a row into one buffer, and cut what is long into copies that it waits for one by one. Here long
-values go to libpq from where they are, which is a quarter of what a row of half a megabyte costs.
+psycopg finds out anew for every statement how each value is sent, which takes as long as all else together; a long row
+it writes into one buffer, and cuts into copies that it waits for one by one. Here types are known beforehand, and long
+values go to libpq from where they are.
 """
 
 from __future__ import annotations
@@ -35,21 +36,37 @@ _DATA: dict[str, Callable[[Any], Piece]] = {
 _BEFORE = {"jsonb": b"\x01"}
 
 
-def row_pieces(values: Sequence[object], types: Sequence[str]) -> Iterator[Piece]:
-    """A row that follows others or the header.
+def formats(types: Sequence[str]) -> list[int]:
+    """How `encoded` gives values of these types, in libpq's numbers: JSON as text, which is the shorter way for it."""
+    return [int(kind not in _BEFORE) for kind in types]
 
-    Args: types: of the columns, in Postgres' words; values: None for NULL, JSON as its text in UTF-8
-    Raises: ValueError: a value is out of its type's range, or a text holds half of a surrogate pair
+
+def encoded(value: object, kind: str) -> Piece | None:
+    """A value of a type in Postgres' words; None is NULL, JSON is given as its text in UTF-8.
+
+    Raises: ValueError: it is out of the type's range, or holds half of a surrogate pair
+    """
+    if value is None:
+        return None
+    try:
+        return _DATA[kind](value)
+    except struct.error as error:
+        raise ValueError(f"{value!r} is no {kind}") from error
+
+
+def row_pieces(values: Sequence[object], types: Sequence[str]) -> Iterator[Piece]:
+    """A row for COPY that follows others or the header.
+
+    Args: values, types: as for `encoded`
+    Raises: ValueError: as `encoded`
     """
     short: list[Piece] = [_columns(len(values))]
     for value, kind in zip(values, types, strict=True):
-        if value is None:
+        data = encoded(value, kind)
+        if data is None:
             short.append(_NULL)
             continue
-        try:
-            data, before = _DATA[kind](value), _BEFORE.get(kind, b"")
-        except struct.error as error:
-            raise ValueError(f"{value!r} is no {kind}") from error
+        before = _BEFORE.get(kind, b"")
         short += [_length(len(before) + len(data)), before]
         if len(data) < LONG_BYTES:
             short.append(data)

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any, NewType, cast
 
 import orjson
 import psycopg
 from psycopg import sql
 from psycopg.abc import PQGen
-from psycopg.generators import copy_to
+from psycopg.errors import error_from_result
+from psycopg.generators import copy_to, execute
+from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn
-from psycopg.types.json import Jsonb
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
 from libs.contracts.states import CallStatus, EngineState
 from libs.store import tables
-from libs.store.binary import HEADER, TRAILER, Piece, row_pieces
+from libs.store.binary import HEADER, TRAILER, Piece, encoded, formats, row_pieces
 from libs.store.connection import BoundedConnection, arguments, connect
 from libs.store.database import AWAY, RECYCLE_SECONDS, Database, ReadSession, cause
 
@@ -111,9 +111,11 @@ _COPY_HERE, _COPY_INCOMING = (
 )
 _INSERT = (
     sql.SQL("INSERT INTO {} ({}) VALUES ({})")
-    .format(_TABLE, _NAMES, sql.SQL(", ").join(sql.SQL("%b::") + sql.SQL(name) for name in _TYPES))
+    .format(_TABLE, _NAMES, sql.SQL(", ").join(sql.SQL(f"${n}::{kind}") for n, kind in enumerate(_TYPES, start=1)))
     .as_bytes()
 )
+_INSERT_NAME = b"insert_call"
+_FORMATS = formats(_TYPES)
 
 _SERVING = (
     sql.SQL("SELECT url, run_id, policy_version FROM engines WHERE state = {} AND run_id IS NOT NULL ORDER BY url")
@@ -162,6 +164,8 @@ class CallWriter(_OwnConnection):
     after two, by COPY, which costs less for each.
     """
 
+    _prepared_on: BoundedConnection | None = None
+
     async def write(self, calls: Sequence[NewCall], *, may_exist: bool = False) -> None:
         """Makes the calls durable, all or none; returns after the commit.
 
@@ -174,7 +178,7 @@ class CallWriter(_OwnConnection):
                 if may_exist:
                     await _merge(connection, calls)
                 elif len(calls) == 1:
-                    await connection.execute(_INSERT, _values(calls[0], _parameter), prepare=True)
+                    await self._insert(connection, calls[0])
                 else:
                     await _copy(connection, _COPY_HERE, calls)
         except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError, ValueError) as error:
@@ -183,6 +187,16 @@ class CallWriter(_OwnConnection):
         except (psycopg.Error, OSError, TimeoutError) as error:
             await self.close()
             raise StoreAway(cause(error)) from error
+
+    async def _insert(self, connection: BoundedConnection, call: NewCall) -> None:
+        server = connection.pgconn
+        if self._prepared_on is not connection:
+            server.send_prepare(_INSERT_NAME, _INSERT)
+            await _done(connection)
+            self._prepared_on = connection
+        values = [encoded(value, kind) for value, kind in zip(_values(call), _TYPES, strict=True)]
+        server.send_query_prepared(_INSERT_NAME, values, param_formats=_FORMATS)
+        await _done(connection)
 
 
 class EngineReader(_OwnConnection):
@@ -276,7 +290,7 @@ def _hand_over(server: PGconn, calls: Sequence[NewCall]) -> PQGen[None]:
     """Gives the rows and what ends them to libpq, which sends while it takes them."""
     unsent = 0
     for call in calls:
-        for piece in row_pieces(_values(call, _json_text), _TYPES):
+        for piece in row_pieces(_values(call), _TYPES):
             unsent += len(piece)
             yield from copy_to(server, piece, flush=unsent > UNSENT_BYTES)
             unsent = 0 if unsent > UNSENT_BYTES else unsent
@@ -298,21 +312,22 @@ async def _merge(connection: psycopg.AsyncConnection[tuple[object, ...]], calls:
         )
 
 
-def _values(call: NewCall, document: Callable[[Json | JsonText], object]) -> list[object]:
-    """The columns in their order.
+async def _done(connection: BoundedConnection) -> None:
+    """Raises: psycopg.Error: what was sent has failed"""
+    for result in await connection.wait(execute(connection.pgconn)):
+        if result.status != ExecStatus.COMMAND_OK:
+            raise error_from_result(result)
 
-    Args: document: how JSON is given
-    """
+
+def _values(call: NewCall) -> list[object]:
+    """The columns in their order, JSON as text."""
     # `dataclasses.astuple` would copy the documents.
     values = (getattr(call, name) for name in _COLUMNS)
     return [
-        document(value) if kind == "jsonb" and value is not None else value
+        _json_text(value) if kind == "jsonb" and value is not None else value
         for value, kind in zip(values, _TYPES, strict=True)
     ]
 
 
 def _json_text(document: Json | JsonText) -> bytes:
     return document if isinstance(document, bytes) else storable_json(document)
-
-
-_parameter = partial(Jsonb, dumps=_json_text)

@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from libs.contracts.states import CallStatus
 from libs.store import tables
@@ -137,6 +137,21 @@ async def test_a_batch_with_a_call_that_cannot_be_stored_stores_nothing(database
     await writer.write([call(run.id, 1)])
     await writer.close()
     assert await stored_ids(database) == [f"c{1:024x}"]
+
+
+async def test_a_writer_whose_connection_was_ended_writes_on_another(database):
+    run = await builders.add_run(database)
+    writer = CallWriter(database.dsn, "a-writer")
+    await writer.write([call(run.id, 1)])
+    async with database.session() as session:
+        named = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'a-writer'"
+        assert (await session.scalars(text(named))).all() == [True]
+    with pytest.raises(StoreAway):
+        await writer.write([call(run.id, 2)])
+    await writer.write([call(run.id, 2)])
+    await writer.write([call(run.id, 3)])
+    await writer.close()
+    assert await stored_ids(database) == [f"c{number:024x}" for number in (1, 2, 3)]
 
 
 async def test_a_store_that_does_not_answer_is_away():
