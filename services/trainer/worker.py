@@ -33,9 +33,9 @@ from services.trainer.checkpoint import (
     version_folder,
 )
 from services.trainer.compute import Interrupted
-from services.trainer.keeper import PHASE_SECONDS, Keeper, holding
 from services.trainer.learner import make_accelerator, model_of
 from services.trainer.resume import Origin, decode_samples
+from services.trainer.saving import PHASE_SECONDS, Saver, holding
 from services.trainer.settings import Settings
 from services.trainer.step import Learner, Metrics, optimizer_step
 
@@ -219,7 +219,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
-        self.keeper = Keeper(self.settings, self.config, self.database, self.lock, self.learner)
+        self.saver = Saver(self.settings, self.config, self.database, self.lock, self.learner)
         self._holding = holding(self.lock)
 
     async def train(self, stop: asyncio.Event) -> None:
@@ -230,7 +230,7 @@ class Trainer:
         """
         try:
             while self.learner.step < self.config.training.steps and not stop.is_set():
-                self.keeper.raise_failure()
+                self.saver.raise_failure()
                 selection = await self._select()
                 if not selection.complete:
                     await self.wake.wait(Topic.SAMPLES, timeout_seconds=self.settings.poll_seconds)
@@ -239,9 +239,9 @@ class Trainer:
                     await self._step(selection, stop)
                 except Interrupted:
                     log.info("step given up", step=self.learner.step + 1)
-            await self.keeper.finish()
+            await self.saver.finish()
         finally:
-            await self.keeper.close()
+            await self.saver.close()
 
     async def _select(self) -> Selection:
         """Looks at what credit has finished; groups that are too old are refused at once."""
@@ -289,8 +289,8 @@ class Trainer:
             passes("trainer.step_written")
         passes("trainer.committed")
         await self.wake.notify(Topic.VERSIONS)
-        await self.keeper.finish()
-        self.keeper.keep(Progress(self.settings.run_id, number, export.content_sha256))
+        await self.saver.finish()
+        self.saver.save(Progress(self.settings.run_id, number, export.content_sha256))
         self._report(metrics, selection)
         self.gate.pass_through(metrics.get("logprob_gap_mean"))
 
@@ -304,7 +304,7 @@ class Trainer:
             self.config,
             still=still,
             interrupted=interrupted,
-            before_update=self.keeper.finish_saving,
+            before_update=self.saver.finish_saving,
         )
         began = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)

@@ -17,7 +17,7 @@ from libs.service import Checks
 from libs.store import tables, training
 from libs.store.database import Database
 from libs.store.locks import AdvisoryLock
-from services.trainer import keeper, worker
+from services.trainer import saving, worker
 from services.trainer.checkpoint import CheckpointDamaged, Progress, describe, export_weights, remove_folder
 from services.trainer.learner import make_accelerator
 from services.trainer.resume import Origin
@@ -198,7 +198,7 @@ async def test_a_step_whose_checkpoint_was_never_written_is_made_again_from_its_
         await subject.open(steps=3, keep_checkpoints=1)
         for number in range(2 * lost_step):
             await subject.add_group(number, version=number // 2)
-    real: Callable[..., None] = keeper.save_checkpoint
+    real: Callable[..., None] = saving.save_checkpoint
 
     def failing(state: object, progress: Progress, *where: object) -> None:
         if progress.step == lost_step:
@@ -206,7 +206,7 @@ async def test_a_step_whose_checkpoint_was_never_written_is_made_again_from_its_
         real(state, progress, *where)
 
     with monkeypatch.context() as patch:
-        patch.setattr(keeper, "save_checkpoint", failing)
+        patch.setattr(saving, "save_checkpoint", failing)
         with pytest.raises(RuntimeError, match="killed here"):
             await case.train()
     assert max(await case.versions()) == lost_step

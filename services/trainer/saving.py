@@ -45,8 +45,8 @@ def holding(lock: AdvisoryLock) -> Callable[[], None]:
     return lambda: asyncio.run_coroutine_threadsafe(lock.check(), loop).result()
 
 
-class Keeper:
-    """Keeps what the learner of a run has after a step, one step at a time."""
+class Saver:
+    """Saves what the learner of a run has after a step, one step at a time."""
 
     def __init__(
         self, settings: Settings, config: RunConfig, database: Database, lock: AdvisoryLock, learner: Learner
@@ -55,25 +55,25 @@ class Keeper:
         self._learner = learner
         self._holding = holding(lock)
         # On Linux a thread's own: whoever serves the new weights goes first.
-        self._saver = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(10,))
-        self._saved: Future[None] = self._saver.submit(lambda: None)
+        self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(10,))
+        self._saved: Future[None] = self._thread.submit(lambda: None)
         self._hurry = threading.Event()
-        self._keeping: asyncio.Future[None] = asyncio.create_task(self._reserve(), name="reserve")
+        self._work: asyncio.Future[None] = asyncio.create_task(self._reserve(), name="reserve")
 
-    def keep(self, progress: Progress) -> None:
+    def save(self, progress: Progress) -> None:
         """Has the optimiser's state written in a while, and then old files removed."""
         folder = checkpoint_folder(self._settings.folder, progress.run_id, progress.step)
         state = optimizer_state(self._learner.optimizer)
         self._hurry = hurry = threading.Event()
 
-        def save() -> None:
+        def write() -> None:
             # Engines read the new weights now, and compute by them what is in flight.
             hurry.wait(self._settings.checkpoint_delay_seconds)
             with PHASE_SECONDS.labels("checkpoint").time():
                 save_checkpoint(state, progress, folder, self._holding)
 
-        self._saved = saved = self._saver.submit(save)
-        self._keeping = asyncio.create_task(self._follow(saved, progress.step), name="checkpoint")
+        self._saved = saved = self._thread.submit(write)
+        self._work = asyncio.create_task(self._follow(saved, progress.step), name="checkpoint")
 
     def finish_saving(self) -> None:
         """Waits for the state that is being written, or will be: it changes with the update. For threads.
@@ -84,23 +84,23 @@ class Keeper:
         self._saved.result()
 
     async def finish(self) -> None:
-        """Waits for everything that is to be kept; nothing is put off.
+        """Waits for everything that is to be saved; nothing is put off.
 
-        Raises: LockLost: another trainer may keep the run; OSError: it could not be written
+        Raises: LockLost: another trainer may have the run; OSError: it could not be written
         """
         self._hurry.set()
-        await self._keeping
+        await self._work
 
     def raise_failure(self) -> None:
         """Raises what went wrong since the last step, if anything did."""
-        if self._keeping.done():
-            self._keeping.result()
+        if self._work.done():
+            self._work.result()
 
     async def close(self) -> None:
         """Ends what still writes: it must not meet the next trainer of this process."""
         self._hurry.set()
-        await asyncio.gather(self._keeping, return_exceptions=True)
-        self._saver.shutdown()
+        await asyncio.gather(self._work, return_exceptions=True)
+        self._thread.shutdown()
         # Another trainer's room is its own.
         with suppress(LockLost):
             await self._lock.check()
