@@ -203,11 +203,13 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # Where we aborted it ourselves, the answer has no end.
+        is_end = exc is None and self._is_reusable and not self._has_length
         self._is_reusable = False
         if self._timer is not None:
             self._timer.cancel()
         try:
-            if exc is None and self._status and not self._has_length and not self._answered.done():
+            if is_end and self._status and not self._answered.done():
                 self._end()
         except Exception as error:  # noqa: BLE001  # as in `data_received`
             self._fail(error)
@@ -216,7 +218,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
         if self._answered.done():
-            # Nothing was asked.
+            # Nothing was asked, or the answer has failed already.
             self.abort()
             return
         try:

@@ -232,6 +232,21 @@ async def test_who_gives_up_leaves_the_engine():
         await server.is_left.wait()
 
 
+async def test_an_answer_without_a_length_that_is_given_up_does_not_count_as_whole():
+    server, pieces = Server([b"HTTP/1.0 200 OK\r\n\r\n", b"half", b"wait"]), []
+    async with server.serving():
+        posting = Connections(silence_seconds=LONG).post(server.url, [b"{}"], {}, pieces.append)
+        asking = asyncio.create_task(posting)
+        while not pieces:
+            await asyncio.sleep(0.001)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        server.go_on.set()
+        await server.is_left.wait()
+    assert pieces == [b"half"]
+
+
 async def test_who_stops_an_answer_gets_what_comes_of_it_before_the_engine_is_left():
     server = Server([CHUNKED, chunk(b"one"), b"wait", chunk(b"two"), END])
     pieces: list[bytes] = []
