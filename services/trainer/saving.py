@@ -100,7 +100,8 @@ class Saver:
         """Ends what still writes: it must not meet the next trainer of this process."""
         self._hurry.set()
         await asyncio.gather(self._work, return_exceptions=True)
-        self._thread.shutdown()
+        # The thread may be asking this loop whether the lock is held.
+        await asyncio.to_thread(self._thread.shutdown)
         # Another trainer's room is its own.
         with suppress(LockLost):
             await self._lock.check()

@@ -3,12 +3,15 @@
 import asyncio
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
 import pytest
+import torch
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
@@ -18,7 +21,7 @@ from libs.store import tables, training
 from libs.store.database import Database
 from libs.store.locks import AdvisoryLock
 from services.trainer import saving, worker
-from services.trainer.checkpoint import CheckpointDamaged, Progress, describe, export_weights, remove_folder
+from services.trainer.checkpoint import CheckpointDamaged, Holding, Progress, describe, export_weights, remove_folder
 from services.trainer.learner import make_accelerator
 from services.trainer.resume import Origin
 from services.trainer.settings import Settings
@@ -244,6 +247,48 @@ async def test_a_checkpoint_waits_a_while_but_not_beyond_the_next_update_or_the_
     stop.set()
     await trainer
     assert (checkpoints / "2").exists()
+
+
+async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_the_checkpoint_whole(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    loop, real = asyncio.get_running_loop(), saving.save_checkpoint
+    written, closing = asyncio.Event(), threading.Event()
+
+    class Told(ThreadPoolExecutor):
+        def shutdown(self, *arguments: bool, **named: bool) -> None:
+            closing.set()
+            super().shutdown(*arguments, **named)
+
+    def slow(state: Mapping[str, torch.Tensor], progress: Progress, folder: Path, holding: Holding) -> None:
+        asked = 0
+
+        def late() -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                loop.call_soon_threadsafe(written.set)
+                assert closing.wait(60)
+                # Where the loop waits for this thread, this fails instead of waiting for ever.
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(20)
+            holding()
+
+        real(state, progress, folder, late)
+
+    monkeypatch.setattr(saving, "ThreadPoolExecutor", Told)
+    monkeypatch.setattr(saving, "save_checkpoint", slow)
+    trainer = asyncio.create_task(case.train())
+    await asyncio.wait_for(written.wait(), 60)
+    trainer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await trainer
+    assert [path.name for path in (case.folder / case.run.id / "checkpoints").iterdir()] == ["1"]
+    lock = AdvisoryLock(case._dsn, f"trainer:{case.run.id}")
+    assert await lock.acquire()
+    await lock.release()
 
 
 async def test_a_step_made_again_has_the_recorded_weights_and_no_others(
