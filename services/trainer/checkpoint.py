@@ -191,8 +191,8 @@ def clear_scratch(root: Path, run_id: str) -> None:
 def _whole(folder: Path, holding: Holding, *, moment: str) -> Iterator[Path]:
     """A scratch folder that takes the name `folder`, durably, when the block ends without an exception.
 
-    Args: holding: asked before anything is written, and before what is whole takes the name; moment: the fault point
-        between the removal of what had the name and the renaming
+    Args: holding: asked before anything is written, before what is whole takes the name, and where files fail; moment:
+        the fault point between the removal of what had the name and the renaming
     """
     holding()
     # Nobody else's: a trainer that lost the run a moment ago may still write into its own.
@@ -210,6 +210,10 @@ def _whole(folder: Path, holding: Holding, *, moment: str) -> Iterator[Path]:
         passes(moment)
         scratch.rename(folder)
         _sync(folder.parent)
+    except OSError:
+        # Whoever has the run now clears what is half-written.
+        holding()
+        raise
     finally:
         remove_folder(scratch)
 

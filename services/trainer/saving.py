@@ -120,8 +120,15 @@ class Saver:
 
     async def _reserve(self) -> None:
         """Makes room for the next export while there is time."""
-        if self._learner.step < self._config.training.steps:
+        if self._learner.step >= self._config.training.steps:
+            return
+        await self._lock.check()
+        try:
             await asyncio.to_thread(reserve_export, model_of(self._learner), self._next)
+        except OSError:
+            # Whoever has the run now clears what is half-written.
+            await self._lock.check()
+            raise
 
     async def _prune(self, step: int) -> None:
         """Removes old files, a killed trainer's too: rows are marked first, so that nobody reads what is going.

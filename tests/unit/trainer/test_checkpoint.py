@@ -7,9 +7,11 @@ from safetensors.torch import load_file, save_file
 
 from libs.contracts.config import RunConfig
 from libs.store.locks import LockLost
+from services.trainer import checkpoint
 from services.trainer.checkpoint import (
     CheckpointDamaged,
     Progress,
+    clear_scratch,
     describe,
     export_weights,
     optimizer_state,
@@ -96,6 +98,28 @@ def test_who_lost_the_run_leaves_the_folder_of_another(tiny_model: Path, tmp_pat
     assert describe(tmp_path / "1").content_sha256 == old.content_sha256
     assert len(scratches) == (0 if lost_at == "the beginning" else 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_files_that_another_trainer_cleared_are_a_lost_run_and_no_trouble_with_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    cleared: list[str] = []
+
+    def clear(moment: str) -> None:
+        clear_scratch(tmp_path, "run-a")
+        cleared.append(moment)
+
+    def holding() -> None:
+        if cleared and is_lost:
+            raise LockLost("another trainer may have gone on")
+
+    monkeypatch.setattr(checkpoint, "passes", clear)
+    folder = tmp_path / "run-a" / "checkpoints" / "1"
+    with pytest.raises(LockLost if is_lost else FileNotFoundError):
+        save_checkpoint({"random": torch.get_rng_state()}, Progress("run-a", 1, "hash"), folder, holding)
+    assert cleared == ["trainer.state_written"]
+    assert list(folder.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("damage", ["weights", "state", "progress"])
