@@ -3,12 +3,17 @@
 A client that is slow with its headers or body gets 408, one whose headers are too long 431 or 414, one that sends what
 is no HTTP 400, one connection too many 503 with Retry-After. Who leaves an answer unread is cut. Time is looked at once
 a second for all connections together: a request costs no timer.
+
+Requests may be sent ahead. Little of them is read while an answer is in hand, and their time begins with their turn.
+That such a client hangs up is noticed within a second, unless it has sent more than the socket's buffers take: then the
+request in hand goes on to its end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
+import select
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -141,9 +146,6 @@ class Protocol(HttpToolsProtocol):
         self.scope["extensions"] = {_WRITE: {"write": partial(_write, weakref.ref(self.cycle))}}
         if self._is_closing and self.cycle is not None:
             self.cycle.keep_alive = False
-        if len(self.pipeline) == 1:
-            # Unread, nobody would notice that the client hangs up.
-            self.flow.resume_reading()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._begun = cycle
@@ -196,7 +198,13 @@ class Protocol(HttpToolsProtocol):
             REFUSALS.labels("unread").inc()
             self.transport.abort()
             return
-        if self._phase is _Phase.BODY and self.flow.read_paused:
+        if self._is_answering() and self.flow.read_paused and self._has_left():
+            # `connection_lost` tells the request in hand.
+            self.transport.abort()
+            return
+        if self._is_sent_ahead():
+            self._since = now
+        elif self._phase is _Phase.BODY and self.flow.read_paused:
             # We do not read: the time is ours.
             self._since += seconds
         late = now - self._since
@@ -221,7 +229,7 @@ class Protocol(HttpToolsProtocol):
     def _end_of_patience(self) -> None:
         if self._phase is _Phase.NEW:
             self.transport.close()
-        elif not self._answers():
+        else:
             self._refuse("slow_head", 408, "the headers came too slowly")
 
     def _abandon(self) -> bool:
@@ -233,8 +241,23 @@ class Protocol(HttpToolsProtocol):
         cycle.message_event.set()
         return cycle.response_started
 
-    def _answers(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+    def _is_answering(self) -> bool:
+        """Whether a request is in hand whose client has not been given up."""
+        return self._begun is not None and not (self._begun.response_complete or self._begun.disconnected)
+
+    def _has_left(self) -> bool:
+        """Whether the client has hung up, be it behind data that is not read."""
+        if self.transport.is_closing():
+            # Its descriptor may be another's by now.
+            return False
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket"), select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def _is_sent_ahead(self) -> bool:
+        """Whether what comes is a request behind the one in hand."""
+        is_other = self._phase is _Phase.HEAD or (self._phase is _Phase.BODY and self.cycle is not self._begun)
+        return is_other and self._is_answering()
 
     def _enter(self, phase: _Phase) -> None:
         self._phase, self._since, self._received = phase, self.loop.time(), 0
