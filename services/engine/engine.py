@@ -50,6 +50,13 @@ class Prepared:
     files: FileMarks
     model: Model
 
+    def are(self, folder: Path) -> bool:
+        """Whether they are those in this folder: the files are the same, or the folder was pruned.
+
+        A version that is made again has its folder replaced.
+        """
+        return self.folder == folder and (not folder.exists() or self.files == file_marks(folder))
+
 
 @dataclass(frozen=True)
 class Preparation:
@@ -175,7 +182,7 @@ class Engine:
     async def prepare_weights(self, folder: Path, *, compute_ahead: bool) -> None:
         """Reads weights beside serving, so that an update is one exchange. The last ones prepared are kept.
 
-        A repeat waits for the work under way.
+        A repeat waits for the work under way; other weights are read once it has ended.
 
         Args:    compute_ahead: compute by them what is in flight, too
 
@@ -183,22 +190,32 @@ class Engine:
         """
         files = await asyncio.to_thread(file_marks, folder)
         if self._preparation is None or not self._preparation.is_under_way(folder, files):
-            work = asyncio.create_task(self._prepare(folder, files, compute_ahead), name="preparation")
+            work = asyncio.create_task(
+                self._prepare(folder, files, compute_ahead, self._preparation), name="preparation"
+            )
             self._preparation = Preparation(folder, files, work)
         # Shielded: who asked first may have gone.
         await asyncio.shield(self._preparation.work)
 
-    async def _prepare(self, folder: Path, files: FileMarks, compute_ahead: bool) -> None:
-        # Never three sets in memory.
+    async def _prepare(self, folder: Path, files: FileMarks, compute_ahead: bool, replaced: Preparation | None) -> None:
+        # Of weights that are prepared, one set at a time is in memory: what was asked for before ends first.
         self._prepared = None
+        if replaced is not None:
+            await asyncio.wait({replaced.work})
+        # What failed in it would hold its weights.
+        del replaced
+        if self._is_replaced():
+            return
         model = await asyncio.to_thread(self._load, folder)
-        assert self._preparation is not None
-        if self._preparation.work is not asyncio.current_task():
-            # Other weights were asked for meanwhile.
+        if self._is_replaced():
             return
         self._prepared = Prepared(folder, files, model)
         if compute_ahead:
             await self._compute_ahead(self._prepared)
+
+    def _is_replaced(self) -> bool:
+        """Whether other weights were asked for since this preparation began."""
+        return self._preparation is None or self._preparation.work is not asyncio.current_task()
 
     async def _compute_ahead(self, prepared: Prepared) -> None:
         ahead = Ahead(self._scheduler, prepared.model)
@@ -238,15 +255,13 @@ class Engine:
         return flushed
 
     def _read(self, folder: Path) -> Model:
-        """Those prepared, where the files are the same, or the folder was pruned.
-
-        A version that is made again has its folder replaced.
-        """
+        """Those prepared, where they are the folder's."""
         prepared, self._prepared = self._prepared, None
-        if prepared is None or prepared.folder != folder:
-            return self._load(folder)
-        is_same = not folder.exists() or prepared.files == file_marks(folder)
-        return prepared.model if is_same else self._load(folder)
+        if prepared is not None and prepared.are(folder):
+            return prepared.model
+        # Its memory goes before others take theirs.
+        del prepared
+        return self._load(folder)
 
     def _load(self, folder: Path) -> Model:
         return self._scheduler.model.with_weights(load_weights(folder, self.config, self.settings.dtype))

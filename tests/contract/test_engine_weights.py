@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from itertools import pairwise
 from pathlib import Path
@@ -376,25 +377,49 @@ async def test_what_does_not_go_on_by_the_weights_prepared_is_not_computed_by_th
     assert len((await last_of(stream))["output_ids"]) == 400
 
 
-async def test_weights_asked_for_last_are_kept_though_others_are_read_more_slowly(
+async def test_weights_asked_for_last_are_read_once_those_asked_for_before_are_and_are_kept(
     engine: Client, new_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = make_tiny_model(tmp_path / "other", seed=2)
-    read, reading, go_on = engine_module.load_weights, threading.Event(), threading.Event()
-    folders: list[Path] = []
+    slow, skipped = (make_tiny_model(tmp_path / name, seed=2) for name in ("slow", "skipped"))
+    read, reading, go_on = engine_module.load_weights, asyncio.Event(), threading.Event()
+    loop, folders = asyncio.get_running_loop(), []
 
     def load_weights(folder: Path, *rest: Any) -> Any:
         folders.append(folder)
-        if folder == other:
-            reading.set()
+        if folder == slow:
+            loop.call_soon_threadsafe(reading.set)
             assert go_on.wait(60)
         return read(folder, *rest)
 
     monkeypatch.setattr(engine_module, "load_weights", load_weights)
-    slow = asyncio.create_task(engine.control("/prepare_weights_from_disk", model_path=str(other)))
-    assert await asyncio.to_thread(reading.wait, 60)
-    assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
+    asked = []
+    for folder in (slow, skipped, new_weights):
+        asked.append(asyncio.create_task(engine.control("/prepare_weights_from_disk", model_path=str(folder))))
+        async with asyncio.timeout(60):
+            await reading.wait()
+            while engine.engine._preparation is None or engine.engine._preparation.folder != folder:
+                await asyncio.sleep(0.01)
+    # Served meanwhile.
+    assert (await engine.generate(input_ids=PROMPT, sampling_params=LONG))["meta_info"]["weight_version"] == "r:0"
+    assert folders == [slow]
     go_on.set()
-    assert (await slow).status_code == 200
+    assert [(await answer).status_code for answer in asked] == [200, 200, 200]
     assert (await load(engine, new_weights, weight_version="r:1")).status_code == 200
-    assert folders == [other, new_weights]
+    assert folders == [slow, new_weights]
+
+
+async def test_prepared_weights_make_room_before_an_update_reads_others(
+    engine: Client, new_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_tiny_model(tmp_path / "other", seed=2)
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
+    assert engine.engine._prepared is not None
+    prepared, read, in_memory = weakref.ref(engine.engine._prepared.model), engine_module.load_weights, []
+
+    def load_weights(folder: Path, *rest: Any) -> Any:
+        in_memory.append(prepared() is not None)
+        return read(folder, *rest)
+
+    monkeypatch.setattr(engine_module, "load_weights", load_weights)
+    assert (await load(engine, other, weight_version="r:1")).status_code == 200
+    assert in_memory == [False]
