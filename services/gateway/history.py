@@ -24,7 +24,7 @@ from services.gateway.errors import ContextOverflow
 from services.gateway.opening import Opening
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Turn, parsed_arguments
-from services.gateway.tokens import TokenIds, Tokens
+from services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
 from services.gateway.written import Conversation, Elsewhere, Settled, Written, given_digest
 
 LONG_CHARACTERS = 16_384
@@ -33,8 +33,8 @@ ATTEMPT_BYTES, CALL_BYTES = 1000, 750
 """What an attempt and a call cost beside their tokens, measured: of short calls it is nearly everything."""
 FIRSTS_BYTES = 8 * 2**20
 """What the first prompts take that are remembered for siblings."""
-FIRST_BYTES, FIRST_CHARACTER_BYTES = 5000, 8
-"""What each of them takes, and each of its characters, measured."""
+FIRST_BYTES = 3500
+"""What each of them takes beside its conversation, text and tokens, measured."""
 SETTLED_CONVERSATIONS = 4
 """Conversations of an attempt that are gone on with piece by piece; more of them at once are read as a whole."""
 AttemptKey = tuple[str, int]
@@ -100,7 +100,7 @@ class History:
         self._max_bytes = max_bytes
         self._size_bytes = 0
         self._attempts: OrderedDict[AttemptKey, _Attempt] = OrderedDict()
-        self._firsts: OrderedDict[_Asked, tuple[Prompt, Written]] = OrderedDict()
+        self._firsts: OrderedDict[_Asked, tuple[Prompt, Written, int]] = OrderedDict()
         self._firsts_bytes = 0
 
     def opening(self, key: AttemptKey, body: bytes) -> Opening | None:
@@ -144,15 +144,16 @@ class History:
         asked = (conversation.turns, given_digest(conversation))
         if asked in self._firsts:
             self._firsts.move_to_end(asked)
-            prompt, written = self._firsts[asked]
+            prompt, written, _ = self._firsts[asked]
             return replace(prompt, tokens=prompt.tokens.apart()), written
         prompt, written = await self._prompt(key, conversation, chain, None)
-        if asked not in self._firsts:
-            self._firsts[asked] = replace(prompt, tokens=prompt.tokens.apart()), written
-            self._firsts_bytes += _first_bytes(prompt)
+        size_bytes = FIRST_BYTES + TOKEN_BYTES * prompt.tokens.length + written.size_bytes
+        if asked not in self._firsts and size_bytes <= FIRSTS_BYTES:
+            self._firsts[asked] = replace(prompt, tokens=prompt.tokens.apart()), written, size_bytes
+            self._firsts_bytes += size_bytes
         while self._firsts_bytes > FIRSTS_BYTES:
-            _, (dropped, _) = self._firsts.popitem(last=False)
-            self._firsts_bytes -= _first_bytes(dropped)
+            _, (_, _, dropped_bytes) = self._firsts.popitem(last=False)
+            self._firsts_bytes -= dropped_bytes
         return prompt, written
 
     async def _later(
@@ -292,10 +293,6 @@ def digest_chain(conversation: Conversation) -> list[bytes]:
     assistant's name, white space around its text.
     """
     return _chain([_base_digest(conversation)], conversation.turns)
-
-
-def _first_bytes(prompt: Prompt) -> int:
-    return FIRST_BYTES + FIRST_CHARACTER_BYTES * prompt.characters
 
 
 def _base_digest(conversation: Conversation) -> bytes:

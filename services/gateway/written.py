@@ -7,18 +7,19 @@ order to see that it has not changed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import orjson
 
 from services.gateway.opening import Opening
 from services.gateway.render import ChatModel
-from services.gateway.request import Json, Turn
+from services.gateway.request import Json, ToolCall, Turn
 from services.gateway.tail import Reached, Tail
 
-SETTLED_BYTES, TURN_BYTES = 1000, 500
-"""What is kept of an opening and of each of its turns beside their text, measured."""
+SETTLED_BYTES, TURN_BYTES = 1000, 100
+"""What is kept of an opening and of each of its turns beside its bytes and the turns themselves, measured."""
 
 
 class Elsewhere(Exception):
@@ -40,7 +41,8 @@ class Settled:
 
     Args: chain: digests of the conversation's beginnings, from no turn to all of the opening's; messages: as the
         template gets them, None where it writes only whole conversations; reached: the template before the last of
-        them; characters, digest: of the text before that one; given: digest of tools and options as they are spelled
+        them; characters, digest: of the text before that one; given: digest of tools and options as they are spelled;
+        kept_bytes: memory of the turns and messages
     """
 
     opening: Opening
@@ -50,11 +52,12 @@ class Settled:
     characters: int
     digest: hashlib.blake2b
     given: bytes
+    kept_bytes: int
 
     @property
     def size_bytes(self) -> int:
-        """Memory: the text is kept as bytes and in the turns."""
-        return SETTLED_BYTES + 2 * len(self.opening.raw) + TURN_BYTES * len(self.opening.turns)
+        """Memory."""
+        return SETTLED_BYTES + len(self.opening.raw) + TURN_BYTES * len(self.opening.turns) + self.kept_bytes
 
 
 class Written:
@@ -86,6 +89,13 @@ class Written:
     def characters(self) -> int:
         """Of the whole text."""
         return self._characters + len(self.rest)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory: what the template leaves out is kept, too."""
+        asked = self._conversation
+        texts = [] if self._tail is None else [self._tail.before, *self._tail.texts]
+        return kept_bytes([asked.turns, asked.tools, asked.options, self._messages, texts, self.rest])
 
     def digest(self) -> bytes:
         """Of the whole text."""
@@ -128,14 +138,17 @@ class Written:
             if settled is not None and settled.opening is opening and settled.given == self._given:
                 return settled
         count = len(opening.turns)
-        messages = self._messages[: len(self._spelled(count))]
+        messages, turns = self._messages[: len(self._spelled(count))], self._conversation.turns[self.first : count]
         # The text of a message may depend on the next one, which need not be the same later.
         reached = None if self._tail is None else self._tail.reached(len(messages) - 1)
         if self._tail is None or reached is None:
-            return Settled(opening, chain[: count + 1], None, None, 0, self._digest, self._given)
+            kept = kept_bytes(self._conversation.turns[:count])
+            return Settled(opening, chain[: count + 1], None, None, 0, self._digest, self._given, kept)
         text = self._shown(self._tail, self._tail.texts[: len(messages) - 1 - self._start])
         digest, characters = _continued(self._digest, text), self._characters + len(text)
-        return Settled(opening, chain[: count + 1], messages, reached, characters, digest, self._given)
+        kept = kept_bytes([*turns, *messages[len(self._known) :]])
+        kept += 0 if self._settled is None else self._settled.kept_bytes
+        return Settled(opening, chain[: count + 1], messages, reached, characters, digest, self._given, kept)
 
     def _spelled(self, end: int) -> list[Json]:
         """The messages of the first `end` turns."""
@@ -175,6 +188,30 @@ def given_digest(conversation: Conversation) -> bytes:
     conversation's digests do not tell.
     """
     return hashlib.blake2b(orjson.dumps([conversation.tools, conversation.options]), digest_size=16).digest()
+
+
+def kept_bytes(values: Iterable[object]) -> int:
+    """Memory of JSON values and turns, what several of them share counted once."""
+    seen: set[int] = set()
+    size, left = 0, list(values)
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        size += sys.getsizeof(value)
+        if type(value) is str:
+            continue
+        if isinstance(value, dict):
+            left.extend(value)
+            left.extend(value.values())
+        elif isinstance(value, list | tuple):
+            left.extend(value)
+        elif isinstance(value, Turn):
+            left += value.content, value.name, value.tool_calls, value.tool_call_id
+        elif isinstance(value, ToolCall):
+            left += value.id, value.name, value.arguments
+    return size
 
 
 def _is_kept(answer: Turn, text: str) -> bool:

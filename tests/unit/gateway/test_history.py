@@ -28,6 +28,7 @@ from tests.fakes.templates import DEEPSEEK, LAST_APART, LLAMA, MISTRAL, QWEN3
 
 KEY = ("run-a.0.0", 1)
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+LISTS: dict[str, Any] = {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": json.dumps([[]] * 100)}}]}
 # The end of a result depends on the message after it, as in Qwen's template.
 LOOKING_AHEAD = (
     "{{ tools }}{% for m in messages %}<|im_start|>{{ m.role }}{{ messages[loop.index0 + 1].role if not loop.last }}"
@@ -268,6 +269,49 @@ async def test_first_prompts_take_no_more_memory_than_they_may(model, monkeypatc
     assert [prompt.ids.tolist() for prompt in again] == [prompt.ids.tolist() for prompt in prompts]
 
 
+@pytest.mark.parametrize(
+    ("message", "fields"),
+    [
+        ({"name": "n" * 20_000}, {}),
+        ({"tool_call_id": "\U0001f600" + "i" * 5000}, {}),
+        ({}, {"chat_template_kwargs": {"unknown": "x" * 20_000}}),
+        ({}, {"chat_template_kwargs": {"unknown": [[]] * 1000}}),
+    ],
+    ids=["name", "id", "option", "lists"],
+)
+async def test_what_no_template_writes_of_first_prompts_takes_no_more_memory_than_it_may(
+    model, monkeypatch, message, fields
+):
+    monkeypatch.setattr(history_module, "FIRSTS_BYTES", 500_000)
+    # Of attempts, it keeps the last one alone.
+    history, store = History(model, max_bytes=1), Store()
+
+    async def one(number: int) -> None:
+        key, messages = (f"run-a.{number}.0", 1), [{"role": "user", "content": f"{number:03}", **message}]
+        asked = parse_request(json.dumps({"model": "m", "messages": messages, **fields}).encode(), max_choices=1)
+        await history.prompt(key, asked, store.read)
+
+    await one(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, 100):
+            await one(number)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.4 * 10**6 < taken < 0.7 * 10**6
+
+
+async def test_a_first_prompt_that_takes_more_than_all_may_is_not_remembered(model, monkeypatch):
+    monkeypatch.setattr(history_module, "FIRSTS_BYTES", 20_000)
+    history, store = History(model, max_bytes=10**6), Store()
+    for turn in (Turn("user", "a"), Turn("user", "b", name="n" * 20_000)):
+        await history.prompt(KEY, request(turn), store.read)
+    assert [turns for turns, _ in history._firsts] == [(Turn("user", "a"),)]
+
+
 @pytest.mark.parametrize(("said", "is_fork"), [("fine", False), ("<think>hm</think>fine", True), ("fi\nne ", False)])
 async def test_an_answer_is_continued_if_its_letters_are_kept_however_a_last_one_is_written(tmp_path, said, is_fork):
     model = ChatModel(make_chat_model(tmp_path / "m", LAST_APART))
@@ -317,15 +361,32 @@ async def test_attempts_of_short_calls_take_no_more_memory_than_they_may(model):
     assert 0.5 * 10**6 < taken < 1.2 * 10**6
 
 
-async def test_sessions_take_no_more_memory_than_they_may(tmp_path):
-    model = ChatModel(make_chat_model(tmp_path / "m", context_length=2**20))
+def _said(fields: dict[str, Any], content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content, **fields}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"name": "n" * 600},
+        {"role": "tool", "tool_call_id": "\U0001f600" + "i" * 600},
+        {"role": "assistant", **LISTS},
+    ],
+    ids=["text", "names", "ids", "arguments"],
+)
+async def test_sessions_take_no_more_memory_than_they_may(tmp_path, monkeypatch, fields):
+    # They have a bound of their own.
+    monkeypatch.setattr(history_module, "FIRSTS_BYTES", 0)
+    model = ChatModel(make_chat_model(tmp_path / "m", CHATML_WITH_TOOLS, context_length=2**20))
     history, store = History(model, max_bytes=2 * 10**6), Store()
 
     async def session(number: int) -> None:
         key, messages = (f"run-abcdefghij.{number}.0", 1), [{"role": "system", "content": "s"}]
         for turn in range(12):
-            messages.append({"role": "user", "content": f"{turn:02} in {number}" * 20})
-            body = json.dumps({"messages": messages, "model": "m"}).encode()
+            messages.append(_said(fields, f"{turn:02} in {number}" * 20))
+            messages.append({"role": "user", "content": "go on"})
+            body = json.dumps({"messages": messages, "model": "m"}, ensure_ascii=False).encode()
             asked = parse_request(body, max_choices=1, opening=history.opening(key, body))
             prompt = await history.prompt(key, asked, store.read)
             sampled = np.arange(50, dtype=np.int32)
