@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -417,6 +418,10 @@ async def test_prepared_weights_make_room_before_an_update_reads_others(
     prepared, read, in_memory = weakref.ref(engine.engine._prepared.model), engine_module.load_weights, []
 
     def load_weights(folder: Path, *rest: Any) -> Any:
+        # A thread that has just handed them over may hold them a moment longer.
+        until = time.monotonic() + 20
+        while prepared() is not None and time.monotonic() < until:
+            time.sleep(0.01)
         in_memory.append(prepared() is not None)
         return read(folder, *rest)
 
