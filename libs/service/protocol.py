@@ -45,6 +45,8 @@ Write = Callable[[bytes], bool]
 """Writes a piece of an answer's body at once and tells whether the client keeps up. One that does not is waited for by
 sending, be it nothing, before more is written."""
 _WRITE = "leyden.write"
+_LEFT = getattr(select, "POLLRDHUP", select.POLLHUP)
+"""That the other side sends no more; only Linux tells it while something is left to read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +253,7 @@ class Protocol(HttpToolsProtocol):
             # Its descriptor may be another's by now.
             return False
         poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket"), select.POLLRDHUP)
+        poll.register(self.transport.get_extra_info("socket"), _LEFT)
         return bool(poll.poll(0))
 
     def _is_sent_ahead(self) -> bool:

@@ -47,7 +47,26 @@ def rows(repeats: int) -> list[Row]:
         alone = [bench.one_stream() for _ in range(repeats)]
         together, first_direct, told_once = zip(*(bench.many_streams() for _ in range(repeats)), strict=True)
         by_tokens = [bench.streams(GROWTH_STREAMS, tokens).cpu_token for tokens in GROWTH_TOKENS]
-    checked = "Tokens counted in Postgres afterwards."
+    return [
+        *_first_rows(alone, together, first_direct),
+        *_token_rows(together, told_once, by_tokens),
+        Row(
+            part="streams",
+            name=f"{IN_FLIGHT[-1]} calls in flight for 30 s: peak memory",
+            unit="MiB",
+            repeats=[peaks[-1]],
+            baseline_name="before them",
+            baseline=[idle],
+            goal=Goal(at_most=1024),
+            growth=Growth("calls in flight", "KiB a call", IN_FLIGHT, _each_kib(peaks, idle)),
+            note="Each a connection of its own, of 64 attempts; all answered with 200 and counted in Postgres.",
+        ),
+    ]
+
+
+def _first_rows(
+    alone: Sequence[tuple[float, float]], together: Sequence[_Streams], first_direct: Sequence[float]
+) -> list[Row]:
     return [
         Row(
             part="streams",
@@ -57,7 +76,7 @@ def rows(repeats: int) -> list[Row]:
             baseline_name="the engine alone",
             baseline=[direct for _, direct in alone],
             goal=Goal(at_most=5),
-            note=checked,
+            note="Tokens counted in Postgres afterwards.",
         ),
         Row(
             part="streams",
@@ -68,6 +87,11 @@ def rows(repeats: int) -> list[Row]:
             baseline=list(first_direct),
             goal=Goal(at_most=5),
         ),
+    ]
+
+
+def _token_rows(together: Sequence[_Streams], told_once: Sequence[_Streams], by_tokens: list[float]) -> list[Row]:
+    return [
         Row(
             part="streams",
             name=f"{STREAMS} streams of {TOKENS} tokens: CPU of the gateway for a token",
@@ -88,17 +112,6 @@ def rows(repeats: int) -> list[Row]:
             baseline=[one.engine_token for one in told_once],
             goal=Goal(at_most=0.05),
             note="As engines tell them with `--incremental-streaming-output`.",
-        ),
-        Row(
-            part="streams",
-            name=f"{IN_FLIGHT[-1]} calls in flight for 30 s: peak memory",
-            unit="MiB",
-            repeats=[peaks[-1]],
-            baseline_name="before them",
-            baseline=[idle],
-            goal=Goal(at_most=1024),
-            growth=Growth("calls in flight", "KiB a call", IN_FLIGHT, _each_kib(peaks, idle)),
-            note="Each a connection of its own, of 64 attempts; all answered with 200 and counted in Postgres.",
         ),
     ]
 
