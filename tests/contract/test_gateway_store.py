@@ -12,6 +12,7 @@ from sqlalchemy import select, text
 from libs.contracts.states import CallStatus
 from libs.store import tables
 from libs.store.calls import (
+    FEW_CALLS,
     CallRefused,
     CallWriter,
     EngineReader,
@@ -81,7 +82,7 @@ async def test_calls_are_stored_as_given_and_a_repeat_changes_nothing(database):
     assert (second.prompt_ids, second.first_token_seconds) == (b"\x01\x00\x00\x00", None)
 
 
-async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_others_or_again(database):
+async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_few_with_many_or_again(database):
     run = await builders.add_run(database)
     ids = np.arange(20_000, dtype="<i4")
     conversation = {"messages": [{"content": "größer \U0001f600" * 9000}, {"content": "\x00"}], "tools": None}
@@ -99,11 +100,13 @@ async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_
         "generator_logprobs": b"",
         "trace_id": "",
     }
-    calls = [replace(call(run.id, number), **values) for number in range(7)]
+    many = FEW_CALLS + 1
+    calls = [replace(call(run.id, number), **values) for number in range(many + 5)]
     writer = CallWriter(database.dsn)
     await writer.write(calls[:1])
-    await writer.write(calls[1:6])
-    await writer.write(calls[5:], may_exist=True)
+    await writer.write(calls[1:4])
+    await writer.write(calls[4 : 4 + many])
+    await writer.write(calls[3 + many :], may_exist=True)
     await writer.close()
     async with database.read() as session:
         rows = (await session.execute(select(tables.ModelCall.__table__).order_by("id"))).mappings().all()
@@ -127,8 +130,10 @@ async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_
 async def test_a_batch_with_a_call_that_cannot_be_stored_stores_nothing(database, changes):
     run = await builders.add_run(database)
     writer = CallWriter(database.dsn)
-    with pytest.raises(CallRefused):
-        await writer.write([call(run.id, 1), replace(call(run.id, 2), **changes)])
+    for before in (1, FEW_CALLS):
+        good, bad = [call(run.id, number) for number in range(before)], replace(call(run.id, before), **changes)
+        with pytest.raises(CallRefused):
+            await writer.write([*good, bad])
     with pytest.raises(CallRefused):
         await writer.write([replace(call(run.id, 2), **changes)])
     with pytest.raises(CallRefused):
