@@ -20,6 +20,18 @@ CREATE OR REPLACE FUNCTION pg_temp.float32s(packed bytea) RETURNS double precisi
           FROM unnest(pg_temp.int32s(packed)) WITH ORDINALITY AS word (bits, i)) AS words
 $$;
 
+-- Calls as they were asked: a row holds what it adds to the call that it continues.
+CREATE OR REPLACE FUNCTION pg_temp.whole(run text) RETURNS TABLE (id text, prompt_ids bytea) LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE asked AS (
+        SELECT c.rollout_id, c.attempt, c.id, c.prompt_ids, c.sampled_ids FROM model_calls c
+        WHERE c.run_id = run AND c.continues IS NULL
+        UNION ALL
+        SELECT c.rollout_id, c.attempt, c.id, a.prompt_ids || a.sampled_ids || c.prompt_ids, c.sampled_ids
+        FROM asked a JOIN model_calls c ON c.run_id = run AND c.continues = a.id
+        WHERE c.rollout_id = a.rollout_id AND c.attempt = a.attempt)
+    SELECT asked.id, asked.prompt_ids FROM asked
+$$;
+
 \echo question: rollouts that are not terminal
 SELECT id, state FROM rollouts WHERE run_id = :'run' AND state = 'queued';
 
@@ -150,9 +162,12 @@ SELECT c.id, c.rollout_id, c.attempt FROM model_calls c
 LEFT JOIN attempts a ON a.rollout_id = c.rollout_id AND a.number = c.attempt
 WHERE c.run_id = :'run' AND a.number IS NULL;
 
+\echo question: calls that continue none of their attempt
+SELECT id, continues FROM model_calls WHERE run_id = :'run' AND id NOT IN (SELECT w.id FROM pg_temp.whole(:'run') w);
+
 \echo question: calls whose columns contradict each other
-SELECT id, status FROM model_calls WHERE run_id = :'run' AND (
-    length(prompt_ids) <> 4 * prompt_tokens OR length(sampled_ids) <> 4 * completion_tokens
+SELECT id, status FROM model_calls JOIN pg_temp.whole(:'run') w USING (id) WHERE run_id = :'run' AND (
+    length(w.prompt_ids) <> 4 * prompt_tokens OR length(sampled_ids) <> 4 * completion_tokens
     OR length(generator_logprobs) <> 4 * completion_tokens OR length(policy_versions) <> 4 * completion_tokens
     OR cached_tokens > prompt_tokens
     OR (min_policy_version IS NULL) <> (completion_tokens = 0)
@@ -222,9 +237,9 @@ SELECT id FROM samples WHERE run_id = :'run' AND (
 
 \echo question: sampled tokens that no sample trains, or more than one, or with other numbers than were sampled
 WITH learnable AS (
-    SELECT c.rollout_id, c.prompt_ids, c.sampled_ids, c.generator_logprobs, c.policy_versions, c.prompt_tokens,
+    SELECT c.rollout_id, w.prompt_ids, c.sampled_ids, c.generator_logprobs, c.policy_versions, c.prompt_tokens,
            c.completion_tokens, min(c.id) AS id, count(*) AS calls
-    FROM model_calls c JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt AND r.state = 'finished'
+    FROM model_calls c JOIN pg_temp.whole(:'run') w ON w.id = c.id JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt AND r.state = 'finished'
     JOIN group_credits g ON g.group_id = r.group_id AND g.verdict = 'credited'
     WHERE c.run_id = :'run' AND c.status = 'completed' AND c.trainable AND c.temperature > 0
     AND c.prompt_tokens > 0 AND c.completion_tokens > 0

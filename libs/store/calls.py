@@ -23,6 +23,7 @@ from sqlalchemy import ARRAY, Text, all_, literal, select
 from libs.contracts.states import CallStatus, EngineState
 from libs.store import tables
 from libs.store.binary import HEADER, TRAILER, Piece, encoded, formats, row_pieces
+from libs.store.chains import Whole, whole_calls
 from libs.store.connection import BoundedConnection, arguments, connect
 from libs.store.database import AWAY, RECYCLE_SECONDS, Database, ReadSession, cause
 
@@ -51,7 +52,10 @@ class CallRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewCall:
-    """One row of `model_calls`, columns in the table's words; arrays as bytes."""
+    """One row of `model_calls`, columns in the table's words; arrays as bytes.
+
+    `continues`: an earlier call of the attempt, durable; then `messages` and `prompt_ids` are those after it
+    """
 
     run_id: str
     id: str
@@ -83,6 +87,7 @@ class NewCall:
     queued_seconds: float
     first_token_seconds: float | None
     total_seconds: float
+    continues: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +253,7 @@ def storable_json(document: object) -> JsonText:
 
 async def completed_calls(
     session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, except_ids: Collection[str]
-) -> Sequence[tables.ModelCall]:
+) -> list[tuple[tables.ModelCall, Whole]]:
     """Completed calls of an attempt that are not known yet, oldest first, choices of a request in order."""
     table = tables.ModelCall
     rows = await session.scalars(
@@ -262,13 +267,17 @@ async def completed_calls(
         )
         .order_by(table.sequence, table.choice)
     )
-    return rows.all()
+    calls = rows.all()
+    return list(zip(calls, await whole_calls(session, calls), strict=True))
 
 
 async def completed_requests(
     session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, request_sha256: bytes
 ) -> Sequence[tables.ModelCall]:
-    """The completed calls that answered one body within an attempt, latest request first, its choices in order."""
+    """The completed calls that answered one body within an attempt, latest request first, its choices in order.
+
+    Of messages and prompts they hold what their rows do.
+    """
     table = tables.ModelCall
     rows = await session.scalars(
         select(table)

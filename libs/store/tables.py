@@ -343,11 +343,19 @@ class ModelCall(Base):
         comment="Digest of the body: with a retry count it identifies an SDK's repeat."
     )
     request: Mapped[Json] = mapped_column(comment="The body without messages and tools: sampling parameters as sent.")
-    messages: Mapped[Json] = mapped_column(comment="{messages, tools} as sent.")
+    continues: Mapped[str | None] = mapped_column(
+        comment="An earlier call of the attempt: its messages, and its prompt and sampled tokens, come before those of "
+        "this row. Null where the row has all."
+    )
+    messages: Mapped[Json] = mapped_column(
+        comment="{messages, tools} as sent; {messages} alone, those not in the call that it continues."
+    )
     response: Mapped[Json | None] = mapped_column(
         comment="The choice's message as answered; null when failed before one."
     )
-    prompt_ids: Mapped[bytes] = mapped_column(comment="int32[prompt_tokens]")
+    prompt_ids: Mapped[bytes] = mapped_column(
+        comment="int32[prompt_tokens], without the tokens of the call that it continues."
+    )
     sampled_ids: Mapped[bytes] = mapped_column(comment="int32[completion_tokens]")
     generator_logprobs: Mapped[bytes] = mapped_column(
         comment="float32[completion_tokens], natural log, temperature-scaled, before top-k and top-p."
@@ -355,7 +363,7 @@ class ModelCall(Base):
     policy_versions: Mapped[bytes] = mapped_column(
         comment="int32[completion_tokens]: the version that sampled each token."
     )
-    prompt_tokens: Mapped[int] = mapped_column(comment="Length of prompt_ids.")
+    prompt_tokens: Mapped[int] = mapped_column(comment="Tokens of the whole prompt.")
     completion_tokens: Mapped[int] = mapped_column(comment="Length of sampled_ids.")
     cached_tokens: Mapped[int] = mapped_column(comment="Of the prompt, served from the engine's prefix cache.")
     min_policy_version: Mapped[int | None] = mapped_column(comment="Over its tokens; null without any.")

@@ -12,6 +12,7 @@ from libs.contracts import api
 from libs.contracts.ids import run_of
 from libs.contracts.states import RolloutState
 from libs.store import tables
+from libs.store.chains import Whole, whole_calls
 from libs.store.database import ReadSession, Session
 from libs.store.paging import decode_cursor, page
 
@@ -221,19 +222,26 @@ async def list_calls(
     same = (credit.run_id == call.run_id) & (credit.call_id == call.id)
     query = select(call, credit).outerjoin(credit, same).where(*conditions).order_by(call.sequence, call.id)
     rows = (await session.execute(query.limit(limit + 1))).all()
-    return page(rows, limit, lambda row: _call(row[0], row[1], prompt), lambda row: (row[0].sequence, row[0].id))
+    asked = await whole_calls(session, [row[0] for row in rows])
+    return page(
+        [(*row, one) for row, one in zip(rows, asked, strict=True)],
+        limit,
+        lambda row: _call(*row, prompt=prompt),
+        lambda row: (row[0].sequence, row[0].id),
+    )
 
 
-def _call(row: tables.ModelCall, credit: tables.CallCredit | None, prompt: bool) -> api.Call:
+def _call(row: tables.ModelCall, credit: tables.CallCredit | None, asked: Whole, *, prompt: bool) -> api.Call:
     arrays = {
-        "prompt_ids": _ints(row.prompt_ids) if prompt else None,
+        "prompt_ids": _ints(asked.prompt_ids) if prompt else None,
         "sampled_ids": _ints(row.sampled_ids),
         "logprobs": _floats(row.generator_logprobs),
         "policy_versions": _ints(row.policy_versions),
     }
-    plain = {name: getattr(row, name) for name in api.Call.model_fields if name not in {*arrays, "credit"}}
+    apart = {*arrays, "messages", "credit"}
+    plain = {name: getattr(row, name) for name in api.Call.model_fields if name not in apart}
     shown = None if credit is None else api.CallCredit.model_validate(_columns(credit, api.CallCredit))
-    return api.Call(**plain, **arrays, credit=shown)
+    return api.Call(**plain, **arrays, messages=asked.messages, credit=shown)
 
 
 def _columns(row: object, model: type[api.CallCredit]) -> dict[str, Any]:

@@ -10,24 +10,26 @@ import numpy as np
 
 from libs.contracts.ids import sample_id
 from libs.contracts.states import CallStatus, GroupVerdict
+from libs.store.chains import LostCall, whole_prompt
 from libs.store.samples import NewCallCredit, NewGroupCredit, NewSample, PendingGroup, SiblingRows
 from services.credit.group import CREDIT_VERSION, CallCredit, Credited, Excluded
 from services.credit.paths import Path
-from services.credit.records import LOGPROB, TOKEN, AskedTool, Call, Reward, Rollout, ToolSpan
+from services.credit.records import LOGPROB, TOKEN, AskedTool, BrokenRecord, Call, Reward, Rollout, ToolSpan
 
 
 def rollouts_by_group(rows: SiblingRows) -> dict[str, list[Rollout]]:
     """The finished siblings of each group, in order.
 
-    Raises: BrokenRecord: a call contradicts itself
+    Raises: BrokenRecord: a call contradicts itself, or continues one that is missing
     """
     groups: dict[str, list[Rollout]] = defaultdict(list)
     rollouts: dict[str, Rollout] = {}
     for row in rows.rollouts:
         rollouts[row.id] = Rollout(row.id, row.reward)
         groups[row.group_id].append(rollouts[row.id])
+    known = {row.id: row for row in rows.calls}
     for row in rows.calls:
-        rollouts[row.rollout_id].calls.append(_call(row))
+        rollouts[row.rollout_id].calls.append(_call(row, known))
     for row in rows.spans:
         rollouts[row.rollout_id].spans.append(_span(row))
     for row in rows.rewards:
@@ -73,7 +75,11 @@ def _reason(result: Credited | Excluded) -> str | None:
     return None if any(result.samples.values()) else "no call of its rollouts can be trained"
 
 
-def _call(row: Any) -> Call:
+def _call(row: Any, known: Mapping[str, Any]) -> Call:
+    try:
+        prompt = whole_prompt(known, row)
+    except LostCall as error:
+        raise BrokenRecord(str(error)) from error
     return Call(
         id=row.id,
         request_id=row.request_id,
@@ -81,7 +87,7 @@ def _call(row: Any) -> Call:
         sequence=row.sequence,
         completed=row.status == CallStatus.COMPLETED,
         trainable=row.trainable,
-        prompt=row.prompt_ids,
+        prompt=prompt,
         sampled=row.sampled_ids,
         logprobs=row.generator_logprobs,
         versions=row.policy_versions,

@@ -329,7 +329,10 @@ class Gateway:
         # A later choice with the same text must not hide the first: agents go on with the first.
         for row, answer in reversed(list(zip(rows, answers, strict=True))):
             sampled = np.frombuffer(row.sampled_ids, dtype="<i4")
-            self._history.remember(call.door.key, row.id, call.prompt, parse_answer(answer.message), sampled)
+            said = parse_answer(answer.message)
+            self._history.remember(
+                call.door.key, row.id, call.prompt, said, sampled, sent_sha256=call.request.sent.sha256
+            )
         _count(call, rows)
         return _completion(call, rows, answers)
 
@@ -351,6 +354,7 @@ def _row(call: Call, choice: Choice, status: CallStatus, reason: str | None, ans
     ended_at = choice.ended_at or time.perf_counter()
     versions = choice.policy_versions
     distinct = set(versions)
+    added = call.prompt.added(call.request.sent)
     return NewCall(
         run_id=call.door.run_id,
         id=choice.call_id,
@@ -364,9 +368,9 @@ def _row(call: Call, choice: Choice, status: CallStatus, reason: str | None, ans
         untrainable_reason=reason,
         request_sha256=call.digest,
         request=call.request.recorded,
-        messages=call.request.conversation,
+        messages=added.messages,
         response=None if answer is None else answer.message,
-        prompt_ids=call.prompt.ids.astype("<i4", copy=False).data.cast("B"),
+        prompt_ids=added.ids.astype("<i4", copy=False).data.cast("B"),
         sampled_ids=_packed("i", choice.sampled_ids),
         generator_logprobs=_packed("f", choice.logprobs),
         policy_versions=_packed("i", versions),
@@ -382,6 +386,7 @@ def _row(call: Call, choice: Choice, status: CallStatus, reason: str | None, ans
         queued_seconds=(choice.accepted_at or ended_at) - call.arrived_at,
         first_token_seconds=None if choice.first_token_at is None else choice.first_token_at - call.arrived_at,
         total_seconds=ended_at - call.arrived_at,
+        continues=added.continues,
     )
 
 

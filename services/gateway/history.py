@@ -16,12 +16,14 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import orjson
 
+from libs.store.calls import JsonText
 from services.gateway.errors import ContextOverflow
-from services.gateway.opening import Opening
+from services.gateway.opening import Opening, Sent
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Turn, parsed_arguments
 from services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
@@ -29,7 +31,7 @@ from services.gateway.written import Conversation, Elsewhere, Settled, Written, 
 
 LONG_CHARACTERS = 16_384
 """Beyond this a text takes milliseconds to encode."""
-ATTEMPT_BYTES, CALL_BYTES = 1000, 750
+ATTEMPT_BYTES, CALL_BYTES = 1000, 850
 """What an attempt and a call cost beside their tokens, measured: of short calls it is nearly everything."""
 FIRSTS_BYTES = 8 * 2**20
 """What the first prompts take that are remembered for siblings."""
@@ -45,28 +47,54 @@ _Asked = tuple[tuple[Turn, ...], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A completed call as later prompts need it: its exact tokens, and length and digest of its prompt's text."""
+    """A completed call as later prompts need it: its exact tokens, and length and digest of its prompt's text.
 
+    `sent_sha256`: of what it was sent, as `Sent.sha256`; None where that is not known
+    """
+
+    call_id: str
     prompt: Tokens
     sampled_ids: TokenIds
     prompt_characters: int
     prompt_digest: bytes
+    sent_sha256: bytes | None
+
+
+class Added(NamedTuple):
+    """What a row holds of its call: messages and prompt tokens after those of the call that it continues, or all."""
+
+    continues: str | None
+    messages: JsonText
+    ids: TokenIds
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt ready for the engine. `is_fork`: it continues answers of this attempt, but not their tokens."""
+    """A prompt ready for the engine.
+
+    `continues`: the call whose prompt and sampled tokens it begins with; `is_fork`: it continues answers of this
+    attempt, but not their tokens
+    """
 
     tokens: Tokens
     characters: int
     text_digest: bytes
     conversation_digest: bytes
+    continues: Answered | None
     is_fork: bool
 
     @property
     def ids(self) -> TokenIds:
         """The tokens, read-only."""
         return self.tokens.ids
+
+    def added(self, sent: Sent) -> Added:
+        """What the row of a call that was sent this holds."""
+        earlier = self.continues
+        if earlier is None or earlier.sent_sha256 is None or earlier.sent_sha256 != sent.opening_sha256:
+            return Added(None, sent.whole(), self.ids)
+        before = earlier.prompt.length + len(earlier.sampled_ids)
+        return Added(earlier.call_id, sent.after_opening(), self.ids[before:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +160,19 @@ class History:
             self._settle(key, written.settle(request.opening, chain, known), request.continues)
         return prompt
 
-    def remember(self, key: AttemptKey, call_id: str, prompt: Prompt, answer: Turn, sampled_ids: TokenIds) -> None:
-        """Makes a completed call one that later prompts can continue."""
-        answered = Answered(prompt.tokens, sampled_ids, prompt.characters, prompt.text_digest)
-        self._add(key, call_id, _extend(prompt.conversation_digest, answer), answered)
+    def remember(
+        self,
+        key: AttemptKey,
+        call_id: str,
+        prompt: Prompt,
+        answer: Turn,
+        sampled_ids: TokenIds,
+        *,
+        sent_sha256: bytes | None = None,
+    ) -> None:
+        """Makes a completed call one that later prompts can continue, and later rows, too, where its digest is told."""
+        answered = Answered(call_id, prompt.tokens, sampled_ids, prompt.characters, prompt.text_digest, sent_sha256)
+        self._add(key, _extend(prompt.conversation_digest, answer), answered)
 
     async def _first(self, key: AttemptKey, conversation: Conversation, chain: list[bytes]) -> tuple[Prompt, Written]:
         """A prompt without an answer in it. Siblings of a group begin with the same one: it is written once."""
@@ -170,12 +207,12 @@ class History:
     ) -> tuple[Prompt, Written]:
         """Raises: Elsewhere: the tokens are to be found without what is settled"""
         written = Written(self._model, conversation, settled)
-        tokens, is_fork = await self._continued(key, conversation, chain, written)
+        continued, tokens, is_fork = await self._continued(key, conversation, chain, written)
         if tokens is None:
             if settled is not None:
                 raise Elsewhere
             tokens = Tokens.of(await self._encoded(written.rest))
-        return Prompt(tokens, written.characters, written.digest(), chain[-1], is_fork), written
+        return Prompt(tokens, written.characters, written.digest(), chain[-1], continued, is_fork), written
 
     async def _encoded(self, text: str, after: int | None = None) -> TokenIds:
         if len(text) < LONG_CHARACTERS:
@@ -188,14 +225,13 @@ class History:
         for stored in await read(self._attempt(key).call_ids):
             written = Written(self._model, stored.conversation)
             tokens = tokens.or_longer(stored.prompt_ids)
-            answered = Answered(tokens, stored.sampled_ids, written.characters, written.digest())
-            digest = _extend(digest_chain(stored.conversation)[-1], stored.answer)
-            self._add(key, stored.call_id, digest, answered)
+            answered = Answered(stored.call_id, tokens, stored.sampled_ids, written.characters, written.digest(), None)
+            self._add(key, _extend(digest_chain(stored.conversation)[-1], stored.answer), answered)
 
     async def _continued(
         self, key: AttemptKey, conversation: Conversation, chain: list[bytes], written: Written
-    ) -> tuple[Tokens | None, bool]:
-        """Tokens that begin with those of the latest call that can be continued, and whether a later one could not.
+    ) -> tuple[Answered | None, Tokens | None, bool]:
+        """The latest call that can be continued, tokens that begin with its, and whether a later one could not be.
 
         Raises: Elsewhere
         """
@@ -207,9 +243,9 @@ class History:
                 continue
             tokens = await self._append(call, written, end)
             if tokens is not None:
-                return self._held(key, call.prompt, tokens), is_fork
+                return call, self._held(key, call.prompt, tokens), is_fork
             is_fork = True
-        return None, is_fork
+        return None, None, is_fork
 
     async def _append(self, call: Answered, written: Written, end: int) -> Tokens | None:
         """The call's tokens and those of the text after its answer; None where the template does not only append."""
@@ -254,10 +290,10 @@ class History:
         self._attempts.move_to_end(key)
         return attempt
 
-    def _add(self, key: AttemptKey, call_id: str, digest: bytes, answered: Answered) -> None:
+    def _add(self, key: AttemptKey, digest: bytes, answered: Answered) -> None:
         attempt = self._attempt(key)
         attempt.answered[digest] = answered
-        attempt.call_ids.add(call_id)
+        attempt.call_ids.add(answered.call_id)
         self._take(attempt, answered.prompt.added_bytes + answered.sampled_ids.nbytes + CALL_BYTES)
 
     def _settled_for(self, key: AttemptKey, request: ChatRequest, base: bytes) -> Settled | None:

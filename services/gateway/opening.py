@@ -7,6 +7,7 @@ array into which they continue is found again in the parsed body by a mark that 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-if TYPE_CHECKING:
-    import hashlib
+from libs.store.binary import Piece
+from libs.store.calls import JsonText, storable_json
 
+if TYPE_CHECKING:
     from services.gateway.request import Json, Turn
 
 _MARK = secrets.token_hex(16)
@@ -50,13 +52,38 @@ class Pieces:
     """A body taken apart.
 
     Args: document: the body with only the messages after the opening; ends: where each of them ends in the body;
-        start, end: the array of all messages in the body, between its brackets
+        start, end: the array of all messages in the body, between its brackets; messages_end: where the last ends
     """
 
     document: Json
     ends: list[int]
     start: int
     end: int
+    messages_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A body's messages and tools as Postgres takes them.
+
+    Args: messages: JSON text between the brackets of the array; tools: JSON text; added: the messages after the
+        opening; sha256: of the body up to its last message, and the tools; opening_sha256: of the opening, and the
+        tools. None where the body, or its opening, is not stored as it was sent.
+    """
+
+    messages: Piece
+    tools: bytes
+    added: Piece = b""
+    sha256: bytes | None = None
+    opening_sha256: bytes | None = None
+
+    def whole(self) -> JsonText:
+        """`{messages, tools}`."""
+        return JsonText(b"".join((b'{"messages":[', self.messages, b'],"tools":', self.tools, b"}")))
+
+    def after_opening(self) -> JsonText:
+        """`{messages}`, those that the opening has not."""
+        return JsonText(b"".join((b'{"messages":[', self.added, b"]}")))
 
 
 class NotCut(ValueError):
@@ -83,12 +110,62 @@ def cut(body: bytes, opening: Opening | None) -> Pieces:
         document["messages"] = orjson.loads(b"[" + body[known + begin : known + after])
     except (ValueError, IndexError, RecursionError, AttributeError) as error:
         raise NotCut(str(error)) from error
-    return Pieces(document, [known + end for end in ends], start, known + after - 1)
+    ends = [known + end for end in ends]
+    return Pieces(document, ends, start, known + after - 1, ends[-1] if ends else known)
 
 
 def is_plain(raw: bytes) -> bool:
     """Whether a JSON text means the same to Postgres and can be stored as it is."""
     return rb"\u0000" not in raw and _VAST.search(raw) is None
+
+
+def settle(
+    body: bytes, pieces: Pieces, opening: Opening | None, turns: tuple[Turn, ...]
+) -> tuple[Opening | None, hashlib._Hash]:
+    """The opening of this body that later ones may continue, and the digest of the body up to the last message's end.
+
+    It ends before the last answer, or before the last message where there is none: then a body that is sent again, and
+    one that goes on from the same answer in another way, continue it too. Results of one round are not divided.
+    """
+    first = 0 if opening is None else len(opening.turns)
+    answers = (index for index in range(len(turns) - 1, first, -1) if turns[index].role == "assistant")
+    count = next(answers, first if opening is not None else len(turns) - 1)
+    while count > first and turns[count].role == turns[count - 1].role == "tool":
+        count -= 1
+    sha256 = hashlib.sha256() if opening is None else opening.sha256.copy()
+    known = 0 if opening is None else len(opening.raw)
+    settled = opening
+    if count > first:
+        end = pieces.ends[count - first - 1]
+        sha256.update(body[known:end])
+        values = count_values(body, known, end) + (0 if opening is None else opening.values)
+        plain = (opening is None or opening.is_plain) and is_plain(body[known:end])
+        settled = Opening(body[:end], pieces.start, turns[:count], values, sha256.copy(), plain)
+        known = end
+    sha256.update(body[known : pieces.messages_end])
+    return settled, sha256
+
+
+def sent_of(body: bytes, pieces: Pieces, settled: Opening | None, tools: bytes, upto_messages: hashlib._Hash) -> Sent:
+    """Messages and tools of a body for its record.
+
+    Args: settled, upto_messages: as `settle` gives them; tools: as JSON text that Postgres takes
+    """
+    known = 0 if settled is None else len(settled.raw)
+    messages = memoryview(body)[pieces.start : pieces.end]
+    if not (is_plain(body[known : pieces.end]) and (settled is None or settled.is_plain)):
+        return Sent(storable_json(orjson.loads(b"".join((b"[", messages, b"]"))))[1:-1], tools)
+    digest = _digest_with(upto_messages, tools)
+    if settled is None:
+        return Sent(messages, tools, sha256=digest)
+    comma = body.find(b",", known, pieces.end)
+    added = messages[comma + 1 - pieces.start :] if comma >= 0 else b""
+    return Sent(messages, tools, added, digest, _digest_with(settled.sha256, tools))
+
+
+def count_values(body: bytes, start: int, end: int | None = None) -> int:
+    """Objects, arrays and commas of a part of the body, and those signs within its texts."""
+    return sum(body.count(sign, start, end) for sign in (b",", b"[", b"{"))
 
 
 def _array_start(text: str) -> int:
@@ -115,6 +192,12 @@ def _message_ends(text: str, position: int, *, is_first: bool) -> tuple[list[int
         is_first = False
         _, position = _decoder.raw_decode(text, position)
         ends.append(position)
+
+
+def _digest_with(sha256: hashlib._Hash, more: bytes) -> bytes:
+    longer = sha256.copy()
+    longer.update(more)
+    return longer.digest()
 
 
 def _expect(text: str, position: int, sign: str) -> int:

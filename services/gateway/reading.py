@@ -18,6 +18,7 @@ from libs.store.calls import (
     default_temperature,
     reading,
 )
+from libs.store.chains import Whole
 from libs.store.database import Database
 from libs.store.tables import ModelCall
 from services.gateway.answer import Answer, Completion
@@ -69,8 +70,8 @@ class Reader:
 
         async def read() -> list[StoredAnswer]:
             async with reading(self._database) as session:
-                rows = await completed_calls(session, door.run_id, door.rollout_id, door.attempt, except_ids=known)
-                return [_stored_answer(row) for row in rows]
+                calls = await completed_calls(session, door.run_id, door.rollout_id, door.attempt, except_ids=known)
+                return [_stored_answer(row, asked) for row, asked in calls]
 
         return await self._held(read)
 
@@ -102,13 +103,13 @@ class Reader:
                 await asyncio.sleep(RETRY_SECONDS)
 
 
-def _stored_answer(row: ModelCall) -> StoredAnswer:
-    turns, tools = parse_conversation(row.messages)
+def _stored_answer(row: ModelCall, asked: Whole) -> StoredAnswer:
+    turns, tools = parse_conversation(asked.messages)
     return StoredAnswer(
         row.id,
         Conversation(turns, tools, row.request.get("chat_template_kwargs") or {}),
         parse_answer(row.response or {"role": "assistant"}),
-        np.frombuffer(row.prompt_ids, dtype="<i4"),
+        np.frombuffer(asked.prompt_ids, dtype="<i4"),
         np.frombuffer(row.sampled_ids, dtype="<i4"),
     )
 

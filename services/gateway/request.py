@@ -16,9 +16,9 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
-from libs.store.calls import JsonText, storable_json
+from libs.store.calls import storable_json
 from services.gateway.errors import BadRequest
-from services.gateway.opening import NotCut, Opening, Pieces, cut, is_plain
+from services.gateway.opening import NotCut, Opening, Pieces, Sent, count_values, cut, sent_of, settle
 
 RECORDED = frozenset(
     {
@@ -192,9 +192,9 @@ class Sampling:
 class ChatRequest:
     """A validated chat completion.
 
-    `recorded` is the body without messages and tools and `conversation` is the JSON text of `{messages, tools}`, as
-    sent, for the record. `calls_tools` is whether sampled text is searched for tool calls. `continues` is the
-    opening whose turns come first, `opening` the one that later bodies may continue; None where there is none.
+    `recorded` is the body without messages and tools, which are `sent`. `calls_tools` is whether sampled text is
+    searched for tool calls. `continues` is the opening whose turns come first, `opening` the one that later bodies may
+    continue; None where there is none.
     """
 
     model: str
@@ -210,7 +210,7 @@ class ChatRequest:
     sampling: Sampling
     template_options: Json
     recorded: Json
-    conversation: JsonText
+    sent: Sent
     body_sha256: bytes
     continues: Opening | None = None
     opening: Opening | None = None
@@ -223,7 +223,7 @@ def parse_request(body: bytes, *, max_choices: int, opening: Opening | None = No
     Raises: BadRequest: not JSON, a field is wrong or unknown, or something is asked that this model cannot serve
     """
     known = 0 if opening is None else len(opening.raw)
-    values = _values(body, known) + (0 if opening is None else opening.values)
+    values = count_values(body, known) + (0 if opening is None else opening.values)
     if values <= MAX_VALUES:
         try:
             return _parse_pieces(body, cut(body, opening), opening, max_choices)
@@ -239,49 +239,10 @@ def _parse_pieces(body: bytes, pieces: Pieces, opening: Opening | None, max_choi
     turns = tuple(_turn(message, index) for index, message in enumerate(parsed.messages, start=first))
     if opening is not None:
         turns = (*opening.turns, *turns)
-    settled, sha256 = _settled(body, pieces, opening, turns)
-    known = 0 if settled is None else len(settled.raw)
-    messages = memoryview(body)[pieces.start : pieces.end]
-    if (settled is None or settled.is_plain) and is_plain(body[known : pieces.end]):
-        tools = storable_json(document.get("tools"))
-        conversation = JsonText(b"".join((b'{"messages":[', messages, b'],"tools":', tools, b"}")))
-    else:
-        conversation = storable_json(
-            {"messages": orjson.loads(b"".join((b"[", messages, b"]"))), "tools": document.get("tools")}
-        )
-    return _request(document, parsed, turns, conversation, sha256, opening, settled)
-
-
-def _settled(
-    body: bytes, pieces: Pieces, opening: Opening | None, turns: tuple[Turn, ...]
-) -> tuple[Opening | None, bytes]:
-    """The opening of this body that later ones may continue, and the digest of all of it.
-
-    It ends before the last answer, or before the last message where there is none: then a body that is sent again, and
-    one that goes on from the same answer in another way, continue it too. Results of one round are not divided.
-    """
-    first = 0 if opening is None else len(opening.turns)
-    answers = (index for index in range(len(turns) - 1, first, -1) if turns[index].role == "assistant")
-    count = next(answers, first if opening is not None else len(turns) - 1)
-    while count > first and turns[count].role == turns[count - 1].role == "tool":
-        count -= 1
-    sha256 = hashlib.sha256() if opening is None else opening.sha256.copy()
-    known = 0 if opening is None else len(opening.raw)
-    settled = opening
-    if count > first:
-        end = pieces.ends[count - first - 1]
-        sha256.update(body[known:end])
-        values = _values(body, known, end) + (0 if opening is None else opening.values)
-        plain = (opening is None or opening.is_plain) and is_plain(body[known:end])
-        settled = Opening(body[:end], pieces.start, turns[:count], values, sha256.copy(), plain)
-        known = end
-    sha256.update(body[known:])
-    return settled, sha256.digest()
-
-
-def _values(body: bytes, start: int, end: int | None = None) -> int:
-    """Objects, arrays and commas of a part of the body, and those signs within its texts."""
-    return sum(body.count(sign, start, end) for sign in (b",", b"[", b"{"))
+    settled, upto_messages = settle(body, pieces, opening, turns)
+    sent = sent_of(body, pieces, settled, storable_json(document.get("tools")), upto_messages)
+    upto_messages.update(body[pieces.messages_end :])
+    return _request(document, parsed, turns, sent, upto_messages.digest(), opening, settled)
 
 
 def _parse_whole(body: bytes, max_choices: int) -> ChatRequest:
@@ -296,8 +257,8 @@ def _parse_whole(body: bytes, max_choices: int) -> ChatRequest:
         raise BadRequest("The body must be a JSON object.", code="invalid_json")
     parsed = _checked(document, max_choices)
     turns = tuple(_turn(message, index) for index, message in enumerate(parsed.messages))
-    conversation = storable_json({"messages": document["messages"], "tools": document.get("tools")})
-    return _request(document, parsed, turns, conversation, hashlib.sha256(body).digest())
+    sent = Sent(storable_json(document["messages"])[1:-1], storable_json(document.get("tools")))
+    return _request(document, parsed, turns, sent, hashlib.sha256(body).digest())
 
 
 def _checked(document: Json, max_choices: int) -> _Body:
@@ -312,7 +273,7 @@ def _request(
     document: Json,
     parsed: _Body,
     turns: tuple[Turn, ...],
-    conversation: JsonText,
+    sent: Sent,
     body_sha256: bytes,
     continues: Opening | None = None,
     opening: Opening | None = None,
@@ -331,7 +292,7 @@ def _request(
         sampling=_sampling(parsed),
         template_options=parsed.chat_template_kwargs or {},
         recorded={name: value for name, value in document.items() if name not in {"messages", "tools"}},
-        conversation=conversation,
+        sent=sent,
         body_sha256=body_sha256,
         continues=continues,
         opening=opening,

@@ -23,10 +23,11 @@ from typing import Any
 import aiohttp
 import numpy as np
 import orjson
-import psycopg
 
 from libs.capability import KeyRing, sign, write_keys
 from libs.contracts.capability import Capability, Scope
+from libs.contracts.ids import run_of
+from libs.store.calls import completed_calls
 from libs.store.database import Database
 from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from libs.store.migrate import migrate
@@ -99,7 +100,7 @@ async def _measure(folder: Path, dsn: str, redis_url: str, repeats: int) -> list
                         costs = [await _turn(http, gateway, sessions, size, turn) for turn in range(turns)]
                         if repeat >= 0:
                             found[size].append(costs)
-                            await _check(dsn, sessions, http, forgetful, model)
+                            await _check(database, sessions, http, forgetful, model)
     await database.close()
     return [_row(size, found[size]) for size in MESSAGE_BYTES]
 
@@ -191,40 +192,44 @@ async def _ask(http: aiohttp.ClientSession, gateway: Server, session: Session, b
 
 
 async def _check(
-    dsn: str, sessions: Sequence[Session], http: aiohttp.ClientSession, forgetful: Server, model: ChatModel
+    database: Database, sessions: Sequence[Session], http: aiohttp.ClientSession, forgetful: Server, model: ChatModel
 ) -> None:
     """Raises: AssertionError: a call is not recorded, or its prompt is not what it must be"""
-    async with await psycopg.AsyncConnection.connect(dsn) as connection:
-        for session in sessions:
-            stored = await _stored(connection, session)
-            assert [row["id"] for row in stored] == session.answers
-            for before, after in pairwise(stored):
-                start = np.concatenate([before["prompt"], before["sampled"]])
-                assert np.array_equal(after["prompt"][: len(start)], start)
-            for row, said in zip(stored, session.messages[1::2], strict=True):
-                assert row["sampled"].tolist() == answer(model, len(row["prompt"]))
-                assert row["asked"]["role"] == "user" and row["answer"] == said["content"]
-        await _check_memoryless(connection, sessions[0], http, forgetful)
+    for session in sessions:
+        stored = await _stored(database, session)
+        assert [row["id"] for row in stored] == session.answers
+        for before, after in pairwise(stored):
+            start = np.concatenate([before["prompt"], before["sampled"]])
+            assert np.array_equal(after["prompt"][: len(start)], start)
+        for row, said in zip(stored, session.messages[1::2], strict=True):
+            assert row["sampled"].tolist() == answer(model, len(row["prompt"]))
+            assert row["answer"] == said["content"]
+        assert [row["messages"] for row in stored] == [session.messages[:end] for end in range(1, 2 * len(stored), 2)]
+    await _check_memoryless(database, sessions[0], http, forgetful)
 
 
 async def _check_memoryless(
-    connection: psycopg.AsyncConnection[Any], session: Session, http: aiohttp.ClientSession, forgetful: Server
+    database: Database, session: Session, http: aiohttp.ClientSession, forgetful: Server
 ) -> None:
     asked = Session(session.rollout_id, session.headers, session.messages[:-1])
     again = await _ask(http, forgetful, asked, _body(asked))
-    rows = {row["id"]: row for row in await _stored(connection, session)}
+    rows = {row["id"]: row for row in await _stored(database, session)}
     assert np.array_equal(rows[again["id"].removeprefix("chatcmpl-")]["prompt"], rows[session.answers[-1]]["prompt"])
 
 
-async def _stored(connection: psycopg.AsyncConnection[Any], session: Session) -> list[dict[str, Any]]:
-    cursor = await connection.execute(
-        "SELECT id, messages #> '{messages,-1}', prompt_ids, sampled_ids, response ->> 'content' FROM model_calls"
-        " WHERE rollout_id = %s AND status = 'completed' ORDER BY sequence",
-        [session.rollout_id],
-    )
-    names = ("id", "asked", "prompt", "sampled", "answer")
-    found = [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
-    return [row | {name: np.frombuffer(row[name], "<i4") for name in ("prompt", "sampled")} for row in found]
+async def _stored(database: Database, session: Session) -> list[dict[str, Any]]:
+    async with database.read() as reading:
+        found = await completed_calls(reading, run_of(session.rollout_id), session.rollout_id, 1, except_ids=())
+    return [
+        {
+            "id": row.id,
+            "messages": asked.messages["messages"],
+            "prompt": np.frombuffer(asked.prompt_ids, "<i4"),
+            "sampled": np.frombuffer(row.sampled_ids, "<i4"),
+            "answer": (row.response or {})["content"],
+        }
+        for row, asked in found
+    ]
 
 
 def _cpu_seconds(server: Server) -> float:

@@ -139,6 +139,38 @@ async def test_a_trajectory_shows_tokens_as_sampled_with_their_credit(
     assert [span["response_id"] for span in spans] == [f"chatcmpl-{first.request_id}"]
 
 
+async def test_calls_that_continue_others_are_shown_whole_on_every_page(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, _] = await builders.add_group(database, run)
+    said: list[dict[str, str]] = []
+    tokens: list[int] = []
+    prompts, earlier = [], None
+    for number in range(5):
+        added = [{"role": "user", "content": f"{number}"}]
+        stored: dict[str, Any] = {"messages": added} if earlier else {"messages": added, "tools": [{"a": 1}]}
+        call = await builders.add_call(
+            database,
+            rollout,
+            (number,),
+            (10 + number,),
+            messages=stored,
+            continues=earlier,
+            prompt_tokens=len(tokens) + 1,
+        )
+        said, tokens, earlier = [*said, *added], [*tokens, number], call.id
+        prompts.append((list(tokens), {"messages": said, "tools": [{"a": 1}]}))
+        tokens.append(10 + number)
+    found: list[Any] = []
+    page: dict[str, Any] = {"next_cursor": None}
+    while page["next_cursor"] or not found:
+        cursor = {"cursor": page["next_cursor"]} if found else {}
+        page = await get(api_http, f"/v1/rollouts/{rollout.id}/calls", prompt=True, limit=2, **cursor)
+        found += [(call["prompt_ids"], call["messages"]) for call in page["items"]]
+    assert found == prompts
+
+
 async def test_a_rollout_shows_its_task_attempts_outcomes_and_rewards(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

@@ -231,6 +231,38 @@ async def test_a_broken_record_excludes_its_group_and_no_other(database: Databas
     assert verdicts == {broken.id: "excluded", good.id: "credited"}
 
 
+async def test_calls_that_continue_others_are_credited_as_if_they_were_whole(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    groups, samples = [], []
+    for number, is_whole in enumerate((True, False)):
+        group, rollouts = await add_group(database, run, number)
+        for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
+            first = await add_call(database, rollout, (1, 2), (3, 4))
+            shown = {} if is_whole else {"continues": first.id}
+            await add_call(database, rollout, (1, 2, 3, 4, 5) if is_whole else (5,), (6,), **shown)
+            await finish_rollout(database, rollout, reward=reward)
+        await complete(database, group)
+        groups.append(group.id)
+    assert set(await credit_pending(database, 8)) == set(groups)
+    for group_id in groups:
+        made = [row for row in await rows(database, tables.Sample, tables.Sample.id) if row.group_id == group_id]
+        samples.append([(row.length, row.token_ids, row.mask, row.advantages, row.generator_logprobs) for row in made])
+    assert samples[0] == samples[1]
+    assert [len(row[1]) for row in samples[1]] == [24, 24]
+
+
+async def test_a_group_with_a_call_that_continues_a_missing_one_is_excluded(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    group, rollouts = await add_group(database, run, 0)
+    for rollout in rollouts:
+        await add_call(database, rollout, continues="c" * 25)
+        await finish_rollout(database, rollout)
+    await complete(database, group)
+    await credit_pending(database, 8)
+    (verdict,) = await rows(database, tables.GroupCredit)
+    assert (verdict.verdict, "which is not in the store" in verdict.reason) == ("excluded", True)
+
+
 async def test_the_worker_takes_groups_as_they_complete_and_stops(database: Database, redis_url: str) -> None:
     run = await add_run_with_credit(database)
     stop, checks = asyncio.Event(), Checks()

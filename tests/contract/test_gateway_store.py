@@ -76,7 +76,8 @@ async def test_calls_are_stored_as_given_and_a_repeat_changes_nothing(database):
     await writer.close()
     async with database.read() as session:
         known = [f"c{1:024x}", f"c{3:024x}"]
-        second, fourth = await completed_calls(session, run.id, f"{run.id}.0.0", 1, except_ids=known)
+        found = await completed_calls(session, run.id, f"{run.id}.0.0", 1, except_ids=known)
+    second, fourth = (row for row, _ in found)
     assert (second.temperature, second.sequence, fourth.sequence) == (1.0, 2, 4)
     assert second.response == {"role": "assistant", "content": "\ufffd \\u0000 \\\ufffd"}
     assert (second.prompt_ids, second.first_token_seconds) == (b"\x01\x00\x00\x00", None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY
+from sqlalchemy import select
 
 from libs.store import tables
 from tests import builders
@@ -271,3 +273,86 @@ async def test_without_parallel_calls_the_first_counts_and_with_none_none_is_par
     assert len(single.choices[0].message.tool_calls) == 1
     assert (plain.choices[0].message.content, plain.choices[0].message.tool_calls) == (SAMPLED_CALL * 2, None)
     assert len(required.choices[0].message.tool_calls) == 2
+
+
+async def stored(stage: Scene) -> list[tables.ModelCall]:
+    """The rows as they are."""
+    async with stage.database.read() as session:
+        return list(await session.scalars(select(tables.ModelCall).order_by(tables.ModelCall.sequence)))
+
+
+async def test_a_row_holds_what_its_call_adds_to_the_one_before(tmp_path, database):
+    async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
+        said = await converse(stage, "a", "b", "c", tools=TOOLS)
+        rows, calls = await stored(stage), await stage.calls()
+    assert [row.continues for row in rows] == [None, rows[0].id, rows[1].id]
+    assert [row.messages for row in rows] == [
+        {"messages": said[:1], "tools": TOOLS},
+        {"messages": said[1:3]},
+        {"messages": said[3:5]},
+    ]
+    assert [len(row.prompt_ids) // 4 for row in rows] == [
+        rows[0].prompt_tokens,
+        *(row.prompt_tokens - before.prompt_tokens - before.completion_tokens for before, row in pairwise(rows)),
+    ]
+    assert [call.messages for call in calls] == [{"messages": said[:end], "tools": TOOLS} for end in (1, 3, 5)]
+    assert [len(call.prompt_ids) // 4 for call in calls] == [row.prompt_tokens for row in rows]
+
+
+async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(tmp_path, database):
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        asked = [{"role": "user", "content": "a"}]
+        answer = await create(model="m", messages=asked, n=2)
+        asked.append(answer.choices[0].message.model_dump(exclude_none=True))
+        for question in ("b", "c"):
+            await create(model="m", messages=[*asked, {"role": "user", "content": question}], n=2)
+        rows = await stored(stage)
+    assert [row.continues for row in rows] == [None, None] + [rows[0].id] * 4
+    assert [row.messages["messages"][-1]["content"] for row in rows[2:]] == ["b", "b", "c", "c"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda messages: messages[0].update(content="another a"),
+        lambda messages: messages[0].update(name="somebody"),
+        lambda messages: messages[1].update(content="never said"),
+        lambda messages: messages[2].update(content="\x00"),
+    ],
+)
+async def test_what_does_not_begin_as_an_earlier_call_was_sent_is_stored_whole(tmp_path, database, change):
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        said = await converse(stage, "a", "b")
+        change(said)
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[*said, {"role": "user", "content": "c"}])
+        *_, last = await stored(stage)
+    assert last.continues is None
+    assert [message["role"] for message in last.messages["messages"]] == ["user", "assistant"] * 2 + ["user"]
+
+
+async def test_tools_that_change_are_stored(tmp_path, database):
+    other = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "name": "time"}}]
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        said = await converse(stage, "a", tools=TOOLS)
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[*said, {"role": "user", "content": "c"}], tools=other)
+        *_, last = await stored(stage)
+    assert (last.continues, last.messages["tools"]) == (None, other)
+
+
+async def test_a_gateway_that_goes_on_from_the_store_stores_one_call_whole(tmp_path, database):
+    async with scene(tmp_path, database, says="hello") as stage:
+        said = await converse(stage, "a", "b", "c")
+        async with stage.another_gateway() as other, other.client(stage.rollout_id) as client:
+            create: Any = client.chat.completions.create
+            for question in ("d", "e"):
+                said.append({"role": "user", "content": question})
+                answer = await create(model="m", messages=said)
+                said.append(answer.choices[0].message.model_dump(exclude_none=True))
+        rows, calls = await stored(stage), await stage.calls()
+    assert [row.continues for row in rows] == [None, rows[0].id, rows[1].id, None, rows[3].id]
+    assert begins_with(calls[3], calls[2])
+    assert begins_with(calls[4], calls[3])
+    assert calls[4].messages["messages"] == said[:-1]

@@ -60,6 +60,7 @@ BROKEN = [
     ("gaps between attempts, or attempts that ran at the same time", "UPDATE attempts SET number = 2"),
     ("calls recorded twice, or with choices missing", "UPDATE model_calls SET choice = 1"),
     ("calls of attempts that never were", "UPDATE model_calls SET attempt = 2"),
+    ("calls that continue none of their attempt", "UPDATE model_calls SET continues = 'c0'"),
     ("calls whose columns contradict each other", "UPDATE model_calls SET prompt_tokens = 9"),
     (
         "sampled tokens with an impossible probability",

@@ -16,6 +16,7 @@ from libs.capability import KeyRing, sign, write_keys
 from libs.contracts.capability import Capability, Scope
 from libs.service import serving
 from libs.store import tables
+from libs.store.chains import whole_calls
 from libs.store.database import Database
 from services.gateway.app import create_app
 from services.gateway.render import ChatModel
@@ -77,10 +78,14 @@ async def running_gateway(
 
 
 async def all_calls(database: Database) -> Sequence[tables.ModelCall]:
-    """Every recorded call, in order."""
+    """Every recorded call as it was asked, in order."""
     async with database.read() as session:
         table = tables.ModelCall
-        return (await session.scalars(select(table).order_by(table.sequence, table.choice))).all()
+        calls = (await session.scalars(select(table).order_by(table.sequence, table.choice))).all()
+        asked = await whole_calls(session, calls)
+    for call, one in zip(calls, asked, strict=True):
+        call.prompt_ids, call.messages = one
+    return calls
 
 
 @dataclass

@@ -8,6 +8,7 @@ import threading
 import tracemalloc
 from collections.abc import Collection, Sequence
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.store.calls import JsonText
+from libs.store.chains import whole_call
 from services.gateway import history as history_module
 from services.gateway import render
 from services.gateway.errors import ContextOverflow
-from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer, digest_chain
+from services.gateway.history import LONG_CHARACTERS, History, Prompt, StoredAnswer, digest_chain
+from services.gateway.opening import Sent
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
+from services.gateway.tokens import TokenIds
 from services.gateway.written import Conversation, _is_kept
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS, make_chat_model
 from tests.fakes.templates import DEEPSEEK, LAST_APART, LLAMA, MISTRAL, QWEN3
@@ -59,7 +62,7 @@ def request(*turns: Turn) -> ChatRequest:
         sampling=Sampling(),
         template_options={},
         recorded={},
-        conversation=JsonText(b"{}"),
+        sent=Sent(b"", b"null"),
         body_sha256=b"",
     )
 
@@ -142,6 +145,18 @@ class Agent:
         self.messages += [said, *(results or [{"role": "user", "content": f"question {number}"}])]
 
 
+def row_of(name: str, prompt: Prompt, asked: ChatRequest, sampled: TokenIds) -> SimpleNamespace:
+    """The parts of a call's row that hold what it was asked and answered."""
+    continues, messages, added = prompt.added(asked.sent)
+    return SimpleNamespace(
+        id=name,
+        continues=continues,
+        messages=json.loads(messages),
+        prompt_ids=added.tobytes(),
+        sampled_ids=sampled.tobytes(),
+    )
+
+
 @pytest.mark.parametrize(
     "template",
     [
@@ -162,6 +177,7 @@ class Agent:
 async def test_a_prompt_is_the_same_whatever_is_remembered(tmp_path_factory, template, random):
     model = ChatModel(make_chat_model(tmp_path_factory.mktemp("m"), template, context_length=2**20))
     remembering, store, agents = History(model, max_bytes=10**7), Store(), [Agent(random), Agent(random)]
+    rows: dict[str, SimpleNamespace] = {}
     for number in range(14):
         agent = random.choice(agents)
         body = agent.body()
@@ -179,9 +195,12 @@ async def test_a_prompt_is_the_same_whatever_is_remembered(tmp_path_factory, tem
             calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]
             message = {"role": "assistant", "content": text.replace(CALL, ""), "tool_calls": calls}
         name, reply = f"c{number}", parse_answer(message)
+        rows[name] = row_of(name, prompt, asked, ids)
+        sent = {member: json.loads(body)[member] for member in ("messages", "tools")}
+        assert whole_call(rows, rows[name]) == (prompt.ids.tobytes(), sent)
         conversation = Conversation(asked.turns, asked.tools, {})
         store.answers.append(StoredAnswer(name, conversation, reply, prompt.ids.copy(), ids))
-        remembering.remember(KEY, name, prompt, reply, ids)
+        remembering.remember(KEY, name, prompt, reply, ids, sent_sha256=asked.sent.sha256)
         agent.take(message, number)
 
 

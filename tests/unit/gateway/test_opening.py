@@ -30,7 +30,7 @@ def outcome(body: bytes, opening: Opening | None = None) -> tuple[Any, ChatReque
         return (error.message, error.param, error.code), None
     # Which opening it continues is the only difference.
     named = {field.name: getattr(request, field.name) for field in fields(request)}
-    named |= {"opening": None, "continues": None, "conversation": json.loads(request.conversation)}
+    named |= {"opening": None, "continues": None, "sent": json.loads(request.sent.whole())}
     return named, request
 
 
@@ -149,7 +149,7 @@ def test_a_second_array_of_messages_counts_as_it_does_in_a_whole_body(more):
     data = first.raw + more + b'], "messages": [{"role": "user", "content": "z"}], "model": "m"}'
     request = parse_request(data, max_choices=1, opening=first)
     assert [turn.content for turn in request.turns] == ["z"]
-    assert json.loads(request.conversation) == {"messages": [{"role": "user", "content": "z"}], "tools": None}
+    assert json.loads(request.sent.whole()) == {"messages": [{"role": "user", "content": "z"}], "tools": None}
     assert request.opening is None
 
 
@@ -166,12 +166,12 @@ def test_what_postgres_cannot_store_is_replaced_wherever_it_stands(content, kept
     second = body(say("system", content), say("user", "a"), say("assistant", "b"), say("user", content))
     opening = opened(first)
     request = parse_request(second, max_choices=1, opening=opening)
-    texts = [message["content"] for message in json.loads(request.conversation)["messages"]]
+    texts = [message["content"] for message in json.loads(request.sent.whole())["messages"]]
     assert texts == [kept, "a", "b", kept]
 
 
 def test_numbers_that_postgres_would_refuse_are_recorded_as_they_were_read():
     data = b'{"messages": [{"role": "user", "content": "a", "x": 1e-100000}], "model": "m"}'
     request = parse_request(data, max_choices=1)
-    assert b"1e-100000" not in request.conversation
-    assert json.loads(request.conversation)["messages"][0]["x"] == 0.0
+    assert b"1e-100000" not in request.sent.whole()
+    assert json.loads(request.sent.whole())["messages"][0]["x"] == 0.0
