@@ -42,8 +42,8 @@ class Events:
             # As engines send them: one alone, and whole.
             return (piece,)
         text = self._rest + piece if self._rest else piece
-        # Most arrive whole: they are long, and copied as seldom as can be.
-        whole, self._rest = (text, b"") if text.endswith(b"\n\n") else text.rpartition(b"\n\n")[::2]
+        # An event is one line, which some end with \r\n. Most arrive whole: long, they are copied as seldom as can be.
+        whole, self._rest = (text, b"") if text.endswith(b"\n") else text.rpartition(b"\n")[::2]
         return list(_events(whole))
 
 

@@ -132,7 +132,9 @@ def cut(data: st.DataObject, body: bytes) -> list[bytes]:
 
 
 TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=6)
-FRAMES = st.sampled_from(["data: {}\n\n", "data:{}\n\n", ": ping\n\ndata: {}\n\n", "id: 1\ndata: {}\n\n"])
+FRAMES = st.sampled_from(
+    ["data: {}\n\n", "data:{}\n\n", ": ping\n\ndata: {}\n\n", "id: 1\ndata: {}\n\n", "data: {}\r\n\r\n"]
+)
 
 
 @given(TOKENS, FRAMES, st.data())
