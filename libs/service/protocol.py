@@ -12,6 +12,7 @@ request in hand goes on to its end.
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import select
 import weakref
@@ -45,6 +46,7 @@ Write = Callable[[bytes], bool]
 """Writes a piece of an answer's body at once and tells whether the client keeps up. One that does not is waited for by
 sending, be it nothing, before more is written."""
 _WRITE = "leyden.write"
+_UPGRADE = re.compile(rb"\n(?i:upgrade)(?=[ \t]*:)")
 _LEFT = getattr(select, "POLLRDHUP", select.POLLHUP)
 """That the other side sends no more; only Linux tells it while something is left to read."""
 
@@ -125,7 +127,7 @@ class Protocol(HttpToolsProtocol):
             return
         if self._phase in {_Phase.NEW, _Phase.IDLE}:
             self._enter(_Phase.HEAD)
-        super().data_received(data)
+        super().data_received(_without_upgrade(data) if self._phase is _Phase.HEAD else data)
         self._received += len(data)
         if self._phase is _Phase.HEAD and self._received > self._limits.max_header_bytes:
             self._refuse("head_too_long", 431, f"the headers exceed {self._limits.max_header_bytes} bytes")
@@ -286,6 +288,20 @@ class Protocol(HttpToolsProtocol):
         self.transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The data with no header in it that asks for another protocol, as far as the first head goes.
+
+    Clients that would rather speak HTTP/2 ask in their first request (Java's do), and the parser takes such a request
+    to have no body. A server that has no other protocol is to answer in this one.
+    """
+    end = data.find(b"\r\n\r\n")
+    end = len(data) if end < 0 else end
+    # A body may be long: only where there is one to leave out is anything copied.
+    if _UPGRADE.search(data, 0, end) is None:
+        return data
+    return _UPGRADE.sub(b"\nx-upgrade", data[:end]) + data[end:]
 
 
 def _write(answering: weakref.ref[RequestResponseCycle], data: bytes) -> bool:

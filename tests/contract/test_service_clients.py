@@ -252,6 +252,18 @@ async def test_what_is_no_request_is_refused_and_what_is_odd_is_answered(data: b
         assert await is_served(port)
 
 
+async def test_who_asks_for_another_protocol_is_answered_in_this_one_and_its_body_is_read() -> None:
+    head = (
+        b"POST /echo HTTP/1.1\r\nhost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n%b: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    )
+    body = b"a\nupgrade: x"
+    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+        for name in (b"Upgrade", b"upgrade", b"UPGRADE"):
+            writer.write(head % name + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(11) == b'{"size":12}'
+
+
 async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
     async with door(**QUICK) as (_, port):
         requests = [
