@@ -19,9 +19,19 @@ _WORDS = [f"{n:x}".translate(str.maketrans("0123456789abcdef", "aeioutnshrdlcmpg
 
 
 def made_call(
-    rng: random.Random, run_id: str, rollout_id: str, prompt: Sequence[int], sampled: Sequence[int], version: int = 0
+    rng: random.Random,
+    run_id: str,
+    rollout_id: str,
+    prompt: Sequence[int],
+    sampled: Sequence[int],
+    version: int = 0,
+    *,
+    continues: NewCall | None = None,
 ) -> NewCall:
-    """A completed call whose texts are as long as its tokens say."""
+    """A completed call whose texts are as long as its tokens say.
+
+    Args: prompt: its tokens after those of the call that it continues
+    """
     call_id = ids.new_call_id()
     draw = np.random.default_rng(rng.getrandbits(32))
     text, half = _text(rng, len(prompt)), len(prompt) * CHARACTERS_A_TOKEN // 3
@@ -40,14 +50,14 @@ def made_call(
         request={"model": "policy", "temperature": 1.0, "max_tokens": len(sampled)},
         messages={
             "messages": [{"role": "system", "content": text[:half]}, {"role": "user", "content": text[half:]}],
-            "tools": [],
+            **({} if continues else {"tools": []}),
         },
         response={"role": "assistant", "content": _text(rng, len(sampled))},
         prompt_ids=np.asarray(prompt, "<i4").tobytes(),
         sampled_ids=np.asarray(sampled, "<i4").tobytes(),
         generator_logprobs=(-draw.exponential(0.3, len(sampled))).astype("<f4").tobytes(),
         policy_versions=np.full(len(sampled), version, "<i4").tobytes(),
-        prompt_tokens=len(prompt),
+        prompt_tokens=len(prompt) + (continues.prompt_tokens + continues.completion_tokens if continues else 0),
         completion_tokens=len(sampled),
         cached_tokens=0,
         min_policy_version=version,
@@ -59,6 +69,7 @@ def made_call(
         queued_seconds=0.001,
         first_token_seconds=0.05,
         total_seconds=4.0,
+        continues=continues.id if continues else None,
     )
 
 
@@ -74,13 +85,14 @@ def lone_calls(run_id: str, rollout_id: str, count: int, prompt: int, sampled: i
 def conversation(
     rng: random.Random, run_id: str, rollout_id: str, *, calls: int, prompt: int, sampled: int, between: int = 50
 ) -> list[NewCall]:
-    """Calls of one rollout, each prompt all that was said before and what `between` tokens of a tool answered."""
-    made: list[NewCall] = []
-    said = random_tokens(rng, prompt)
-    for _ in range(calls):
-        answer = random_tokens(rng, sampled)
-        made.append(made_call(rng, run_id, rollout_id, said, answer))
-        said = [*said, *answer, *random_tokens(rng, between)]
+    """Calls of one rollout, each prompt all that was said before and what `between` tokens of a tool answered.
+
+    As the gateway stores them: each row holds what its call adds to the one before.
+    """
+    made = [made_call(rng, run_id, rollout_id, random_tokens(rng, prompt), random_tokens(rng, sampled))]
+    for _ in range(calls - 1):
+        added, answer = random_tokens(rng, between), random_tokens(rng, sampled)
+        made.append(made_call(rng, run_id, rollout_id, added, answer, continues=made[-1]))
     return made
 
 
