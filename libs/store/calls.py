@@ -157,12 +157,14 @@ class _OwnConnection:
         if self._connection is not None and time.monotonic() - self._opened_at > RECYCLE_SECONDS:
             await self.close()
         if self._connection is None:
-            self._connection = await connect(
-                self._dsn,
-                answer_seconds=self._timeout_seconds,
-                autocommit=True,
-                **arguments(self._dsn, self._client, self._timeout_seconds),
-            )
+            async with asyncio.timeout(self._timeout_seconds):
+                self._connection = await connect(
+                    self._dsn,
+                    answer_seconds=self._timeout_seconds,
+                    autocommit=True,
+                    **arguments(self._dsn, self._client, self._timeout_seconds),
+                )
+            self._connection.listen()
             self._opened_at = time.monotonic()
         return self._connection
 
@@ -181,14 +183,13 @@ class CallWriter(_OwnConnection):
         Raises: StoreAway: try again; CallRefused: one of the calls cannot be stored, so none was
         """
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                connection = await self._connected()
-                if may_exist:
-                    await _merge(connection, calls)
-                elif len(calls) <= FEW_CALLS:
-                    await self._insert(connection, calls)
-                else:
-                    await _copy(connection, _COPY_HERE, calls)
+            connection = await self._connected()
+            if len(calls) <= FEW_CALLS and not may_exist:
+                # One answer, which the connection itself does not wait for for ever.
+                await self._insert(connection, calls)
+            else:
+                async with asyncio.timeout(self._timeout_seconds):
+                    await (_merge(connection, calls) if may_exist else _copy(connection, _COPY_HERE, calls))
         except (psycopg.DataError, psycopg.IntegrityError, psycopg.ProgrammingError, ValueError) as error:
             await self.close()
             raise CallRefused(str(error)) from error

@@ -24,6 +24,7 @@ from libs.store.calls import (
 )
 from libs.store.database import Database
 from tests import builders
+from tests.faults.proxy import FaultProxy, Trouble
 
 
 def call(run_id: str, number: int) -> NewCall:
@@ -158,6 +159,23 @@ async def test_a_writer_whose_connection_was_ended_writes_on_another(database):
     await writer.write([call(run.id, 3)])
     await writer.close()
     assert await stored_ids(database) == [f"c{number:024x}" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("count", [1, 3, FEW_CALLS + 1])
+@pytest.mark.parametrize("cut_answer", [False, True])
+async def test_calls_whose_answer_was_lost_are_no_success_and_are_stored_once(database, count, cut_answer):
+    run = await builders.add_run(database)
+    calls = [call(run.id, number) for number in range(count)]
+    with FaultProxy.of(database.dsn) as proxy:
+        writer = CallWriter(proxy.url(database.dsn))
+        await writer.write([call(run.id, count)])
+        proxy.trouble = Trouble(cut_at=calls[0].id.encode(), cut_answer=cut_answer)
+        with pytest.raises(StoreAway):
+            await writer.write(calls)
+        proxy.heal()
+        await writer.write(calls, may_exist=True)
+        await writer.close()
+    assert await stored_ids(database) == [f"c{number:024x}" for number in range(count + 1)]
 
 
 async def test_a_store_that_does_not_answer_is_away():

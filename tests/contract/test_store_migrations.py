@@ -19,6 +19,7 @@ from libs.store.database import Database, sqlalchemy_url
 from libs.store.migrate import downgrade, migrate
 from libs.store.schema import MIGRATIONS, SchemaOutdated, check_schema, newest_revision
 from libs.store.tables import Base
+from tests import builders
 
 CATALOG = {
     "columns": """
@@ -94,6 +95,19 @@ def test_migrations_are_reversible(empty_postgres_dsn: str) -> None:
     assert left == {"columns": [], "constraints": [], "indexes": [], "tables": []}
     assert functions == 0
     migrate(empty_postgres_dsn)
+
+
+async def test_a_call_that_continues_another_is_never_taken_for_a_whole_one(empty_postgres_dsn: str) -> None:
+    migrate(empty_postgres_dsn)
+    database = Database(empty_postgres_dsn)
+    _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
+    first = await builders.add_call(database, rollout)
+    await builders.add_call(database, rollout, continues=first.id)
+    await database.close()
+    with pytest.raises(RuntimeError, match="prune their runs first"):
+        downgrade(empty_postgres_dsn, "20261121_0009")
+    with psycopg.connect(empty_postgres_dsn) as connection:
+        assert connection.execute("SELECT count(continues), count(*) FROM model_calls").fetchone() == (1, 2)
 
 
 def test_several_services_may_migrate_at_once(empty_postgres_dsn: str) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator, Callable, Iterator
 
+import psutil
 import psycopg
 import pytest
 from sqlalchemy import exc, text
 
 from libs.store.calls import CallWriter, EngineReader, StoreAway
+from libs.store.connection import BoundedConnection, connect
 from libs.store.database import AWAY, Database, cause
 from libs.store.locks import AdvisoryLock, LockLost
 from tests.faults.proxy import FaultProxy, Trouble
@@ -124,15 +127,63 @@ async def test_a_lock_whose_server_is_silent_is_lost(dsn: str, proxy: FaultProxy
     await lock.release()
 
 
-async def test_calls_are_not_written_to_a_silent_server(dsn: str, proxy: FaultProxy) -> None:
+@pytest.mark.parametrize("may_exist", [False, True])
+async def test_calls_are_not_written_to_a_silent_server(dsn: str, proxy: FaultProxy, may_exist: bool) -> None:
     writer = CallWriter(dsn, timeout_seconds=SILENCE_SECONDS)
-    await writer.write([], may_exist=True)
+    await writer.write([], may_exist=may_exist)
     proxy.trouble = Trouble(hang=True)
     with pytest.raises(StoreAway):
-        await writer.write([], may_exist=True)
+        await writer.write([], may_exist=may_exist)
+    with pytest.raises(StoreAway):
+        await writer.write([], may_exist=may_exist)
     proxy.heal()
-    await writer.write([], may_exist=True)
+    await writer.write([], may_exist=may_exist)
     await writer.close()
+
+
+@pytest.fixture
+async def listening(dsn: str) -> AsyncIterator[BoundedConnection]:
+    """A connection that stays registered with the loop."""
+    connection = await connect(dsn, answer_seconds=30.0, autocommit=True)
+    connection.listen()
+    yield connection
+    await connection.close()
+
+
+async def test_an_answer_is_heard_after_the_server_has_spoken_unasked_and_to_more_than_the_socket_takes(
+    listening: BoundedConnection, postgres_dsn: str
+) -> None:
+    await listening.execute("LISTEN news")
+    with psycopg.connect(postgres_dsn, autocommit=True) as other:
+        other.execute("NOTIFY news")
+        # It has arrived and been looked at in many turns of the loop.
+        await asyncio.to_thread(select.select, [listening.pgconn.socket], [], [])
+        for _ in range(20):
+            await asyncio.sleep(0)
+    for size in (1, 8_000_000, 2):
+        answer = await (await listening.execute("SELECT length(%s), repeat('x', %s)", ["x" * size, size])).fetchone()
+        assert answer == (size, "x" * size)
+
+
+async def test_a_connection_that_listens_leaves_nothing_open(postgres_dsn: str) -> None:
+    before = psutil.Process().num_fds()
+    for _ in range(3):
+        connection = await connect(postgres_dsn, answer_seconds=30.0)
+        connection.listen()
+        await connection.execute("SELECT 1")
+        await connection.close()
+        await connection.close()
+    assert psutil.Process().num_fds() == before
+
+
+async def test_a_connection_that_listens_is_closed_when_its_wait_is_given_up(
+    listening: BoundedConnection, proxy: FaultProxy
+) -> None:
+    proxy.trouble = Trouble(hang=True)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await listening.execute("SELECT 1")
+    assert listening.closed
 
 
 async def test_engines_are_not_read_from_a_silent_server(dsn: str, proxy: FaultProxy) -> None:
