@@ -16,6 +16,7 @@ import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -37,8 +38,9 @@ FIRSTS_BYTES = 8 * 2**20
 """What the first prompts take that are remembered for siblings."""
 FIRST_BYTES = 3500
 """What each of them takes beside its conversation, text and tokens, measured."""
-SETTLED_CONVERSATIONS = 4
-"""Conversations of an attempt that are gone on with piece by piece; more of them at once are read as a whole."""
+SETTLED_CONVERSATIONS, MOST_SETTLED_BYTES = 32, 2**26
+"""Conversations of an attempt that are gone on with piece by piece, and their memory. Beyond either, those used last
+are, and at least one; the others are read as a whole."""
 AttemptKey = tuple[str, int]
 """Rollout id and attempt number."""
 _Asked = tuple[tuple[Turn, ...], bytes]
@@ -306,7 +308,7 @@ class History:
         attempt = self._attempt(key)
         raw = settled.opening.raw
         kept = [one for one in attempt.settled if one.opening is not continues and one.opening.raw != raw]
-        kept = [*kept[-SETTLED_CONVERSATIONS + 1 :], settled]
+        kept = _latest([*kept, settled])
         added = sum(one.size_bytes for one in kept) - sum(one.size_bytes for one in attempt.settled)
         attempt.settled = kept
         self._take(attempt, added)
@@ -320,6 +322,13 @@ class History:
         while self._size_bytes > self._max_bytes and len(self._attempts) > 1:
             _, dropped = self._attempts.popitem(last=False)
             self._size_bytes -= dropped.size_bytes
+
+
+def _latest(settled: list[Settled]) -> list[Settled]:
+    """Those at the end of the list that may be kept."""
+    sizes = accumulate(one.size_bytes for one in reversed(settled[-SETTLED_CONVERSATIONS:]))
+    count = sum(size_bytes <= MOST_SETTLED_BYTES for size_bytes in sizes)
+    return settled[-max(1, count) :]
 
 
 def digest_chain(conversation: Conversation) -> list[bytes]:

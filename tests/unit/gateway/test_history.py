@@ -237,6 +237,38 @@ async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else
     assert costs[2][:2] == (4, 4)
 
 
+async def turns_read(history: History, conversations: int, turns: int) -> list[int]:
+    """Turns of the bodies that had to be read: the conversations of one attempt go on in turns."""
+    said = [[{"role": "system", "content": f"s {number}"}] for number in range(conversations)]
+    read = []
+    for turn in range(turns):
+        for number, messages in enumerate(said):
+            messages.append({"role": "user", "content": f"question {turn}"})
+            body = json.dumps({"messages": messages, "model": "m"}).encode()
+            asked = parse_request(body, max_choices=1, opening=history.opening(KEY, body))
+            read.append(len(asked.turns) - len(asked.continues.turns if asked.continues else ()))
+            prompt, sampled = await history.prompt(KEY, asked, Store().read), np.asarray([5, EOS], dtype=np.int32)
+            history.remember(KEY, f"c{turn} {number}", prompt, Turn("assistant", "ok"), sampled)
+            messages.append({"role": "assistant", "content": "ok"})
+    return read
+
+
+async def test_many_conversations_of_an_attempt_are_each_read_from_where_they_were_left(model):
+    assert await turns_read(History(model, max_bytes=10**7), 32, 4) == [2] * 32 + [3] * 32 + [4] * 64
+
+
+async def test_of_conversations_that_take_more_memory_than_they_may_the_last_are_kept(model, monkeypatch):
+    history = History(model, max_bytes=10**7)
+    await turns_read(history, 1, 3)
+    [one] = history._attempts[KEY].settled
+    monkeypatch.setattr(history_module, "MOST_SETTLED_BYTES", 3 * one.size_bytes + 100)
+    history = History(model, max_bytes=10**7)
+    read = await turns_read(history, 5, 3)
+    assert (read[10:], len(history._attempts[KEY].settled)) == ([6] * 5, 3)
+    monkeypatch.setattr(history_module, "MOST_SETTLED_BYTES", 1)
+    assert await turns_read(History(model, max_bytes=10**7), 1, 3) == [2, 3, 4]
+
+
 async def test_siblings_begin_with_a_prompt_that_is_written_once_and_go_on_alone(model, monkeypatch):
     history, rendered = History(model, max_bytes=10**6), []
     render = ChatModel.render_from
