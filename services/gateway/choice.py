@@ -80,6 +80,12 @@ class EngineLost(Exception):
 class Absorber:
     """Moves what one engine request has told into the choice."""
 
+    # As `Told` has them, and for the same reason.
+    __slots__ = (
+        *("_base", "_budget", "_progressed", "_run_id", "_stream", "_top", "_vocab_size"),
+        *("choice", "was_aborted"),
+    )
+
     def __init__(self, job: Job, choice: Choice, progressed: Progressed) -> None:
         self.choice = choice
         self.was_aborted = False
@@ -118,6 +124,22 @@ class Absorber:
         self._take(ids, entries, meta, first, began)
         if finish is not None:
             self._end(finish)
+
+    def add(self, ids: list[int], entries: list[list[Any]]) -> None:
+        """Takes new tokens that differ from the last one before them by nothing that an engine tells of tokens.
+
+        Args: entries: of each token its log-probability and its id
+        Raises: ValueError, LookupError, TypeError: there are too many, or one is none
+        """
+        choice = self.choice
+        total = len(choice.sampled_ids) - self._base + len(ids)
+        if total > self._budget:
+            raise ValueError(f"{total} tokens where {self._budget} were asked for")
+        logprobs = list(map(self._logprob, ids, entries))
+        choice.sampled_ids += ids
+        choice.logprobs += logprobs
+        choice.policy_versions += choice.policy_versions[-1:] * len(ids)
+        self._progressed()
 
     def _take(self, ids: list[int], entries: list[list[Any]] | Columns, meta: Json, first: int, began: float) -> None:
         choice = self.choice
@@ -183,7 +205,11 @@ def following(answer: Absorber, began: float) -> Take:
     events, told = Events(), Told(cuts=not answer.wants_tops)
 
     def take(piece: bytes) -> None:
-        for document, first in told.documents(events.of(piece)):
+        whole = events.of(piece)
+        if len(whole) == 1 and (more := told.more(whole[0])) is not None:
+            answer.add(*more)
+            return
+        for document, first in told.documents(whole):
             answer.absorb(document, began, first)
 
     return take

@@ -2,13 +2,15 @@
 
 SGLang's events are cumulative: each repeats all tokens so far, which read whole would cost the square of their number.
 The lists of an event go on where those of the one before it ended, so that what is known of them is cut out and never
-parsed again. With `--incremental-streaming-output` each event tells its own tokens alone.
+parsed again. Mostly nothing else has changed but the count of tokens: then the new tokens alone are read, and no
+document is made. With `--incremental-streaming-output` each event tells its own tokens alone.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import orjson
 
@@ -22,10 +24,16 @@ _FIELD_BYTES = len(_FIELD)
 _IDS = re.compile(rb'"output_ids": ?\[')
 _LOGPROBS = re.compile(rb'"output_token_logprobs": ?\[')
 _COMMA = ord(",")
+_COUNT = b"\0"
+"""Stands for the count of tokens in what is expected of an event. No JSON has it."""
+_CHANCES = 4
+"""How often something else may change before no event of the stream is expected to be like the last."""
 
 
 class Events:
     """The events of a stream that is cut anywhere, each with the name of its field, `data:`, before it."""
+
+    __slots__ = ("_rest",)
 
     def __init__(self) -> None:
         self._rest = b""
@@ -67,14 +75,54 @@ class Told:
         log-probabilities may then be of interest
     """
 
+    # One block of memory each: those of hundreds of streams do not stay in the caches.
+    __slots__ = (
+        *("_between", "_chances", "_count", "_counts_hold", "_cuts", "_ids", "_ids_at", "_ids_name"),
+        *("_is_incremental", "_logprobs_length", "_logprobs_name", "_tail"),
+    )
+
     def __init__(self, *, cuts: bool) -> None:
         self._cuts = cuts
+        self._chances = _CHANCES
+        self._between = self._tail = b""
         self._count = 0
         self._counts_hold = False
         self._is_incremental: bool | None = None
         self._ids = bytearray()
         self._ids_name = self._logprobs_name = b""
         self._ids_at = self._logprobs_length = 0
+
+    def more(self, event: bytes) -> tuple[list[int], list[list[Any]]] | None:
+        """The tokens that are new with their log-probabilities, where nothing but them and the count of all is new.
+
+        None where that is not so: then `documents` tells.
+        """
+        if not self._tail:
+            return None
+        try:
+            return self._more(event)
+        except (LookupError, ValueError):
+            self._tail = b""
+            self._chances -= 1
+            return None
+
+    def _more(self, event: bytes) -> tuple[list[int], list[list[Any]]]:
+        start, known, end = self._new_ids(event)
+        opened = end + len(self._between)
+        more = opened + self._logprobs_length
+        ids: list[int] = orjson.loads(b"[%b]" % event[known + 1 : end])
+        count = self._count + len(ids)
+        tail = self._tail.replace(_COUNT, b"%d" % count)
+        if not (event.startswith(self._between, end) and event.endswith(tail) and event[more] == _COMMA):
+            raise ValueError("more is new than tokens")
+        entries: list[list[Any]] = orjson.loads(b"[%b]" % event[more + 1 : -len(tail)])
+        if len(entries) != len(ids):
+            raise ValueError("tokens without log-probabilities, or the other way round")
+        self._logprobs_length = len(event) - len(tail) - opened
+        self._ids += event[known:end]
+        self._ids_at = start
+        self._count = count
+        return ids, entries
 
     def documents(self, events: Sequence[bytes]) -> Iterable[tuple[Json, int]]:
         """What events that arrived together tell, and how many tokens come before the first of each document's lists.
@@ -95,6 +143,7 @@ class Told:
             except (LookupError, TypeError, ValueError):
                 # One that is not as expected is read whole, and refused there when it is wrong.
                 self._ids.clear()
+                self._tail = b""
         document: Json = orjson.loads(event[_FIELD_BYTES:])
         if "meta_info" not in document:
             return document, 0
@@ -125,7 +174,7 @@ class Told:
         self._ids.clear()
         if ids and logprobs and is_even:
             self._ids_at, self._ids_name, self._logprobs_name = ids.start(), ids.group(), logprobs.group()
-            self._logprobs_length = event.find(b"]]", logprobs.end()) + 1 - logprobs.start()
+            self._logprobs_length = event.find(b"]]", logprobs.end()) + 1 - logprobs.end()
             self._ids += event[ids.start() : event.find(b"]", ids.end())]
 
     def _rest(self, event: bytes) -> tuple[Json, int]:
@@ -133,23 +182,46 @@ class Told:
 
         Raises: LookupError, TypeError, ValueError: the event must be read whole
         """
-        # What stands before the lists may have grown, too.
-        start = event.index(self._ids_name, self._ids_at)
-        known = start + len(self._ids)
-        end = event.index(b"]", known)
-        named = event.index(self._logprobs_name, end)
-        more = named + self._logprobs_length
-        if not (event.startswith(self._ids, start) and event[known] == event[more] == _COMMA):
-            raise ValueError("the lists do not go on where they ended")
-        opened = named + len(self._logprobs_name)
+        start, known, end = self._new_ids(event)
+        opened = event.index(self._logprobs_name, end) + len(self._logprobs_name)
+        more = opened + self._logprobs_length
+        if event[more] != _COMMA:
+            raise ValueError("the log-probabilities do not go on where they ended")
         document: Json = orjson.loads(b'{"output_ids":[' + event[known + 1 : opened] + event[more + 1 :])
         count = len(document["output_ids"])
         if len(document["meta_info"]["output_token_logprobs"]) != count:
             raise ValueError("tokens without log-probabilities, or the other way round")
         # A text that holds brackets may be taken for the end: the next event then does not go on there.
-        self._logprobs_length = event.index(b"]]", more) + 1 - named
-        self._ids += event[known:end]
-        self._ids_at = start
+        closed = event.index(b"]]", more) + 1
         first = self._count
         self._count = first + count
+        if self._chances:
+            self._expect(document["meta_info"], event[end:opened], event[closed:])
+        self._logprobs_length = closed - opened
+        self._ids += event[known:end]
+        self._ids_at = start
         return document, first
+
+    def _new_ids(self, event: bytes) -> tuple[int, int, int]:
+        """Where the list of tokens begins, where what is known of it ends, and where it ends.
+
+        Raises: ValueError, LookupError: it does not go on where it ended
+        """
+        # What stands before the lists may have grown, too.
+        start = event.index(self._ids_name, self._ids_at)
+        known = start + len(self._ids)
+        end = event.index(b"]", known)
+        if not (event.startswith(self._ids, start) and event[known] == _COMMA):
+            raise ValueError("the tokens do not go on where they ended")
+        return start, known, end
+
+    def _expect(self, meta: Json, between: bytes, tail: bytes) -> None:
+        """Notes what stands between the lists and after them, where it may be expected again: further tokens then have
+        the policy version of the last one.
+        """
+        spans = meta.get("weight_versions") or [{"start": 0, "end": self._count}]
+        goes_on = spans[-1]["start"] < self._count == spans[-1]["end"]
+        self._tail = b""
+        if goes_on and meta.get("finish_reason") is None:
+            self._between = between
+            self._tail = re.sub(rb'(": ?)%d(?=[,}\]])' % self._count, rb"\g<1>" + _COUNT, tail)

@@ -52,14 +52,15 @@ class Growing:
     """A cumulative stream as an engine tells it.
 
     Args: ends: how many tokens each event tells; versions: whose weights sampled each token, and of which policy
-        version; counts_first: whether other fields stand before the log-probabilities, too; text: of each token, beside
-        its log-probability
+        version; counts_first: whether other fields stand before the log-probabilities, too; is_timed: whether each
+        event tells a time; text: of each token, beside its log-probability
     """
 
     tokens: list[int]
     ends: list[int]
     versions: list[tuple[str, int]]
     counts_first: bool
+    is_timed: bool
     is_spaced: bool
     text: str | None
 
@@ -72,7 +73,9 @@ class Growing:
                 spans.append({"version": named, "start": place, "end": place})
             spans[-1]["end"] = place + 1
         is_last = number + 1 == len(self.ends)
-        counts = {"completion_tokens": end, "e2e_latency": 0.25 * end, "weight_versions": spans}
+        counts: dict[str, Any] = {"completion_tokens": end, "weight_versions": spans}
+        if self.is_timed:
+            counts["e2e_latency"] = 0.25 * end
         logprobs = [[self.logprob(place), token, self.text] for place, token in enumerate(self.tokens[:end])]
         meta = {"finish_reason": {"type": "stop"} if is_last else None, **(counts if self.counts_first else {})}
         meta |= {"output_token_logprobs": logprobs} | counts
@@ -106,7 +109,7 @@ def growing(draw: st.DrawFn, *, runs: Sequence[str] = ("run-a",)) -> Growing:
     tokens = draw(st.lists(st.integers(0, 99) | st.just(7), min_size=1, max_size=8))
     ends = sorted({*draw(st.lists(st.integers(1, len(tokens)))), len(tokens)})
     versions = sorted(draw(st.tuples(st.sampled_from(runs), st.integers(0, 11))) for _ in tokens)
-    return Growing(tokens, ends, versions, *draw(st.tuples(st.booleans(), st.booleans(), TEXTS)))
+    return Growing(tokens, ends, versions, *draw(st.tuples(st.booleans(), st.booleans(), st.booleans(), TEXTS)))
 
 
 def taken_of(choice: Choice) -> Taken:
@@ -298,6 +301,86 @@ def test_of_a_cumulative_stream_known_tokens_are_cut_out_and_texts_that_hold_bra
 def test_an_event_that_does_not_go_on_where_the_last_one_ended_is_read_whole(event: bytes) -> None:
     whole = orjson.loads(event[5:])["output_ids"]
     assert read_of([cumulative([5]), cumulative([5, 6]), event])[2:] == [(whole, 0)]
+
+
+def counted(end: int, version: int = 3, *, is_first: bool = False, **meta: Any) -> bytes:
+    """A cumulative event of so many tokens that tells nothing else but whose they are.
+
+    Args: is_first: whether that stands before the log-probabilities
+    """
+    document = answer(range(end), finish=None)
+    told = {"weight_version": f"run-a:{version}", **meta}
+    document["meta_info"] = (told if is_first else {}) | document["meta_info"] | told | {"completion_tokens": end}
+    return b"data: " + orjson.dumps(document) + b"\n\n"
+
+
+def spans(*ends: int) -> list[dict[str, Any]]:
+    """Of tokens up to each of these ends, sampled by versions 3, 4 and so on."""
+    return [
+        {"version": f"run-a:{version}", "start": start, "end": end}
+        for version, (start, end) in enumerate(pairwise([0, *ends]), 3)
+    ]
+
+
+def test_of_events_in_which_tokens_and_their_count_alone_are_new_no_document_is_read() -> None:
+    stream = Told(cuts=True)
+    for end in (1, 2, 3):
+        event = counted(end, weight_versions=spans(end))
+        assert stream.more(event) is None
+        list(stream.documents([event]))
+    for start, end in pairwise([3, 4, 6, 10, 11]):
+        new = list(range(start, end)), [[-0.5, token, None] for token in range(start, end)]
+        assert stream.more(counted(end, weight_versions=spans(end))) == new
+
+
+@pytest.mark.parametrize(
+    ("events", "versions"),
+    [
+        ([counted(4, 4), counted(5, 5)], [4, 5]),
+        ([counted(4, 4, is_first=True), counted(5, 5, is_first=True)], [4, 5]),
+        ([counted(4, weight_versions=spans(3, 4)), counted(5, weight_versions=spans(3, 5))], [4, 4]),
+        ([counted(4, weight_versions=spans(4, 4)), counted(5, weight_versions=spans(4, 5))], [3, 4]),
+        ([counted(end, weight_versions=spans(5, 9)) for end in (4, 5, 6)], [3, 3, 4]),
+        ([counted(end, is_first=True, weight_versions=spans(5, 9)) for end in (4, 5, 6)], [3, 3, 4]),
+    ],
+)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_token_has_the_version_that_its_event_tells_whatever_the_last_one_told(
+    events: list[bytes], versions: list[int], is_first: bool
+) -> None:
+    taken = absorber()
+    follow(taken, [*(counted(end, is_first=is_first) for end in (1, 2, 3)), *events])
+    tokens = list(range(3 + len(events)))
+    assert taken_of(taken.choice) == (tokens, [-0.5] * len(tokens), [3, 3, 3, *versions])
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_the_end_is_seen_where_all_events_before_it_were_alike(is_first: bool) -> None:
+    taken = absorber()
+    events = [
+        counted(end, is_first=is_first, finish_reason={"type": "stop"} if end == 6 else None) for end in range(1, 7)
+    ]
+    follow(taken, events)
+    assert (taken.choice.sampled_ids, taken.choice.finish) == ([0, 1, 2, 3, 4, 5], "stop")
+
+
+@pytest.mark.parametrize("spoilt", [b"100", b"-1", b"true", b"1.0", b'"3"'])
+def test_what_is_no_token_is_refused_where_nothing_else_is_new(spoilt: bytes) -> None:
+    taken = absorber()
+    event = counted(4).replace(b"2,3]", b"2,%b]" % spoilt).replace(b"[-0.5,3,null]", b"[-0.5,%b,null]" % spoilt)
+    take = following(taken, 0.0)
+    for end in (1, 2, 3):
+        take(counted(end))
+    with pytest.raises(ValueError, match="is no token"):
+        take(event)
+    assert taken_of(taken.choice) == ([0, 1, 2], [-0.5] * 3, [3] * 3)
+
+
+def test_more_tokens_than_were_asked_for_are_refused_where_nothing_else_is_new() -> None:
+    taken = absorber(max_tokens=4)
+    with pytest.raises(ValueError, match="5 tokens where 4 were asked for"):
+        follow(taken, [counted(end) for end in (1, 2, 3, 4, 5)])
+    assert taken.choice.sampled_ids == [0, 1, 2, 3]
 
 
 def test_an_event_without_tokens_does_not_make_a_stream_one_that_tells_each_token_once() -> None:
