@@ -23,6 +23,11 @@ class ChoiceStream:
     Args: head: of `head_of_chunks`
     """
 
+    __slots__ = (
+        *("_after", "_before", "_choice", "_eos_ids", "_fed", "_feed", "_has_role", "_head", "_held", "_holds_back"),
+        *("_is_plain", "_logprobs_shown", "_model", "_request", "_shown"),
+    )
+
     def __init__(self, model: ChatModel, request: ChatRequest, choice: Choice, head: bytes) -> None:
         self._model = model
         self._request = request

@@ -103,6 +103,11 @@ class Follower:
     nothing new. All others are written by `_tell`, in the moment that their tokens come.
     """
 
+    __slots__ = (
+        *("_error", "_is_behind", "_keepalive_seconds", "_progress", "_reminder", "_send", "_streams"),
+        *("_task", "_write", "_writes"),
+    )
+
     def __init__(
         self,
         streams: Sequence[ChoiceStream],
@@ -162,6 +167,8 @@ class Follower:
 
 class _Reminder:
     """Sets an event when it is due. One that is put off, as with every token, costs no timer until then."""
+
+    __slots__ = ("_due", "_event", "_loop", "_timer", "is_due")
 
     def __init__(self, event: asyncio.Event, seconds: float) -> None:
         self._event = event

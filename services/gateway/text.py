@@ -16,6 +16,8 @@ _INCOMPLETE = "\ufffd"
 class ByteStream:
     """As `TextStream`, of tokens that are spelled in bytes: each is looked at once."""
 
+    __slots__ = ("_begun", "_bytes_of")
+
     def __init__(self, spelling: Spelling) -> None:
         self._bytes_of = spelling.__getitem__
         self._begun = b""
