@@ -31,7 +31,7 @@ Json = dict[str, Any]
 
 UNSENT_BYTES = 2**20
 """What libpq may hold of a batch before it is waited for."""
-FEW_CALLS = 8
+FEW_CALLS = 4
 """So many rows cost less as statements than as a COPY: half of the client's time, and no answer to wait for between."""
 
 # Postgres stores no NUL in JSON; the escape counts only after an even number of backslashes.
