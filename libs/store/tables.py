@@ -345,7 +345,7 @@ class ModelCall(Base):
     request: Mapped[Json] = mapped_column(comment="The body without messages and tools: sampling parameters as sent.")
     continues: Mapped[str | None] = mapped_column(
         comment="An earlier call of the attempt: its messages, and its prompt and sampled tokens, come before those of "
-        "this row. Null where the row has all."
+        "this row. Null where the row has all. The view whole_calls shows calls whole."
     )
     messages: Mapped[Json] = mapped_column(
         comment="{messages, tools} as sent; {messages} alone, those not in the call that it continues."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from libs.store import tables
 from tests import builders
@@ -285,6 +285,9 @@ async def test_a_row_holds_what_its_call_adds_to_the_one_before(tmp_path, databa
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
         said = await converse(stage, "a", "b", "c", tools=TOOLS)
         rows, calls = await stored(stage), await stage.calls()
+        async with stage.database.read() as session:
+            viewed = await session.execute(text("SELECT messages, prompt_ids FROM whole_calls ORDER BY sequence"))
+            shown = [tuple(row) for row in viewed]
     assert [row.continues for row in rows] == [None, rows[0].id, rows[1].id]
     assert [row.messages for row in rows] == [
         {"messages": said[:1], "tools": TOOLS},
@@ -297,6 +300,7 @@ async def test_a_row_holds_what_its_call_adds_to_the_one_before(tmp_path, databa
     ]
     assert [call.messages for call in calls] == [{"messages": said[:end], "tools": TOOLS} for end in (1, 3, 5)]
     assert [len(call.prompt_ids) // 4 for call in calls] == [row.prompt_tokens for row in rows]
+    assert shown == [(call.messages, call.prompt_ids) for call in calls]
 
 
 async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(tmp_path, database):
