@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SERVICES = ("engine", "api", "gateway", "controller", "collector", "credit", "runner")
-"""In the order that they start: the engine takes longest."""
+SERVICES = ("engine", "api", "credit", "gateway", "controller", "collector", "runner")
+"""In the order that they start, and are replaced: the engine takes longest; who reads records of calls is new before
+those who write them."""
 
 WITHOUT_STORE = frozenset({"engine"})
 """Started while the database is still being migrated."""

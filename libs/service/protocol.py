@@ -291,7 +291,7 @@ class Protocol(HttpToolsProtocol):
 
 
 def _without_upgrade(data: bytes) -> bytes:
-    """The data with no header in it that asks for another protocol, as far as the first head goes.
+    """The data with no header in it that asks for another protocol, as far as the first head goes and is in one piece.
 
     Clients that would rather speak HTTP/2 ask in their first request (Java's do), and the parser takes such a request
     to have no body. A server that has no other protocol is to answer in this one.

@@ -185,7 +185,7 @@ class CallWriter(_OwnConnection):
         try:
             connection = await self._connected()
             if len(calls) <= FEW_CALLS and not may_exist:
-                # One answer, which the connection itself does not wait for for ever.
+                # The connection itself bounds the wait for an answer.
                 await self._insert(connection, calls)
             else:
                 async with asyncio.timeout(self._timeout_seconds):

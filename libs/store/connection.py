@@ -84,8 +84,10 @@ class BoundedConnection(AsyncConnection[tuple[object, ...]]):
 
 
 class _Ear:
-    """Hears when the server has sent something. psycopg would register with the loop, and set a timer aside, anew for
-    every wait, which costs a third of a lone row."""
+    """Hears when the server has sent something.
+
+    psycopg would register with the loop, and set a timer aside, anew for every wait: a third of a lone row.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._loop = asyncio.get_running_loop()
@@ -101,25 +103,26 @@ class _Ear:
     async def result(self, gen: PQGen[RV], seconds: float) -> RV:
         """What a step of the protocol comes to.
 
-        Raises: TimeoutError: the server was silent for so long
+        Raises: TimeoutError: it took longer than this
         """
+        deadline = self._loop.time() + seconds
         try:
             state = next(gen)
             while True:
-                await self._ready(state, seconds)
+                await self._ready(state, deadline)
                 state = gen.send(waiting.READY_RW if state & waiting.WAIT_W else waiting.READY_R)
         except StopIteration as end:
             result: RV = end.value
             return result
 
-    async def _ready(self, state: waiting.Wait, seconds: float) -> None:
+    async def _ready(self, state: waiting.Wait, deadline: float) -> None:
         if not self._is_open:
             self._loop.add_reader(self._descriptor, self._hear)
             self._is_open = True
         self._heard = heard = self._loop.create_future()
         if state & waiting.WAIT_W:
             self._loop.add_writer(self._descriptor, self._hear)
-        timer = self._loop.call_later(seconds, _late, heard)
+        timer = self._loop.call_at(deadline, _late, heard)
         try:
             await heard
         finally:

@@ -31,8 +31,8 @@ class SiblingRows(NamedTuple):
 
     rollouts: id, group_id, reward
     calls: rollout_id, id, continues, request_id, choice, sequence, status, trainable, prompt_ids (after those of the
-        call that it continues), sampled_ids, generator_logprobs, policy_versions, temperature, tool_calls (JSON list or
-        null)
+        call that it continues), prompt_tokens (of all), sampled_ids, generator_logprobs, policy_versions, temperature,
+        tool_calls (JSON list or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; tools
     alone rewards: rollout_id, value, response_id, tool_call_id, call_id; the doors', telemetry's and people's
     """
@@ -126,7 +126,7 @@ _ROLLOUTS = text("""
 
 _CALLS = text("""
     SELECT c.rollout_id, c.id, c.continues, c.request_id, c.choice, c.sequence, c.status, c.trainable, c.prompt_ids,
-           c.sampled_ids, c.generator_logprobs, c.policy_versions, c.temperature,
+           c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions, c.temperature,
            c.response -> 'tool_calls' AS tool_calls
     FROM rollouts r
     JOIN model_calls c ON c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = r.attempt

@@ -80,6 +80,8 @@ def _call(row: Any, known: Mapping[str, Any]) -> Call:
         prompt = whole_prompt(known, row)
     except LostCall as error:
         raise BrokenRecord(str(error)) from error
+    if len(prompt) != TOKEN.itemsize * row.prompt_tokens:
+        raise BrokenRecord(f"call {row.id}: the prompt has not the length that was recorded")
     return Call(
         id=row.id,
         request_id=row.request_id,

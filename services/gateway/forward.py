@@ -28,7 +28,7 @@ from services.gateway.answer import Answer, Completion, finished_answer, logprob
 from services.gateway.choice import Choice, Job
 from services.gateway.door import Door, refusal
 from services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
-from services.gateway.history import History, Prompt
+from services.gateway.history import Added, History, Prompt
 from services.gateway.reading import Reader
 from services.gateway.record import Recorder
 from services.gateway.render import ChatModel
@@ -321,8 +321,9 @@ class Gateway:
     async def _complete(self, call: Call) -> Completion:
         answers = [finished_answer(self.model, call.request, choice) for choice in call.choices]
         reason = call.request.sampling.untrainable_reason(call.temperature)
+        added = call.prompt.added(call.request.sent)
         rows = [
-            _row(call, choice, CallStatus.COMPLETED, reason, answer)
+            _row(call, added, choice, CallStatus.COMPLETED, reason, answer)
             for choice, answer in zip(call.choices, answers, strict=True)
         ]
         await self._record(call, rows)
@@ -346,15 +347,17 @@ class Gateway:
             return
         log.info("call unfinished", call_id=call.request_id, status=status, reason=reason)
         metrics.CALLS.labels(status).inc(len(call.choices))
+        added = call.prompt.added(call.request.sent)
         with suppress(GatewayError):
-            await self._record(call, [_row(call, choice, status, reason, None) for choice in call.choices])
+            await self._record(call, [_row(call, added, choice, status, reason, None) for choice in call.choices])
 
 
-def _row(call: Call, choice: Choice, status: CallStatus, reason: str | None, answer: Answer | None) -> NewCall:
+def _row(
+    call: Call, added: Added, choice: Choice, status: CallStatus, reason: str | None, answer: Answer | None
+) -> NewCall:
     ended_at = choice.ended_at or time.perf_counter()
     versions = choice.policy_versions
     distinct = set(versions)
-    added = call.prompt.added(call.request.sent)
     return NewCall(
         run_id=call.door.run_id,
         id=choice.call_id,

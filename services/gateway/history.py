@@ -24,9 +24,10 @@ import orjson
 
 from libs.store.calls import JsonText
 from services.gateway.errors import ContextOverflow
-from services.gateway.opening import Opening, Sent
+from services.gateway.opening import Opening
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Turn, parsed_arguments
+from services.gateway.sent import Sent
 from services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
 from services.gateway.written import Conversation, Elsewhere, Settled, Written, given_digest
 
@@ -74,15 +75,15 @@ class Added(NamedTuple):
 class Prompt:
     """A prompt ready for the engine.
 
-    `continues`: the call whose prompt and sampled tokens it begins with; `is_fork`: it continues answers of this
-    attempt, but not their tokens
+    `earlier`: the call whose prompt and sampled tokens it begins with; `is_fork`: it continues answers of this attempt,
+    but not their tokens
     """
 
     tokens: Tokens
     characters: int
     text_digest: bytes
     conversation_digest: bytes
-    continues: Answered | None
+    earlier: Answered | None
     is_fork: bool
 
     @property
@@ -92,7 +93,7 @@ class Prompt:
 
     def added(self, sent: Sent) -> Added:
         """What the row of a call that was sent this holds."""
-        earlier = self.continues
+        earlier = self.earlier
         if earlier is None or earlier.sent_sha256 is None or earlier.sent_sha256 != sent.opening_sha256:
             return Added(None, sent.whole(), self.ids)
         before = earlier.prompt.length + len(earlier.sampled_ids)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from libs.store.binary import Piece
-from libs.store.calls import JsonText, storable_json
+from services.gateway.sent import is_plain
 
 if TYPE_CHECKING:
     from services.gateway.request import Json, Turn
@@ -26,9 +25,6 @@ _MARK = secrets.token_hex(16)
 _MARK_JSON = f'"{_MARK}"'.encode()
 _skip_space = re.compile(r"[ \t\n\r]*").match
 _decoder = json.JSONDecoder(strict=False)
-# Numbers that Postgres would write out to thousands of digits, or refuse. What begins with one class of bytes, not with
-# one of two things, is found five times as fast.
-_VAST = re.compile(rb"[0-9](?:[0-9]{99}|[eE][+-]?[0-9]{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +58,6 @@ class Pieces:
     messages_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A body's messages and tools as Postgres takes them.
-
-    Args: messages: JSON text between the brackets of the array; tools: JSON text; added: the messages after the
-        opening; sha256: of the body up to its last message, and the tools; opening_sha256: of the opening, and the
-        tools. None where the body, or its opening, is not stored as it was sent.
-    """
-
-    messages: Piece
-    tools: bytes
-    added: Piece = b""
-    sha256: bytes | None = None
-    opening_sha256: bytes | None = None
-
-    def whole(self) -> JsonText:
-        """`{messages, tools}`."""
-        return JsonText(b"".join((b'{"messages":[', self.messages, b'],"tools":', self.tools, b"}")))
-
-    def after_opening(self) -> JsonText:
-        """`{messages}`, those that the opening has not."""
-        return JsonText(b"".join((b'{"messages":[', self.added, b"]}")))
-
-
 class NotCut(ValueError):
     """The body cannot be taken apart here: it is parsed as a whole, which also says what is wrong with it."""
 
@@ -114,11 +86,6 @@ def cut(body: bytes, opening: Opening | None) -> Pieces:
     return Pieces(document, ends, start, known + after - 1, ends[-1] if ends else known)
 
 
-def is_plain(raw: bytes) -> bool:
-    """Whether a JSON text means the same to Postgres and can be stored as it is."""
-    return rb"\u0000" not in raw and _VAST.search(raw) is None
-
-
 def settle(
     body: bytes, pieces: Pieces, opening: Opening | None, turns: tuple[Turn, ...]
 ) -> tuple[Opening | None, hashlib._Hash]:
@@ -144,23 +111,6 @@ def settle(
         known = end
     sha256.update(body[known : pieces.messages_end])
     return settled, sha256
-
-
-def sent_of(body: bytes, pieces: Pieces, settled: Opening | None, tools: bytes, upto_messages: hashlib._Hash) -> Sent:
-    """Messages and tools of a body for its record.
-
-    Args: settled, upto_messages: as `settle` gives them; tools: as JSON text that Postgres takes
-    """
-    known = 0 if settled is None else len(settled.raw)
-    messages = memoryview(body)[pieces.start : pieces.end]
-    if not (is_plain(body[known : pieces.end]) and (settled is None or settled.is_plain)):
-        return Sent(storable_json(orjson.loads(b"".join((b"[", messages, b"]"))))[1:-1], tools)
-    digest = _digest_with(upto_messages, tools)
-    if settled is None:
-        return Sent(messages, tools, sha256=digest)
-    comma = body.find(b",", known, pieces.end)
-    added = messages[comma + 1 - pieces.start :] if comma >= 0 else b""
-    return Sent(messages, tools, added, digest, _digest_with(settled.sha256, tools))
 
 
 def count_values(body: bytes, start: int, end: int | None = None) -> int:
@@ -192,12 +142,6 @@ def _message_ends(text: str, position: int, *, is_first: bool) -> tuple[list[int
         is_first = False
         _, position = _decoder.raw_decode(text, position)
         ends.append(position)
-
-
-def _digest_with(sha256: hashlib._Hash, more: bytes) -> bytes:
-    longer = sha256.copy()
-    longer.update(more)
-    return longer.digest()
 
 
 def _expect(text: str, position: int, sign: str) -> int:

@@ -18,7 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
 from libs.store.calls import storable_json
 from services.gateway.errors import BadRequest
-from services.gateway.opening import NotCut, Opening, Pieces, Sent, count_values, cut, sent_of, settle
+from services.gateway.opening import NotCut, Opening, Pieces, count_values, cut, settle
+from services.gateway.sent import Sent, sent_of
 
 RECORDED = frozenset(
     {

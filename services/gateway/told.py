@@ -113,12 +113,13 @@ class Told:
         ids: list[int] = orjson.loads(b"[%b]" % event[known + 1 : end])
         count = self._count + len(ids)
         tail = self._tail.replace(_COUNT, b"%d" % count)
-        if not (event.startswith(self._between, end) and event.endswith(tail) and event[more] == _COMMA):
+        tail_at = _end(event) - len(tail)
+        if not (event.startswith(self._between, end) and event.startswith(tail, tail_at) and event[more] == _COMMA):
             raise ValueError("more is new than tokens")
-        entries: list[list[Any]] = orjson.loads(b"[%b]" % event[more + 1 : -len(tail)])
+        entries: list[list[Any]] = orjson.loads(b"[%b]" % event[more + 1 : tail_at])
         if len(entries) != len(ids):
             raise ValueError("tokens without log-probabilities, or the other way round")
-        self._logprobs_length = len(event) - len(tail) - opened
+        self._logprobs_length = tail_at - opened
         self._ids += event[known:end]
         self._ids_at = start
         self._count = count
@@ -196,7 +197,7 @@ class Told:
         first = self._count
         self._count = first + count
         if self._chances:
-            self._expect(document["meta_info"], event[end:opened], event[closed:])
+            self._expect(document["meta_info"], event[end:opened], event[closed : _end(event)])
         self._logprobs_length = closed - opened
         self._ids += event[known:end]
         self._ids_at = start
@@ -225,3 +226,8 @@ class Told:
         if goes_on and meta.get("finish_reason") is None:
             self._between = between
             self._tail = re.sub(rb'(": ?)%d(?=[,}\]])' % self._count, rb"\g<1>" + _COUNT, tail)
+
+
+def _end(event: bytes) -> int:
+    """Where it ends, without the lines after one that came alone."""
+    return len(event) - 2 if event.endswith(b"\n\n") else len(event)

@@ -238,7 +238,7 @@ async def test_calls_that_continue_others_are_credited_as_if_they_were_whole(dat
         group, rollouts = await add_group(database, run, number)
         for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
             first = await add_call(database, rollout, (1, 2), (3, 4))
-            shown = {} if is_whole else {"continues": first.id}
+            shown = {} if is_whole else {"continues": first.id, "prompt_tokens": 5}
             await add_call(database, rollout, (1, 2, 3, 4, 5) if is_whole else (5,), (6,), **shown)
             await finish_rollout(database, rollout, reward=reward)
         await complete(database, group)
@@ -251,16 +251,25 @@ async def test_calls_that_continue_others_are_credited_as_if_they_were_whole(dat
     assert [len(row[1]) for row in samples[1]] == [24, 24]
 
 
-async def test_a_group_with_a_call_that_continues_a_missing_one_is_excluded(database: Database) -> None:
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"continues": "c" * 25}, "which is not in the store"),
+        ({"prompt_tokens": 4}, "the prompt has not the length that was recorded"),
+    ],
+)
+async def test_a_group_with_a_call_that_cannot_be_made_whole_is_excluded(
+    database: Database, columns: dict[str, Any], reason: str
+) -> None:
     run = await add_run_with_credit(database)
     group, rollouts = await add_group(database, run, 0)
     for rollout in rollouts:
-        await add_call(database, rollout, continues="c" * 25)
+        await add_call(database, rollout, **columns)
         await finish_rollout(database, rollout)
     await complete(database, group)
     await credit_pending(database, 8)
     (verdict,) = await rows(database, tables.GroupCredit)
-    assert (verdict.verdict, "which is not in the store" in verdict.reason) == ("excluded", True)
+    assert (verdict.verdict, reason in verdict.reason) == ("excluded", True)
 
 
 async def test_the_worker_takes_groups_as_they_complete_and_stops(database: Database, redis_url: str) -> None:

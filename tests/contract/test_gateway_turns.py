@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 from sqlalchemy import select, text
 
 from libs.store import tables
+from services.gateway.sent import Sent
 from tests import builders
 from tests.fakes.chat_model import CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS
 from tests.fakes.gateway import Scene, scene
@@ -283,7 +284,7 @@ async def stored(stage: Scene) -> list[tables.ModelCall]:
 
 async def test_a_row_holds_what_its_call_adds_to_the_one_before(tmp_path, database):
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
-        said = await converse(stage, "a", "b", "c", tools=TOOLS)
+        said = await converse(stage, "a", "tell me of c1e10f", "c", tools=TOOLS)
         rows, calls = await stored(stage), await stage.calls()
         async with stage.database.read() as session:
             viewed = await session.execute(text("SELECT messages, prompt_ids FROM whole_calls ORDER BY sequence"))
@@ -303,7 +304,9 @@ async def test_a_row_holds_what_its_call_adds_to_the_one_before(tmp_path, databa
     assert shown == [(call.messages, call.prompt_ids) for call in calls]
 
 
-async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(tmp_path, database):
+async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(tmp_path, database, monkeypatch):
+    made, whole = [], Sent.whole
+    monkeypatch.setattr(Sent, "whole", lambda sent: made.append(sent) or whole(sent))
     async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         asked = [{"role": "user", "content": "a"}]
@@ -314,6 +317,8 @@ async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(t
         rows = await stored(stage)
     assert [row.continues for row in rows] == [None, None] + [rows[0].id] * 4
     assert [row.messages["messages"][-1]["content"] for row in rows[2:]] == ["b", "b", "c", "c"]
+    # Once for all choices: it may be long.
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,17 @@ def test_of_events_in_which_tokens_and_their_count_alone_are_new_no_document_is_
         assert stream.more(counted(end, weight_versions=spans(end))) == new
 
 
+def test_events_that_come_together_and_alone_are_alike() -> None:
+    stream = Told(cuts=True)
+    for end in range(1, 30):
+        # Taken apart, an event comes without the lines after it.
+        event = counted(end) if end % 3 else counted(end)[:-2]
+        told = stream.more(event)
+        assert (told is None) == (end <= 3)
+        if told is None:
+            list(stream.documents([event]))
+
+
 @pytest.mark.parametrize(
     ("events", "versions"),
     [

@@ -21,9 +21,9 @@ from services.gateway import history as history_module
 from services.gateway import render
 from services.gateway.errors import ContextOverflow
 from services.gateway.history import LONG_CHARACTERS, History, Prompt, StoredAnswer, digest_chain
-from services.gateway.opening import Sent
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
+from services.gateway.sent import Sent
 from services.gateway.tokens import TokenIds
 from services.gateway.written import Conversation, _is_kept
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS, make_chat_model

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from services.gateway.errors import BadRequest
 from services.gateway.opening import Opening
 from services.gateway.request import MAX_VALUES, ChatRequest, parse_request
+from services.gateway.sent import is_plain
 
 CONTENTS = ["", "hello", 'quo"te\\', "[{,", "é 日本 😀", "\x7f\u2028", "a\x00b", "<|im_end|>", None, 7]
 ROLES = ["system", "user", "assistant", "tool", "developer", "nobody"]
@@ -175,3 +176,19 @@ def test_numbers_that_postgres_would_refuse_are_recorded_as_they_were_read():
     request = parse_request(data, max_choices=1)
     assert b"1e-100000" not in request.sent.whole()
     assert json.loads(request.sent.whole())["messages"][0]["x"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("raw", "plain"),
+    [
+        (b'{"id": "call_c1e10", "text": "1e99"}', True),
+        (b'{"text": "\\"", "id": "3e10\\\\"}', True),
+        (b'{"a": "x", "n": 1e10}', False),
+        (b'{"a": "\\\\", "n": 1E-10}', False),
+        (b'{"a": "1e10", "n": 1' + b"0" * 99 + b"}", False),
+        (b'{"n": 1e9, "m": 0.5}', True),
+        (b'{"a": "\\u0000"}', False),
+    ],
+)
+def test_what_postgres_would_write_in_another_way_is_told_from_texts_that_look_like_it(raw: bytes, plain: bool) -> None:
+    assert is_plain(raw) is plain
