@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -103,16 +103,18 @@ def stubbed_platform(folder: Path) -> Iterator[Platform]:
 
 def look(platform: Platform, run_id: str, rollouts: int) -> Look:
     """What every process holds now."""
-    pids = platform.pids() | ({"trainer": trainer} if (trainer := trainer_pid(run_id)) else {})
-    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    used = {name: _used(pid) for name, pid in platform.pids().items()}
+    # It ends with its run, be it in this moment.
+    with suppress(psutil.NoSuchProcess):
+        used |= {"trainer": _used(trainer)} if (trainer := trainer_pid(run_id)) else {}
     with redis.Redis.from_url(platform.facts.redis_url) as connection:
         redis_bytes = int(connection.info("memory")["used_memory_dataset"])
         stream_length = int(connection.xlen(STREAM))
     return Look(
         seconds=time.monotonic(),
         rollouts=rollouts,
-        memory_bytes={name: process.memory_full_info().uss for name, process in processes.items()},
-        cpu_seconds={name: _cpu_seconds(process) for name, process in processes.items()} | _servers_cpu(platform),
+        memory_bytes={name: memory for name, (memory, _) in used.items()},
+        cpu_seconds={name: cpu for name, (_, cpu) in used.items()} | _servers_cpu(platform),
         redis_bytes=redis_bytes,
         stream_length=stream_length,
         files=_count_files(platform.home),
@@ -126,6 +128,12 @@ def _count_files(home: Path) -> int:
         folders[:] = [name for name in folders if (folder, name) != (str(home), "postgres")]
         count += len(files)
     return count
+
+
+def _used(pid: int) -> tuple[int, float]:
+    """Bytes of memory that are a process's alone, and seconds of CPU time."""
+    process = psutil.Process(pid)
+    return process.memory_full_info().uss, _cpu_seconds(process)
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
