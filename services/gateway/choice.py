@@ -82,9 +82,9 @@ class Absorber:
 
     # As `Told` has them, and for the same reason.
     __slots__ = (
-        *("_base", "_budget", "_progressed", "_run_id", "_stream", "_top", "_vocab_size"),
-        *("choice", "was_aborted"),
-    )
+        "_base", "_budget", "_progressed", "_run_id", "_stream", "_top", "_vocab_size",
+        "choice", "was_aborted",
+    )  # fmt: skip
 
     def __init__(self, job: Job, choice: Choice, progressed: Progressed) -> None:
         self.choice = choice

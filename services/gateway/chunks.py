@@ -24,9 +24,9 @@ class ChoiceStream:
     """
 
     __slots__ = (
-        *("_after", "_before", "_choice", "_eos_ids", "_fed", "_feed", "_has_role", "_head", "_held", "_holds_back"),
-        *("_is_plain", "_logprobs_shown", "_model", "_request", "_shown"),
-    )
+        "_after", "_before", "_choice", "_eos_ids", "_fed", "_feed", "_has_role", "_head", "_held", "_holds_back",
+        "_is_plain", "_logprobs_shown", "_model", "_request", "_shown",
+    )  # fmt: skip
 
     def __init__(self, model: ChatModel, request: ChatRequest, choice: Choice, head: bytes) -> None:
         self._model = model

@@ -151,9 +151,9 @@ class Connection(asyncio.Protocol):
 
     # One block of memory: those of hundreds of streams do not stay in the caches.
     __slots__ = (
-        *("_answered", "_has_length", "_head_bytes", "_heard_at", "_is_reusable", "_is_whole", "_loop", "_parser"),
-        *("_pieces", "_refusal", "_silence_seconds", "_status", "_take", "_timer", "_transport"),
-    )
+        "_answered", "_has_length", "_head_bytes", "_heard_at", "_is_reusable", "_is_whole", "_loop", "_parser",
+        "_pieces", "_refusal", "_silence_seconds", "_status", "_take", "_timer", "_transport",
+    )  # fmt: skip
     _transport: asyncio.Transport
 
     def __init__(self, loop: asyncio.AbstractEventLoop, silence_seconds: float) -> None:

@@ -104,9 +104,9 @@ class Follower:
     """
 
     __slots__ = (
-        *("_error", "_is_behind", "_keepalive_seconds", "_progress", "_reminder", "_send", "_streams"),
-        *("_task", "_write", "_writes"),
-    )
+        "_error", "_is_behind", "_keepalive_seconds", "_progress", "_reminder", "_send", "_streams",
+        "_task", "_write", "_writes",
+    )  # fmt: skip
 
     def __init__(
         self,

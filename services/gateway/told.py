@@ -77,9 +77,9 @@ class Told:
 
     # One block of memory each: those of hundreds of streams do not stay in the caches.
     __slots__ = (
-        *("_between", "_chances", "_count", "_counts_hold", "_cuts", "_ids", "_ids_at", "_ids_name"),
-        *("_is_incremental", "_logprobs_length", "_logprobs_name", "_tail"),
-    )
+        "_between", "_chances", "_count", "_counts_hold", "_cuts", "_ids", "_ids_at", "_ids_name",
+        "_is_incremental", "_logprobs_length", "_logprobs_name", "_tail",
+    )  # fmt: skip
 
     def __init__(self, *, cuts: bool) -> None:
         self._cuts = cuts
