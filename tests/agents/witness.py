@@ -56,7 +56,8 @@ def streamed(response):
 
 def ask(messages, **more):
     read = streamed if more.get("stream") else whole
-    question = {"model": "any", "max_tokens": 1, "temperature": 1.0, "messages": messages}
+    # First, as SDKs write it: a later call goes on from the record of the first.
+    question = {"messages": messages, "model": "any", "max_tokens": 1, "temperature": 1.0}
     name, text = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", question | more, read)
     note("answer", name)
     return text
