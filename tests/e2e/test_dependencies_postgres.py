@@ -12,21 +12,26 @@ import httpx
 from tests.faults.proxy import Trouble
 from tests.faults.stage import SERVICES, Stage, stage, until
 
-# As Postgres says it: the statement fails, and everything else goes on.
-FULL = """
-    CREATE FUNCTION no_space() RETURNS trigger LANGUAGE plpgsql AS $$
+# As Postgres says it: the statement fails, and everything else goes on. A table is locked alone, as one that
+# holds another's lock meanwhile could wait for a service that waits for it.
+NO_SPACE = """
+    CREATE OR REPLACE FUNCTION no_space() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
         RAISE EXCEPTION 'could not extend file "base/5/16444": No space left on device' USING ERRCODE = 'disk_full';
-    END $$;
+    END $$
+"""
+EVERY_TABLE = """
     DO $$ DECLARE target regclass; BEGIN
         FOR target IN SELECT oid FROM pg_class WHERE relnamespace = 'public'::regnamespace
             AND relkind IN ('r', 'p') AND NOT relispartition
         LOOP
-            EXECUTE format('CREATE TRIGGER no_space BEFORE INSERT OR UPDATE ON %s
-                FOR EACH STATEMENT EXECUTE FUNCTION no_space()', target);
+            EXECUTE format('{}', target);
+            COMMIT;
         END LOOP;
     END $$
 """
+FULL = EVERY_TABLE.format("CREATE TRIGGER no_space BEFORE INSERT OR UPDATE ON %s EXECUTE FUNCTION no_space()")
+FREED = EVERY_TABLE.format("DROP TRIGGER no_space ON %s")
 
 
 @dataclass(frozen=True)
@@ -42,9 +47,10 @@ def through_proxy(trouble: Trouble, cause: str | None = None) -> Case:
     return Case(lambda on: setattr(on.postgres_proxy, "trouble", trouble), lambda on: on.postgres_proxy.heal(), cause)
 
 
-def by_sql(begin: str, end: str, cause: str | None = None, *, cut: bool = False) -> Case:
+def by_sql(*begin: str, end: str, cause: str | None = None, cut: bool = False) -> Case:
     def start(on: Stage) -> None:
-        on.execute(begin)
+        for statement in begin:
+            on.execute(statement)
         if cut:
             on.postgres_proxy.cut()
 
@@ -62,17 +68,17 @@ CASES = {
     "it is restarted": Case(restart, lambda _: None),
     "it is refused": through_proxy(Trouble(refuse=True), "Connection refused"),
     "every query takes 200 ms": through_proxy(Trouble(delay_seconds=0.2)),
-    "its disk is full": by_sql(FULL, "DROP FUNCTION no_space() CASCADE"),
+    "its disk is full": by_sql(NO_SPACE, FULL, end=FREED),
     "it has no connection left": by_sql(
         "ALTER ROLE services CONNECTION LIMIT 0",
-        "ALTER ROLE services CONNECTION LIMIT -1",
-        "too many connections",
+        end="ALTER ROLE services CONNECTION LIMIT -1",
+        cause="too many connections",
         cut=True,
     ),
     "it is read-only after a failover": by_sql(
         "ALTER DATABASE leyden SET default_transaction_read_only = on",
-        "ALTER DATABASE leyden RESET default_transaction_read_only",
-        "session is read-only",
+        end="ALTER DATABASE leyden RESET default_transaction_read_only",
+        cause="session is read-only",
         cut=True,
     ),
     "it is silent": through_proxy(Trouble(hang=True), "no answer within"),
