@@ -3,6 +3,13 @@
 It needs `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and a task: JSON in `LEYDEN_TASK`, or a file as the first argument.
 The last line it prints is the grade of the conversation, as JSON.
 """
+# The collector is told before the first large import:
+# ruff: noqa: E402
+
+import gc
+
+# A process of one task: searching for cycles among the client's types, most of all at the exit, is a third of its work.
+gc.disable()
 
 import json
 import os
@@ -84,6 +91,7 @@ def main() -> None:
     with telemetry(), OpenAI() as client:
         transcript = converse(client, task)
     print(verdict(transcript, task.carrier))
+    gc.freeze()
 
 
 if __name__ == "__main__":
