@@ -28,7 +28,8 @@ from services.gateway.answer import Answer, Completion, finished_answer, logprob
 from services.gateway.choice import Choice, Job
 from services.gateway.door import Door, refusal
 from services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
-from services.gateway.history import Added, History, Prompt
+from services.gateway.history import History
+from services.gateway.prompt import Added, Prompt
 from services.gateway.reading import Reader
 from services.gateway.record import Recorder
 from services.gateway.render import ChatModel

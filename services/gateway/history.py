@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -22,14 +22,13 @@ from typing import NamedTuple
 import numpy as np
 import orjson
 
-from libs.store.calls import JsonText
 from services.gateway.errors import ContextOverflow
 from services.gateway.opening import Opening
+from services.gateway.prompt import Answered, Prompt
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Turn, parsed_arguments
-from services.gateway.sent import Sent
 from services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
-from services.gateway.written import Conversation, Elsewhere, Settled, Written, given_digest
+from services.gateway.written import Conversation, Elsewhere, Encoded, Settled, Written, given_digest, kept_bytes
 
 LONG_CHARACTERS = 16_384
 """Beyond this a text takes milliseconds to encode."""
@@ -44,60 +43,9 @@ SETTLED_CONVERSATIONS, MOST_SETTLED_BYTES = 32, 2**26
 are, and at least one; the others are read as a whole."""
 AttemptKey = tuple[str, int]
 """Rollout id and attempt number."""
+_NONE: TokenIds = np.empty(0, dtype=np.int32)
 _Asked = tuple[tuple[Turn, ...], bytes]
 """A conversation: its turns, and the digest of its tools and options."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A completed call as later prompts need it: its exact tokens, and length and digest of its prompt's text.
-
-    `sent_sha256`: of what it was sent, as `Sent.sha256`; None where that is not known
-    """
-
-    call_id: str
-    prompt: Tokens
-    sampled_ids: TokenIds
-    prompt_characters: int
-    prompt_digest: bytes
-    sent_sha256: bytes | None
-
-
-class Added(NamedTuple):
-    """What a row holds of its call: messages and prompt tokens after those of the call that it continues, or all."""
-
-    continues: str | None
-    messages: JsonText
-    ids: TokenIds
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt ready for the engine.
-
-    `earlier`: the call whose prompt and sampled tokens it begins with; `is_fork`: it continues answers of this attempt,
-    but not their tokens
-    """
-
-    tokens: Tokens
-    characters: int
-    text_digest: bytes
-    conversation_digest: bytes
-    earlier: Answered | None
-    is_fork: bool
-
-    @property
-    def ids(self) -> TokenIds:
-        """The tokens, read-only."""
-        return self.tokens.ids
-
-    def added(self, sent: Sent) -> Added:
-        """What the row of a call that was sent this holds."""
-        earlier = self.earlier
-        if earlier is None or earlier.sent_sha256 is None or earlier.sent_sha256 != sent.opening_sha256:
-            return Added(None, sent.whole(), self.ids)
-        before = earlier.prompt.length + len(earlier.sampled_ids)
-        return Added(earlier.call_id, sent.after_opening(), self.ids[before:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +61,19 @@ class StoredAnswer:
 
 ReadAnswers = Callable[[Collection[str]], Awaitable[Sequence[StoredAnswer]]]
 """Completed calls of an attempt but those with these ids, oldest first."""
+
+
+class _Begun(NamedTuple):
+    """What a prompt begins with: prompt and sampled tokens of the call `earlier`, whose answer is the last of `end`
+    turns, or what is known of them otherwise. The text follows them, after the token `after` where it stands next.
+    """
+
+    tokens: Tokens
+    sampled_ids: TokenIds
+    text: str
+    after: int | None
+    earlier: Answered | None
+    end: int
 
 
 @dataclass(slots=True)
@@ -152,15 +113,16 @@ class History:
         chain = _chain([base] if settled is None else settled.chain, conversation.turns)
         last = next((end for end in range(len(request.turns), 0, -1) if _is_answer(request.turns[end - 1])), None)
         if last is None:
+            encoded = None
             prompt, written = await self._first(key, conversation, chain)
         else:
             if chain[last] not in self._attempt(key).answered:
                 await self._read(key, read)
-            prompt, written = await self._later(key, conversation, chain, settled)
+            prompt, written, encoded = await self._later(key, conversation, chain, request, settled)
         self._check_room(len(prompt.ids))
         if request.opening is not None:
-            known = settled if last is None else None
-            self._settle(key, written.settle(request.opening, chain, known), request.continues)
+            now = written.settle(request.opening, chain, settled if last is None else None)
+            self._settle(key, now if encoded is None else replace(now, encoded=encoded), request.continues)
         return prompt
 
     def remember(
@@ -180,13 +142,14 @@ class History:
     async def _first(self, key: AttemptKey, conversation: Conversation, chain: list[bytes]) -> tuple[Prompt, Written]:
         """A prompt without an answer in it. Siblings of a group begin with the same one: it is written once."""
         if not self._model.is_timeless:
-            return await self._prompt(key, conversation, chain, None)
+            prompt, written, _ = await self._prompt(key, conversation, chain)
+            return prompt, written
         asked = (conversation.turns, given_digest(conversation))
         if asked in self._firsts:
             self._firsts.move_to_end(asked)
             prompt, written, _ = self._firsts[asked]
             return replace(prompt, tokens=prompt.tokens.apart()), written
-        prompt, written = await self._prompt(key, conversation, chain, None)
+        prompt, written, _ = await self._prompt(key, conversation, chain)
         size_bytes = FIRST_BYTES + TOKEN_BYTES * prompt.tokens.length + written.size_bytes
         if asked not in self._firsts and size_bytes <= FIRSTS_BYTES:
             self._firsts[asked] = replace(prompt, tokens=prompt.tokens.apart()), written, size_bytes
@@ -197,25 +160,37 @@ class History:
         return prompt, written
 
     async def _later(
-        self, key: AttemptKey, conversation: Conversation, chain: list[bytes], settled: Settled | None
-    ) -> tuple[Prompt, Written]:
+        self,
+        key: AttemptKey,
+        conversation: Conversation,
+        chain: list[bytes],
+        request: ChatRequest,
+        settled: Settled | None,
+    ) -> tuple[Prompt, Written, Encoded | None]:
         begun = settled if settled is None or settled.messages is not None else None
         try:
-            return await self._prompt(key, conversation, chain, begun)
+            return await self._prompt(key, conversation, chain, begun, request.opening)
         except Elsewhere:
-            return await self._prompt(key, conversation, chain, None)
+            return await self._prompt(key, conversation, chain, None, request.opening)
 
     async def _prompt(
-        self, key: AttemptKey, conversation: Conversation, chain: list[bytes], settled: Settled | None
-    ) -> tuple[Prompt, Written]:
-        """Raises: Elsewhere: the tokens are to be found without what is settled"""
+        self,
+        key: AttemptKey,
+        conversation: Conversation,
+        chain: list[bytes],
+        settled: Settled | None = None,
+        opening: Opening | None = None,
+    ) -> tuple[Prompt, Written, Encoded | None]:
+        """The prompt, and what is known of the tokens that an opening settles.
+
+        Raises: Elsewhere: the tokens are to be found without what is settled
+        """
         written = Written(self._model, conversation, settled)
-        continued, tokens, is_fork = await self._continued(key, conversation, chain, written)
-        if tokens is None:
-            if settled is not None:
-                raise Elsewhere
-            tokens = Tokens.of(await self._encoded(written.rest))
-        return Prompt(tokens, written.characters, written.digest(), chain[-1], continued, is_fork), written
+        begun, is_fork = self._begun(key, conversation, chain, written, settled)
+        tokens, encoded = await self._finished(begun, written, opening)
+        tokens = self._held(key, begun.tokens, tokens)
+        prompt = Prompt(tokens, written.characters, written.digest(), chain[-1], begun.earlier, is_fork)
+        return prompt, written, encoded
 
     async def _encoded(self, text: str, after: int | None = None) -> TokenIds:
         if len(text) < LONG_CHARACTERS:
@@ -224,17 +199,22 @@ class History:
         return await asyncio.to_thread(self._model.encode, text, after=after)
 
     async def _read(self, key: AttemptKey, read: ReadAnswers) -> None:
-        tokens = Tokens.of(np.empty(0, dtype=np.int32))
+        tokens = Tokens.of(_NONE)
         for stored in await read(self._attempt(key).call_ids):
             written = Written(self._model, stored.conversation)
             tokens = tokens.or_longer(stored.prompt_ids)
             answered = Answered(stored.call_id, tokens, stored.sampled_ids, written.characters, written.digest(), None)
             self._add(key, _extend(digest_chain(stored.conversation)[-1], stored.answer), answered)
 
-    async def _continued(
-        self, key: AttemptKey, conversation: Conversation, chain: list[bytes], written: Written
-    ) -> tuple[Answered | None, Tokens | None, bool]:
-        """The latest call that can be continued, tokens that begin with its, and whether a later one could not be.
+    def _begun(
+        self,
+        key: AttemptKey,
+        conversation: Conversation,
+        chain: list[bytes],
+        written: Written,
+        settled: Settled | None,
+    ) -> tuple[_Begun, bool]:
+        """What the prompt has of the latest call that it can continue, and whether there is a later one that it cannot.
 
         Raises: Elsewhere
         """
@@ -244,14 +224,19 @@ class History:
             call = answered.get(chain[end]) if _is_answer(conversation.turns[end - 1]) else None
             if call is None:
                 continue
-            tokens = await self._append(call, written, end)
-            if tokens is not None:
-                return call, self._held(key, call.prompt, tokens), is_fork
+            begun = self._after(call, written, end)
+            if begun is not None:
+                return begun, is_fork
             is_fork = True
-        return None, None, is_fork
+        if settled is None:
+            return _Begun(Tokens.of(_NONE), _NONE, written.rest, None, None, 0), is_fork
+        known = settled.encoded
+        if is_fork or known is None or not _is_latest(known, answered, chain[: written.first + 1]):
+            raise Elsewhere
+        return _Begun(known.tokens, _NONE, known.rest + written.rest, None, known.earlier, known.end), False
 
-    async def _append(self, call: Answered, written: Written, end: int) -> Tokens | None:
-        """The call's tokens and those of the text after its answer; None where the template does not only append."""
+    def _after(self, call: Answered, written: Written, end: int) -> _Begun | None:
+        """The call's tokens and the text after its answer; None where the template does not only append."""
         closing = self._model.closing
         if closing is None or not written.begins_with(call.prompt_characters, call.prompt_digest):
             return None
@@ -260,14 +245,30 @@ class History:
             return None
         last = int(call.sampled_ids[-1]) if len(call.sampled_ids) else None
         rest, after = self._unsampled_closing(closing, last)
-        appended = await self._encoded(rest + following, after)
+        return _Begun(call.prompt, call.sampled_ids, rest + following, after, call, end)
+
+    async def _finished(
+        self, begun: _Begun, written: Written, opening: Opening | None
+    ) -> tuple[Tokens, Encoded | None]:
+        """All tokens, and those of the text that an opening settles where its last answer comes after `begun`."""
+        text, upto = begun.text, _settled_part(begun, written, opening)
+        cut = None if upto is None else self._model.cuts.last(text, upto)
+        first = await self._encoded(text[:cut], begun.after)
+        second = _NONE if cut is None else await self._encoded(text[cut:])
         # Before they take room beside those of the call.
-        self._check_room(call.prompt.length + len(call.sampled_ids) + len(appended))
-        return call.prompt.followed_by(call.sampled_ids, appended)
+        count = begun.tokens.length + len(begun.sampled_ids) + len(first) + len(second)
+        self._check_room(count)
+        tokens = begun.tokens.followed_by(begun.sampled_ids, first)
+        if cut is None:
+            return tokens, None
+        rest = text[cut:upto]
+        encoded = Encoded(tokens, rest, begun.earlier, begun.end, kept_bytes([rest]) + TOKEN_BYTES * count)
+        whole = tokens.followed_by(second)
+        return replace(whole, added_bytes=tokens.added_bytes + whole.added_bytes), encoded
 
     def _held(self, key: AttemptKey, continued: Tokens, tokens: Tokens) -> Tokens:
         """The tokens, counted already where they lie in memory that is kept for those continued, answered or not."""
-        if not tokens.shares(continued):
+        if not continued.length or not tokens.shares(continued):
             return tokens
         self._take(self._attempt(key), tokens.added_bytes)
         return replace(tokens, added_bytes=0)
@@ -330,6 +331,21 @@ def _latest(settled: list[Settled]) -> list[Settled]:
     sizes = accumulate(one.size_bytes for one in reversed(settled[-SETTLED_CONVERSATIONS:]))
     count = sum(size_bytes <= MOST_SETTLED_BYTES for size_bytes in sizes)
     return settled[-max(1, count) :]
+
+
+def _settled_part(begun: _Begun, written: Written, opening: Opening | None) -> int | None:
+    """How much of the text an opening settles; None where nothing, as its last answers are those that are continued."""
+    if opening is None or begun.end >= len(opening.turns):
+        return None
+    settled = written.settled_characters(opening)
+    upto = None if settled is None else settled + len(begun.text) - len(written.rest)
+    return None if upto is None or upto < 0 else upto
+
+
+def _is_latest(known: Encoded, answered: Mapping[bytes, Answered], chain: list[bytes]) -> bool:
+    """Whether a search through the settled turns would find what is known to be continued."""
+    found = answered.get(chain[known.end]) if known.end else None
+    return found is known.earlier and answered.keys().isdisjoint(chain[known.end + 1 :])
 
 
 def digest_chain(conversation: Conversation) -> list[bytes]:

@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from libs.service.errors import Misconfigured
+from services.gateway.cuts import Cuts
 from services.gateway.errors import BadRequest
 from services.gateway.request import Json, Turn, parsed_arguments
 from services.gateway.spelling import Spelling
@@ -69,6 +70,7 @@ class ChatModel:
         self.is_timeless = all(name.name != "strftime_now" for name in parsed.find_all(jinja2.nodes.Name))
         """Whether the template writes the same text at any time."""
         self._specials = _special_tokens(settings)
+        self.cuts = Cuts.of(self._tokenizer, "\n".join([source, *self._specials.values()]))
         self.closing = self._find_closing()
 
     def render(

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import orjson
 
 from services.gateway.opening import Opening
+from services.gateway.prompt import Answered
 from services.gateway.render import ChatModel
 from services.gateway.request import Json, ToolCall, Turn
 from services.gateway.tail import Reached, Tail
+from services.gateway.tokens import Tokens
 
 SETTLED_BYTES, TURN_BYTES = 1000, 100
 """What is kept of an opening and of each of its turns beside its bytes and the turns themselves, measured."""
@@ -36,13 +38,29 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
+class Encoded:
+    """Tokens with which every prompt begins that has this text before it, as long as no later answer is known in it.
+
+    Args: tokens: of the text up to a cut; rest: the text after it; earlier: the call that the tokens continue, whose
+        answer is the last of `end` turns; None and 0 where they continue none; size_bytes: memory
+    """
+
+    tokens: Tokens
+    rest: str
+    earlier: Answered | None
+    end: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """What an opening's turns have become, under the tools and options of `chain[0]`.
 
     Args: chain: digests of the conversation's beginnings, from no turn to all of the opening's; messages: as the
         template gets them, None where it writes only whole conversations; reached: the template before the last of
         them; characters, digest: of the text before that one; given: digest of tools and options as they are spelled;
-        kept_bytes: memory of the turns and messages
+        kept_bytes: memory of the turns and messages; encoded: what is known of that text's tokens, beside those of
+        calls whose answer comes later
     """
 
     opening: Opening
@@ -53,11 +71,13 @@ class Settled:
     digest: hashlib.blake2b
     given: bytes
     kept_bytes: int
+    encoded: Encoded | None = None
 
     @property
     def size_bytes(self) -> int:
         """Memory."""
-        return SETTLED_BYTES + len(self.opening.raw) + TURN_BYTES * len(self.opening.turns) + self.kept_bytes
+        encoded = 0 if self.encoded is None else self.encoded.size_bytes
+        return SETTLED_BYTES + len(self.opening.raw) + TURN_BYTES * len(self.opening.turns) + self.kept_bytes + encoded
 
 
 class Written:
@@ -78,7 +98,7 @@ class Written:
         self.first = 0 if settled is None else len(settled.opening.turns)
         """The first turn that is not settled."""
         self._given = given_digest(conversation)
-        if settled is not None and settled.given != self._given:
+        if settled is not None and (settled.given != self._given or _divides_results(conversation.turns, self.first)):
             raise Elsewhere
         self._messages = self._spelled(len(conversation.turns))
         self._tail = self._written(self._messages, is_question=True)
@@ -127,6 +147,13 @@ class Written:
         if not self.rest.startswith(so_far) or not so_far.endswith(closing):
             return None
         return self.rest[len(so_far) :]
+
+    def settled_characters(self, opening: Opening) -> int | None:
+        """How much of `rest` an opening settles, as for `settle`; None where nothing can be gone on from."""
+        last = len(self._spelled(len(opening.turns))) - 1
+        if self._tail is None or self._tail.reached(last) is None:
+            return None
+        return len(self._shown(self._tail, self._tail.texts[: last - self._start]))
 
     def settle(self, opening: Opening, chain: list[bytes], known: Settled | None = None) -> Settled:
         """What later conversations that begin with an opening need not write again.
@@ -212,6 +239,11 @@ def kept_bytes(values: Iterable[object]) -> int:
         elif isinstance(value, ToolCall):
             left += value.id, value.name, value.arguments
     return size
+
+
+def _divides_results(turns: Sequence[Turn], place: int) -> bool:
+    """Whether turns before and after a place are tool results, which may be one message to the template."""
+    return place < len(turns) and turns[place - 1].role == turns[place].role == "tool"
 
 
 def _is_kept(answer: Turn, text: str) -> bool:

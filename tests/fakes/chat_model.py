@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -33,15 +34,17 @@ HE = 256
 EOS = 259
 
 
-def make_chat_model(folder: Path, template: str = CHATML, *, context_length: int = 4096) -> Path:
-    """The folder: ids 0 to 255 are bytes in order, then `he`, <|endoftext|>, <|im_start|>, <|im_end|>."""
+def make_chat_model(
+    folder: Path, template: str = CHATML, *, context_length: int = 4096, more_marks: Sequence[str] = ()
+) -> Path:
+    """The folder: ids 0 to 255 are bytes in order, then `he`, <|endoftext|>, <|im_start|>, <|im_end|>, and more."""
     folder.mkdir(parents=True, exist_ok=True)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: index for index, letter in enumerate(alphabet)} | {"he": HE}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("h", "e")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    marks = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+    marks = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *more_marks)
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in marks])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": context_length, "eos_token_id": EOS}

@@ -20,7 +20,8 @@ from libs.store.chains import whole_call
 from services.gateway import history as history_module
 from services.gateway import render
 from services.gateway.errors import ContextOverflow
-from services.gateway.history import LONG_CHARACTERS, History, Prompt, StoredAnswer, digest_chain
+from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer, digest_chain
+from services.gateway.prompt import Prompt
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
 from services.gateway.sent import Sent
@@ -123,11 +124,18 @@ class Agent:
         self.random = random
         self.messages: list[dict[str, Any]] = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
         self.tools: list[Any] = random.choice([[], [TOOL]])
+        self.reminds = random.choice([0.0, 0.5, 1.0])
 
     def body(self) -> bytes:
         spelled = self.random.choice([(",", ":"), (",", ":"), (", ", ": ")])
-        document = {"messages": self.messages, "model": "m", "tools": self.tools or None}
+        document = {"messages": [*self.messages, *self.reminders()], "model": "m", "tools": self.tools or None}
         return json.dumps(document, separators=spelled).encode()
+
+    def reminders(self) -> list[dict[str, Any]]:
+        """A last message that is in no later request."""
+        if self.random.random() >= self.reminds:
+            return []
+        return [{"role": self.random.choice(["user", "system"]), "content": f"step {len(self.messages)}"}]
 
     def take(self, answer: dict[str, Any], number: int) -> None:
         """What it does with an answer."""
@@ -175,7 +183,8 @@ def row_of(name: str, prompt: Prompt, asked: ChatRequest, sampled: TokenIds) -> 
 @settings(max_examples=40, deadline=None)
 @given(st.randoms(use_true_random=False))
 async def test_a_prompt_is_the_same_whatever_is_remembered(tmp_path_factory, template, random):
-    model = ChatModel(make_chat_model(tmp_path_factory.mktemp("m"), template, context_length=2**20))
+    marks = ["<assistant>", "</outputs>", "</think>"]
+    model = ChatModel(make_chat_model(tmp_path_factory.mktemp("m"), template, context_length=2**20, more_marks=marks))
     remembering, store, agents = History(model, max_bytes=10**7), Store(), [Agent(random), Agent(random)]
     rows: dict[str, SimpleNamespace] = {}
     for number in range(14):
@@ -204,8 +213,12 @@ async def test_a_prompt_is_the_same_whatever_is_remembered(tmp_path_factory, tem
         agent.take(message, number)
 
 
+@pytest.mark.parametrize("reminder", [[], [{"role": "user", "content": "be brief"}]], ids=["", "reminded"])
 @pytest.mark.parametrize("template", [CHATML, CHATML_WITH_TOOLS])
-async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else(tmp_path, monkeypatch, template):
+async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else(
+    tmp_path, monkeypatch, template, reminder
+):
+    """A reminder stands at the end of each request, and in none of the later ones."""
     model = ChatModel(make_chat_model(tmp_path / "m", template, context_length=2**20))
     history, seen = History(model, max_bytes=10**7), []
     spell, encode = ChatModel.messages, ChatModel.encode
@@ -224,7 +237,7 @@ async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else
     costs = []
     for number in range(30):
         messages.append({"role": "user", "content": f"question {number:02}"})
-        body = json.dumps({"messages": messages, "model": "m", "tools": [TOOL]}).encode()
+        body = json.dumps({"messages": messages + reminder, "model": "m", "tools": [TOOL]}).encode()
         asked = parse_request(body, max_choices=1, opening=history.opening(KEY, body))
         seen.clear()
         prompt = await history.prompt(KEY, asked, Store().read)
@@ -232,9 +245,29 @@ async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else
         costs.append((read, *seen))
         history.remember(KEY, f"c{number}", prompt, Turn("assistant", "ok"), np.asarray([5, EOS], dtype=np.int32))
         messages.append({"role": "assistant", "content": "ok"})
-    # Turns of the body, of the text, of the text up to the answer, and settled; then the characters after the answer.
-    assert costs[2:] == [costs[2]] * 28
-    assert costs[2][:2] == (4, 4)
+    # Turns of the body and of the text first.
+    assert costs[3:] == [costs[3]] * 27
+    assert costs[3][:2] == (4 + len(reminder),) * 2
+
+
+async def test_of_requests_whose_last_message_is_never_kept_those_continue_a_call_that_have_its_answer(tmp_path):
+    model = ChatModel(make_chat_model(tmp_path / "m", context_length=2**20))
+    history, store, messages = History(model, max_bytes=10**7), Store(), [{"role": "system", "content": "s"}]
+    # Encoded, `the` is two tokens.
+    sampled = np.asarray([int(model.encode(letter)[0]) for letter in "the"] + [EOS], dtype=np.int32)
+    begins, before = np.empty(0, dtype=np.int32), ""
+    for number in range(12):
+        messages.append({"role": "user", "content": f"question {number}"})
+        reminder = [] if number == 4 else [{"role": "user", "content": f"step {number} of 12"}]
+        body = json.dumps({"messages": messages + reminder, "model": "m"}).encode()
+        asked = parse_request(body, max_choices=1, opening=history.opening(KEY, body))
+        prompt = await history.prompt(KEY, asked, store.read)
+        text = model.render(asked.turns, (), {}, add_generation_prompt=True)
+        assert prompt.ids.tolist() == [*begins.tolist(), *model.encode(text.removeprefix(before)).tolist()]
+        if not reminder:
+            begins, before = np.concatenate([prompt.ids, sampled]), f"{text}the<|im_end|>"
+        history.remember(KEY, f"c{number}", prompt, Turn("assistant", "the"), sampled)
+        messages.append({"role": "assistant", "content": "the"})
 
 
 async def turns_read(history: History, conversations: int, turns: int) -> list[int]:
@@ -481,6 +514,31 @@ async def test_long_prompts_that_were_never_answered_take_no_more_memory_than_th
     finally:
         tracemalloc.stop()
     assert 0.4 * 10**6 < taken < 1.2 * 10**6
+
+
+async def test_what_is_known_of_prompts_that_were_never_answered_takes_no_more_memory_than_it_may(tmp_path):
+    model = ChatModel(make_chat_model(tmp_path / "m", context_length=2**20))
+    history, store = History(model, max_bytes=2 * 10**6), Store()
+
+    async def attempt(number: int) -> None:
+        key, messages = (f"run-abcdefghij.{number}.0", 1), [{"role": "user", "content": "a"}]
+        for turn in range(4):
+            messages += [{"role": "assistant", "content": "never said"}, {"role": "user", "content": f"{turn}" * 2000}]
+            body = json.dumps({"messages": [*messages, {"role": "user", "content": "x" * 4000}], "model": "m"}).encode()
+            asked = parse_request(body, max_choices=1, opening=history.opening(key, body))
+            await history.prompt(key, asked, store.read)
+
+    await attempt(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, 40):
+            await attempt(number)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert 0.4 * 10**6 < taken < 2.4 * 10**6
 
 
 async def test_a_conversation_without_an_answer_in_it_reads_nothing(model):
