@@ -21,7 +21,7 @@ from tests import builders
 from tests.fakes.engine_control import FakeEngineControl, running
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not await condition():
         assert time.monotonic() < deadline, "did not come true in time"
@@ -40,7 +40,8 @@ async def test_a_lock_has_one_holder_and_ends_with_its_connection(postgres_dsn: 
     with pytest.raises(LockLost):
         await first.check()
     await second.release()
-    assert await second.acquire()
+    # A server that has ended a connection lets go of its locks a moment later.
+    await until(second.acquire)
     for lock in (first, second, other):
         await lock.release()
     with pytest.raises(LockLost):
@@ -78,7 +79,7 @@ async def test_a_second_controller_takes_over_when_the_first_is_killed(
         await until(lambda: _admitted(database, second_run))
         assert engine.weight_version == f"{second_run.id}:0"
         waiting.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await waiting.wait() == 0
 
 

@@ -279,11 +279,11 @@ async def test_the_worker_takes_groups_as_they_complete_and_stops(database: Data
     task = asyncio.create_task(work(settings, stop, checks))
     try:
         await add_complete_group(database, run)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not await rows(database, tables.GroupCredit):
                 await asyncio.sleep(0.02)
         assert await checks.run() == {"database": "ok"}
     finally:
         stop.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await task

@@ -67,7 +67,7 @@ async def came_true(condition: Callable[[], bool]) -> None:
 
 async def holds(url: str, tokens: int) -> None:
     """Returns when the engine has so many tokens in flight."""
-    async with asyncio.timeout(120), httpx.AsyncClient() as http:
+    async with asyncio.timeout(120), httpx.AsyncClient(timeout=60) as http:
         while (await http.get(f"{url}/v1/loads")).json()["loads"][0]["num_used_tokens"] < tokens:
             await asyncio.sleep(0.01)
 

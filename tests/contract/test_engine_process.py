@@ -32,11 +32,11 @@ def test_a_process_serves_and_ends_on_sigterm(tiny_model: Path) -> None:
             answer = httpx.post(
                 f"http://127.0.0.1:{listening['port']}/generate",
                 json={"text": "hello", "sampling_params": {"max_new_tokens": 3, "ignore_eos": True}},
-                timeout=30,
+                timeout=60,
             )
             decoded = api_types().GenerateResponse.from_json_value(answer.json())
             assert [span.version for span in decoded.meta_info.weight_versions] == ["run-a:7"]
             process.send_signal(signal.SIGTERM)
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=60) == 0
         finally:
             process.kill()

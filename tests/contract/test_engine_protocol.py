@@ -297,7 +297,7 @@ async def test_a_client_that_hangs_up_leaves_nothing_running(engine: Client) -> 
     while "gone-too" not in engine.engine._live:
         await asyncio.sleep(0.01)
     waiting.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while engine.engine.scheduler.has_work or engine.engine._live:
             await asyncio.sleep(0.02)
 

@@ -102,7 +102,7 @@ async def test_pause_with_abort_answers_what_is_in_flight_and_holds_the_next(eng
 
 
 async def test_health_generate_fails_while_paused(tiny_model: Path) -> None:
-    async with served_engine(tiny_model, health_timeout_seconds=0.1) as client:
+    async with served_engine(tiny_model, health_timeout_seconds=3.0) as client:
         await client.control("/pause_generation")
         assert (await client.http.get("/health_generate")).status_code == 503
         await client.control("/continue_generation")
@@ -291,15 +291,16 @@ async def test_streams_go_on_while_what_they_need_is_computed_ahead(
     scheduler, did = engine.engine.scheduler, []
     advance, step = Ahead.advance, scheduler.step
     monkeypatch.setattr(Ahead, "advance", lambda ahead: did.append("slice") or advance(ahead))
-    monkeypatch.setattr(scheduler, "step", lambda: did.append("step") or step())
+    # Slowly, so that few tokens are sampled between the preparation and the pause.
+    monkeypatch.setattr(scheduler, "step", lambda: did.append("step") or time.sleep(0.002) or step())
     stream = engine.stream(input_ids=list(range(20, 220)), sampling_params={**LONG, "max_new_tokens": 1000})
     await anext(stream)
     assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
     assert did.count("slice") > 200 // 16
     assert ("slice", "slice") not in pairwise(did)
-    assert (await engine.http.get("/model_info")).json()["weight_version"] == "r:0"
     computed = scheduler.totals.prefill_tokens
     await engine.control("/pause_generation", mode="retract")
+    assert (await engine.http.get("/model_info")).json()["weight_version"] == "r:0"
     assert (await load(engine, new_weights, weight_version="r:1")).status_code == 200
     await engine.control("/continue_generation")
     spans = (await last_of(stream))["meta_info"]["weight_versions"]

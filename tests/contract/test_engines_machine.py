@@ -6,7 +6,6 @@ Whatever happened before, one look brings it to the wanted version where it can 
 from __future__ import annotations
 
 import contextlib
-import socket
 from typing import Any
 
 import httpx
@@ -17,6 +16,7 @@ from libs.queue.wake import Wake
 from libs.store import tables
 from services.controller.engines import EngineClient, Fleet, Wanted
 from services.controller.settings import Settings
+from tests.contract.test_gateway_process import free_port
 from tests.fakes.engine_control import FakeEngineControl, running
 from tests.machines import StoreMachine, walk
 
@@ -29,9 +29,7 @@ class EngineMachine(StoreMachine):
     def begin(self) -> None:
         self.open()
         self.engine = FakeEngineControl()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = int(free.getsockname()[1])
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.wake = Wake(NO_REDIS)
         self.living: contextlib.AbstractAsyncContextManager[Any] | None = None

@@ -45,8 +45,14 @@ class Pair:
         return list(await all_calls(self.database))
 
     async def tell_engine(self, path: str, **body: Any) -> Any:
-        async with httpx.AsyncClient(timeout=30) as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             return (await http.post(f"{self.engine_url}{path}", json=body)).raise_for_status()
+
+    async def is_at_work(self) -> None:
+        """Returns when the engine has something in flight."""
+        async with asyncio.timeout(60), httpx.AsyncClient(timeout=60) as http:
+            while not (await http.get(f"{self.engine_url}/v1/loads")).json()["loads"][0]["num_used_tokens"]:
+                await asyncio.sleep(0.01)
 
 
 @asynccontextmanager
@@ -131,7 +137,7 @@ async def test_weights_that_change_in_the_middle_are_told_per_token_and_the_agen
     async with pair(tmp_path, database, tiny_model) as both, both.gateway.client(both.rollout_id) as client:
         create: Any = client.chat.completions.create
         # A bias towards one letter keeps the answer from ending early.
-        stream = await create(model="m", messages=HI, max_tokens=400, stream=True, logit_bias={"40": 100})
+        stream = await create(model="m", messages=HI, max_tokens=1000, stream=True, logit_bias={"40": 100})
         shown = [await anext(stream)]
         await both.tell_engine("/pause_generation", mode="abort")
         await both.tell_engine(
@@ -143,7 +149,7 @@ async def test_weights_that_change_in_the_middle_are_told_per_token_and_the_agen
     versions = ids(call.policy_versions)
     assert (call.min_policy_version, call.max_policy_version) == (0, 1)
     assert versions == sorted(versions)
-    assert (call.completion_tokens, call.finish_reason, call.status) == (400, "length", "completed")
+    assert (call.completion_tokens, call.finish_reason, call.status) == (1000, "length", "completed")
     assert shown[-1].choices[0].finish_reason == "length"
 
 
@@ -152,10 +158,10 @@ async def test_a_hang_up_frees_the_engine(tmp_path, database, tiny_model):
         async with both.gateway.client(both.rollout_id) as client:
             create: Any = client.chat.completions.create
             asking = asyncio.create_task(create(model="m", messages=HI, max_tokens=3500, logit_bias={"40": 100}))
-            await asyncio.sleep(0.3)
+            await both.is_at_work()
             asking.cancel()
             await asyncio.wait({asking})
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not (calls := await both.calls()):
                 await asyncio.sleep(0.05)
     assert [call.status for call in calls] == ["aborted"]

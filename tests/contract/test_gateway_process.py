@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -24,9 +26,12 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 
 
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    """Not one of those that the system gives away: nobody takes it before the process that is told of it does."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
 
 
 @asynccontextmanager

@@ -32,7 +32,7 @@ def ids(data: bytes) -> list[int]:
 
 
 async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             held = condition()
             if held if isinstance(held, bool) else await held:
@@ -61,7 +61,7 @@ async def raw_stream(stage: Scene, **body: Any) -> AsyncIterator[httpx.Response]
     headers = {"authorization": f"Bearer {stage.gateway.key(stage.rollout_id)}"}
     url = f"{stage.gateway.base_url(stage.rollout_id)}/chat/completions"
     async with (
-        httpx.AsyncClient(timeout=20) as http,
+        httpx.AsyncClient(timeout=60) as http,
         http.stream("POST", url, json=document, headers=headers) as response,
     ):
         yield response
@@ -69,7 +69,7 @@ async def raw_stream(stage: Scene, **body: Any) -> AsyncIterator[httpx.Response]
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_last_byte_waits_for_the_record(tmp_path, database, stream):
-    async with scene(tmp_path, database) as stage, stage.client() as client:
+    async with scene(tmp_path, database, record_hold_seconds=60) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         seen: list[Any] = []
 
@@ -266,11 +266,17 @@ async def test_an_answer_aborted_by_a_pause_is_continued(tmp_path, database):
     assert ids(call.sampled_ids) == [*text, 259]
 
 
+def held() -> float:
+    return REGISTRY.get_sample_value("gateway_held_calls") or 0.0
+
+
 async def test_a_call_waits_for_an_engine_that_serves_its_run(tmp_path, database):
-    async with scene(tmp_path, database, engine_urls=[]) as stage, stage.client() as client:
+    async with scene(tmp_path, database, engine_urls=[], hold_seconds=60) as stage, stage.client() as client:
         await set_engine(database, stage.engine.url, run_id="run-other")
         create: Any = client.chat.completions.create
+        before = held()
         asking = asyncio.create_task(create(model="m", messages=HI))
+        await until(lambda: held() == before + 1)
         await asyncio.sleep(0.3)
         assert not asking.done() and stage.engine.requests == []
         await set_engine(database, stage.engine.url, run_id=stage.run_id, state="updating")
@@ -359,7 +365,7 @@ async def database_away(dsn: str) -> AsyncIterator[None]:
 
 
 async def test_an_answer_waits_while_postgres_is_away_and_is_recorded_once(tmp_path, database):
-    async with scene(tmp_path, database) as stage, stage.client() as client:
+    async with scene(tmp_path, database, record_hold_seconds=60) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         await create(model="m", messages=HI)
         async with database_away(database.dsn):
@@ -386,7 +392,7 @@ async def test_an_answer_whose_record_cannot_be_stored_is_withheld(tmp_path, dat
 
 async def test_a_held_stream_is_kept_alive_and_its_error_is_an_event(tmp_path, database):
     settings: dict[str, Any] = {"engine_urls": [], "keepalive_after_seconds": 0.1, "keepalive_seconds": 0.1}
-    async with scene(tmp_path, database, hold_seconds=1.0, **settings) as stage, raw_stream(stage) as response:
+    async with scene(tmp_path, database, hold_seconds=3.0, **settings) as stage, raw_stream(stage) as response:
         lines = [line async for line in response.aiter_lines() if line]
     assert response.status_code == 200
     assert all(line.startswith(": ") for line in lines[:2])

@@ -25,7 +25,7 @@ def proxy(redis_url: str) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 async def queue(proxy: FaultProxy, redis_url: str) -> AsyncIterator[RolloutQueue]:
-    opened = RolloutQueue(proxy.url(redis_url), answer_seconds=0.3)
+    opened = RolloutQueue(proxy.url(redis_url), answer_seconds=2.0)
     yield opened
     await opened.close()
 
@@ -86,7 +86,7 @@ async def test_a_read_only_replica_is_away(queue: RolloutQueue, server: redis.Re
 
 async def test_with_a_silent_redis_giving_a_hint_and_waiting_for_one_end(wake: Wake, proxy: FaultProxy) -> None:
     await wake.notify(Topic.RUNS)
-    assert await wake.wait(Topic.RUNS, timeout_seconds=0.1)
+    assert await wake.wait(Topic.RUNS, timeout_seconds=PATIENCE_SECONDS)
     proxy.trouble = Trouble(hang=True)
     async with asyncio.timeout(PATIENCE_SECONDS):
         assert not await wake.wait(Topic.RUNS, timeout_seconds=0.1)

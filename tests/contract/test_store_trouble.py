@@ -17,7 +17,7 @@ from libs.store.database import AWAY, Database, cause
 from libs.store.locks import AdvisoryLock, LockLost
 from tests.faults.proxy import FaultProxy, Trouble
 
-SILENCE_SECONDS = 0.5
+SILENCE_SECONDS = 1.5
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ async def test_a_silent_server_is_away_and_the_next_session_finds_the_healed_one
 ) -> None:
     with pytest.raises(exc.OperationalError) as away:
         await say(behind, lambda: setattr(proxy, "trouble", Trouble(hang=True)))
-    assert cause(away.value) == "Postgres did not answer within 1.5 s, so the connection was closed"
+    assert cause(away.value) == "Postgres did not answer within 2.5 s, so the connection was closed"
     proxy.heal()
     await behind.ping()
 

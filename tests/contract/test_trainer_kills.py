@@ -8,6 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from libs.faults import Armory
 from libs.store import tables
 from libs.store.database import Database
@@ -63,6 +65,7 @@ async def train(case: Case, armory: Armory) -> int:
             await process.wait()
 
 
+@pytest.mark.timeout(900)
 async def test_a_step_killed_at_every_point_is_recorded_once_with_the_weights_of_an_undisturbed_one(
     database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str
 ) -> None:

@@ -508,7 +508,7 @@ async def test_a_killed_process_is_replaced_and_a_stopped_one_leaves_cleanly(cas
                 assert b'"step":1' in line
                 break
         stopped.terminate()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await stopped.communicate()
     finally:
         if stopped.returncode is None:

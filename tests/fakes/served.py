@@ -37,7 +37,7 @@ def served(app: FastAPI) -> Iterator[str]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     thread.start()
     try:
-        yield f"http://127.0.0.1:{port.result(timeout=30)}"
+        yield f"http://127.0.0.1:{port.result(timeout=60)}"
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()

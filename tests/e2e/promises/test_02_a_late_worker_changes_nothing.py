@@ -72,18 +72,6 @@ async def noted(bench: Bench, notes: Path, text: str) -> None:
     await bench.until(lambda: asyncio.to_thread(lambda: notes.read_text() == text))
 
 
-async def taken_over(bench: Bench, rollout: tables.Rollout) -> tables.Outcome:
-    """The outcome of attempt 2; asks for it again and again, as the controller does."""
-
-    async def found() -> tables.Outcome | None:
-        await bench.queue.enqueue([rollout.id])
-        row: tables.Outcome | None = await bench._get(tables.Outcome, (rollout.id, 2))
-        return row
-
-    outcome: tables.Outcome = await bench.until(found, 60.0)
-    return outcome
-
-
 async def settled_unless_overdue(bench: Bench, rollout: tables.Rollout) -> tables.Outcome | None:
     """The outcome of attempt 1; fails where its lease ran out meanwhile."""
     async with bench.database.session() as session:
@@ -103,7 +91,7 @@ async def test_a_runner_that_slept_beyond_its_lease_settles_nothing(bench: Bench
         file.write("go ")
     await noted(bench, notes, "here go said")
     async with stopped(await bench.start()):
-        assert (await taken_over(bench, rollout)).reward == 1.0
+        assert (await bench.taken_over(rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
     async with stopped(late):
         # It runs one attempt at a time: settling another shows that it is done with the late one.
@@ -122,7 +110,7 @@ async def test_an_attempt_that_goes_on_after_its_lease_was_taken_over_is_stopped
     await noted(bench, notes, "here ")
     late.send_signal(signal.SIGSTOP)
     async with stopped(await bench.start()):
-        assert (await taken_over(bench, rollout)).reward == 1.0
+        assert (await bench.taken_over(rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
     async with stopped(late):
         [other] = await bench.enqueue("print('{\"reward\": 1}')")

@@ -85,6 +85,7 @@ def key_of(rollout: tables.Rollout) -> AttemptKey:
 
 
 async def test_calls_of_running_attempts_share_their_looks(database, redis_url, monkeypatch):
+    monkeypatch.setattr(module, "BELIEF_SECONDS", 3600.0)
     rollouts = await attempts(database, 8)
     async with watched(database, redis_url, monkeypatch) as seen:
         asked = [seen.runs(key_of(rollout)) for rollout in rollouts for _ in range(50)]

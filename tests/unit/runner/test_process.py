@@ -24,7 +24,7 @@ def command(code: str, folder: Path, **changes: object) -> Command:
         "argv": [sys.executable, "-S", "-E", "-c", code],
         "environment": {"PATH": os.defpath},
         "folder": folder,
-        "timeout_seconds": 20.0,
+        "timeout_seconds": 60.0,
         "grace_seconds": 0.2,
         "output_bytes": 1000,
     }
@@ -44,7 +44,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-async def until(condition: object, seconds: float = 10.0) -> None:
+async def until(condition: object, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "did not come true in time"
@@ -89,7 +89,8 @@ async def test_the_agent_gets_its_environment_folder_and_nothing_else(tmp_path: 
 
 
 async def test_a_timeout_kills_an_agent_that_ignores_sigterm_and_all_its_children(tmp_path: Path) -> None:
-    ended = await run(FORKS + "\ntime.sleep(60)", tmp_path, timeout_seconds=0.8)
+    # Long enough for all of them to begin on a machine that is busy.
+    ended = await run(FORKS + "\ntime.sleep(60)", tmp_path, timeout_seconds=4.0)
     assert (ended.timed_out, ended.exit_code, ended.clean) == (True, -signal.SIGKILL, True)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 3
@@ -98,7 +99,7 @@ async def test_a_timeout_kills_an_agent_that_ignores_sigterm_and_all_its_childre
 
 async def test_a_timeout_lets_an_agent_end_itself_within_the_grace(tmp_path: Path) -> None:
     code = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7)); time.sleep(60)"
-    ended = await run(code, tmp_path, timeout_seconds=0.5, grace_seconds=10.0)
+    ended = await run(code, tmp_path, timeout_seconds=4.0, grace_seconds=60.0)
     assert (ended.timed_out, ended.exit_code) == (True, 7)
 
 
@@ -160,7 +161,7 @@ asyncio.run(main())
     [nursery] = children(runner.pid)
     [keeper_pid] = children(nursery)
     os.kill(keeper_pid, signal.SIGKILL)
-    out, _ = await asyncio.to_thread(runner.communicate, timeout=20)
+    out, _ = await asyncio.to_thread(runner.communicate, timeout=60)
     assert out == b"lost\n"
     assert not any(map(alive, read_pids(tmp_path)))
 

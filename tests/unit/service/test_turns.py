@@ -33,7 +33,7 @@ class Requests:
             await asyncio.sleep(0)
 
     async def ended(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while sum(task.done() for task in self.tasks) < count:
                 await asyncio.sleep(0)
 

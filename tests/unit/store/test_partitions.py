@@ -83,4 +83,4 @@ async def test_making_partitions_does_not_wait_for_writers_of_other_runs(databas
     async with database.session() as creating:
         await create_run_partitions(creating, "run-new")
         # The partitions' transaction is still open.
-        await asyncio.wait_for(builders.add_call(database, rollouts[0]), timeout=10)
+        await asyncio.wait_for(builders.add_call(database, rollouts[0]), timeout=60)
