@@ -2,7 +2,8 @@
 
 Sessions go on turn by turn as an SDK does it: the whole history in every body, answers echoed. The gateway's CPU time
 is read around each turn of all sessions. Afterwards every call must be in Postgres, each prompt must begin with prompt
-and sampled tokens of the call before it, and a gateway that remembers nothing must come to the same tokens.
+and sampled tokens of the call before it, and a gateway that remembers nothing must come to the same tokens. Further
+sessions end each request with a message that no later one has: no call continues another, and the tokens are the same.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ from tests.bench.served import Server, served
 
 TURNS, SESSIONS, AT_ONCE, WARM_UP = 100, 12, 4, 3
 SIZES = (1, 4, 16, 64, 100)
-MESSAGE_BYTES = (200, 2000)
+KINDS = ((200, False), (2000, False), (1000, True))
+"""Bytes of a message, and whether each request ends with a message that no later one has."""
 
 
 @dataclass(slots=True)
@@ -49,12 +51,13 @@ class Session:
 
     rollout_id: str
     headers: dict[str, str]
+    is_reminded: bool = False
     messages: list[dict[str, str]] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
 
 
 def rows(repeats: int) -> list[Row]:
-    """CPU of the gateway for turn 100 over turn 1, for messages of 200 and of 2,000 bytes."""
+    """CPU of the gateway for turn 100 over turn 1, for each kind of session."""
     with tempfile.TemporaryDirectory(prefix="bench-session-") as folder:
         postgres, redis = EmbeddedPostgres(Path(folder) / "postgres"), EmbeddedRedis(Path(folder) / "redis")
         with contextlib.ExitStack() as stack:
@@ -71,7 +74,7 @@ async def _measure(folder: Path, dsn: str, redis_url: str, repeats: int) -> list
     write_keys(folder / "keys.json", {"bench": "s" * 40})
     database = Database(dsn)
     run = await builders.add_run(database)
-    found: dict[int, list[list[float]]] = {size: [] for size in MESSAGE_BYTES}
+    found: dict[tuple[int, bool], list[list[float]]] = {kind: [] for kind in KINDS}
     talk = {"COUNTING_MODEL": str(folder / "model"), "COUNTING_WEIGHT_VERSION": f"{run.id}:0"}
     with served(folder, "tests.bench.counting", talk) as engine:
         environment = {
@@ -87,9 +90,9 @@ async def _measure(folder: Path, dsn: str, redis_url: str, repeats: int) -> list
         ):
             async with aiohttp.ClientSession() as http:
                 for repeat in range(-1, repeats):
-                    for size in MESSAGE_BYTES:
-                        group = (repeat + 1) * len(MESSAGE_BYTES) + MESSAGE_BYTES.index(size)
-                        sessions = await _sessions(database, run, group, folder)
+                    for number, (size, is_reminded) in enumerate(KINDS):
+                        group = (repeat + 1) * len(KINDS) + number
+                        sessions = await _sessions(database, run, group, folder, is_reminded)
                         for session in sessions:
                             # The first look at an attempt reads the store: no part of a turn.
                             async with http.get(
@@ -99,25 +102,26 @@ async def _measure(folder: Path, dsn: str, redis_url: str, repeats: int) -> list
                         turns = WARM_UP if repeat < 0 else TURNS
                         costs = [await _turn(http, gateway, sessions, size, turn) for turn in range(turns)]
                         if repeat >= 0:
-                            found[size].append(costs)
+                            found[size, is_reminded].append(costs)
                             await _check(database, sessions, http, forgetful, model)
     await database.close()
-    return [_row(size, found[size]) for size in MESSAGE_BYTES]
+    return [_row(*kind, found[kind]) for kind in KINDS]
 
 
-def _row(size: int, repeats: list[list[float]]) -> Row:
+def _row(size: int, is_reminded: bool, repeats: list[list[float]]) -> Row:
     medians = [statistics.median(repeat[turn - 1] for repeat in repeats) for turn in SIZES]
     return Row(
         part="session",
-        name=f"turn {TURNS} of a session, messages of {size} bytes",
+        name=f"turn {TURNS} of a session, messages of {size} bytes" + ", the last never kept" * is_reminded,
         unit="ms gateway CPU",
         repeats=[repeat[-1] for repeat in repeats],
         baseline_name="turn 1",
         baseline=[repeat[0] for repeat in repeats],
         goal=Goal(at_most=1.5, of="ratio"),
         growth=Growth("turns before", "ms CPU a turn", SIZES, medians),
-        note=f"{SESSIONS} sessions, {AT_ONCE} calls at once; every record counted, every prompt begins with "
-        "all tokens before it, and a gateway without memory comes to the same ones.",
+        note=f"{SESSIONS} sessions, {AT_ONCE} calls at once; every record counted, "
+        + "every prompt begins with all tokens before it, " * (not is_reminded)
+        + "and a gateway without memory comes to the same tokens.",
     )
 
 
@@ -132,7 +136,7 @@ def _model(folder: Path) -> ChatModel:
     return ChatModel(folder)
 
 
-async def _sessions(database: Database, run: Any, group: int, folder: Path) -> list[Session]:
+async def _sessions(database: Database, run: Any, group: int, folder: Path, is_reminded: bool = False) -> list[Session]:
     _, rollouts = await builders.add_group(database, run, group, size=SESSIONS)
     ring = KeyRing(folder / "keys.json")
     sessions = []
@@ -146,7 +150,7 @@ async def _sessions(database: Database, run: Any, group: int, folder: Path) -> l
             expires_at=int(time.time()) + 3600,
         )
         headers = {"authorization": f"Bearer {sign(ring, capability)}", "content-type": "application/json"}
-        sessions.append(Session(rollout.id, headers))
+        sessions.append(Session(rollout.id, headers, is_reminded))
     return sessions
 
 
@@ -171,9 +175,15 @@ async def _turn(
     return (_cpu_seconds(gateway) - before) * 1000 / len(sessions)
 
 
+def _asked(session: Session, end: int) -> list[dict[str, str]]:
+    """The messages of the request with the first `end` that are kept."""
+    reminder = {"role": "user", "content": f"Step {end // 2 + 1} of {TURNS}."}
+    return session.messages[:end] + ([reminder] if session.is_reminded else [])
+
+
 def _body(session: Session) -> bytes:
     # As OpenAI's client spells it.
-    document = {"messages": session.messages, "model": "policy", "temperature": 0.8}
+    document = {"messages": _asked(session, len(session.messages)), "model": "policy", "temperature": 0.8}
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
@@ -198,20 +208,20 @@ async def _check(
     for session in sessions:
         stored = await _stored(database, session)
         assert [row["id"] for row in stored] == session.answers
-        for before, after in pairwise(stored):
+        for before, after in pairwise([] if session.is_reminded else stored):
             start = np.concatenate([before["prompt"], before["sampled"]])
             assert np.array_equal(after["prompt"][: len(start)], start)
         for row, said in zip(stored, session.messages[1::2], strict=True):
             assert row["sampled"].tolist() == answer(model, len(row["prompt"]))
             assert row["answer"] == said["content"]
-        assert [row["messages"] for row in stored] == [session.messages[:end] for end in range(1, 2 * len(stored), 2)]
+        assert [row["messages"] for row in stored] == [_asked(session, end) for end in range(1, 2 * len(stored), 2)]
     await _check_memoryless(database, sessions[0], http, forgetful)
 
 
 async def _check_memoryless(
     database: Database, session: Session, http: aiohttp.ClientSession, forgetful: Server
 ) -> None:
-    asked = Session(session.rollout_id, session.headers, session.messages[:-1])
+    asked = Session(session.rollout_id, session.headers, session.is_reminded, session.messages[:-1])
     again = await _ask(http, forgetful, asked, _body(asked))
     rows = {row["id"]: row for row in await _stored(database, session)}
     assert np.array_equal(rows[again["id"].removeprefix("chatcmpl-")]["prompt"], rows[session.answers[-1]]["prompt"])
