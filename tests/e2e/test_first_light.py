@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from libs.cli.platform import Platform
@@ -13,6 +14,7 @@ from tests.soak import bandit_run
 from tests.truth import lost_calls, violations
 
 
+@pytest.mark.timeout(900)
 def test_a_two_armed_bandit_learns_the_better_arm(platform: Platform, client: Leyden, received: Path) -> None:
     evaluation = {"dataset": "bandit", "rollouts_per_task": 8}
     created = client.create_run(bandit_run(received, "bandit", 16, evaluation=evaluation))

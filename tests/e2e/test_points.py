@@ -69,7 +69,7 @@ class Trainings:
         if self._client.run(self.ids[-1]).phase == "completed":
             self.more()
 
-    def end(self, seconds: float = 200.0) -> None:
+    def end(self, seconds: float = 400.0) -> None:
         """Waits until every run is over."""
         deadline = time.monotonic() + seconds
         for run_id in self.ids:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import psycopg
+import pytest
 from psycopg import sql
 
 from libs.capability import KeyRing, sign
@@ -76,6 +77,7 @@ def errors(platform: Platform, secrets: dict[str, str]) -> Iterator[str]:
                 yield f"{answer.headers} {answer.text}"
 
 
+@pytest.mark.timeout(900)
 def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
     with small_platform(tmp_path, LEYDEN_LOG_LEVEL="debug") as platform:
         facts = platform.facts

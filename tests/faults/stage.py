@@ -28,7 +28,7 @@ from tests.truth import lost_calls, violations
 
 ROLE = "services"
 ENDED = {"completed", "failed", "cancelled"}
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 SERVICES = ("api", "gateway", "controller", "collector", "credit", "runner")
 EACH_ITS_OWN = {"lease expired"}
 """Warnings that speak of one rollout each, however many there are."""

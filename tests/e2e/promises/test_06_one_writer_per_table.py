@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import psycopg
+import pytest
 
 from libs.cli.platform import Platform
 from libs.client import Leyden
@@ -16,22 +17,29 @@ from tests.faults.stage import until
 from tests.soak import bandit_run
 
 # Who writes what, seen by Postgres: every connection says which service it is.
-AUDIT = """
-    CREATE TABLE audit (written text NOT NULL, writer text NOT NULL);
+AUDIT = [
+    "CREATE TABLE audit (written text NOT NULL, writer text NOT NULL)",
+    """
     CREATE FUNCTION note_writer() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
         INSERT INTO audit VALUES (TG_ARGV[0], current_setting('application_name'));
         RETURN NULL;
-    END $$;
+    END $$
+    """,
+    # A table is locked alone, as one that holds another's lock meanwhile could wait for a service that waits for it.
+    """
     DO $$ DECLARE target text; BEGIN
         FOR target IN SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace
             AND relkind IN ('r', 'p') AND NOT relispartition AND relname <> 'audit'
         LOOP
             EXECUTE format('CREATE TRIGGER note_writer AFTER INSERT OR UPDATE OR DELETE ON %I
                 FOR EACH ROW EXECUTE FUNCTION note_writer(%L)', target, target);
+            COMMIT;
         END LOOP;
     END $$
-"""
+    """,
+]
+AT_WORK = "SELECT FROM attempts WHERE run_id = %s AND state = 'running'"
 SEEN = "SELECT written, array_agg(DISTINCT writer) FROM audit GROUP BY written"
 SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "trainer", "migrations"}
 NOT_WRITTEN = {"rewards", "evaluations", "state_transitions"}
@@ -46,16 +54,19 @@ def named_writers(table: type[Base]) -> set[str]:
     return {word for word in re.findall(r"[a-z]+", sentence) if word in SERVICES}
 
 
+@pytest.mark.timeout(900)
 def test_every_row_was_written_by_the_service_that_its_table_names(
     platform: Platform, client: Leyden, received: Path
 ) -> None:
     with psycopg.connect(platform.facts.database_url, autocommit=True) as connection:
-        connection.execute(AUDIT.encode())
+        for statement in AUDIT:
+            connection.execute(statement.encode())
         client.create_token("another", [ApiScope.READ])
         client.upload_dataset("more", [{"number": 1}])
         run = client.create_run(bandit_run(received, "audited", 3))
         until(lambda: client.run(run.id).progress.rollouts.get("finished", 0) >= 8, "the first rollouts")
         # Its leases are left to the controller.
+        until(lambda: connection.execute(AT_WORK, [run.id]).fetchone() is not None, "an agent at work")
         assert kill(platform, "runner", run.id)
         until(lambda: client.run(run.id).phase == "completed", "the end of the run")
         rollout = next(iter(client.rollouts(run=run.id)))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
 from tests.chaos import kill
 from tests.faults.proxy import Trouble
@@ -26,6 +27,7 @@ def rows(on: Stage, question: str, run_id: str) -> list[tuple[Any, ...]]:
         return connection.execute(question.encode(), (run_id,)).fetchall()
 
 
+@pytest.mark.timeout(900)
 def test_agents_that_fail_because_of_us_are_executed_again_and_none_is_rewarded_for_it(tmp_path: Path) -> None:
     gives_up = {"gateway": {"GATEWAY_HOLD_SECONDS": "1", "GATEWAY_RECORD_HOLD_SECONDS": "1"}}
     with stage(tmp_path, gives_up) as on:

@@ -11,13 +11,16 @@ from typing import Any
 
 import httpx
 import psycopg
+import pytest
 
 from libs.cli.platform import Platform
 from libs.client import Leyden
+from tests.faults.stage import until
 from tests.soak import bandit_run
 
 BURGLAR = Path(__file__).parents[2] / "agents" / "burglar.py"
 RUN_SECONDS = 240.0
+NOTHING: dict[str, Any] = {"resourceSpans": []}
 CHAT = {"model": "any", "messages": [{"role": "user", "content": "late"}]}
 
 
@@ -54,6 +57,7 @@ def counts(platform: Platform, run_id: str) -> dict[str, int]:
     return {name: row[0] for name, row in rows.items() if row is not None}
 
 
+@pytest.mark.timeout(900)
 def test_an_agent_reaches_its_own_rollout_and_nothing_else(platform: Platform, client: Leyden, received: Path) -> None:
     run = client.create_run(burglary(platform, received))
     deadline = time.monotonic() + RUN_SECONDS
@@ -72,10 +76,13 @@ def _nothing_opens_any_more(platform: Platform, rollout_id: str, attempt: int, k
     here = f"/r/{rollout_id}/{attempt}"
     gateway, collector = platform.facts.url("gateway") + here, platform.facts.url("collector") + here
     with httpx.Client(headers={"authorization": f"Bearer {key}"}, trust_env=False, timeout=60) as http:
+        # The doors are told of the end once it is in the store; what they are asked until then changes nothing.
+        until(lambda: http.get(f"{gateway}/v1/models").status_code == 403, "the gateway knows of the end")
+        until(lambda: http.post(f"{collector}/v1/traces", json=NOTHING).status_code == 403, "the collector knows of it")
         answers = [
             http.post(f"{gateway}/v1/chat/completions", json=CHAT),
             http.get(f"{gateway}/v1/models"),
-            http.post(f"{collector}/v1/traces", json={"resourceSpans": []}),
+            http.post(f"{collector}/v1/traces", json=NOTHING),
             http.post(f"{collector}/reward", json={"value": 1.0}),
         ]
     assert [answer.status_code for answer in answers] == [403] * 4, [answer.text for answer in answers]
