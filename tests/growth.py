@@ -47,16 +47,21 @@ SETTLE_SECONDS = 60.0
 # From the second to the last third of the rollouts: at 20,000 a leak of a kilobyte a rollout is 7 MiB. The share is
 # what heaps move by themselves, most of all torch's.
 MEMORY_SHARE, MEMORY_MIB = 0.03, 5.0
-# CPU time is what a rollout costs whoever else uses the machine; wall time is held to a bound that only growth passes.
+# CPU time is what a rollout costs whoever else uses the machine, at the speed that it has; wall time is held to a bound
+# that only growth passes.
 CPU_FACTOR, CPU_MS = 1.5, 1.0
 LATENCY_FACTOR, LATENCY_MS = 3.0, 100.0
 
 
 @dataclass(frozen=True)
 class Look:
-    """The platform at one moment. Memory is what would be freed if the process ended (USS)."""
+    """The platform at one moment. Memory is what would be freed if the process ended (USS).
+
+    `work_seconds`: CPU time of a piece of work that is always the same
+    """
 
     seconds: float
+    work_seconds: float
     rollouts: int
     memory_bytes: Mapping[str, int]
     cpu_seconds: Mapping[str, float]
@@ -112,6 +117,7 @@ def look(platform: Platform, run_id: str, rollouts: int) -> Look:
         stream_length = int(connection.xlen(STREAM))
     return Look(
         seconds=time.monotonic(),
+        work_seconds=_work_seconds(),
         rollouts=rollouts,
         memory_bytes={name: memory for name, (memory, _) in used.items()},
         cpu_seconds={name: cpu for name, (_, cpu) in used.items()} | _servers_cpu(platform),
@@ -119,6 +125,12 @@ def look(platform: Platform, run_id: str, rollouts: int) -> Look:
         stream_length=stream_length,
         files=_count_files(platform.home),
     )
+
+
+def _work_seconds() -> float:
+    began = time.thread_time()
+    sum(range(2**20))
+    return time.thread_time() - began
 
 
 def _count_files(home: Path) -> int:
@@ -216,7 +228,10 @@ def latencies(dsn: str, run_id: str) -> dict[str, list[Tenth]]:
 
 @dataclass(frozen=True)
 class Cost:
-    """What one service held and used in the second and in the last third of the rollouts; `mib` is None of servers."""
+    """What one service held and used in the second and in the last third of the rollouts; `mib` is None of servers.
+
+    A machine that became slower in the last third is no growth: its CPU time is told at the speed of the second.
+    """
 
     mib: tuple[float, float] | None
     cpu_ms: tuple[float, float]
@@ -235,13 +250,18 @@ def costs(looks: Sequence[Look]) -> dict[str, Cost]:
     last = looks[-1].rollouts
     second = [one for one in looks if last / 3 <= one.rollouts <= 2 * last / 3]
     final = [one for one in looks if one.rollouts >= 2 * last / 3]
+    slower = max(1.0, _work(final) / _work(second))
     return {
         name: Cost(
             (_mib(second, name), _mib(final, name)) if name in final[0].memory_bytes else None,
-            (_cpu_ms(second, name), _cpu_ms(final, name)),
+            (_cpu_ms(second, name), _cpu_ms(final, name) / slower),
         )
         for name in final[0].cpu_seconds
     }
+
+
+def _work(looks: Sequence[Look]) -> float:
+    return statistics.median(one.work_seconds for one in looks)
 
 
 def _mib(looks: Sequence[Look], name: str) -> float:

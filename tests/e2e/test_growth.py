@@ -12,6 +12,6 @@ from tests.growth import grow
 ROLLOUTS = 20_000
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_long_run_leaves_every_service_as_it_was_and_is_pruned_in_one_statement(tmp_path: Path) -> None:
     assert grow(tmp_path, ROLLOUTS).troubles(ROLLOUTS) == []
