@@ -139,9 +139,7 @@ class Absorber:
         choice.sampled_ids += ids
         choice.logprobs += logprobs
         choice.policy_versions += choice.policy_versions[-1:] * len(ids)
-        # As `Connection` calls what its slots hold.
-        progressed = self._progressed
-        progressed()
+        self._progressed()
 
     def _take(self, ids: list[int], entries: list[list[Any]] | Columns, meta: Json, first: int, began: float) -> None:
         choice = self.choice
@@ -190,7 +188,7 @@ class Absorber:
         logprob, named = entry[0], entry[1]
         if type(token) is not int or named != token or not 0 <= token < self._vocab_size:
             raise ValueError(f"{token!r} with the log-probability of {named!r} is no token")
-        if (type(logprob) is not float and type(logprob) is not int) or not LEAST_LOGPROB <= logprob <= ROUNDING:
+        if type(logprob) not in {float, int} or not LEAST_LOGPROB <= logprob <= ROUNDING:
             raise ValueError(f"{logprob!r} is no log-probability")
         return float(logprob)
 
@@ -209,8 +207,7 @@ def following(answer: Absorber, began: float) -> Take:
     def take(piece: bytes) -> None:
         whole = events.of(piece)
         if len(whole) == 1 and (more := told.more(whole[0])) is not None:
-            ids, entries = more
-            answer.add(ids, entries)
+            answer.add(*more)
             return
         for document, first in told.documents(whole):
             answer.absorb(document, began, first)

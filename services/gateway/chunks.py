@@ -55,9 +55,7 @@ class ChoiceStream:
         if not new:
             return b""
         self._fed += len(new)
-        # As `Connection` calls what its slots hold.
-        feed = self._feed
-        text = self._held + feed(new)
+        text = self._held + self._feed(new)
         if self._holds_back:
             # No mark begins in what was shown.
             length = showable(text, self._request.sampling.stop, calls_tools=self._request.calls_tools)

@@ -268,9 +268,7 @@ class Connection(asyncio.Protocol):
             piece = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
             self._pieces.clear()
             if self._status == 200:
-                # By a name of its own: looked up and called in one step, what a slot holds takes twice as long.
-                take = self._take
-                take(piece)
+                self._take(piece)
             else:
                 self._refusal = (self._refusal + piece)[:HEAD_BYTES]
         if self._is_whole:

@@ -149,8 +149,8 @@ class Follower:
         if self._writes and not self._task.done():
             try:
                 data = self._new()
-                if data and (write := self._write) is not None:
-                    self._writes = write(data)
+                if data and self._write is not None:
+                    self._writes = self._write(data)
                     self._is_behind = not self._writes
                     self._reminder.put_off(self._keepalive_seconds)
             # It is this listener's trouble: not the engine's, whose tokens these are, and not the call's.
@@ -168,14 +168,14 @@ class Follower:
 class _Reminder:
     """Sets an event when it is due. One that is put off, as with every token, costs no timer until then."""
 
-    __slots__ = ("_due", "_event", "_loop", "_rings_at", "_timer", "is_due")
+    __slots__ = ("_due", "_event", "_loop", "_timer", "is_due")
 
     def __init__(self, event: asyncio.Event, seconds: float) -> None:
         self._event = event
         self._loop = asyncio.get_running_loop()
         self.is_due = False
         self._due = self._loop.time() + seconds
-        self._set()
+        self._timer = self._loop.call_at(self._due, self._ring)
 
     def __enter__(self) -> _Reminder:
         return self
@@ -186,18 +186,14 @@ class _Reminder:
     def put_off(self, seconds: float) -> None:
         """Makes it due so many seconds from now."""
         self._due = self._loop.time() + seconds
-        if self.is_due or self._due < self._rings_at:
+        if self.is_due or self._due < self._timer.when():
             self.is_due = False
             self._timer.cancel()
-            self._set()
-
-    def _set(self) -> None:
-        self._rings_at = self._due
-        self._timer = self._loop.call_at(self._due, self._ring)
+            self._timer = self._loop.call_at(self._due, self._ring)
 
     def _ring(self) -> None:
         if self._loop.time() < self._due:
-            self._set()
+            self._timer = self._loop.call_at(self._due, self._ring)
         else:
             self.is_due = True
             self._event.set()

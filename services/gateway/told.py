@@ -110,13 +110,13 @@ class Told:
         start, known, end = self._new_ids(event)
         opened = end + len(self._between)
         more = opened + self._logprobs_length
-        ids: list[int] = orjson.loads(b"[" + event[known + 1 : end + 1])
+        ids: list[int] = orjson.loads(b"[%b]" % event[known + 1 : end])
         count = self._count + len(ids)
         tail = self._tail.replace(_COUNT, b"%d" % count)
         tail_at = _end(event) - len(tail)
         if not (event.startswith(self._between, end) and event.startswith(tail, tail_at) and event[more] == _COMMA):
             raise ValueError("more is new than tokens")
-        entries: list[list[Any]] = orjson.loads(b"[" + event[more + 1 : tail_at + 1])
+        entries: list[list[Any]] = orjson.loads(b"[%b]" % event[more + 1 : tail_at])
         if len(entries) != len(ids):
             raise ValueError("tokens without log-probabilities, or the other way round")
         self._logprobs_length = tail_at - opened
