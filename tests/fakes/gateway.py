@@ -71,7 +71,7 @@ async def running_gateway(
     keys = folder / "keys.json"
     if not keys.exists():
         write_keys(keys, {"test": "s" * 40})
-    values = {"hold_seconds": 10.0, "record_hold_seconds": 5.0, "engine_poll_seconds": 0.02, **settings}
+    values = {"hold_seconds": 10.0, "record_hold_seconds": 30.0, "engine_poll_seconds": 0.02, **settings}
     app = create_app(Settings(model_path=model_path, database_url=database_url, capability_keys_file=keys, **values))
     async with serving(app, shutdown_seconds=2) as port:
         yield GatewayUnderTest(f"http://127.0.0.1:{port}", KeyRing(keys), app.state.give_up, run_id)

@@ -118,7 +118,7 @@ async def test_an_answer_that_cannot_be_recorded_in_time_is_withheld_with_a_time
     port, go = free_port(), asyncio.Event()
     async with scene(tmp_path, database, engine={"pace": lambda tokens: go.wait() if tokens == 3 else None}) as stage:
         agent = Agent(stage, port, "hi", stream=False)
-        async with gateway_process(stage, port, GATEWAY_RECORD_HOLD_SECONDS="1"):
+        async with gateway_process(stage, port, GATEWAY_RECORD_HOLD_SECONDS="3"):
             asking = asyncio.create_task(agent.ask())
             async with asyncio.timeout(60):
                 while not stage.engine.requests:

@@ -75,7 +75,8 @@ def test_every_service_is_replaced_under_agents_that_go_on_calling(
     platform: Platform, client: Leyden, received: Path
 ) -> None:
     gate = received.with_name("gate")
-    run = client.create_run(patient_run(received, 4, calls=2, PATIENT_GATE=str(gate)))
+    # Enough steps for the last runner to have some of them, too.
+    run = client.create_run(patient_run(received, 6, calls=2, PATIENT_GATE=str(gate)))
     until(lambda: len(told(received, "answer")) > 2 * AGENTS, "the agents did not begin")
     before = platform.pids()
     *others, runner = SERVICES

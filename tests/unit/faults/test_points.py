@@ -19,7 +19,7 @@ def _pass(armory: Armory | None) -> subprocess.CompletedProcess[str]:
     environment = armory.environment if armory else {}
     root = Path(__file__).resolve().parents[3]
     return subprocess.run(
-        [sys.executable, "-c", PASSING], env=environment, cwd=root, capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", PASSING], env=environment, cwd=root, capture_output=True, text=True, timeout=60
     )
 
 

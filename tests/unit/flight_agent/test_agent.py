@@ -83,7 +83,7 @@ def play(replies: list[str], *arguments: str, **environment: str) -> tuple[Peer,
             urls["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{peer.port}"
         command = [sys.executable, agent.__file__, *arguments]
         done = subprocess.run(
-            command, env={**base, **urls, **environment}, timeout=60, capture_output=True, text=True, check=True
+            command, env={**base, **urls, **environment}, timeout=120, capture_output=True, text=True, check=True
         )
     assert done.stderr == ""
     return peer, json.loads(done.stdout.splitlines()[-1])

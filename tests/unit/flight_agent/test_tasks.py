@@ -36,7 +36,7 @@ def test_more_tasks_than_triples_are_refused() -> None:
 
 def test_the_command_writes_rows_that_the_agent_reads(tmp_path: Path) -> None:
     command = [sys.executable, tasks.__file__, "--out", str(tmp_path), "--train", "3", "--heldout", "2"]
-    subprocess.run(command, check=True, timeout=60, capture_output=True)
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
     text = (tmp_path / "train.jsonl").read_text() + (tmp_path / "heldout.jsonl").read_text()
     train, heldout = tasks.make_tasks(0, 3, 2)
     assert [Task.from_row(json.loads(line)) for line in text.splitlines()] == train + heldout

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 
 from libs.queue.wake import Topic, Wake
 
-LONG = 10.0
+LONG = 60.0
 SOON = 0.02
 
 
