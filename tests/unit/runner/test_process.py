@@ -206,7 +206,10 @@ def children(pid: int) -> list[int]:
 
 
 def arguments(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
+    """None of a process that has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
 
 
 # Says when it has begun, and waits for a file.
