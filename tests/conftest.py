@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psycopg
 import pytest
 import redis
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from psycopg import sql
 
 from libs.store.database import Database
@@ -26,8 +27,9 @@ from libs.store.migrate import migrate
 _TEMPLATE = "template_leyden"
 
 # The same examples every time, and no clock: a failure is a failure of the code. `make fuzz` looks further.
-settings.register_profile("same", derandomize=True, deadline=None, database=None)
-settings.register_profile("fuzz", deadline=None, print_blob=True, max_examples=1000)
+_NO_CLOCK: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("same", derandomize=True, database=None, **_NO_CLOCK)
+settings.register_profile("fuzz", print_blob=True, max_examples=1000, **_NO_CLOCK)
 settings.load_profile("same")
 
 
