@@ -18,7 +18,7 @@ from libs.queue.wake import Wake
 from libs.service import Budget, Overloaded
 from libs.service.plain import create_plain_app
 from libs.service.secrets import read_secret
-from libs.store.calls import CallWriter, EngineReader
+from libs.store.calls import CallWriter, QuickReader
 from libs.store.database import Database
 from services.gateway.connection import Connections
 from services.gateway.door import Doors
@@ -66,8 +66,8 @@ async def _opened(app: Starlette, settings: Settings) -> AsyncIterator[None]:
     model = ChatModel(settings.model_path, context_length=settings.context_length)
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     wake = Wake(settings.redis_url)
-    engines = EngineReader(settings.database_url, CLIENT, timeout_seconds=settings.database_answer_seconds)
-    reader = Reader(database, engines, hold_seconds=settings.record_hold_seconds)
+    quick = QuickReader(settings.database_url, CLIENT, timeout_seconds=settings.database_answer_seconds)
+    reader = Reader(database, quick, hold_seconds=settings.record_hold_seconds)
     directory = Directory(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
     writer = CallWriter(settings.database_url, CLIENT, timeout_seconds=min(10.0, settings.record_hold_seconds))
     recorder = Recorder(writer, hold_seconds=settings.record_hold_seconds)
@@ -97,7 +97,7 @@ async def _opened(app: Starlette, settings: Settings) -> AsyncIterator[None]:
                 loop.cancel()
             await asyncio.wait(loops)
             await writer.close()
-            await engines.close()
+            await quick.close()
             await wake.close()
             await database.close()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from libs.contracts.ids import weight_version
 from libs.store.calls import (
-    EngineReader,
+    QuickReader,
     StoreAway,
     completed_calls,
     completed_requests,
@@ -38,9 +38,9 @@ RETRY_SECONDS = 0.25
 class Reader:
     """The store as the gateway reads it; while Postgres is away a request waits here, at most `hold_seconds`."""
 
-    def __init__(self, database: Database, engines: EngineReader, *, hold_seconds: float) -> None:
+    def __init__(self, database: Database, quick: QuickReader, *, hold_seconds: float) -> None:
         self._database = database
-        self._engines = engines
+        self._quick = quick
         self._hold_seconds = hold_seconds
         self._temperatures: dict[str, float | None] = {}
 
@@ -49,7 +49,7 @@ class Reader:
 
         Raises: StoreAway
         """
-        serving = await self._engines.serving()
+        serving = await self._quick.serving()
         return [Endpoint(one.url.rstrip("/"), one.run_id, one.policy_version) for one in serving]
 
     async def temperature(self, run_id: str) -> float:
@@ -69,6 +69,11 @@ class Reader:
         """The attempt's completed calls but those known by id, oldest first."""
 
         async def read() -> list[StoredAnswer]:
+            # Mostly all are known: each turn of an agent that changes what it said asks. Counted first, as calls end
+            # meanwhile; those known are in the store.
+            count = len(known)
+            if count and count == await self._quick.completed(door.run_id, door.rollout_id, door.attempt):
+                return []
             async with reading(self._database) as session:
                 calls = await completed_calls(session, door.run_id, door.rollout_id, door.attempt, except_ids=known)
                 return [_stored_answer(row, asked) for row, asked in calls]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import fields, replace
 
@@ -15,8 +16,8 @@ from libs.store.calls import (
     FEW_CALLS,
     CallRefused,
     CallWriter,
-    EngineReader,
     NewCall,
+    QuickReader,
     ServingEngine,
     StoreAway,
     completed_calls,
@@ -184,6 +185,22 @@ async def test_a_store_that_does_not_answer_is_away():
         await writer.write([call("run-a", 1)])
 
 
+async def test_completed_calls_of_an_attempt_are_counted_many_at_a_time(database):
+    run = await builders.add_run(database)
+    writer, reader = CallWriter(database.dsn), QuickReader(database.dsn)
+    assert await reader.completed(run.id, f"{run.id}.0.0", 1) == 0
+    others = [
+        replace(call(run.id, 3), attempt=2),
+        replace(call(run.id, 4), rollout_id=f"{run.id}.0.1"),
+        replace(call(run.id, 5), status=CallStatus.FAILED),
+    ]
+    await writer.write([call(run.id, 1), call(run.id, 2), *others])
+    counts = await asyncio.gather(*(reader.completed(run.id, f"{run.id}.0.0", 1) for _ in range(5)))
+    assert counts == [2] * 5
+    await reader.close()
+    await writer.close()
+
+
 async def test_engines_that_serve_a_run_are_read_again_and_again(database):
     engines = [
         tables.Engine(url="http://b", state="serving", run_id="run-a", policy_version=2),
@@ -191,7 +208,7 @@ async def test_engines_that_serve_a_run_are_read_again_and_again(database):
         tables.Engine(url="http://c", state="updating", run_id="run-a", policy_version=2),
         tables.Engine(url="http://d", state="serving"),
     ]
-    reader = EngineReader(database.dsn)
+    reader = QuickReader(database.dsn)
     assert await reader.serving() == []
     async with database.session() as session:
         session.add_all(engines)

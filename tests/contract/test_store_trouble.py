@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from sqlalchemy import exc, text
 
-from libs.store.calls import CallWriter, EngineReader, StoreAway
+from libs.store.calls import CallWriter, QuickReader, StoreAway
 from libs.store.connection import BoundedConnection, connect
 from libs.store.database import AWAY, Database, cause
 from libs.store.locks import AdvisoryLock, LockLost
@@ -187,7 +187,7 @@ async def test_a_connection_that_listens_is_closed_when_its_wait_is_given_up(
 
 
 async def test_engines_are_not_read_from_a_silent_server(dsn: str, proxy: FaultProxy) -> None:
-    reader = EngineReader(dsn, timeout_seconds=SILENCE_SECONDS)
+    reader = QuickReader(dsn, timeout_seconds=SILENCE_SECONDS)
     assert await reader.serving() == []
     proxy.trouble = Trouble(hang=True)
     with pytest.raises(StoreAway):
