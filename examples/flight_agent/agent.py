@@ -4,12 +4,13 @@ It needs `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and a task: JSON in `LEYDEN_TAS
 The last line it prints is the grade of the conversation, as JSON.
 """
 # The collector is told before the first large import:
-# ruff: noqa: E402
 
 import gc
 
-# A process of one task: searching for cycles among the client's types, most of all at the exit, is a third of its work.
-gc.disable()
+if __name__ == "__main__":
+    # A process of one task: searching for cycles among the client's types, most of all at the exit, is a third of
+    # its work.
+    gc.disable()
 
 import json
 import os
@@ -91,8 +92,8 @@ def main() -> None:
     with telemetry(), OpenAI() as client:
         transcript = converse(client, task)
     print(verdict(transcript, task.carrier))
-    gc.freeze()
 
 
 if __name__ == "__main__":
     main()
+    gc.freeze()

@@ -138,7 +138,7 @@ _COMPLETED = (
 
 
 class _OwnConnection:
-    """One connection, opened when it is wanted and again after it was closed. Not for concurrent use.
+    """One connection, opened when it is wanted and again after it was closed; for one statement at a time.
 
     Outside a transaction block a statement commits by itself.
 
@@ -159,7 +159,8 @@ class _OwnConnection:
             await connection.close()
 
     async def _connected(self) -> BoundedConnection:
-        if self._connection is not None and time.monotonic() - self._opened_at > RECYCLE_SECONDS:
+        current = self._connection
+        if current is not None and (current.closed or time.monotonic() - self._opened_at > RECYCLE_SECONDS):
             await self.close()
         if self._connection is None:
             async with asyncio.timeout(self._timeout_seconds):
@@ -248,14 +249,13 @@ class QuickReader(_OwnConnection):
         return cast(int, count)
 
     async def _rows(self, statement: bytes, *values: object) -> list[tuple[Any, ...]]:
-        async with self._turn:
-            try:
-                async with asyncio.timeout(self._timeout_seconds):
-                    cursor = await (await self._connected()).execute(statement, values, prepare=True)
-                    return await cursor.fetchall()
-            except (psycopg.Error, OSError, TimeoutError) as error:
-                await self.close()
-                raise StoreAway(cause(error)) from error
+        try:
+            # Those who wait for their turn are away from the store as well.
+            async with asyncio.timeout(self._timeout_seconds), self._turn:
+                cursor = await (await self._connected()).execute(statement, values, prepare=True)
+                return await cursor.fetchall()
+        except (psycopg.Error, OSError, TimeoutError) as error:
+            raise StoreAway(cause(error)) from error
 
 
 @asynccontextmanager

@@ -66,8 +66,11 @@ async def _opened(app: Starlette, settings: Settings) -> AsyncIterator[None]:
     model = ChatModel(settings.model_path, context_length=settings.context_length)
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     wake = Wake(settings.redis_url)
-    quick = QuickReader(settings.database_url, CLIENT, timeout_seconds=settings.database_answer_seconds)
-    reader = Reader(database, quick, hold_seconds=settings.record_hold_seconds)
+    # Calls may be locked where engines are not.
+    engines, calls = (
+        QuickReader(settings.database_url, CLIENT, timeout_seconds=settings.database_answer_seconds) for _ in range(2)
+    )
+    reader = Reader(database, engines, calls, hold_seconds=settings.record_hold_seconds)
     directory = Directory(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
     writer = CallWriter(settings.database_url, CLIENT, timeout_seconds=min(10.0, settings.record_hold_seconds))
     recorder = Recorder(writer, hold_seconds=settings.record_hold_seconds)
@@ -97,7 +100,8 @@ async def _opened(app: Starlette, settings: Settings) -> AsyncIterator[None]:
                 loop.cancel()
             await asyncio.wait(loops)
             await writer.close()
-            await quick.close()
+            await engines.close()
+            await calls.close()
             await wake.close()
             await database.close()
 

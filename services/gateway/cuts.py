@@ -29,9 +29,9 @@ class Cuts:
         if any(token.single_word for token in added):
             # What comes after decides whether they are tokens.
             return cls(())
-        raw = [token.content for token in added if not token.normalized]
-        written = [token for token in added if token.content and token.content in template]
-        return cls([token.content for token in written if _begins(token) and not _overlaps(token.content, raw)])
+        raw = [token for token in added if not token.normalized]
+        written = [token for token in raw if token.content and token.content in template]
+        return cls([token.content for token in written if _begins(token.content, raw)])
 
     def last(self, text: str, upto: int) -> int | None:
         """The last place to cut a text that is not after `upto`; None where there is none."""
@@ -39,8 +39,10 @@ class Cuts:
         return place if place >= 0 else None
 
 
-def _begins(token: AddedToken) -> bool:
-    return not (token.normalized or token.lstrip or token.content[0].isspace())
+def _begins(text: str, raw: Sequence[AddedToken]) -> bool:
+    """Whether nothing before the text belongs to a token that is looked for where it stands."""
+    takes_spaces = any(token.lstrip and token.content.startswith(text) for token in raw)
+    return not (takes_spaces or text[0].isspace() or _overlaps(text, [token.content for token in raw]))
 
 
 def _overlaps(text: str, others: Sequence[str]) -> bool:

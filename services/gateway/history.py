@@ -3,7 +3,8 @@
 A call is found by its conversation: the chain of digests over the turns it was asked, and its answer. Its tokens are
 taken only if the text of the new prompt begins with the text of the old one, letter by letter (a template that rewrites
 history, say by dropping earlier thoughts, does not). What the template writes after the answer is encoded alone and
-appended. Where nothing can be continued, the whole prompt is encoded: a new branch of the attempt's call forest.
+appended. Where nothing can be continued, a new branch of the attempt's call forest begins: the prompt is encoded, from
+where an earlier one was settled if it can be.
 
 The store is the truth. The index in memory may be dropped at any moment: calls it lacks are read when a conversation
 with an answer in it is not found, which also finds what another gateway served.
@@ -43,7 +44,7 @@ SETTLED_CONVERSATIONS, MOST_SETTLED_BYTES = 32, 2**26
 are, and at least one; the others are read as a whole."""
 AttemptKey = tuple[str, int]
 """Rollout id and attempt number."""
-_NONE: TokenIds = np.empty(0, dtype=np.int32)
+_NO_IDS: TokenIds = np.empty(0, dtype=np.int32)
 _Asked = tuple[tuple[Turn, ...], bytes]
 """A conversation: its turns, and the digest of its tools and options."""
 
@@ -64,8 +65,10 @@ ReadAnswers = Callable[[Collection[str]], Awaitable[Sequence[StoredAnswer]]]
 
 
 class _Begun(NamedTuple):
-    """What a prompt begins with: prompt and sampled tokens of the call `earlier`, whose answer is the last of `end`
-    turns, or what is known of them otherwise. The text follows them, after the token `after` where it stands next.
+    """What a prompt begins with, and the text that is left to encode.
+
+    Args: tokens, sampled_ids: of the call `earlier`, whose answer is the last of `end` turns, or those of `Encoded`;
+        after: the token before the text, where its spelling depends on it
     """
 
     tokens: Tokens
@@ -167,9 +170,9 @@ class History:
         request: ChatRequest,
         settled: Settled | None,
     ) -> tuple[Prompt, Written, Encoded | None]:
-        begun = settled if settled is None or settled.messages is not None else None
+        usable = settled if settled is None or settled.messages is not None else None
         try:
-            return await self._prompt(key, conversation, chain, begun, request.opening)
+            return await self._prompt(key, conversation, chain, usable, request.opening)
         except Elsewhere:
             return await self._prompt(key, conversation, chain, None, request.opening)
 
@@ -199,7 +202,7 @@ class History:
         return await asyncio.to_thread(self._model.encode, text, after=after)
 
     async def _read(self, key: AttemptKey, read: ReadAnswers) -> None:
-        tokens = Tokens.of(_NONE)
+        tokens = Tokens.of(_NO_IDS)
         for stored in await read(self._attempt(key).call_ids):
             written = Written(self._model, stored.conversation)
             tokens = tokens.or_longer(stored.prompt_ids)
@@ -229,11 +232,15 @@ class History:
                 return begun, is_fork
             is_fork = True
         if settled is None:
-            return _Begun(Tokens.of(_NONE), _NONE, written.rest, None, None, 0), is_fork
+            return _Begun(Tokens.of(_NO_IDS), _NO_IDS, written.rest, None, None, 0), is_fork
         known = settled.encoded
         if is_fork or known is None or not _is_latest(known, answered, chain[: written.first + 1]):
             raise Elsewhere
-        return _Begun(known.tokens, _NONE, known.rest + written.rest, None, known.earlier, known.end), False
+        text = known.rest + written.rest
+        if self._model.cuts.last(text, 0) is None:
+            # What began at the cut is written otherwise now.
+            raise Elsewhere
+        return _Begun(known.tokens, _NO_IDS, text, None, known.earlier, known.end), False
 
     def _after(self, call: Answered, written: Written, end: int) -> _Begun | None:
         """The call's tokens and the text after its answer; None where the template does not only append."""
@@ -254,7 +261,7 @@ class History:
         text, upto = begun.text, _settled_part(begun, written, opening)
         cut = None if upto is None else self._model.cuts.last(text, upto)
         first = await self._encoded(text[:cut], begun.after)
-        second = _NONE if cut is None else await self._encoded(text[cut:])
+        second = _NO_IDS if cut is None else await self._encoded(text[cut:])
         # Before they take room beside those of the call.
         count = begun.tokens.length + len(begun.sampled_ids) + len(first) + len(second)
         self._check_room(count)

@@ -38,9 +38,9 @@ RETRY_SECONDS = 0.25
 class Reader:
     """The store as the gateway reads it; while Postgres is away a request waits here, at most `hold_seconds`."""
 
-    def __init__(self, database: Database, quick: QuickReader, *, hold_seconds: float) -> None:
+    def __init__(self, database: Database, engines: QuickReader, calls: QuickReader, *, hold_seconds: float) -> None:
         self._database = database
-        self._quick = quick
+        self._engines, self._calls = engines, calls
         self._hold_seconds = hold_seconds
         self._temperatures: dict[str, float | None] = {}
 
@@ -49,7 +49,7 @@ class Reader:
 
         Raises: StoreAway
         """
-        serving = await self._quick.serving()
+        serving = await self._engines.serving()
         return [Endpoint(one.url.rstrip("/"), one.run_id, one.policy_version) for one in serving]
 
     async def temperature(self, run_id: str) -> float:
@@ -70,9 +70,10 @@ class Reader:
 
         async def read() -> list[StoredAnswer]:
             # Mostly all are known: each turn of an agent that changes what it said asks. Counted first, as calls end
-            # meanwhile; those known are in the store.
+            # meanwhile; those known are in the store, or were lost by it, and then a row of another gateway may count
+            # for one of them: its answer is encoded anew.
             count = len(known)
-            if count and count == await self._quick.completed(door.run_id, door.rollout_id, door.attempt):
+            if count and count == await self._calls.completed(door.run_id, door.rollout_id, door.attempt):
                 return []
             async with reading(self._database) as session:
                 calls = await completed_calls(session, door.run_id, door.rollout_id, door.attempt, except_ids=known)

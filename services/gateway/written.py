@@ -39,7 +39,8 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Tokens with which every prompt begins that has this text before it, as long as no later answer is known in it.
+    """Tokens of a settled text, with which every prompt begins that goes on from it, as long as no later answer among
+    its turns is known.
 
     Args: tokens: of the text up to a cut; rest: the text after it; earlier: the call that the tokens continue, whose
         answer is the last of `end` turns; None and 0 where they continue none; size_bytes: memory

@@ -186,6 +186,23 @@ async def test_a_connection_that_listens_is_closed_when_its_wait_is_given_up(
     assert listening.closed
 
 
+async def test_those_who_wait_for_each_other_before_a_silent_server_wait_no_longer_than_one(
+    dsn: str, proxy: FaultProxy
+) -> None:
+    reader = QuickReader(dsn, timeout_seconds=SILENCE_SECONDS)
+    assert await reader.serving() == []
+    proxy.trouble = Trouble(hang=True)
+    # In turns they would take two minutes.
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(
+            *(reader.completed("run-a", "run-a.0.0", 1) for _ in range(80)), return_exceptions=True
+        )
+    assert {type(answer) for answer in answers} == {StoreAway}
+    proxy.heal()
+    assert await reader.completed("run-a", "run-a.0.0", 1) == 0
+    await reader.close()
+
+
 async def test_engines_are_not_read_from_a_silent_server(dsn: str, proxy: FaultProxy) -> None:
     reader = QuickReader(dsn, timeout_seconds=SILENCE_SECONDS)
     assert await reader.serving() == []

@@ -39,6 +39,11 @@ LOOKING_AHEAD = (
     "\n{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# A message that stands before an answer begins with a mark, as no other does.
+MARKED_BEFORE_ANSWERS = (
+    "{% for m in messages %}{% if not loop.last and messages[loop.index0 + 1].role == 'assistant' %}<|im_start|>"
+    "{% endif %}{{ m.content }}{% endfor %}{% if add_generation_prompt %}<|im_start|>{% endif %}"
+)
 # Cannot be written message by message.
 COUNTING = "{{ messages | length > 7 }}" + CHATML
 
@@ -172,6 +177,7 @@ def row_of(name: str, prompt: Prompt, asked: ChatRequest, sampled: TokenIds) -> 
         CHATML_WITH_TOOLS,
         CHATML_FORGETTING,
         LOOKING_AHEAD,
+        MARKED_BEFORE_ANSWERS,
         COUNTING,
         DEEPSEEK,
         LAST_APART,
@@ -268,6 +274,19 @@ async def test_of_requests_whose_last_message_is_never_kept_those_continue_a_cal
             begins, before = np.concatenate([prompt.ids, sampled]), f"{text}the<|im_end|>"
         history.remember(KEY, f"c{number}", prompt, Turn("assistant", "the"), sampled)
         messages.append({"role": "assistant", "content": "the"})
+
+
+async def test_tokens_end_where_what_comes_next_may_be_written_otherwise(tmp_path):
+    model = ChatModel(make_chat_model(tmp_path / "m", MARKED_BEFORE_ANSWERS))
+    history, store = History(model, max_bytes=10**6), Store()
+    for said in ("u:h u:e a:x u:q", "u:h u:e u:z a:y u:q"):
+        turns = [turn.split(":") for turn in said.split()]
+        messages = [{"role": {"u": "user", "a": "assistant"}[who], "content": what} for who, what in turns]
+        body = json.dumps({"messages": messages, "model": "m"}).encode()
+        asked = parse_request(body, max_choices=1, opening=history.opening(KEY, body))
+        prompt = await history.prompt(KEY, asked, store.read)
+        text = model.render(asked.turns, (), {}, add_generation_prompt=True)
+        assert prompt.ids.tolist() == model.encode(text).tolist()
 
 
 async def turns_read(history: History, conversations: int, turns: int) -> list[int]:
