@@ -3,13 +3,12 @@
 It needs `OPENAI_BASE_URL` and `OPENAI_API_KEY`, and a task: JSON in `LEYDEN_TASK`, or a file as the first argument.
 The last line it prints is the grade of the conversation, as JSON.
 """
-# The collector is told before the first large import:
 
 import gc
 
 if __name__ == "__main__":
     # A process of one task: searching for cycles among the client's types, most of all at the exit, is a third of
-    # its work.
+    # its work. Before the first large import.
     gc.disable()
 
 import json

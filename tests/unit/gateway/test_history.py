@@ -6,7 +6,7 @@ import gc
 import json
 import threading
 import tracemalloc
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -289,6 +289,20 @@ async def test_tokens_end_where_what_comes_next_may_be_written_otherwise(tmp_pat
         assert prompt.ids.tolist() == model.encode(text).tolist()
 
 
+async def memory_of(one: Callable[[int], Awaitable[None]], count: int) -> int:
+    """Bytes that are held after all but the first of so many, which takes what is taken once."""
+    await one(0)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for number in range(1, count):
+            await one(number)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+
+
 async def turns_read(history: History, conversations: int, turns: int) -> list[int]:
     """Turns of the bodies that had to be read: the conversations of one attempt go on in turns."""
     said = [[{"role": "system", "content": f"s {number}"}] for number in range(conversations)]
@@ -394,17 +408,7 @@ async def test_what_no_template_writes_of_first_prompts_takes_no_more_memory_tha
         asked = parse_request(json.dumps({"model": "m", "messages": messages, **fields}).encode(), max_choices=1)
         await history.prompt(key, asked, store.read)
 
-    await one(0)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for number in range(1, 100):
-            await one(number)
-        gc.collect()
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert 0.4 * 10**6 < taken < 0.7 * 10**6
+    assert 0.4 * 10**6 < await memory_of(one, 100) < 0.7 * 10**6
 
 
 async def test_a_first_prompt_that_takes_more_than_all_may_is_not_remembered(model, monkeypatch):
@@ -451,17 +455,7 @@ async def test_attempts_of_short_calls_take_no_more_memory_than_they_may(model):
         prompt = await history.prompt(key, request(Turn("user", "a")), store.read)
         history.remember(key, f"call-{number:020}", prompt, Turn("assistant", "x"), sampled)
 
-    await one(0)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for number in range(1, 3000):
-            await one(number)
-        gc.collect()
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert 0.5 * 10**6 < taken < 1.2 * 10**6
+    assert 0.5 * 10**6 < await memory_of(one, 3000) < 1.2 * 10**6
 
 
 def _said(fields: dict[str, Any], content: str) -> dict[str, Any]:
@@ -496,17 +490,7 @@ async def test_sessions_take_no_more_memory_than_they_may(tmp_path, monkeypatch,
             history.remember(key, f"call-{number:010}-{turn:09}", prompt, Turn("assistant", "x" * 200), sampled)
             messages.append({"role": "assistant", "content": "x" * 200})
 
-    await session(0)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for number in range(1, 80):
-            await session(number)
-        gc.collect()
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert 10**6 < taken < 2.4 * 10**6
+    assert 10**6 < await memory_of(session, 80) < 2.4 * 10**6
 
 
 async def test_long_prompts_that_were_never_answered_take_no_more_memory_than_they_may(tmp_path):
@@ -522,17 +506,7 @@ async def test_long_prompts_that_were_never_answered_take_no_more_memory_than_th
             await history.prompt(key, request(*turns, Turn("user", f"{turn}" * 4000)), store.read)
             turns.append(Turn("user", "b"))
 
-    await attempt(0)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for number in range(1, 40):
-            await attempt(number)
-        gc.collect()
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert 0.4 * 10**6 < taken < 1.2 * 10**6
+    assert 0.4 * 10**6 < await memory_of(attempt, 40) < 1.2 * 10**6
 
 
 async def test_what_is_known_of_prompts_that_were_never_answered_takes_no_more_memory_than_it_may(tmp_path):
@@ -547,17 +521,7 @@ async def test_what_is_known_of_prompts_that_were_never_answered_takes_no_more_m
             asked = parse_request(body, max_choices=1, opening=history.opening(key, body))
             await history.prompt(key, asked, store.read)
 
-    await attempt(0)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        for number in range(1, 40):
-            await attempt(number)
-        gc.collect()
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert 0.4 * 10**6 < taken < 2.4 * 10**6
+    assert 0.4 * 10**6 < await memory_of(attempt, 40) < 2.4 * 10**6
 
 
 async def test_a_conversation_without_an_answer_in_it_reads_nothing(model):
