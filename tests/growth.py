@@ -32,6 +32,7 @@ from libs.client import Leyden
 from services.engine.tiny import make_tiny_model
 from tests.fakes.stub_engine import stub_engine
 from tests.soak import trainer_pid
+from tests.speed import work_seconds
 from tests.truth import violations
 
 AGENT = Path(__file__).parent / "agents" / "scripted.sh"
@@ -117,7 +118,7 @@ def look(platform: Platform, run_id: str, rollouts: int) -> Look:
         stream_length = int(connection.xlen(STREAM))
     return Look(
         seconds=time.monotonic(),
-        work_seconds=_work_seconds(),
+        work_seconds=work_seconds(),
         rollouts=rollouts,
         memory_bytes={name: memory for name, (memory, _) in used.items()},
         cpu_seconds={name: cpu for name, (_, cpu) in used.items()} | _servers_cpu(platform),
@@ -125,12 +126,6 @@ def look(platform: Platform, run_id: str, rollouts: int) -> Look:
         stream_length=stream_length,
         files=_count_files(platform.home),
     )
-
-
-def _work_seconds() -> float:
-    began = time.thread_time()
-    sum(range(2**20))
-    return time.thread_time() - began
 
 
 def _count_files(home: Path) -> int:

@@ -14,9 +14,10 @@ import os
 import pkgutil
 import platform
 import signal
+import statistics
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,8 +27,10 @@ from rich.table import Table
 
 import tests.bench
 from tests.bench.rows import Row
+from tests.speed import watched
 
 RECORDED = Path(__file__).parents[2] / "docs" / "benchmarks" / "bench.json"
+SPEED = "CPU time of adding up a million numbers meanwhile"
 
 
 def main() -> int:
@@ -51,10 +54,14 @@ def main() -> int:
         module = importlib.import_module(f"tests.bench.{known[part]}")
         if arguments.only or not getattr(module, "ASKED_FOR", False):
             began = time.monotonic()
-            measured = module.rows(arguments.repeats)
-            console.print(table(part, measured, _recorded(RECORDED)))
-            console.print(f"{part}: {time.monotonic() - began:.0f} s\n")
-            _write(arguments.output, part, measured)
+            with watched() as speeds:
+                measured = module.rows(arguments.repeats)
+            recorded = _read(RECORDED)
+            console.print(table(part, measured, {row["name"]: row for row in recorded["rows"]}))
+            console.print(f"{part}: {time.monotonic() - began:.0f} s")
+            before = recorded["speeds"].get(part)
+            console.print(f"{SPEED}: {milliseconds(speeds)}{f'; recorded {milliseconds(before)}' if before else ''}\n")
+            _write(arguments.output, part, measured, speeds)
     console.print(f"written to {arguments.output}")
     return 0
 
@@ -107,14 +114,26 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
-def _recorded(file: Path) -> dict[str, dict[str, Any]]:
-    return {row["name"]: row for row in json.loads(file.read_text())["rows"]} if file.exists() else {}
+def milliseconds(speeds: Sequence[float]) -> str:
+    """The median of a machine's speeds, and their spread."""
+    return f"{figure(statistics.median(speeds))} ms ({figure(min(speeds))} to {figure(max(speeds))})"
 
 
-def _write(file: Path, part: str, rows: list[Row]) -> None:
+def _read(file: Path) -> dict[str, Any]:
+    # A file of before speeds were told has none.
+    return {"rows": [], "speeds": {}} | (json.loads(file.read_text()) if file.exists() else {})
+
+
+def _write(file: Path, part: str, rows: list[Row], speeds: Sequence[float]) -> None:
     # Each part is written as it ends: what was measured is not lost with a later part.
-    kept = [row for row in _recorded(file).values() if row["part"] != part]
-    document = {"machine": machine(), "rows": kept + [row.document() for row in rows]}
+    before = _read(file)
+    kept = [row for row in before["rows"] if row["part"] != part]
+    three = [min(speeds), statistics.median(speeds), max(speeds)]
+    document = {
+        "machine": machine(),
+        "speeds": before["speeds"] | {part: three},
+        "rows": kept + [row.document() for row in rows],
+    }
     file.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
 
 

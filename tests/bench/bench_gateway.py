@@ -7,7 +7,6 @@ After each measurement the calls and their tokens are counted in the store.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,7 +20,8 @@ LONE_CALLS, LONE_WARM_UP = 150, 10
 CROWDS = (16, 64, 256)
 CROWD_CALLS = 1000
 LOAD = 0.7
-LOAD_SECONDS = 2.0
+SPELLS, SPELL_CALLS = 5, 300
+SPELL = "Each spell of 300 calls at 70 % of what saturated right before it; seconds count from when a call was due."
 RECORD_BYTES = 16_000
 """A record of such a call: ids, log-probabilities, versions, messages and the answer."""
 
@@ -98,12 +98,12 @@ def _crowd_rows(clients: int, crowd: _Crowd, by_crowd: list[float]) -> list[Row]
         _delay_row(
             f"70 % of what {clients} clients get: added p99",
             crowd.by_chance,
-            "Calls come by chance and wait for nobody; seconds count from when a call was due.",
+            f"{SPELL} Calls come by chance and wait for nobody.",
         ),
         _delay_row(
             f"70 % of what {clients} clients get, evenly: added p99",
             crowd.evenly,
-            "Each client's calls are due at even distances; seconds count from when a call was due.",
+            f"{SPELL} Each client's calls are due at even distances.",
         ),
     ]
 
@@ -164,12 +164,12 @@ class _Bench:
         return statistics.median(seconds) * 1000
 
     def crowd(self, clients: int, found: _Crowd) -> None:
-        """Saturation, then 70 % of it by chance and evenly, through the gateway and to the engine."""
+        """Saturation, and 70 % of it by chance and evenly, through the gateway and to the engine."""
         per_core, per_second = self.saturated(clients)
         found.per_core.append(per_core)
         found.per_second.append(per_second)
-        found.by_chance.append(self._delay(load.open_loop, LOAD * per_second, clients))
-        found.evenly.append(self._delay(load.even_loop, LOAD * per_second, clients))
+        found.by_chance.append(self._delay(clients, evenly=False))
+        found.evenly.append(self._delay(clients, evenly=True))
 
     def saturated(self, clients: int) -> tuple[float, float]:
         """Calls per second of the gateway's CPU time, and per second."""
@@ -181,13 +181,16 @@ class _Bench:
             found = asked(calls=CROWD_CALLS)
         return CROWD_CALLS / (ours.gateway.cpu_seconds() - before), found.rate
 
-    def _delay(self, loop: Callable[..., load.Load], rate: float, clients: int) -> _Delay:
-        calls = int(rate * LOAD_SECONDS)
-        asked = partial(self._elsewhere.run, loop, rate=rate, calls=calls, connections=clients)
-        direct = _p99(asked(self._ours.engine.url, [self._direct]))
-        with self._ours.proven(calls, TOKENS):
-            through = _p99(asked(self._ours.gateway.url, self._requests))
-        return _Delay(through - direct, direct)
+    def _delay(self, clients: int, *, evenly: bool) -> _Delay:
+        ours = self._ours
+        # Fewer than two calls of each connection would end before the first ones' wave is over.
+        saturating = max(SPELL_CALLS, 2 * clients)
+        spells = load.Spells(clients, evenly, LOAD, SPELLS, saturating, SPELL_CALLS)
+        with ours.proven(SPELLS * (saturating + SPELL_CALLS), TOKENS):
+            through, direct = self._elsewhere.run(
+                load.at_share, ours.gateway.url, self._requests, (ours.engine.url, self._direct), spells
+            )
+        return _Delay(_p99(through) - _p99(direct), _p99(direct))
 
 
 def _p99(found: load.Load) -> float:

@@ -1,4 +1,4 @@
-"""A load generator on bare sockets: closed loops, an open loop, and streams; runs in a process of its own.
+"""A load generator on bare sockets: closed loops, shares of what saturates, and streams; runs in a process of its own.
 
 Whatever is not a whole answer with status 200 is an error and ends the run.
 """
@@ -34,6 +34,22 @@ class Load:
     def rate(self) -> float:
         """Calls per second."""
         return len(self.seconds) / self.wall_seconds
+
+
+@dataclass(frozen=True)
+class Spells:
+    """How calls come while a machine is at a share of what saturates it.
+
+    Args: evenly: each connection's calls at even distances, as those of wrk2; otherwise by chance (Poisson), whether or
+        not earlier ones were answered; saturating: calls that find the rate
+    """
+
+    connections: int
+    evenly: bool
+    share: float
+    count: int
+    saturating: int
+    calls: int
 
 
 class Client(asyncio.Protocol):
@@ -112,20 +128,13 @@ def closed_loop(url: str, requests: Sequence[bytes], *, clients: int, calls: int
     return _run(_closed_loop(url, requests, clients, calls))
 
 
-def open_loop(url: str, requests: Sequence[bytes], *, rate: float, calls: int, connections: int) -> Load:
-    """Calls that come by chance, so many a second, whether or not earlier ones were answered.
+def at_share(url: str, requests: Sequence[bytes], beside: tuple[str, bytes], spells: Spells) -> tuple[Load, Load]:
+    """Calls at a share of what saturates, and as many at the same rate of another address.
 
-    A call's seconds count from when it was due: one that waits for a free connection is late.
+    A shared machine saturates at another rate a few seconds later, so each spell follows the rate that was found right
+    before it. A call's seconds count from when it was due: one that waits for a free connection is late.
     """
-    return _run(_open_loop(url, requests, rate, calls, connections))
-
-
-def even_loop(url: str, requests: Sequence[bytes], *, rate: float, calls: int, connections: int) -> Load:
-    """So many calls a second, each connection's at even distances, as those of wrk2.
-
-    A call's seconds count from when it was due: one whose connection still waits for an answer is late.
-    """
-    return _run(_even_loop(url, requests, rate, calls, connections))
+    return _run(_at_share(url, requests, beside, spells))
 
 
 def one_each(url: str, requests: Sequence[bytes], *, clients: int, spread_seconds: float = 0.0) -> Load:
@@ -169,9 +178,35 @@ def _closed(clients: Sequence[Client]) -> None:
         client.close()
 
 
+async def _at_share(
+    url: str, requests: Sequence[bytes], beside: tuple[str, bytes], spells: Spells
+) -> tuple[Load, Load]:
+    connected = await _connected(url, spells.connections)
+    others = await _connected(beside[0], spells.connections)
+    each, same = itertools.cycle(requests), itertools.repeat(beside[1])
+    paced = _evenly if spells.evenly else _by_chance
+    found = []
+    for _ in range(spells.count):
+        rate = spells.share * (await _saturating(connected, each, spells.saturating)).rate
+        through = await paced(connected, each, rate, spells.calls)
+        found.append((through, await paced(others, same, rate, spells.calls)))
+    _closed([*connected, *others])
+    through, direct = (_joined(loads) for loads in zip(*found, strict=True))
+    return through, direct
+
+
+def _joined(loads: Sequence[Load]) -> Load:
+    return Load([one for load in loads for one in load.seconds], (), sum(load.wall_seconds for load in loads), 0)
+
+
 async def _closed_loop(url: str, requests: Sequence[bytes], clients: int, calls: int) -> Load:
     connected = await _connected(url, clients)
-    each = itertools.cycle(requests)
+    found = await _saturating(connected, itertools.cycle(requests), calls)
+    _closed(connected)
+    return found
+
+
+async def _saturating(clients: Sequence[Client], each: Iterator[bytes], calls: int) -> Load:
     left = iter(range(calls))
     seconds: list[float] = []
     began = time.perf_counter()
@@ -182,14 +217,12 @@ async def _closed_loop(url: str, requests: Sequence[bytes], clients: int, calls:
             await client.ask(next(each))
             seconds.append(time.perf_counter() - asked)
 
-    await _together(one(client) for client in connected)
-    _closed(connected)
+    await _together(one(client) for client in clients)
     return Load(seconds, (), time.perf_counter() - began, 0)
 
 
-async def _open_loop(url: str, requests: Sequence[bytes], rate: float, calls: int, connections: int) -> Load:
-    free = deque(connected := await _connected(url, connections))
-    each = itertools.cycle(requests)
+async def _by_chance(clients: Sequence[Client], each: Iterator[bytes], rate: float, calls: int) -> Load:
+    free = deque(clients)
     seconds: list[float] = []
     freed = asyncio.Condition()
 
@@ -209,13 +242,10 @@ async def _open_loop(url: str, requests: Sequence[bytes], rate: float, calls: in
             due += random.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             group.create_task(one(due))
-    _closed(connected)
     return Load(seconds, (), time.perf_counter() - began, 0)
 
 
-async def _even_loop(url: str, requests: Sequence[bytes], rate: float, calls: int, connections: int) -> Load:
-    connected = await _connected(url, connections)
-    each = itertools.cycle(requests)
+async def _evenly(clients: Sequence[Client], each: Iterator[bytes], rate: float, calls: int) -> Load:
     numbers = iter(range(calls))
     seconds: list[float] = []
     began = time.perf_counter()
@@ -224,13 +254,12 @@ async def _even_loop(url: str, requests: Sequence[bytes], rate: float, calls: in
         for number in itertools.count():
             if next(numbers, None) is None:
                 return
-            due = began + (place + number * connections) / rate
+            due = began + (place + number * len(clients)) / rate
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
             await client.ask(next(each))
             seconds.append(time.perf_counter() - due)
 
-    await _together(one(client, place) for place, client in enumerate(connected))
-    _closed(connected)
+    await _together(one(client, place) for place, client in enumerate(clients))
     return Load(seconds, (), time.perf_counter() - began, 0)
 
 

@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from tests.bench.__main__ import RECORDED, figure
+from tests.bench.__main__ import RECORDED, SPEED, figure, milliseconds
 
 PAGE = RECORDED.parents[1] / "benchmarks.md"
 PLOT = RECORDED.parent / "growth.svg"
@@ -57,7 +57,8 @@ def figures(document: Json) -> str:
             _growth(row["growth"]),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *_notes(document["rows"])]) + "\n"
+    speeds = (f"{part} {milliseconds(three)}" for part, three in document["speeds"].items())
+    return "\n".join([*lines, "", *_notes(document["rows"]), f"- {SPEED}: {', '.join(speeds)}."]) + "\n"
 
 
 def draw(rows: list[Json], file: Path) -> None:
