@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -25,6 +25,15 @@ HINT_SECONDS = 1.0
 AWAY_SECONDS = 5.0
 """How long no hint is given after one that Redis did not take, so that a silent Redis slows nobody down."""
 _ENDS = "{leyden:wake}:ends"
+_COMING = "{leyden:wake}:coming"
+
+
+class ComingVersion(NamedTuple):
+    """A policy version whose folder can be read, while nothing records it yet: it may never come."""
+
+    run_id: str
+    version: int
+    path: str
 
 
 class Topic(StrEnum):
@@ -79,18 +88,33 @@ class Wake:
 
     async def ends(self) -> AsyncIterator[list[AttemptKey] | None]:
         """What is announced from now on, for ever; None where any may have ended, or announcements have been missed."""
+        async for heard in self._hear(_ENDS):
+            ended = None if heard is None else json.loads(heard)
+            yield None if ended is None else [AttemptKey(*one) for one in ended]
+
+    async def announce_version(self, coming: ComingVersion) -> None:
+        """Tells who keeps the engines of weights that are about to be recorded."""
+        await self._give(lambda: self._redis.publish(_COMING, json.dumps(coming)))
+
+    async def coming_versions(self) -> AsyncIterator[ComingVersion]:
+        """What is announced from now on, for ever; announcements may be missed."""
+        async for heard in self._hear(_COMING):
+            if heard is not None:
+                yield ComingVersion(*json.loads(heard))
+
+    async def _hear(self, name: str) -> AsyncIterator[str | None]:
+        """What is published under a name from now on, for ever; None where something may have been missed."""
         while True:
             try:
                 async with self._redis.pubsub() as channel:
                     async with answering(CONNECT_SECONDS + HINT_SECONDS):
-                        await channel.subscribe(_ENDS)
+                        await channel.subscribe(name)
                     while True:
                         async with answering(MAX_BLOCK_SECONDS + CONNECT_SECONDS):
                             message = await channel.get_message(timeout=MAX_BLOCK_SECONDS)
                         if message is not None:
                             # The client subscribes again by itself after a lost connection, and says only so.
-                            heard = json.loads(message["data"]) if message["type"] == "message" else None
-                            yield None if heard is None else [AttemptKey(*one) for one in heard]
+                            yield message["data"] if message["type"] == "message" else None
             except (QueueUnavailable, RedisError):
                 await asyncio.sleep(RECONNECT_SECONDS)
 

@@ -166,11 +166,21 @@ class Fleet:
         self._seen: dict[str, SeenEngine] = {}
         self._resumed: set[str] = set()
         self._refused: dict[str, tuple[Wanted, float]] = {}
+        self._coming: Wanted | None = None
+        self._offered: dict[str, Wanted] = {}
 
     def want(self, wanted: Wanted | None) -> None:
         """Changes what engines should serve; None leaves them as they are."""
         if wanted is not None and wanted != self._wanted:
             self._wanted = wanted
+            for changed in self._changed.values():
+                changed.set()
+
+    def expect(self, coming: Wanted) -> None:
+        """Has engines prepare the version after the one that they should serve, while its step is being recorded."""
+        wanted = self._wanted
+        if wanted is not None and (coming.run_id, coming.version) == (wanted.run_id, wanted.version + 1):
+            self._coming = coming
             for changed in self._changed.values():
                 changed.set()
 
@@ -201,6 +211,7 @@ class Fleet:
             seconds = self._settings.engine_update_seconds
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._forget_others())
+                group.create_task(self._hear())
                 for url in self._changed:
                     group.create_task(self._keep(EngineClient(url, http, update_seconds=seconds, keys=keys)))
 
@@ -215,6 +226,10 @@ class Fleet:
                 await asyncio.sleep(self._settings.engine_poll_seconds)
             else:
                 return
+
+    async def _hear(self) -> None:
+        async for coming in self._wake.coming_versions():
+            self.expect(Wanted(coming.run_id, coming.version, coming.path))
 
     async def _keep(self, client: EngineClient) -> None:
         changed = self._changed[client.url]
@@ -237,10 +252,14 @@ class Fleet:
         try:
             await self._resume_once(client)
             seen = await _look(client)
+            prepared = await self._prepare_coming(client, seen)
+            # It may be recorded by now.
+            wanted = self._wanted
             if wanted is not None and (seen.run_id, seen.policy_version) != (wanted.run_id, wanted.version):
                 passes("controller.version_noticed")
-                # What is in flight for another run is answered by no weights of this one.
-                await client.prepare(wanted, compute_ahead=seen.run_id == wanted.run_id)
+                # What is in flight for another run is answered by no weights of this one. What was prepared a moment
+                # ago is only compared with the files on record.
+                await client.prepare(wanted, compute_ahead=seen.run_id == wanted.run_id and prepared != wanted)
                 await self._note(SeenEngine(client.url, EngineState.UPDATING, detail=f"loading {wanted.version}"))
                 seen = await _correct(client, wanted)
         # AttributeError: what the HTTP client makes of a connection that is reset while it opens.
@@ -253,6 +272,22 @@ class Fleet:
                 self._refused[client.url] = (wanted, time.monotonic() + self._settings.engine_refusal_seconds)
             seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=str(error))
         await self._note(seen)
+
+    async def _prepare_coming(self, client: EngineClient, seen: SeenEngine) -> Wanted | None:
+        """Has an engine prepare what follows the version that it serves, once; what was prepared just now."""
+        coming = self._coming
+        if coming is None or self._offered.get(client.url) == coming:
+            return None
+        if (seen.run_id, seen.policy_version) != (coming.run_id, coming.version - 1):
+            return None
+        self._offered[client.url] = coming
+        try:
+            await client.prepare(coming, compute_ahead=True)
+        except EngineRefused as error:
+            # Only a hint: nobody asked for these weights yet.
+            seldom.warning("coming weights not prepared", cause=str(error))
+            return None
+        return coming
 
     async def _resume_once(self, client: EngineClient) -> None:
         """At first sight: a controller that was killed between pause and continue left the engine paused."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from libs.faults import passes
 from services.engine.attention import PrefillAttention
 from services.engine.model import Model
 from services.engine.rows import Row, TokenIds, Workspace, common_length
@@ -45,7 +46,7 @@ class Ahead:
 
     @torch.no_grad()
     def advance(self) -> bool:
-        """Computes a slice; False when little is left, or when more than half of what is computed comes anew."""
+        """Computes a slice; False when little is left after it, or more than half of what is computed comes anew."""
         parts = self._parts()
         left = sum(len(part.token_ids) - part.shared for part in parts)
         self._most = 2 * left if self._most is None else self._most
@@ -63,8 +64,10 @@ class Ahead:
                 read += part.cached
                 budget -= end - part.cached
         self._compute(batch)
+        passes("engine.slice_computed")
         self._computed += SLICE - budget
-        return True
+        # Not looked at again after a step: all wait a step less for the new weights.
+        return left - (SLICE - budget) > SLICE
 
     def _parts(self) -> list[_Part]:
         scheduler = self._scheduler

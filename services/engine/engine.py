@@ -92,6 +92,7 @@ class Engine:
         self._metrics_name = self.served_model_name
         self._scheduler = _build_scheduler(settings, self.config)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._slices: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, Sequence] = {}
         self._prepared: Prepared | None = None
         self._preparation: Preparation | None = None
@@ -120,7 +121,7 @@ class Engine:
             self._preparation.work.cancel()
         await self.abort_all()
         self._stopping = True
-        self._commands.put(lambda: None)
+        self._commands.put(_nothing)
         await asyncio.to_thread(self._thread.join)
 
     def prepare(self, request: GenerateRequest) -> list[Sequence]:
@@ -198,20 +199,23 @@ class Engine:
         await asyncio.shield(self._preparation.work)
 
     async def _prepare(self, folder: Path, files: FileMarks, compute_ahead: bool, replaced: Preparation | None) -> None:
-        # Of weights that are prepared, one set at a time is in memory: what was asked for before ends first.
-        self._prepared = None
+        prepared = self._prepared
+        if prepared is None or (prepared.folder, prepared.files) != (folder, files):
+            # Of weights that are prepared, one set at a time is in memory: what was asked for before ends first.
+            prepared = self._prepared = None
         if replaced is not None:
             await asyncio.wait({replaced.work})
         # What failed in it would hold its weights.
         del replaced
         if self._is_replaced():
             return
-        model = await asyncio.to_thread(self._load, folder)
-        if self._is_replaced():
-            return
-        self._prepared = Prepared(folder, files, model)
+        if prepared is None:
+            model = await asyncio.to_thread(self._load, folder)
+            if self._is_replaced():
+                return
+            prepared = self._prepared = Prepared(folder, files, model)
         if compute_ahead:
-            await self._compute_ahead(self._prepared)
+            await self._compute_ahead(prepared)
 
     def _is_replaced(self) -> bool:
         """Whether other weights were asked for since this preparation began."""
@@ -222,8 +226,9 @@ class Engine:
         # Until the update, or other weights that are prepared.
         until = time.monotonic() + AHEAD_SECONDS
         try:
-            while self._prepared is prepared and time.monotonic() < until and await self._call(ahead.advance):
-                passes("engine.slice_computed")
+            is_worth_more = True
+            while is_worth_more and self._prepared is prepared and time.monotonic() < until:
+                is_worth_more = await self._call(ahead.advance, is_slice=True)
         except Exception:
             # What it left in the cache may be half written: no other model finds it there.
             self._prepared = None if self._prepared is prepared else self._prepared
@@ -315,8 +320,8 @@ class Engine:
         stops = StopStrings(self.text, sampling.stop) if sampling.stop else None
         return Sequence(prompt, np.array(ids, np.int32), draw, stops, group_rid, changed, streams)
 
-    async def _call(self, function: Callable[[], T]) -> T:
-        """Runs a function between two steps, on the engine's thread."""
+    async def _call(self, function: Callable[[], T], *, is_slice: bool = False) -> T:
+        """Runs a function between two steps, on the engine's thread; a slice before what came while it was computed."""
         if not self.alive:
             raise EngineError("the engine's thread has ended: restart the process")
         future: Future[T] = Future()
@@ -334,11 +339,17 @@ class Engine:
             if awaited:
                 future.set_result(result)
 
+        if is_slice:
+            self._slices.put(command)
+            # Where it waits for commands, this one ends the wait.
+            command = _nothing
         self._commands.put(command)
         return await asyncio.wrap_future(future)
 
     def _run(self) -> None:
         while not self._stopping:
+            if not self._slices.empty():
+                self._slices.get()()
             working = self._scheduler.has_work and not self._frozen
             self._run_commands(wait=not working)
             if not self._scheduler.has_work or self._frozen:
@@ -381,6 +392,10 @@ def _build_scheduler(settings: Settings, config: ModelConfig) -> Scheduler:
     limits = Limits(settings.max_running_requests, settings.max_total_tokens, settings.chunked_prefill_size)
     model = Model(config, load_weights(settings.model_path, config, settings.dtype))
     return Scheduler(model, limits, Sampler(settings.seed), settings.weight_version)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _bias_id(name: str) -> int:

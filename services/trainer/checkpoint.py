@@ -3,8 +3,9 @@
     <root>/<run>/versions/<n>/      a Hugging Face folder: what engines serve, and the weights of the checkpoint
     <root>/<run>/checkpoints/<n>/   optimiser moments, random state, and progress.json: the high-water mark
 
-A version is whole before its step is recorded, a checkpoint only after: engines need not wait for it. A crash before
-the step's transaction leaves a version that no row names, and making the step again replaces it. A crash between the
+A version is durable before its step is recorded, a checkpoint only after: engines need not wait for it. Nor do they for
+the disk: a version has its name, and is announced, once it is written, since no row names it yet. A crash before the
+step's transaction leaves a version that no row names, and making the step again replaces it. A crash between the
 transaction and the checkpoint loses the optimiser's state of that step alone: `resume` makes it again.
 """
 
@@ -17,6 +18,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +31,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from libs.faults import passes
-from services.trainer.files import reserve, write_tensors
+from services.trainer.files import reserve, safetensors, sha256, write
 
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
@@ -76,21 +78,38 @@ def checkpoint_folder(root: Path, run_id: str, step: int) -> Path:
     return root / run_id / "checkpoints" / str(step)
 
 
-def export_weights(model: PreTrainedModel, base: Path, folder: Path, holding: Holding = alone) -> Export:
-    """Writes a Hugging Face folder: the model's weights, and every other file of the base model as it is."""
-    with _whole(folder, holding, moment="trainer.version_unnamed") as scratch:
+def export_weights(
+    model: PreTrainedModel,
+    base: Path,
+    folder: Path,
+    holding: Holding = alone,
+    announce: Callable[[Path], None] = lambda _: None,
+) -> Export:
+    """Writes a Hugging Face folder: the model's weights, and every other file of the base model as it is.
+
+    Args: announce: called with the folder when it can be read, before it is durable
+    """
+    with _scratch(folder, holding) as scratch:
         with contextlib.suppress(FileNotFoundError):
             (_reserved(folder) / WEIGHTS_NAME).rename(scratch / WEIGHTS_NAME)
         # As `save_pretrained` names them.
         weights = revert_weight_conversion(model, remove_tied_weights_from_state_dict(model.state_dict(), model))
-        sha256 = write_tensors(weights, scratch / WEIGHTS_NAME)
+        pieces = safetensors(weights)
+        write(pieces, scratch / WEIGHTS_NAME)
         passes("trainer.weights_written")
         for file in base.iterdir():
             if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, scratch / file.name)
         size_bytes = sum(file.stat().st_size for file in scratch.iterdir())
+        _open_to_all(scratch)
+        _take_name(scratch, folder, holding, moment="trainer.version_unnamed")
+        announce(folder)
+        passes("trainer.announced")
+        with ThreadPoolExecutor(1, "hash") as other:
+            hashed = other.submit(sha256, pieces)
+            _sync_whole(folder)
     passes("trainer.exported")
-    return Export(folder, _content_sha256([(WEIGHTS_NAME, sha256)]), size_bytes)
+    return Export(folder, _content_sha256([(WEIGHTS_NAME, hashed.result())]), size_bytes)
 
 
 def reserve_export(model: PreTrainedModel, folder: Path) -> None:
@@ -132,11 +151,16 @@ def save_checkpoint(
     state: Mapping[str, torch.Tensor], progress: Progress, folder: Path, holding: Holding = alone
 ) -> None:
     """Writes what a resumed trainer needs beside the weights; `state` is what `optimizer_state` gave."""
-    with _whole(folder, holding, moment="trainer.checkpoint_unnamed") as scratch:
+    with _scratch(folder, holding) as scratch:
         # No pickle: reading a checkpoint runs no code.
-        write_tensors(state, scratch / STATE_NAME)
+        write(safetensors(state), scratch / STATE_NAME)
         passes("trainer.state_written")
         (scratch / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
+        _open_to_all(scratch)
+        # Whoever resumes takes a checkpoint that has its name for one that is whole.
+        _sync_whole(scratch)
+        _take_name(scratch, folder, holding, moment="trainer.checkpoint_unnamed")
+        _sync(folder.parent)
 
 
 def load_checkpoint(optimizer: torch.optim.Optimizer, folder: Path, expected: Progress) -> None:
@@ -188,11 +212,10 @@ def clear_scratch(root: Path, run_id: str) -> None:
 
 
 @contextmanager
-def _whole(folder: Path, holding: Holding, *, moment: str) -> Iterator[Path]:
-    """A scratch folder that takes the name `folder`, durably, when the block ends without an exception.
+def _scratch(folder: Path, holding: Holding) -> Iterator[Path]:
+    """A folder beside `folder` to write into; what has not taken the name by the end is removed.
 
-    Args: holding: asked before anything is written, before what is whole takes the name, and where files fail; moment:
-        the fault point between the removal of what had the name and the renaming
+    Args: holding: asked before anything is written, and where files fail
     """
     holding()
     # Nobody else's: a trainer that lost the run a moment ago may still write into its own.
@@ -200,22 +223,35 @@ def _whole(folder: Path, holding: Holding, *, moment: str) -> Iterator[Path]:
     scratch.mkdir(parents=True)
     try:
         yield scratch
-        for file in scratch.iterdir():
-            file.chmod(0o644)
-            _sync(file)
-        _sync(scratch)
-        holding()
-        # Only a step that was never committed can have left this name; its files are nobody's.
-        remove_folder(folder)
-        passes(moment)
-        scratch.rename(folder)
-        _sync(folder.parent)
     except OSError:
         # Whoever has the run now clears what is half-written.
         holding()
         raise
     finally:
         remove_folder(scratch)
+
+
+def _take_name(scratch: Path, folder: Path, holding: Holding, *, moment: str) -> None:
+    """Names what is written whole.
+
+    Args: holding: asked first; moment: the fault point between the removal of what had the name and the renaming
+    """
+    holding()
+    # Only a step that was never committed can have left this name; its files are nobody's.
+    remove_folder(folder)
+    passes(moment)
+    scratch.rename(folder)
+
+
+def _open_to_all(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.chmod(0o644)
+
+
+def _sync_whole(folder: Path) -> None:
+    """Returns once the files of a folder, its own name included, are on the disk."""
+    for path in (*folder.iterdir(), folder, folder.parent):
+        _sync(path)
 
 
 def _sync(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tensors to disk without a pause: a safetensors file written from where tensors lie, hashed on the way.
+"""Tensors to disk without a pause: a safetensors file written from where tensors lie, and hashed there.
 
 Where memory is handed out page by page, as in a virtual machine, most of the time of writing a large file goes into
 the pages that hold it until they are on the disk. A file of the right size, read once ahead of time, has them already:
@@ -11,8 +11,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -31,21 +30,27 @@ _NAMES = {
 _PIECE_BYTES = 8 * 2**20
 
 
-def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> str:
-    """Writes a safetensors file, on the pages of what has the name already; the SHA-256 of its bytes, as hex digits."""
+def safetensors(tensors: Mapping[str, Tensor]) -> list[memoryview]:
+    """The bytes of a safetensors file, piece by piece; they lie where the tensors do, and change with these."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    pieces = [memoryview(_header(ordered)), *(_bytes_of(tensor) for _, tensor in ordered)]
-    with (
-        file.open("r+b" if file.exists() else "xb", buffering=0) as target,
-        ThreadPoolExecutor(1) as other,
-    ):
-        hashed = other.submit(_sha256, pieces)
+    return [memoryview(_header(ordered)), *(_bytes_of(tensor) for _, tensor in ordered)]
+
+
+def write(pieces: Iterable[memoryview], file: Path) -> None:
+    """Writes a file, on the pages of what has the name already; others see it whole, the disk may not yet."""
+    with file.open("r+b" if file.exists() else "xb", buffering=0) as target:
         for piece in pieces:
             while piece:
                 piece = piece[target.write(piece) :]
         target.truncate()
-        os.fsync(target.fileno())
-        return hashed.result()
+
+
+def sha256(pieces: Iterable[memoryview]) -> str:
+    """The hash of these bytes, as hex digits."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def reserve(file: Path, size_bytes: int) -> None:
@@ -77,10 +82,3 @@ def _header(ordered: list[tuple[str, Tensor]]) -> bytes:
 def _bytes_of(tensor: Tensor) -> memoryview:
     flat = tensor.detach().cpu().contiguous().flatten()
     return flat.view(torch.uint8).numpy().data
-
-
-def _sha256(pieces: list[memoryview]) -> str:
-    digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()

@@ -16,7 +16,7 @@ from prometheus_client import Counter, Gauge
 
 from libs.contracts.config import RunConfig
 from libs.faults import passes
-from libs.queue.wake import Topic, Wake
+from libs.queue.wake import ComingVersion, Topic, Wake
 from libs.service import Checks, pause
 from libs.store import training
 from libs.store.database import AWAY, Database, cause
@@ -221,6 +221,7 @@ class Trainer:
         self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
         self.saver = Saver(self.settings, self.config, self.database, self.lock, self.learner)
         self._holding = holding(self.lock)
+        self._loop = asyncio.get_running_loop()
 
     async def train(self, stop: asyncio.Event) -> None:
         """Makes steps until the last one is made or `stop` is set.
@@ -308,8 +309,13 @@ class Trainer:
         )
         began = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
-        export = export_weights(model_of(self.learner), self.base, folder, self._holding)
+        export = export_weights(model_of(self.learner), self.base, folder, self._holding, self._announce)
         return {**metrics, "export_seconds": time.perf_counter() - began}, export
+
+    def _announce(self, folder: Path) -> None:
+        """Lets engines read the weights of a step that is about to be recorded; for threads."""
+        coming = ComingVersion(self.settings.run_id, self.learner.step, str(folder))
+        asyncio.run_coroutine_threadsafe(self.wake.announce_version(coming), self._loop).result()
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:
         STEPS.inc()

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from sqlalchemy import select
 
-from libs.queue.wake import Wake
+from libs.queue.wake import ComingVersion, Wake
 from libs.store import tables
 from libs.store.database import Database
 from services.controller.engines import Fleet, Wanted
@@ -81,6 +81,59 @@ async def test_weights_are_prepared_before_the_pause_where_an_engine_can(databas
         assert engine.journal[-4:] == [
             *("prepare /w/1 and compute ahead", "pause retract", "update /w/1 run-a:1 flush=True", "continue"),
         ]
+
+
+async def test_weights_that_are_announced_are_prepared_and_served_once_they_are_wanted(
+    database: Database, redis_url: str
+) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True)
+    wake = Wake(redis_url)
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        await until(lambda: fleet.served_version("run-a") == 0)
+        while len(engine.journal) < 2:
+            # Nobody may have listened yet.
+            await wake.announce_version(ComingVersion("run-a", 1, "/w/1"))
+            await asyncio.sleep(0.02)
+        assert (engine.journal, engine.weight_version) == (["continue", "prepare /w/1 and compute ahead"], "run-a:0")
+        # Another run's, and one that is not the next.
+        for run, version in (("run-b", 1), ("run-a", 3)):
+            await wake.announce_version(ComingVersion(run, version, "/w/other"))
+        fleet.want(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: fleet.served_version("run-a") == 1)
+        assert engine.journal[2:] == [
+            *("prepare /w/1 and compute ahead", "pause retract", "update /w/1 run-a:1 flush=True", "continue"),
+        ]
+    await wake.close()
+
+
+async def test_weights_recorded_while_an_engine_prepares_them_are_compared_with_their_files_and_served(
+    database: Database, redis_url: str
+) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True)
+    engine.preparing.clear()
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: engine.journal[1:] == ["prepare /w/1 and compute ahead"])
+        fleet.want(Wanted("run-a", 1, "/w/1"))
+        engine.preparing.set()
+        await until(lambda: fleet.served_version("run-a") == 1)
+        assert engine.journal[2:] == [
+            *("prepare /w/1", "pause retract", "update /w/1 run-a:1 flush=True", "continue"),
+        ]
+
+
+async def test_announced_weights_that_cannot_be_read_change_nothing(database: Database, redis_url: str) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True, bad_paths={"/w/1"})
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: len(engine.journal) > 1 and fleet.served_version("run-a") == 0)
+        assert fleet.trouble() is None
+        engine.bad_paths.clear()
+        fleet.want(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: fleet.served_version("run-a") == 1)
 
 
 async def test_what_is_in_flight_for_a_run_is_not_computed_by_the_weights_of_another(

@@ -21,6 +21,7 @@ from services.engine import ahead as ahead_module
 from services.engine import engine as engine_module
 from services.engine.ahead import Ahead
 from services.engine.engine import Preparation
+from services.engine.sequence import Sequence
 from services.engine.tiny import make_tiny_model
 from services.engine.weights import load_weights
 from tests.fakes.tiny_engine import Client, served_engine
@@ -309,6 +310,39 @@ async def test_streams_go_on_while_what_they_need_is_computed_ahead(
     assert scheduler.totals.prefill_tokens - computed < 200
 
 
+async def test_a_request_that_comes_while_a_slice_is_computed_joins_the_step_after_it(
+    engine: Client, new_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, did, computing, queued = engine.engine.scheduler, [], threading.Event(), threading.Event()
+    submit, step, add = engine.engine.submit, scheduler.step, scheduler.submit
+
+    async def submit_and_tell(sequences: list[Sequence]) -> None:
+        submitting = asyncio.ensure_future(submit(sequences))
+        # It runs until it waits for the engine's thread.
+        await asyncio.sleep(0)
+        queued.set()
+        await submitting
+
+    def advance(_: Ahead) -> bool:
+        computing.set()
+        assert queued.wait(60)
+        did.append("slice")
+        return False
+
+    stream, _ = await begun(engine)
+    monkeypatch.setattr(Ahead, "advance", advance)
+    monkeypatch.setattr(engine.engine, "submit", submit_and_tell)
+    monkeypatch.setattr(scheduler, "submit", lambda sequences: did.append("request") or add(sequences))
+    monkeypatch.setattr(scheduler, "step", lambda: did.append("step") or step())
+    preparing = asyncio.create_task(engine.control("/prepare_weights_from_disk", model_path=str(new_weights)))
+    assert await asyncio.to_thread(computing.wait, 60)
+    await engine.generate(input_ids=PROMPT, sampling_params=GREEDY)
+    assert (await preparing).status_code == 200
+    begin = did.index("slice")
+    assert did[begin : begin + 3] == ["slice", "request", "step"]
+    assert len((await last_of(stream))["output_ids"]) == 400
+
+
 async def test_a_preparation_answers_while_generation_is_paused(engine: Client, new_weights: Path) -> None:
     stream, _ = await begun(engine)
     await engine.control("/pause_generation", mode="in_place")
@@ -377,6 +411,40 @@ async def test_what_does_not_go_on_by_the_weights_prepared_is_not_computed_by_th
     assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
     assert slices != []
     assert len((await last_of(stream))["output_ids"]) == 400
+
+
+async def test_weights_prepared_before_are_not_read_again_and_compute_what_came_since(
+    engine: Client, new_weights: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead_module, "SLICE", 16)
+    read, folders, slices, advance = engine_module.load_weights, [], [], Ahead.advance
+    monkeypatch.setattr(
+        engine_module, "load_weights", lambda folder, *rest: folders.append(folder) or read(folder, *rest)
+    )
+    monkeypatch.setattr(Ahead, "advance", lambda ahead: slices.append(ahead._model.epoch) or advance(ahead))
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
+    assert engine.engine._prepared is not None
+    epoch = engine.engine._prepared.model.epoch
+    stream, _ = await begun(engine)
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
+    assert (folders, set(slices)) == ([new_weights], {epoch})
+    assert len((await last_of(stream))["output_ids"]) == 400
+
+
+async def test_weights_replaced_between_two_preparations_are_read_again(engine: Client, tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "version", seed=1)
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(folder))).status_code == 200
+    other = make_tiny_model(tmp_path / "other", seed=2)
+    shutil.rmtree(folder)
+    other.rename(folder)
+    assert (await engine.control("/prepare_weights_from_disk", model_path=str(folder))).status_code == 200
+    # Pruned: what was prepared last serves.
+    kept = folder.rename(tmp_path / "kept")
+    assert (await load(engine, folder, weight_version="r:1")).status_code == 200
+    found = await engine.generate(input_ids=PROMPT, return_logprob=True, sampling_params=GREEDY)
+    async with served_engine(kept) as fresh:
+        wanted = await fresh.generate(input_ids=PROMPT, return_logprob=True, sampling_params=GREEDY)
+    assert found["output_ids"] == wanted["output_ids"]
 
 
 async def test_weights_asked_for_last_are_read_once_those_asked_for_before_are_and_are_kept(

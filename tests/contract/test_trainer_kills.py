@@ -19,6 +19,7 @@ from tests.contract.test_trainer_steps import Case
 POINTS = (
     "trainer.weights_written",
     "trainer.version_unnamed",
+    "trainer.announced",
     "trainer.exported",
     "trainer.step_written",
     "trainer.committed",

@@ -16,6 +16,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from libs.contracts.config import RunConfig
+from libs.queue.wake import ComingVersion, Wake
 from libs.service import Checks
 from libs.store import tables, training
 from libs.store.database import Database
@@ -115,6 +116,27 @@ async def test_each_sample_is_trained_by_one_step_and_each_step_makes_a_version(
     steps = await case.rows(tables.Step)
     assert sorted(step.number for step in steps) == [1, 2]  # type: ignore[attr-defined]
     assert {"loss", "gradient_norm", "step_seconds", "policy_lag_max"} <= set(steps[0].metrics)  # type: ignore[attr-defined]
+
+
+async def test_each_version_is_announced_with_its_folder_before_it_is_recorded(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced, announce = [], Wake.announce_version
+
+    async def noted(wake: Wake, coming: ComingVersion) -> None:
+        announced.append((coming, describe(Path(coming.path)).content_sha256, sorted(await case.versions())))
+        await announce(wake, coming)
+
+    monkeypatch.setattr(Wake, "announce_version", noted)
+    await case.open(steps=2)
+    for number in range(4):
+        await case.add_group(number)
+    await case.train()
+    versions = await case.versions()
+    assert announced == [
+        (ComingVersion(case.run.id, number, versions[number].path), versions[number].content_sha256, [*range(number)])
+        for number in (1, 2)
+    ]
 
 
 async def test_stale_groups_are_refused_and_never_trained(case: Case) -> None:

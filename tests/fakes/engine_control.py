@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,10 @@ from aiohttp import web
 
 @dataclass
 class FakeEngineControl:
-    """One engine. `bad_paths` cannot be loaded; `url` is set while it runs; SGLang's never `prepares`."""
+    """One engine. `bad_paths` cannot be loaded; `url` is set while it runs; SGLang's never `prepares`.
+
+    A preparation waits for `preparing`, which is set.
+    """
 
     weight_version: str = "default"
     paused: bool = False
@@ -19,6 +23,10 @@ class FakeEngineControl:
     bad_paths: set[str] = field(default_factory=set)
     journal: list[str] = field(default_factory=list)
     url: str = ""
+    preparing: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.preparing.set()
 
     async def model_info(self, _request: web.Request) -> web.Response:
         return web.json_response({"model_path": "m", "weight_version": self.weight_version})
@@ -38,6 +46,7 @@ class FakeEngineControl:
         body = await request.json()
         path = body["model_path"]
         self.journal.append(f"prepare {path}" + (" and compute ahead" if body["compute_ahead"] else ""))
+        await self.preparing.wait()
         bad = path in self.bad_paths
         return web.json_response({"success": not bad, "message": "no such file"}, status=400 if bad else 200)
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from libs.queue.wake import Topic, Wake
+from libs.queue.wake import ComingVersion, Topic, Wake
 
 LONG = 60.0
 SOON = 0.02
@@ -73,6 +73,17 @@ async def test_a_cancelled_wait_leaves_the_waiter_usable(pair: tuple[Wake, Wake]
         await waiting
     await giver.notify(Topic.RUNS)
     assert await waiter.wait(Topic.RUNS, timeout_seconds=LONG) is True
+
+
+async def test_a_version_that_comes_is_heard_by_everybody_who_listens(pair: tuple[Wake, Wake], redis_url: str) -> None:
+    giver, listener = pair
+    coming = ComingVersion("run-a", 3, "/runs/run-a/versions/3")
+    heard = [asyncio.ensure_future(anext(one.coming_versions())) for one in (giver, listener)]
+    while not all(one.done() for one in heard):
+        # Nobody may have listened yet; what was published before is not heard.
+        await giver.announce_version(coming)
+        await asyncio.sleep(0.02)
+    assert [one.result() for one in heard] == [coming, coming]
 
 
 async def test_without_redis_giving_does_nothing_and_waiting_is_sleeping() -> None:

@@ -80,6 +80,46 @@ def test_a_failed_write_leaves_the_old_folder(tiny_model: Path, tmp_path: Path) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
 
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the files and folders that were brought to the disk, as they come."""
+    names: list[str] = []
+
+    def sync(path: Path) -> None:
+        names.append(path.name)
+
+    monkeypatch.setattr(checkpoint, "_sync", sync)
+    return names
+
+
+def test_a_version_can_be_read_whole_before_it_is_durable(tiny_model: Path, tmp_path: Path, synced: list[str]) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    step(learner, 0)
+    announced = []
+
+    def announce(folder: Path) -> None:
+        announced.append((folder, describe(folder), list(synced)))
+
+    export = export_weights(learner.policy.model, tiny_model, tmp_path / "versions" / "1", announce=announce)
+    assert announced == [(export.path, export, [])]
+    assert sorted(synced) == sorted([*(file.name for file in export.path.iterdir()), "1", "versions"])
+
+
+def test_a_checkpoint_has_its_name_only_once_it_is_durable(
+    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, at_the_name = tmp_path / "checkpoints" / "1", []
+
+    def passes(point: str) -> None:
+        if point == "trainer.checkpoint_unnamed":
+            at_the_name.extend(synced)
+
+    monkeypatch.setattr(checkpoint, "passes", passes)
+    save_checkpoint({"random": torch.get_rng_state()}, Progress("run-a", 1, "hash"), folder)
+    assert {"optimizer.safetensors", "progress.json"} < set(at_the_name)
+    assert synced[-1] == "checkpoints"
+
+
 @pytest.mark.parametrize("lost_at", ["the beginning", "the end"])
 def test_who_lost_the_run_leaves_the_folder_of_another(tiny_model: Path, tmp_path: Path, lost_at: str) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)

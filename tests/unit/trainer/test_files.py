@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.trainer.files import reserve, write_tensors
+from services.trainer.files import reserve, safetensors, sha256, write
 
 TENSORS = {
     "random": torch.arange(5, dtype=torch.uint8),
@@ -25,8 +25,9 @@ def test_what_is_written_is_read_whatever_was_there_before(tmp_path: Path, reser
     if reserved_bytes is not None:
         reserve(file, reserved_bytes)
         assert file.stat().st_size == reserved_bytes
-    sha256 = write_tensors(TENSORS, file)
-    assert sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
+    pieces = safetensors(TENSORS)
+    write(pieces, file)
+    assert sha256(pieces) == hashlib.sha256(file.read_bytes()).hexdigest()
     found = load_file(file)
     assert found.keys() == TENSORS.keys()
     assert all(found[name].dtype == TENSORS[name].dtype and torch.equal(found[name], TENSORS[name]) for name in found)
@@ -41,5 +42,5 @@ def test_without_room_nothing_is_reserved_and_writing_works(tmp_path: Path, monk
     file = tmp_path / "weights.safetensors"
     reserve(file, 100_000)
     assert file.stat().st_size == 0
-    write_tensors(TENSORS, file)
+    write(safetensors(TENSORS), file)
     assert load_file(file).keys() == TENSORS.keys()
