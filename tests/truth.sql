@@ -20,13 +20,15 @@ CREATE OR REPLACE FUNCTION pg_temp.float32s(packed bytea) RETURNS double precisi
           FROM unnest(pg_temp.int32s(packed)) WITH ORDINALITY AS word (bits, i)) AS words
 $$;
 
--- Calls as they were asked: a row holds what it adds to the call that it continues.
+-- Calls as they were asked: a row holds what it adds to what it keeps of the call that it continues.
 CREATE OR REPLACE FUNCTION pg_temp.whole(run text) RETURNS TABLE (id text, prompt_ids bytea) LANGUAGE sql STABLE AS $$
     WITH RECURSIVE asked AS (
         SELECT c.rollout_id, c.attempt, c.id, c.prompt_ids, c.sampled_ids FROM model_calls c
         WHERE c.run_id = run AND c.continues IS NULL
         UNION ALL
-        SELECT c.rollout_id, c.attempt, c.id, a.prompt_ids || a.sampled_ids || c.prompt_ids, c.sampled_ids
+        SELECT c.rollout_id, c.attempt, c.id,
+               CASE WHEN c.kept_tokens IS NULL THEN a.prompt_ids || a.sampled_ids
+                    ELSE substr(a.prompt_ids || a.sampled_ids, 1, 4 * c.kept_tokens) END || c.prompt_ids, c.sampled_ids
         FROM asked a JOIN model_calls c ON c.run_id = run AND c.continues = a.id
         WHERE c.rollout_id = a.rollout_id AND c.attempt = a.attempt)
     SELECT asked.id, asked.prompt_ids FROM asked
@@ -170,6 +172,7 @@ SELECT id, status FROM model_calls JOIN pg_temp.whole(:'run') w USING (id) WHERE
     length(w.prompt_ids) <> 4 * prompt_tokens OR length(sampled_ids) <> 4 * completion_tokens
     OR length(generator_logprobs) <> 4 * completion_tokens OR length(policy_versions) <> 4 * completion_tokens
     OR cached_tokens > prompt_tokens
+    OR (kept_tokens IS NULL) <> (kept_messages IS NULL) OR continues IS NULL AND kept_tokens IS NOT NULL
     OR (min_policy_version IS NULL) <> (completion_tokens = 0)
     OR status = 'completed' AND (response IS NULL OR finish_reason IS NULL OR prompt_tokens = 0)
     OR status <> 'completed' AND (response IS NOT NULL OR trainable));

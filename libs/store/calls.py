@@ -54,7 +54,8 @@ class CallRefused(Exception):
 class NewCall:
     """One row of `model_calls`, columns in the table's words; arrays as bytes.
 
-    `continues`: an earlier call of the attempt, durable; then `messages` and `prompt_ids` are those after it
+    `continues`: an earlier call of the attempt, durable; then `messages` and `prompt_ids` are those after it, or after
+    its first `kept_messages` and `kept_tokens`
     """
 
     run_id: str
@@ -88,6 +89,8 @@ class NewCall:
     first_token_seconds: float | None
     total_seconds: float
     continues: str | None = None
+    kept_messages: int | None = None
+    kept_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,8 @@ _OTHER_TYPES = {
     "request": "jsonb", "messages": "jsonb", "response": "jsonb", "prompt_ids": "bytea", "sampled_ids": "bytea",
     "generator_logprobs": "bytea", "policy_versions": "bytea", "prompt_tokens": "int4", "completion_tokens": "int4",
     "cached_tokens": "int4", "min_policy_version": "int4", "max_policy_version": "int4", "temperature": "float8",
-    "queued_seconds": "float8", "first_token_seconds": "float8", "total_seconds": "float8",
+    "queued_seconds": "float8", "first_token_seconds": "float8", "total_seconds": "float8", "kept_messages": "int4",
+    "kept_tokens": "int4",
 }  # fmt: skip
 _TYPES = [_OTHER_TYPES.get(name, "text") for name in _COLUMNS]
 _NAMES = sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))

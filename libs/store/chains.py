@@ -1,4 +1,4 @@
-"""Calls made whole: a row of `model_calls` holds what it adds to the call that it continues.
+"""Calls made whole: a row of `model_calls` holds what it adds to the call that it continues, or to the beginning of it.
 
 All calls of a chain belong to one attempt, and each was durable before the next one was asked.
 """
@@ -34,9 +34,12 @@ class Link(Protocol):
     def prompt_ids(self) -> bytes: ...
     @property
     def sampled_ids(self) -> bytes: ...
+    @property
+    def kept_tokens(self) -> int | None: ...
 
 
 L = TypeVar("L", bound=Link)
+TOKEN_BYTES = 4
 
 
 class LostCall(LookupError):
@@ -49,7 +52,7 @@ _CONTINUED = text("""
         UNION
         SELECT m.id, m.continues FROM continued c JOIN model_calls m ON m.run_id = :run AND m.id = c.continues
     )
-    SELECT m.id, m.continues, m.messages, m.prompt_ids, m.sampled_ids
+    SELECT m.id, m.continues, m.kept_messages, m.kept_tokens, m.messages, m.prompt_ids, m.sampled_ids
     FROM continued c JOIN model_calls m ON m.run_id = :run AND m.id = c.id
 """)
 
@@ -74,7 +77,11 @@ def whole_call(known: Mapping[str, Any], call: Any) -> Whole:
     Raises: LostCall
     """
     chain = _chain(known, call)
-    messages = [message for one in chain for message in one.messages["messages"]]
+    messages: list[Json] = []
+    for one in chain:
+        if one.kept_messages is not None:
+            del messages[one.kept_messages :]
+        messages += one.messages["messages"]
     return Whole(_prompt(chain), {**chain[0].messages, "messages": messages})
 
 
@@ -97,4 +104,11 @@ def _chain(known: Mapping[str, L], call: L) -> list[L]:
 
 
 def _prompt(chain: Sequence[Link]) -> bytes:
-    return b"".join([*(part for one in chain[:-1] for part in (one.prompt_ids, one.sampled_ids)), chain[-1].prompt_ids])
+    ids = bytearray()
+    for one in chain:
+        if one.kept_tokens is not None:
+            del ids[TOKEN_BYTES * one.kept_tokens :]
+        ids += one.prompt_ids
+        ids += one.sampled_ids
+    del ids[len(ids) - len(chain[-1].sampled_ids) :]
+    return bytes(ids)

@@ -345,16 +345,23 @@ class ModelCall(Base):
     request: Mapped[Json] = mapped_column(comment="The body without messages and tools: sampling parameters as sent.")
     continues: Mapped[str | None] = mapped_column(
         comment="An earlier call of the attempt: its messages, and its prompt and sampled tokens, come before those of "
-        "this row. Null where the row has all. The view whole_calls shows calls whole."
+        "this row, all or as many as are kept. Null where the row has all. The view whole_calls shows calls whole."
+    )
+    kept_messages: Mapped[int | None] = mapped_column(
+        comment="How many messages of the call that it continues come before those of this row; null: all."
+    )
+    kept_tokens: Mapped[int | None] = mapped_column(
+        comment="How many tokens of the call that it continues, of its prompt and then of those sampled, come before "
+        "those of this row; null: all."
     )
     messages: Mapped[Json] = mapped_column(
-        comment="{messages, tools} as sent; {messages} alone, those not in the call that it continues."
+        comment="{messages, tools} as sent; {messages} alone, those after what it keeps of the call that it continues."
     )
     response: Mapped[Json | None] = mapped_column(
         comment="The choice's message as answered; null when failed before one."
     )
     prompt_ids: Mapped[bytes] = mapped_column(
-        comment="int32[prompt_tokens], without the tokens of the call that it continues."
+        comment="int32[prompt_tokens], without the tokens that it keeps of the call that it continues."
     )
     sampled_ids: Mapped[bytes] = mapped_column(comment="int32[completion_tokens]")
     generator_logprobs: Mapped[bytes] = mapped_column(

@@ -7,6 +7,7 @@ looked for in normalised text, those that take the white space before them, and 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,6 +38,14 @@ class Cuts:
         """The last place to cut a text that is not after `upto`; None where there is none."""
         place = max((text.rfind(token, 0, upto + len(token)) for token in self.texts), default=-1)
         return place if place >= 0 else None
+
+    def pieces(self, text: str) -> list[str]:
+        """The text cut at every place, none empty."""
+        places = (
+            [found.start() for found in re.finditer("|".join(map(re.escape, self.texts)), text)] if self.texts else []
+        )
+        ends = zip([0, *places], [*places, len(text)], strict=True)
+        return [text[begin:end] for begin, end in ends if begin < end]
 
 
 def _begins(text: str, raw: Sequence[AddedToken]) -> bool:

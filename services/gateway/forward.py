@@ -296,7 +296,7 @@ class Gateway:
 
     async def _sample(self, call: Call) -> None:
         request = call.request
-        room = self.model.context_length - 1 - len(call.prompt.ids)
+        room = self.model.context_length - 1 - call.prompt.tokens.length
         job = Job(
             run_id=call.door.run_id,
             rollout_id=call.door.rollout_id,
@@ -332,9 +332,7 @@ class Gateway:
         for row, answer in reversed(list(zip(rows, answers, strict=True))):
             sampled = np.frombuffer(row.sampled_ids, dtype="<i4")
             said = parse_answer(answer.message)
-            self._history.remember(
-                call.door.key, row.id, call.prompt, said, sampled, sent_sha256=call.request.sent.sha256
-            )
+            self._history.remember(call.door.key, row.id, call.prompt, said, sampled, sent=call.request.sent)
         _count(call, rows)
         return _completion(call, rows, answers)
 
@@ -378,7 +376,7 @@ def _row(
         sampled_ids=_packed("i", choice.sampled_ids),
         generator_logprobs=_packed("f", choice.logprobs),
         policy_versions=_packed("i", versions),
-        prompt_tokens=len(call.prompt.ids),
+        prompt_tokens=call.prompt.tokens.length,
         completion_tokens=len(choice.sampled_ids),
         cached_tokens=choice.cached_tokens,
         min_policy_version=min(distinct, default=None),
@@ -391,6 +389,8 @@ def _row(
         first_token_seconds=None if choice.first_token_at is None else choice.first_token_at - call.arrived_at,
         total_seconds=ended_at - call.arrived_at,
         continues=added.continues,
+        kept_messages=added.kept_messages,
+        kept_tokens=added.kept_tokens,
     )
 
 
@@ -411,7 +411,7 @@ def _completion(call: Call, rows: Sequence[NewCall], answers: Sequence[Answer]) 
         created=call.sequence // 1_000_000_000,
         fingerprint=None if version is None else weight_version(call.door.run_id, version),
         answers=tuple(answers),
-        prompt_tokens=len(call.prompt.ids),
+        prompt_tokens=call.prompt.tokens.length,
         completion_tokens=sum(row.completion_tokens for row in rows),
         cached_tokens=call.choices[0].cached_tokens,
     )

@@ -13,28 +13,33 @@ with an answer in it is not found, which also finds what another gateway served.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-import orjson
 
+from services.gateway.digests import base_digest, chain_from, digest_chain, extended
 from services.gateway.errors import ContextOverflow
 from services.gateway.opening import Opening
-from services.gateway.prompt import Answered, Prompt
+from services.gateway.prompt import Answered, Prompt, Recorded
 from services.gateway.render import ChatModel
-from services.gateway.request import ChatRequest, Turn, parsed_arguments
+from services.gateway.request import ChatRequest, Turn
+from services.gateway.sent import Sent
 from services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
 from services.gateway.written import Conversation, Elsewhere, Encoded, Settled, Written, given_digest, kept_bytes
 
+MOST_UNKEPT = 4
+"""So many last messages may be left out of later requests, and their answer is still known to be from here."""
+MOST_PIECES = 64
+"""A text of more is encoded as one: each costs 4 µs beside its characters."""
 LONG_CHARACTERS = 16_384
 """Beyond this a text takes milliseconds to encode."""
-ATTEMPT_BYTES, CALL_BYTES = 1000, 850
-"""What an attempt and a call cost beside their tokens, measured: of short calls it is nearly everything."""
+ATTEMPT_BYTES, CALL_BYTES, DIGEST_BYTES = 1200, 850, 120
+"""What an attempt, a call and a digest cost beside tokens, measured: of short calls it is nearly everything."""
 FIRSTS_BYTES = 8 * 2**20
 """What the first prompts take that are remembered for siblings."""
 FIRST_BYTES = 3500
@@ -68,7 +73,7 @@ class _Begun(NamedTuple):
     """What a prompt begins with, and the text that is left to encode.
 
     Args: tokens, sampled_ids: of the call `earlier`, whose answer is the last of `end` turns, or those of `Encoded`;
-        after: the token before the text, where its spelling depends on it
+        after: the token before the text, where its spelling depends on it; pieces: of `Encoded`
     """
 
     tokens: Tokens
@@ -77,12 +82,14 @@ class _Begun(NamedTuple):
     after: int | None
     earlier: Answered | None
     end: int
+    pieces: Mapping[str, TokenIds]
 
 
 @dataclass(slots=True)
 class _Attempt:
     answered: dict[bytes, Answered] = field(default_factory=dict)
     call_ids: set[str] = field(default_factory=set)
+    said: set[bytes] = field(default_factory=set)
     settled: list[Settled] = field(default_factory=list)
     size_bytes: int = ATTEMPT_BYTES
 
@@ -111,22 +118,25 @@ class History:
         Raises: ContextOverflow: they leave no room for an answer; BadRequest: the template refuses the conversation
         """
         conversation = Conversation(request.turns, request.tools, request.template_options)
-        base = _base_digest(conversation)
+        base = base_digest(conversation)
         settled = self._settled_for(key, request, base)
-        chain = _chain([base] if settled is None else settled.chain, conversation.turns)
+        chain = chain_from([base] if settled is None else settled.chain, conversation.turns)
         last = next((end for end in range(len(request.turns), 0, -1) if _is_answer(request.turns[end - 1])), None)
         if last is None:
             encoded = None
             prompt, written = await self._first(key, conversation, chain)
         else:
-            if chain[last] not in self._attempt(key).answered:
+            if not self._has_answered(key, chain[last]):
                 await self._read(key, read)
             prompt, written, encoded = await self._later(key, conversation, chain, request, settled)
-        self._check_room(len(prompt.ids))
+        self._check_room(prompt.tokens.length)
+        recorded = self._recorded(key, request)
         if request.opening is not None:
             now = written.settle(request.opening, chain, settled if last is None else None)
-            self._settle(key, now if encoded is None else replace(now, encoded=encoded), request.continues)
-        return prompt
+            now = replace(now, encoded=encoded or now.encoded, recorded=recorded)
+            self._settle(key, now, request.continues)
+        first = max((last or 0) + 1, len(request.turns) - MOST_UNKEPT)
+        return replace(prompt, recorded=recorded, shorter=chain[first : len(request.turns)])
 
     def remember(
         self,
@@ -136,11 +146,20 @@ class History:
         answer: Turn,
         sampled_ids: TokenIds,
         *,
-        sent_sha256: bytes | None = None,
+        sent: Sent | None = None,
     ) -> None:
-        """Makes a completed call one that later prompts can continue, and later rows, too, where its digest is told."""
+        """Makes a completed call one that later prompts can continue, and later rows, too, where is told what it was
+        sent: then its own row is durable.
+        """
+        sent_sha256 = None if sent is None else sent.sha256
         answered = Answered(call_id, prompt.tokens, sampled_ids, prompt.characters, prompt.text_digest, sent_sha256)
-        self._add(key, _extend(prompt.conversation_digest, answer), answered)
+        self._add(key, extended(prompt.conversation_digest, answer), answered)
+        attempt = self._attempt(key)
+        attempt.said.update(extended(digest, answer) for digest in prompt.shorter)
+        self._take(attempt, DIGEST_BYTES * len(prompt.shorter))
+        if sent is not None and sent.opening is not None:
+            count, end = len(sent.opening.turns), sent.opening.end
+            self._keep(key, sent.opening, Recorded(call_id, prompt.tokens, sent.tools, count, end))
 
     async def _first(self, key: AttemptKey, conversation: Conversation, chain: list[bytes]) -> tuple[Prompt, Written]:
         """A prompt without an answer in it. Siblings of a group begin with the same one: it is written once."""
@@ -161,6 +180,11 @@ class History:
             _, (_, _, dropped_bytes) = self._firsts.popitem(last=False)
             self._firsts_bytes -= dropped_bytes
         return prompt, written
+
+    def _has_answered(self, key: AttemptKey, digest: bytes) -> bool:
+        """Whether an answer ends this conversation that was given here, be it to some more messages."""
+        attempt = self._attempt(key)
+        return digest in attempt.answered or digest in attempt.said
 
     async def _later(
         self,
@@ -195,11 +219,21 @@ class History:
         prompt = Prompt(tokens, written.characters, written.digest(), chain[-1], begun.earlier, is_fork)
         return prompt, written, encoded
 
-    async def _encoded(self, text: str, after: int | None = None) -> TokenIds:
-        if len(text) < LONG_CHARACTERS:
-            return self._model.encode(text, after=after)
+    async def _encoded(self, texts: Sequence[str], after: int | None = None) -> list[TokenIds]:
+        encode = partial(self._model.encode, after=after)
+        if sum(map(len, texts)) < LONG_CHARACTERS:
+            return list(map(encode, texts))
         # The tokenizer lets other threads run: a long prompt holds nobody else's stream.
-        return await asyncio.to_thread(self._model.encode, text, after=after)
+        return await asyncio.to_thread(lambda: list(map(encode, texts)))
+
+    async def _in_pieces(self, text: str, known: Mapping[str, TokenIds]) -> tuple[list[TokenIds], dict[str, TokenIds]]:
+        """The tokens of a text's pieces in their order, and each with its tokens; those known are not encoded again."""
+        pieces = self._model.cuts.pieces(text)
+        if len(pieces) > MOST_PIECES:
+            return await self._encoded([text]), {}
+        new = [piece for piece in dict.fromkeys(pieces) if piece not in known]
+        found = {**known, **dict(zip(new, await self._encoded(new), strict=True))}
+        return [found[piece] for piece in pieces], {piece: found[piece] for piece in pieces}
 
     async def _read(self, key: AttemptKey, read: ReadAnswers) -> None:
         tokens = Tokens.of(_NO_IDS)
@@ -207,7 +241,7 @@ class History:
             written = Written(self._model, stored.conversation)
             tokens = tokens.or_longer(stored.prompt_ids)
             answered = Answered(stored.call_id, tokens, stored.sampled_ids, written.characters, written.digest(), None)
-            self._add(key, _extend(digest_chain(stored.conversation)[-1], stored.answer), answered)
+            self._add(key, extended(digest_chain(stored.conversation)[-1], stored.answer), answered)
 
     def _begun(
         self,
@@ -232,7 +266,7 @@ class History:
                 return begun, is_fork
             is_fork = True
         if settled is None:
-            return _Begun(Tokens.of(_NO_IDS), _NO_IDS, written.rest, None, None, 0), is_fork
+            return _Begun(Tokens.of(_NO_IDS), _NO_IDS, written.rest, None, None, 0, {}), is_fork
         known = settled.encoded
         if is_fork or known is None or not _is_latest(known, answered, chain[: written.first + 1]):
             raise Elsewhere
@@ -240,7 +274,7 @@ class History:
         if self._model.cuts.last(text, 0) is None:
             # What began at the cut is written otherwise now.
             raise Elsewhere
-        return _Begun(known.tokens, _NO_IDS, text, None, known.earlier, known.end), False
+        return _Begun(known.tokens, _NO_IDS, text, None, known.earlier, known.end, known.pieces), False
 
     def _after(self, call: Answered, written: Written, end: int) -> _Begun | None:
         """The call's tokens and the text after its answer; None where the template does not only append."""
@@ -252,7 +286,7 @@ class History:
             return None
         last = int(call.sampled_ids[-1]) if len(call.sampled_ids) else None
         rest, after = self._unsampled_closing(closing, last)
-        return _Begun(call.prompt, call.sampled_ids, rest + following, after, call, end)
+        return _Begun(call.prompt, call.sampled_ids, rest + following, after, call, end, {})
 
     async def _finished(
         self, begun: _Begun, written: Written, opening: Opening | None
@@ -260,25 +294,29 @@ class History:
         """All tokens, and those of the text that an opening settles where its last answer comes after `begun`."""
         text, upto = begun.text, _settled_part(begun, written, opening)
         cut = None if upto is None else self._model.cuts.last(text, upto)
-        first = await self._encoded(text[:cut], begun.after)
-        second = _NO_IDS if cut is None else await self._encoded(text[cut:])
+        if begun.pieces:
+            first, _ = await self._in_pieces(text[:cut], begun.pieces)
+        else:
+            first = await self._encoded([text[:cut]], begun.after)
+        second, pieces = ([], {}) if cut is None else await self._in_pieces(text[cut:], begun.pieces)
         # Before they take room beside those of the call.
-        count = begun.tokens.length + len(begun.sampled_ids) + len(first) + len(second)
+        count = begun.tokens.length + sum(map(len, (begun.sampled_ids, *first, *second)))
         self._check_room(count)
-        tokens = begun.tokens.followed_by(begun.sampled_ids, first)
+        tokens = begun.tokens.followed_by(begun.sampled_ids, *first)
         if cut is None:
             return tokens, None
         rest = text[cut:upto]
-        encoded = Encoded(tokens, rest, begun.earlier, begun.end, kept_bytes([rest]) + TOKEN_BYTES * count)
-        whole = tokens.followed_by(second)
+        size_bytes = kept_bytes([rest, *pieces, *pieces.values()]) + TOKEN_BYTES * tokens.length
+        encoded = Encoded(tokens, rest, begun.earlier, begun.end, pieces, size_bytes)
+        whole = tokens.ended_by(*second)
         return replace(whole, added_bytes=tokens.added_bytes + whole.added_bytes), encoded
 
     def _held(self, key: AttemptKey, continued: Tokens, tokens: Tokens) -> Tokens:
         """The tokens, counted already where they lie in memory that is kept for those continued, answered or not."""
         if not continued.length or not tokens.shares(continued):
             return tokens
-        self._take(self._attempt(key), tokens.added_bytes)
-        return replace(tokens, added_bytes=0)
+        self._take(self._attempt(key), tokens.added_bytes - tokens.end_bytes)
+        return replace(tokens, added_bytes=tokens.end_bytes)
 
     def _check_room(self, tokens: int) -> None:
         # Engines keep one place of the context for themselves.
@@ -322,6 +360,21 @@ class History:
         attempt.settled = kept
         self._take(attempt, added)
 
+    def _recorded(self, key: AttemptKey, request: ChatRequest) -> Recorded | None:
+        """The recorded call that has most of the messages with which a request begins."""
+        openings = (request.opening, request.continues)
+        begun = (one for one in self._attempt(key).settled if any(one.opening is opening for opening in openings))
+        recorded = (one.recorded for one in begun if one.recorded is not None)
+        return max(recorded, key=lambda one: one.end, default=None)
+
+    def _keep(self, key: AttemptKey, opening: Opening, recorded: Recorded) -> None:
+        """Lets later rows continue the first call that is recorded of those with an opening."""
+        attempt = self._attempt(key)
+        for place, one in enumerate(attempt.settled):
+            if one.opening is opening and (one.recorded is None or one.recorded.end < recorded.end):
+                attempt.settled[place] = replace(one, recorded=recorded)
+                self._take(attempt, attempt.settled[place].size_bytes - one.size_bytes)
+
     def _take(self, attempt: _Attempt, size_bytes: int) -> None:
         attempt.size_bytes += size_bytes
         self._grow(size_bytes)
@@ -355,45 +408,5 @@ def _is_latest(known: Encoded, answered: Mapping[bytes, Answered], chain: list[b
     return found is known.earlier and answered.keys().isdisjoint(chain[known.end + 1 :])
 
 
-def digest_chain(conversation: Conversation) -> list[bytes]:
-    """One digest per prefix of the conversation, from no turn to all: [turns + 1].
-
-    Spellings that agents change when they echo an answer do not count: ids and white space of tool arguments, the
-    assistant's name, white space around its text.
-    """
-    return _chain([_base_digest(conversation)], conversation.turns)
-
-
-def _base_digest(conversation: Conversation) -> bytes:
-    return _digest(orjson.dumps([conversation.tools, conversation.options], option=orjson.OPT_SORT_KEYS))
-
-
-def _chain(known: list[bytes], turns: Sequence[Turn]) -> list[bytes]:
-    """The chain that begins with known digests."""
-    chain = [*known]
-    for turn in turns[len(known) - 1 :]:
-        chain.append(_extend(chain[-1], turn))
-    return chain
-
-
 def _is_answer(turn: Turn) -> bool:
     return turn.role == "assistant"
-
-
-def _extend(digest: bytes, turn: Turn) -> bytes:
-    if turn.role != "assistant":
-        return _digest(digest + orjson.dumps([turn.role, turn.name, turn.content]))
-    calls = [[call.name, parsed_arguments(call.arguments)] for call in turn.tool_calls]
-    return _digest(digest + _dumps_any(["assistant", turn.content.strip(), calls]))
-
-
-def _dumps_any(value: object) -> bytes:
-    try:
-        return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
-    except TypeError:
-        # Integers beyond 64 bits and the like, which a model may well sample.
-        return repr(value).encode()
-
-
-def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=16).digest()

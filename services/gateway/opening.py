@@ -42,6 +42,11 @@ class Opening:
     sha256: hashlib._Hash
     is_plain: bool
 
+    @property
+    def end(self) -> int:
+        """Where its last message ends, counted from the first one's beginning."""
+        return len(self.raw) - self.start
+
 
 @dataclass(frozen=True, slots=True)
 class Pieces:

@@ -26,24 +26,25 @@ _STRING_OR_VAST = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|(%b)' % _VAST.pattern, 
 class Sent:
     """A body's messages and tools as Postgres takes them.
 
-    Args: messages: JSON text between the brackets of the array; tools: JSON text; added: the messages after the
-        opening; sha256: of the body up to its last message, and the tools; opening_sha256: of the opening, and the
-        tools. None where the body, or its opening, is not stored as it was sent.
+    Args: messages: JSON text between the brackets of the array; tools: JSON text; sha256: of the body up to its last
+        message, and the tools; opening: that later bodies may continue; opening_sha256: of the opening, and the tools.
+        None where the body, or its opening, is not stored as it was sent.
     """
 
     messages: Piece
     tools: bytes
-    added: Piece = b""
     sha256: bytes | None = None
+    opening: Opening | None = None
     opening_sha256: bytes | None = None
 
     def whole(self) -> JsonText:
         """`{messages, tools}`."""
         return JsonText(b"".join((b'{"messages":[', self.messages, b'],"tools":', self.tools, b"}")))
 
-    def after_opening(self) -> JsonText:
-        """`{messages}`, those that the opening has not."""
-        return JsonText(b"".join((b'{"messages":[', self.added, b"]}")))
+    def after(self, end: int) -> JsonText:
+        """`{messages}`, those after one that ends there, as `Opening.end`, of messages stored as they were sent."""
+        _, _, added = bytes(self.messages[end:]).partition(b",")
+        return JsonText(b"".join((b'{"messages":[', added, b"]}")))
 
 
 def sent_of(body: bytes, pieces: Pieces, settled: Opening | None, tools: bytes, upto_messages: hashlib._Hash) -> Sent:
@@ -58,9 +59,7 @@ def sent_of(body: bytes, pieces: Pieces, settled: Opening | None, tools: bytes, 
     digest = _digest_with(upto_messages, tools)
     if settled is None:
         return Sent(messages, tools, sha256=digest)
-    comma = body.find(b",", known, pieces.end)
-    added = messages[comma + 1 - pieces.start :] if comma >= 0 else b""
-    return Sent(messages, tools, added, digest, _digest_with(settled.sha256, tools))
+    return Sent(messages, tools, digest, settled, _digest_with(settled.sha256, tools))
 
 
 def is_plain(raw: bytes) -> bool:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import orjson
 
 from services.gateway.opening import Opening
-from services.gateway.prompt import Answered
+from services.gateway.prompt import Answered, Recorded
 from services.gateway.render import ChatModel
 from services.gateway.request import Json, ToolCall, Turn
 from services.gateway.tail import Reached, Tail
-from services.gateway.tokens import Tokens
+from services.gateway.tokens import TokenIds, Tokens
 
 SETTLED_BYTES, TURN_BYTES = 1000, 100
 """What is kept of an opening and of each of its turns beside its bytes and the turns themselves, measured."""
@@ -43,13 +43,15 @@ class Encoded:
     its turns is known.
 
     Args: tokens: of the text up to a cut; rest: the text after it; earlier: the call that the tokens continue, whose
-        answer is the last of `end` turns; None and 0 where they continue none; size_bytes: memory
+        answer is the last of `end` turns; None and 0 where they continue none; pieces: tokens of the pieces that the
+        rest and what followed it were; size_bytes: memory
     """
 
     tokens: Tokens
     rest: str
     earlier: Answered | None
     end: int
+    pieces: dict[str, TokenIds]
     size_bytes: int
 
 
@@ -61,7 +63,7 @@ class Settled:
         template gets them, None where it writes only whole conversations; reached: the template before the last of
         them; characters, digest: of the text before that one; given: digest of tools and options as they are spelled;
         kept_bytes: memory of the turns and messages; encoded: what is known of that text's tokens, beside those of
-        calls whose answer comes later
+        calls whose answer comes later; recorded: a call that has all or some of the opening's messages
     """
 
     opening: Opening
@@ -73,12 +75,15 @@ class Settled:
     given: bytes
     kept_bytes: int
     encoded: Encoded | None = None
+    recorded: Recorded | None = None
 
     @property
     def size_bytes(self) -> int:
         """Memory."""
         encoded = 0 if self.encoded is None else self.encoded.size_bytes
-        return SETTLED_BYTES + len(self.opening.raw) + TURN_BYTES * len(self.opening.turns) + self.kept_bytes + encoded
+        tools = 0 if self.recorded is None else len(self.recorded.tools)
+        opening = len(self.opening.raw) + TURN_BYTES * len(self.opening.turns)
+        return SETTLED_BYTES + opening + self.kept_bytes + encoded + tools
 
 
 class Written:

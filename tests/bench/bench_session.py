@@ -3,7 +3,8 @@
 Sessions go on turn by turn as an SDK does it: the whole history in every body, answers echoed. The gateway's CPU time
 is read around each turn of all sessions. Afterwards every call must be in Postgres, each prompt must begin with prompt
 and sampled tokens of the call before it, and a gateway that remembers nothing must come to the same tokens. Further
-sessions end each request with a message that no later one has: no call continues another, and the tokens are the same.
+sessions end each request with a message that no later one has: no call continues another's tokens, and these are the
+same.
 """
 
 from __future__ import annotations

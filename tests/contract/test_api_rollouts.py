@@ -162,6 +162,20 @@ async def test_calls_that_continue_others_are_shown_whole_on_every_page(
         said, tokens, earlier = [*said, *added], [*tokens, number], call.id
         prompts.append((list(tokens), {"messages": said, "tools": [{"a": 1}]}))
         tokens.append(10 + number)
+    # This one keeps three messages of the last, and three tokens.
+    await builders.add_call(
+        database,
+        rollout,
+        (7, 8),
+        messages={"messages": [{"role": "user", "content": "new"}]},
+        continues=earlier,
+        kept_messages=3,
+        kept_tokens=3,
+        prompt_tokens=5,
+    )
+    prompts.append(
+        ([0, 10, 1, 7, 8], {"messages": [*said[:3], {"role": "user", "content": "new"}], "tools": [{"a": 1}]})
+    )
     found: list[Any] = []
     page: dict[str, Any] = {"next_cursor": None}
     while page["next_cursor"] or not found:

@@ -231,15 +231,20 @@ async def test_a_broken_record_excludes_its_group_and_no_other(database: Databas
     assert verdicts == {broken.id: "excluded", good.id: "credited"}
 
 
-async def test_calls_that_continue_others_are_credited_as_if_they_were_whole(database: Database) -> None:
+@pytest.mark.parametrize("kept", [None, 3])
+async def test_calls_that_continue_others_are_credited_as_if_they_were_whole(
+    database: Database, kept: int | None
+) -> None:
+    """Args: kept: how many tokens of the first call the second keeps; None: all"""
     run = await add_run_with_credit(database)
     groups, samples = [], []
     for number, is_whole in enumerate((True, False)):
         group, rollouts = await add_group(database, run, number)
         for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
             first = await add_call(database, rollout, (1, 2), (3, 4))
-            shown = {} if is_whole else {"continues": first.id, "prompt_tokens": 5}
-            await add_call(database, rollout, (1, 2, 3, 4, 5) if is_whole else (5,), (6,), **shown)
+            asked, count = (1, 2, 3, 4, 5), kept or 4
+            shown = {} if is_whole else {"continues": first.id, "kept_tokens": kept, "prompt_tokens": 5}
+            await add_call(database, rollout, asked if is_whole else asked[count:], (6,), **shown)
             await finish_rollout(database, rollout, reward=reward)
         await complete(database, group)
         groups.append(group.id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from prometheus_client import REGISTRY
 from sqlalchemy import select, text
 
 from libs.store import tables
+from services.gateway.request import Turn
 from services.gateway.sent import Sent
 from tests import builders
 from tests.fakes.chat_model import CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS
@@ -326,7 +328,6 @@ async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(t
     [
         lambda messages: messages[0].update(content="another a"),
         lambda messages: messages[0].update(name="somebody"),
-        lambda messages: messages[1].update(content="never said"),
         lambda messages: messages[2].update(content="\x00"),
     ],
 )
@@ -339,6 +340,125 @@ async def test_what_does_not_begin_as_an_earlier_call_was_sent_is_stored_whole(t
         *_, last = await stored(stage)
     assert last.continues is None
     assert [message["role"] for message in last.messages["messages"]] == ["user", "assistant"] * 2 + ["user"]
+
+
+async def remind(
+    stage: Scene, gateway: Any, messages: list[dict[str, Any]], *questions: str, **parameters: Any
+) -> None:
+    """Goes on, each request with a last message that is in no later one."""
+    async with gateway.client(stage.rollout_id) as client:
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            reminder = {"role": "system", "content": f"step {len(messages):02}"}
+            create: Any = client.chat.completions.create
+            answer = await create(model="m", messages=[*messages, reminder], **parameters)
+            messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+
+
+def encoded(stage: Scene, messages: list[dict[str, Any]]) -> list[int]:
+    """The tokens of a conversation that continues none."""
+    turns = tuple(Turn(message["role"], message["content"]) for message in messages)
+    rendered = stage.model.render(turns, tuple(TOOLS), {}, add_generation_prompt=True)
+    return stage.model.encode(rendered).tolist()
+
+
+async def whole(stage: Scene) -> list[tuple[Any, list[int]]]:
+    """What each call was sent and its prompt, by all ways to make rows whole: they are the same."""
+    calls = [(call.messages, ids(call.prompt_ids)) for call in await stage.calls()]
+    async with stage.database.read() as session:
+        viewed = await session.execute(text("SELECT messages, prompt_ids FROM whole_calls ORDER BY sequence, choice"))
+        assert [(row.messages, ids(row.prompt_ids)) for row in viewed] == calls
+    return calls
+
+
+async def test_a_row_of_a_session_whose_last_message_is_never_kept_holds_what_follows_the_messages_that_are(
+    tmp_path, database
+):
+    said: list[dict[str, Any]] = []
+    async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
+        await remind(stage, stage.gateway, said, *"abcdef", tools=TOOLS)
+        rows, calls = await stored(stage), await whole(stage)
+        asked = [[*said[:end], {"role": "system", "content": f"step {end:02}"}] for end in range(1, 12, 2)]
+        assert calls == [
+            (
+                {"messages": messages, "tools": TOOLS},
+                encoded(stage, messages),
+            )
+            for messages in asked
+        ]
+    # The second call's messages are the first call's up to its first answer: until then there is one to continue.
+    before = [None, *(rows[index].id for index in (0, 0, 2, 3, 4))]
+    assert [row.continues for row in rows] == before
+    assert [row.kept_messages for row in rows] == [None, 1, 1, 3, 5, 7]
+    # Two rounds and the reminder, however long the session is.
+    assert [row.messages for row in rows[2:]] == [{"messages": messages[-5:]} for messages in asked[2:]]
+    assert len({len(row.prompt_ids) for row in rows[3:]}) == 1
+    assert [row.prompt_tokens - len(row.prompt_ids) // 4 for row in rows] == [row.kept_tokens or 0 for row in rows]
+
+
+async def test_only_a_recorded_call_is_continued(tmp_path, database):
+    said: list[dict[str, Any]] = []
+    async with scene(tmp_path, database, says="hello") as stage:
+        await remind(stage, stage.gateway, said, "a", "b")
+        # At once, and the same as another: the second cannot know that the first will be recorded.
+        await asyncio.gather(*(remind(stage, stage.gateway, [*said], *"cd", n=2) for _ in range(3)))
+        rows, calls = await stored(stage), await whole(stage)
+    assert len(calls) == 2 + 3 * 2 * 2
+    known = {row.id: row for row in rows}
+    for row in rows[1:]:
+        assert row.continues is not None
+        assert known[row.continues].created_at < row.created_at
+        assert known[row.continues].request_id != row.request_id
+
+
+async def test_a_gateway_that_has_just_begun_stores_one_such_call_whole(tmp_path, database):
+    said: list[dict[str, Any]] = []
+    async with scene(tmp_path, database, says="hello") as stage:
+        await remind(stage, stage.gateway, said, *"abc")
+        async with stage.another_gateway() as other:
+            await remind(stage, other, said, *"def")
+            # A message that is kept makes the next call one that continues all of this one.
+            answer = await kept(other, stage, said, "g")
+            said.append(answer)
+            await kept(other, stage, said, "h")
+        rows, calls = await stored(stage), await whole(stage)
+    first, _, _, fourth, fifth, sixth, seventh, _ = (row.id for row in rows)
+    before = [None, first, first, None, fourth, fifth, sixth, seventh]
+    assert [row.continues for row in rows] == before
+    assert [row.kept_messages for row in rows] == [None, 1, 1, None, 5, 7, 9, None]
+    assert calls[7][1][: len(calls[6][1])] == calls[6][1]
+
+
+async def kept(gateway: Any, stage: Scene, messages: list[dict[str, Any]], question: str) -> dict[str, Any]:
+    """The answer to a request whose last message is kept."""
+    messages.append({"role": "user", "content": question})
+    async with gateway.client(stage.rollout_id) as client:
+        answer = await client.chat.completions.create(model="m", messages=messages)
+    found: dict[str, Any] = answer.choices[0].message.model_dump(exclude_none=True)
+    return found
+
+
+@pytest.mark.parametrize("tools", [[None, TOOLS], [TOOLS, None], [None, []]])
+async def test_a_call_with_other_tools_keeps_nothing(tmp_path, database, tools):
+    said: list[dict[str, Any]] = []
+    async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
+        for given in tools:
+            await remind(stage, stage.gateway, said, *"ab", extra_body={"tools": given})
+        rows, calls = await stored(stage), await whole(stage)
+    assert [row.continues is None for row in rows] == [True, False, True, False]
+    assert [asked["tools"] for asked, _ in calls] == [tools[0], tools[0], tools[1], tools[1]]
+
+
+async def test_what_was_said_before_an_answer_that_is_rewritten_is_kept(tmp_path, database):
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        said = await converse(stage, "a", "b")
+        said[1]["content"] = "never said"
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[*said, {"role": "user", "content": "c"}])
+        *_, before, last = await stored(stage)
+        calls = await whole(stage)
+    assert (last.continues, last.kept_messages) == (before.id, 1)
+    assert calls[2][0]["messages"] == [*said, {"role": "user", "content": "c"}]
 
 
 async def test_tools_that_change_are_stored(tmp_path, database):

@@ -103,11 +103,26 @@ async def test_a_call_that_continues_another_is_never_taken_for_a_whole_one(empt
     _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
     first = await builders.add_call(database, rollout)
     await builders.add_call(database, rollout, continues=first.id)
-    await database.close()
     with pytest.raises(RuntimeError, match="prune their runs first"):
         downgrade(empty_postgres_dsn, "20261121_0009")
+    # Such as keep all were known before such as keep a part.
+    downgrade(empty_postgres_dsn, "20261121_0010")
+    assert _whole(empty_postgres_dsn) == [3, 8]
+    migrate(empty_postgres_dsn)
+    await builders.add_call(database, rollout, continues=first.id, kept_messages=1, kept_tokens=2)
+    await database.close()
+    with pytest.raises(RuntimeError, match="keep a part of others"):
+        downgrade(empty_postgres_dsn, "20261121_0010")
     with psycopg.connect(empty_postgres_dsn) as connection:
-        assert connection.execute("SELECT count(continues), count(*) FROM model_calls").fetchone() == (1, 2)
+        assert connection.execute("SELECT count(continues), count(*) FROM model_calls").fetchone() == (2, 3)
+    assert _whole(empty_postgres_dsn) == [3, 8, 5]
+
+
+def _whole(dsn: str) -> list[int]:
+    """Tokens of the prompts as the view shows them."""
+    with psycopg.connect(dsn) as connection:
+        rows = connection.execute("SELECT length(prompt_ids) / 4 FROM whole_calls ORDER BY sequence").fetchall()
+    return [int(row[0]) for row in rows]
 
 
 def test_several_services_may_migrate_at_once(empty_postgres_dsn: str) -> None:

@@ -62,6 +62,7 @@ BROKEN = [
     ("calls of attempts that never were", "UPDATE model_calls SET attempt = 2"),
     ("calls that continue none of their attempt", "UPDATE model_calls SET continues = 'c0'"),
     ("calls whose columns contradict each other", "UPDATE model_calls SET prompt_tokens = 9"),
+    ("calls whose columns contradict each other", "UPDATE model_calls SET kept_messages = 0, kept_tokens = 0"),
     (
         "sampled tokens with an impossible probability",
         r"UPDATE model_calls SET generator_logprobs = '\x000000000000c07f'",

@@ -74,6 +74,10 @@ def assert_cuts(tokenizer: Tokenizer, cuts: Cuts, text: str) -> None:
         if place is not None:
             assert place <= upto
             assert ids(tokenizer, text[:place]) + ids(tokenizer, text[place:]) == ids(tokenizer, text)
+    pieces = cuts.pieces(text)
+    assert "".join(pieces) == text
+    assert "" not in pieces
+    assert [token for piece in pieces for token in ids(tokenizer, piece)] == ids(tokenizer, text)
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -103,6 +107,13 @@ def test_it_is_cut_before_tokens_that_begin_something_new_and_no_others():
         "of spaces": ["<s>", "[I]"],
         "words": [],
     }
+
+
+def test_a_text_is_cut_at_every_place():
+    cuts = Cuts.of(TOKENIZERS["longer"], " ".join(PIECES))
+    assert cuts.pieces("a<s>he<s><x>[I][I] ") == ["a", "<s>he", "<s><x>", "[I]", "[I] "]
+    assert cuts.pieces("") == []
+    assert Cuts(()).pieces("a<s>") == ["a<s>"]
 
 
 def test_only_tokens_that_the_template_writes_are_looked_for():

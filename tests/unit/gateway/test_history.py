@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from libs.store.chains import whole_call
 from services.gateway import history as history_module
 from services.gateway import render
+from services.gateway.digests import digest_chain
 from services.gateway.errors import ContextOverflow
-from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer, digest_chain
+from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer
 from services.gateway.prompt import Prompt
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
@@ -160,12 +161,14 @@ class Agent:
 
 def row_of(name: str, prompt: Prompt, asked: ChatRequest, sampled: TokenIds) -> SimpleNamespace:
     """The parts of a call's row that hold what it was asked and answered."""
-    continues, messages, added = prompt.added(asked.sent)
+    added = prompt.added(asked.sent)
     return SimpleNamespace(
         id=name,
-        continues=continues,
-        messages=json.loads(messages),
-        prompt_ids=added.tobytes(),
+        continues=added.continues,
+        kept_messages=added.kept_messages,
+        kept_tokens=added.kept_tokens,
+        messages=json.loads(added.messages),
+        prompt_ids=added.ids.tobytes(),
         sampled_ids=sampled.tobytes(),
     )
 
@@ -215,7 +218,7 @@ async def test_a_prompt_is_the_same_whatever_is_remembered(tmp_path_factory, tem
         assert whole_call(rows, rows[name]) == (prompt.ids.tobytes(), sent)
         conversation = Conversation(asked.turns, asked.tools, {})
         store.answers.append(StoredAnswer(name, conversation, reply, prompt.ids.copy(), ids))
-        remembering.remember(KEY, name, prompt, reply, ids, sent_sha256=asked.sent.sha256)
+        remembering.remember(KEY, name, prompt, reply, ids, sent=asked.sent)
         agent.take(message, number)
 
 
@@ -254,6 +257,8 @@ async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else
     # Turns of the body and of the text first.
     assert costs[3:] == [costs[3]] * 27
     assert costs[3][:2] == (4 + len(reminder),) * 2
+    # Of the text, all but the question stood in the prompt before, too.
+    assert not reminder or costs[3][2:] == (2, len("<|im_start|>user\nquestion 00"), 2)
 
 
 async def test_of_requests_whose_last_message_is_never_kept_those_continue_a_call_that_have_its_answer(tmp_path):
@@ -274,6 +279,26 @@ async def test_of_requests_whose_last_message_is_never_kept_those_continue_a_cal
             begins, before = np.concatenate([prompt.ids, sampled]), f"{text}the<|im_end|>"
         history.remember(KEY, f"c{number}", prompt, Turn("assistant", "the"), sampled)
         messages.append({"role": "assistant", "content": "the"})
+
+
+@pytest.mark.parametrize(("left_out", "reads"), [(1, 0), (4, 0), (5, 1)])
+async def test_the_store_is_asked_for_answers_that_were_not_given_here(model, left_out, reads):
+    history, store = History(model, max_bytes=10**6), Store()
+    asked = [Turn("user", "a")]
+    state = [Turn("user", f"part {number}") for number in range(left_out)]
+    await answer(history, store, [5, EOS], "x", *asked, *state)
+    asked += [Turn("assistant", "x"), Turn("user", "b")]
+    await answer(history, store, [5, EOS], "y", *asked, *state)
+    assert store.reads == reads
+    # Another gateway was asked for more, and answered otherwise.
+    asked += [Turn("assistant", "y"), Turn("user", "c")]
+    ids = np.asarray([7, EOS], dtype=np.int32)
+    prompt = (await History(model, max_bytes=10**6).prompt(KEY, request(*asked), store.read)).ids
+    store.answers.append(StoredAnswer("other", Conversation(tuple(asked), (), {}), Turn("assistant", "z"), prompt, ids))
+    before = store.reads
+    later = await answer(history, store, [5, EOS], "x", *asked, Turn("assistant", "z"), Turn("user", "d"))
+    assert store.reads == before + 1
+    assert later[: len(prompt) + 2] == [*prompt.tolist(), 7, EOS]
 
 
 async def test_tokens_end_where_what_comes_next_may_be_written_otherwise(tmp_path):
