@@ -12,9 +12,6 @@ down_revision = "20261121_0010"
 branch_labels = None
 depends_on = None
 
-KEPT_MESSAGES = "How many messages of the call that it continues come before those of this row; null: all."
-KEPT_TOKENS = "How many tokens of the call that it continues, of its prompt and then of those sampled, come before those of this row; null: all."
-COLUMNS = (("kept_messages", KEPT_MESSAGES), ("kept_tokens", KEPT_TOKENS))
 # column: comment before, comment
 COMMENTS = {
     "continues": (
@@ -91,8 +88,10 @@ VIEW_BEFORE = """
 
 
 def upgrade() -> None:
-    for column, comment in COLUMNS:
-        op.add_column("model_calls", sa.Column(column, sa.Integer(), nullable=True, comment=comment))
+    of_messages = "How many messages of the call that it continues come before those of this row; null: all."
+    of_ids = "How many tokens of the call that it continues, of its prompt and then of those sampled, come before those of this row; null: all."
+    op.add_column("model_calls", sa.Column("kept_messages", sa.Integer(), nullable=True, comment=of_messages))
+    op.add_column("model_calls", sa.Column("kept_tokens", sa.Integer(), nullable=True, comment=of_ids))
     for column, (before, comment) in COMMENTS.items():
         op.alter_column("model_calls", column, comment=comment, existing_comment=before)
     op.execute(VIEW)
@@ -105,5 +104,5 @@ def downgrade() -> None:
     op.execute(VIEW_BEFORE)
     for column, (before, comment) in COMMENTS.items():
         op.alter_column("model_calls", column, comment=before, existing_comment=comment)
-    for column, _ in COLUMNS:
+    for column in ("kept_tokens", "kept_messages"):
         op.drop_column("model_calls", column)
