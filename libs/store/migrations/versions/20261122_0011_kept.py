@@ -28,38 +28,42 @@ COMMENTS = {
     ),
 }
 
-# For people: services make calls whole by libs.store.chains, which reads a page of them in two statements.
+# For people: services make calls whole by libs.store.chains, which reads a page of them in two statements. A chain is
+# walked once, from the call (place 0) to its first. What a row adds begins after what it keeps, and lasts up to the
+# least that any later row keeps.
 VIEW = """
     CREATE OR REPLACE VIEW whole_calls AS
     SELECT c.run_id, c.rollout_id, c.attempt, c.sequence, c.choice, c.id, c.status, c.prompt_tokens, c.completion_tokens,
-        (WITH RECURSIVE chain (place, continues, kept, ids, sampled) AS (
-            SELECT 0, c.continues, c.kept_tokens, c.prompt_ids, c.sampled_ids
+        (WITH RECURSIVE chain (place, continues, kept, before, ids, sampled) AS (
+            SELECT 0, c.continues, c.kept_tokens, c.prompt_tokens - length(c.prompt_ids) / 4, c.prompt_ids, ''::bytea
             UNION ALL
-            SELECT place + 1, m.continues, m.kept_tokens, m.prompt_ids, m.sampled_ids
+            SELECT place + 1, m.continues, m.kept_tokens, m.prompt_tokens - length(m.prompt_ids) / 4, m.prompt_ids,
+                m.sampled_ids
             FROM chain JOIN model_calls m ON m.run_id = c.run_id AND m.id = chain.continues),
-        asked (place, ids, sampled) AS (
-            SELECT place, ids, sampled FROM chain WHERE continues IS NULL
-            UNION ALL
-            SELECT chain.place,
-                substr(asked.ids || asked.sampled, 1, coalesce(4 * kept, length(asked.ids || asked.sampled))) || chain.ids,
-                chain.sampled
-            FROM asked JOIN chain ON chain.place = asked.place - 1)
-        SELECT ids FROM asked WHERE place = 0) AS prompt_ids,
+        cut AS (SELECT *, min(kept) OVER (ORDER BY place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS upto FROM chain)
+        SELECT string_agg(
+            CASE WHEN upto IS NULL THEN ids || sampled
+                WHEN upto > before THEN substr(ids || sampled, 1, 4 * (upto - before)) END, ''::bytea ORDER BY place DESC)
+        FROM cut HAVING bool_or(continues IS NULL)) AS prompt_ids,
         c.sampled_ids,
-        (WITH RECURSIVE chain (place, continues, kept, added) AS (
-            SELECT 0, c.continues, c.kept_messages, c.messages
+        (WITH RECURSIVE chain (place, continues, kept, added, count) AS (
+            SELECT 0, c.continues, c.kept_messages, c.messages, jsonb_array_length(c.messages -> 'messages')
             UNION ALL
-            SELECT place + 1, m.continues, m.kept_messages, m.messages
+            SELECT place + 1, m.continues, m.kept_messages, m.messages, jsonb_array_length(m.messages -> 'messages')
             FROM chain JOIN model_calls m ON m.run_id = c.run_id AND m.id = chain.continues),
-        asked (place, messages, tools) AS (
-            SELECT place, ARRAY(SELECT jsonb_array_elements(added -> 'messages')), added -> 'tools'
-            FROM chain WHERE continues IS NULL
-            UNION ALL
-            SELECT chain.place,
-                messages[1: coalesce(kept, cardinality(messages))] || ARRAY(SELECT jsonb_array_elements(added -> 'messages')),
-                tools
-            FROM asked JOIN chain ON chain.place = asked.place - 1)
-        SELECT jsonb_build_object('messages', to_jsonb(messages), 'tools', tools) FROM asked WHERE place = 0) AS messages,
+        cut AS (
+            SELECT *, min(kept) OVER (ORDER BY place ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS upto,
+                count(kept) OVER (ORDER BY place DESC) AS stretch
+            FROM chain),
+        -- Only the first row of a stretch keeps a part.
+        placed AS (
+            SELECT *, sum(coalesce(kept, 0) + count) OVER (PARTITION BY stretch ORDER BY place DESC) - count AS before
+            FROM cut)
+        SELECT jsonb_build_object(
+            'messages', (SELECT coalesce(jsonb_agg(one.message ORDER BY place DESC, one.number), '[]') FROM placed
+                CROSS JOIN LATERAL jsonb_array_elements(added -> 'messages') WITH ORDINALITY AS one (message, number)
+                WHERE upto IS NULL OR before + one.number <= upto),
+            'tools', added -> 'tools') FROM chain WHERE continues IS NULL) AS messages,
         c.response, c.created_at
     FROM model_calls c
 """
