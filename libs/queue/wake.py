@@ -11,13 +11,15 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from libs.queue.connection import CONNECT_SECONDS, MAX_BLOCK_SECONDS, QueueUnavailable, answering, connect
 from libs.store.attempts import AttemptKey
+from libs.telemetry import Seldom, logger
 
 RECONNECT_SECONDS = 1.0
 HINT_SECONDS = 1.0
@@ -27,6 +29,9 @@ AWAY_SECONDS = 5.0
 _ENDS = "{leyden:wake}:ends"
 _COMING = "{leyden:wake}:coming"
 
+T = TypeVar("T")
+seldom = Seldom(logger())
+
 
 class ComingVersion(NamedTuple):
     """A policy version whose folder can be read, while nothing records it yet: it may never come."""
@@ -34,6 +39,10 @@ class ComingVersion(NamedTuple):
     run_id: str
     version: int
     path: str
+
+
+_ENDED: TypeAdapter[list[AttemptKey] | None] = TypeAdapter(list[AttemptKey] | None)
+_ANNOUNCED: TypeAdapter[ComingVersion] = TypeAdapter(ComingVersion)
 
 
 class Topic(StrEnum):
@@ -87,10 +96,9 @@ class Wake:
             await self._give(lambda: self._redis.publish(_ENDS, json.dumps(ended)))
 
     async def ends(self) -> AsyncIterator[list[AttemptKey] | None]:
-        """What is announced from now on, for ever; None where any may have ended, or announcements have been missed."""
+        """What is announced from now on, for ever; None where any may have ended, as one was missed or is odd."""
         async for heard in self._hear(_ENDS):
-            ended = None if heard is None else json.loads(heard)
-            yield None if ended is None else [AttemptKey(*one) for one in ended]
+            yield None if heard is None else _read(_ENDED, heard, _ENDS)
 
     async def announce_version(self, coming: ComingVersion) -> None:
         """Tells who keeps the engines of weights that are about to be recorded."""
@@ -99,8 +107,9 @@ class Wake:
     async def coming_versions(self) -> AsyncIterator[ComingVersion]:
         """What is announced from now on, for ever; announcements may be missed."""
         async for heard in self._hear(_COMING):
-            if heard is not None:
-                yield ComingVersion(*json.loads(heard))
+            coming = None if heard is None else _read(_ANNOUNCED, heard, _COMING)
+            if coming is not None:
+                yield coming
 
     async def _hear(self, name: str) -> AsyncIterator[str | None]:
         """What is published under a name from now on, for ever; None where something may have been missed."""
@@ -138,6 +147,15 @@ class Wake:
         for key, messages in found.items() if isinstance(found, dict) else found or ():
             self._seen[key] = messages[-1][0]
         return bool(found)
+
+
+def _read(kind: TypeAdapter[T], heard: str, name: str) -> T | None:
+    """None where it is not of this kind: what others publish under a name ends nobody who listens."""
+    try:
+        return kind.validate_json(heard, strict=True)
+    except ValidationError:
+        seldom.warning("announcement not readable", name=name)
+        return None
 
 
 def _key(topic: Topic) -> str:

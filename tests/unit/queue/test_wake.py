@@ -7,6 +7,7 @@ import pytest
 from redis.asyncio import Redis
 
 from libs.queue.wake import ComingVersion, Topic, Wake
+from libs.store.attempts import AttemptKey
 
 LONG = 60.0
 SOON = 0.02
@@ -84,6 +85,56 @@ async def test_a_version_that_comes_is_heard_by_everybody_who_listens(pair: tupl
         await giver.announce_version(coming)
         await asyncio.sleep(0.02)
     assert [one.result() for one in heard] == [coming, coming]
+
+
+async def heard_by(redis: Redis, channel: str) -> None:
+    """Returns once somebody listens to what is published under a name."""
+    async with asyncio.timeout(LONG):
+        while (await redis.pubsub_numsub(channel))[0][1] == 0:
+            await asyncio.sleep(SOON)
+
+
+ODD = [
+    *("", "[", "null", "7", "{}", "[]", '"run-a"', '["run-a", 3]', '["run-a", 3, "/w/3", 1]', "[" * 100_000),
+    *(
+        '["run-a", "3", "/w/3"]',
+        '["run-a", true, "/w/3"]',
+        '["run-a", 3.5, "/w/3"]',
+        '[1, 3, "/w/3"]',
+        '["run-a", 3, null]',
+    ),
+]
+
+
+async def test_what_is_no_version_is_not_heard_and_what_comes_after_it_is(
+    pair: tuple[Wake, Wake], redis_url: str
+) -> None:
+    giver, listener = pair
+    coming = ComingVersion("run-a", 3, "/runs/run-a/versions/3")
+    heard = asyncio.ensure_future(anext(listener.coming_versions()))
+    async with Redis.from_url(redis_url) as client:
+        await heard_by(client, "{leyden:wake}:coming")
+        for odd in (*ODD, b"\xff\xfe"):
+            await client.publish("{leyden:wake}:coming", odd)
+    await giver.announce_version(coming)
+    assert await asyncio.wait_for(heard, LONG) == coming
+
+
+@pytest.mark.parametrize(
+    "odd", ["", "[", "7", "{}", '["r"]', '[["r"]]', '[["r", "1"]]', '[["r", 1, 2]]', "[" * 100_000]
+)
+async def test_an_end_that_cannot_be_read_may_be_that_of_any_attempt(
+    pair: tuple[Wake, Wake], redis_url: str, odd: str
+) -> None:
+    giver, listener = pair
+    ends = listener.ends()
+    # That of the subscription.
+    heard = [await asyncio.wait_for(anext(ends), LONG)]
+    async with Redis.from_url(redis_url) as client:
+        await client.publish("{leyden:wake}:ends", odd)
+    await giver.announce_ends([AttemptKey("r", 1)])
+    heard += [await asyncio.wait_for(anext(ends), LONG) for _ in range(2)]
+    assert heard == [None, None, [AttemptKey("r", 1)]]
 
 
 async def test_without_redis_giving_does_nothing_and_waiting_is_sleeping() -> None:
