@@ -166,23 +166,37 @@ class Fleet:
         self._seen: dict[str, SeenEngine] = {}
         self._resumed: set[str] = set()
         self._refused: dict[str, tuple[Wanted, float]] = {}
+        self._pinned = False
         self._coming: Wanted | None = None
-        self._offered: dict[str, Wanted] = {}
+        self._offered: set[str] = set()
 
     def want(self, wanted: Wanted | None) -> None:
         """Changes what engines should serve; None leaves them as they are."""
         if wanted is not None and wanted != self._wanted:
             self._wanted = wanted
+            # What was to come next is wanted itself by now, or will not be served next.
+            self._coming = None
             for changed in self._changed.values():
                 changed.set()
 
+    def pin(self, pinned: bool) -> None:
+        """Whether engines stay at what they should serve, as in an evaluation: nothing that comes is prepared then."""
+        self._pinned = pinned
+        if pinned:
+            self._coming = None
+
     def expect(self, coming: Wanted) -> None:
-        """Has engines prepare the version after the one that they should serve, while its step is being recorded."""
+        """Has engines prepare the version after the one that they should serve, while its step is being recorded.
+
+        Told again, the step was made again, and its files are others.
+        """
         wanted = self._wanted
-        if wanted is not None and (coming.run_id, coming.version) == (wanted.run_id, wanted.version + 1):
-            self._coming = coming
-            for changed in self._changed.values():
-                changed.set()
+        if wanted is None or self._pinned or (coming.run_id, coming.version) != (wanted.run_id, wanted.version + 1):
+            return
+        self._coming = coming
+        self._offered.clear()
+        for changed in self._changed.values():
+            changed.set()
 
     def wants(self, run_id: str, version: int) -> bool:
         """Whether this is what engines are being brought to already."""
@@ -276,18 +290,19 @@ class Fleet:
     async def _prepare_coming(self, client: EngineClient, seen: SeenEngine) -> Wanted | None:
         """Has an engine prepare what follows the version that it serves, once; what was prepared just now."""
         coming = self._coming
-        if coming is None or self._offered.get(client.url) == coming:
+        if coming is None or client.url in self._offered:
             return None
         if (seen.run_id, seen.policy_version) != (coming.run_id, coming.version - 1):
             return None
-        self._offered[client.url] = coming
+        self._offered.add(client.url)
         try:
             await client.prepare(coming, compute_ahead=True)
-        except EngineRefused as error:
-            # Only a hint: nobody asked for these weights yet.
-            seldom.warning("coming weights not prepared", cause=str(error))
+        # Only a hint: nobody asked for these weights yet, and an engine that takes long serves meanwhile.
+        except (EngineRefused, httpx.TimeoutException) as error:
+            seldom.warning("coming weights not prepared", url=client.url, cause=_cause(error))
             return None
-        return coming
+        # Files that were replaced meanwhile were not prepared.
+        return coming if client.url in self._offered else None
 
     async def _resume_once(self, client: EngineClient) -> None:
         """At first sight: a controller that was killed between pause and continue left the engine paused."""

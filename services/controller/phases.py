@@ -43,16 +43,22 @@ def next_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]
 
 
 def wanted_version(run: RunFacts) -> int | None:
-    """The version that engines should serve: the newest, or that of the due evaluation, which then stays until its end.
+    """The version that engines should serve: the newest, or the one they are kept at. None before version 0."""
+    pinned = pinned_version(run)
+    return run.latest_version if pinned is None else pinned
 
-    An evaluation that has not begun lets open training groups end on the newest version first. None before version 0.
+
+def pinned_version(run: RunFacts) -> int | None:
+    """The version of the due evaluation, where engines stay until its end whatever comes; None where the newest serves.
+
+    An evaluation that has not begun lets open training groups end on the newest version first.
     """
     due = due_evaluation(run)
     if due is None:
-        return run.latest_version
+        return None
     evaluation, version = due
     waits = run.open_training_groups and not evaluation.groups
-    return run.latest_version if waits else version
+    return None if waits else version
 
 
 def trained(run: RunFacts) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
+from redis.asyncio import Redis
 from sqlalchemy import select
 
 from libs.queue.wake import ComingVersion, Wake
@@ -21,11 +22,17 @@ from tests.faults.proxy import FaultProxy, Trouble
 
 
 @asynccontextmanager
-async def fleet_of(database: Database, redis_url: str, *urls: str) -> AsyncIterator[Fleet]:
+async def fleet_of(
+    database: Database, redis_url: str, *urls: str, update_seconds: float = 60.0
+) -> AsyncIterator[Fleet]:
     wake = Wake(redis_url)
-    fleet = Fleet(
-        Settings(engine_urls=list(urls), engine_poll_seconds=0.05, engine_refusal_seconds=0.3), database, wake
+    settings = Settings(
+        engine_urls=list(urls),
+        engine_poll_seconds=0.05,
+        engine_refusal_seconds=0.3,
+        engine_update_seconds=update_seconds,
     )
+    fleet = Fleet(settings, database, wake)
     keeping = asyncio.create_task(fleet.keep())
     try:
         yield fleet
@@ -91,10 +98,13 @@ async def test_weights_that_are_announced_are_prepared_and_served_once_they_are_
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.want(Wanted("run-a", 0, "/w/0"))
         await until(lambda: fleet.served_version("run-a") == 0)
-        while len(engine.journal) < 2:
-            # Nobody may have listened yet.
-            await wake.announce_version(ComingVersion("run-a", 1, "/w/1"))
-            await asyncio.sleep(0.02)
+        async with Redis.from_url(redis_url) as client, asyncio.timeout(60):
+            while (await client.pubsub_numsub("{leyden:wake}:coming"))[0][1] == 0:
+                await asyncio.sleep(0.02)
+            # What nobody of ours says ends nobody.
+            await client.publish("{leyden:wake}:coming", "[]")
+        await wake.announce_version(ComingVersion("run-a", 1, "/w/1"))
+        await until(lambda: len(engine.journal) == 2)
         assert (engine.journal, engine.weight_version) == (["continue", "prepare /w/1 and compute ahead"], "run-a:0")
         # Another run's, and one that is not the next.
         for run, version in (("run-b", 1), ("run-a", 3)):
@@ -122,6 +132,77 @@ async def test_weights_recorded_while_an_engine_prepares_them_are_compared_with_
         assert engine.journal[2:] == [
             *("prepare /w/1", "pause retract", "update /w/1 run-a:1 flush=True", "continue"),
         ]
+
+
+async def test_a_step_that_is_made_again_is_prepared_again(database: Database, redis_url: str) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True)
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        for times in (1, 2):
+            fleet.expect(Wanted("run-a", 1, "/w/1"))
+            await until(lambda: engine.journal[1:] == ["prepare /w/1 and compute ahead"] * times)  # noqa: B023
+
+
+async def test_files_that_were_replaced_while_an_engine_prepared_them_are_computed_ahead_once_wanted(
+    database: Database, redis_url: str
+) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True)
+    engine.preparing.clear()
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: len(engine.journal) == 2)
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        fleet.want(Wanted("run-a", 1, "/w/1"))
+        engine.preparing.set()
+        await until(lambda: fleet.served_version("run-a") == 1)
+        assert engine.journal[1:4] == [*["prepare /w/1 and compute ahead"] * 2, "pause retract"]
+
+
+async def test_nothing_that_comes_is_prepared_once_another_run_is_wanted(database: Database, redis_url: str) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True)
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        await until(lambda: fleet.served_version("run-a") == 0)
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        fleet.want(Wanted("run-b", 0, "/b/0"))
+        await until(lambda: fleet.served_version("run-b") == 0)
+        assert engine.journal[1:3] == ["prepare /b/0", "pause retract"]
+
+
+@pytest.mark.parametrize("begins", ["before the announcement", "after the announcement"])
+async def test_nothing_that_comes_is_prepared_while_engines_stay_at_a_version(
+    database: Database, redis_url: str, begins: str
+) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True)
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        await until(lambda: fleet.served_version("run-a") == 0)
+        if begins == "before the announcement":
+            fleet.pin(True)
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        fleet.pin(True)
+        looks = engine.looks
+        await until(lambda: engine.looks > looks + 2)
+        assert engine.journal == ["continue"]
+        fleet.pin(False)
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: engine.journal[1:] == ["prepare /w/1 and compute ahead"])
+
+
+async def test_an_engine_that_prepares_slowly_what_comes_serves_on(database: Database, redis_url: str) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True)
+    engine.preparing.clear()
+    async with running(engine), fleet_of(database, redis_url, engine.url, update_seconds=0.2) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: len(engine.journal) == 2)
+        looks = engine.looks
+        await until(lambda: engine.looks > looks + 1)
+        # One that was away would be continued again, at first sight.
+        assert engine.journal == ["continue", "prepare /w/1 and compute ahead"]
+        assert fleet.served_version("run-a") == 0
+        engine.preparing.set()
 
 
 async def test_announced_weights_that_cannot_be_read_change_nothing(database: Database, redis_url: str) -> None:

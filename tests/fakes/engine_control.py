@@ -14,6 +14,7 @@ from aiohttp import web
 class FakeEngineControl:
     """One engine. `bad_paths` cannot be loaded; `url` is set while it runs; SGLang's never `prepares`.
 
+    `looks` counts how often somebody asked what it serves.
     A preparation waits for `preparing`, which is set.
     """
 
@@ -23,12 +24,14 @@ class FakeEngineControl:
     bad_paths: set[str] = field(default_factory=set)
     journal: list[str] = field(default_factory=list)
     url: str = ""
+    looks: int = 0
     preparing: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.preparing.set()
 
     async def model_info(self, _request: web.Request) -> web.Response:
+        self.looks += 1
         return web.json_response({"model_path": "m", "weight_version": self.weight_version})
 
     async def pause(self, request: web.Request) -> web.Response:
