@@ -3,9 +3,9 @@
     <root>/<run>/versions/<n>/      a Hugging Face folder: what engines serve, and the weights of the checkpoint
     <root>/<run>/checkpoints/<n>/   optimiser moments, random state, and progress.json: the high-water mark
 
-A version is durable before its step is recorded, a checkpoint only after: engines need not wait for it. Nor do they for
-the disk: a version has its name, and is announced, once it is written, since no row names it yet. A crash before the
-step's transaction leaves a version that no row names, and making the step again replaces it. A crash between the
+A version is durable before its step is recorded, a checkpoint only after: engines need not wait for it. A version is
+named and announced before it is durable, so that engines can read it while it is brought to the disk. A crash before
+the step's transaction leaves a version that no row names, and making the step again replaces it. A crash between the
 transaction and the checkpoint loses the optimiser's state of that step alone: `resume` makes it again.
 """
 
@@ -31,6 +31,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from libs.faults import passes
+from libs.store.locks import LockLost
 from services.trainer.files import reserve, safetensors, sha256, write
 
 WEIGHTS_NAME = "model.safetensors"
@@ -87,7 +88,8 @@ def export_weights(
 ) -> Export:
     """Writes a Hugging Face folder: the model's weights, and every other file of the base model as it is.
 
-    Args: announce: called with the folder when it can be read, before it is durable
+    Args:   announce: called with the folder when it can be read, before it is durable
+    Raises: LockLost: another trainer replaced the folder meanwhile; what `holding` does
     """
     with _scratch(folder, holding) as scratch:
         with contextlib.suppress(FileNotFoundError):
@@ -102,12 +104,13 @@ def export_weights(
                 shutil.copyfile(file, scratch / file.name)
         size_bytes = sum(file.stat().st_size for file in scratch.iterdir())
         _open_to_all(scratch)
+        written = scratch.stat()
         _take_name(scratch, folder, holding, moment="trainer.version_unnamed")
-        announce(folder)
-        passes("trainer.announced")
         with ThreadPoolExecutor(1, "hash") as other:
             hashed = other.submit(sha256, pieces)
-            _sync_whole(folder)
+            announce(folder)
+            passes("trainer.announced")
+            _sync_named(folder, written, holding)
     passes("trainer.exported")
     return Export(folder, _content_sha256([(WEIGHTS_NAME, hashed.result())]), size_bytes)
 
@@ -249,9 +252,27 @@ def _open_to_all(folder: Path) -> None:
 
 
 def _sync_whole(folder: Path) -> None:
-    """Returns once the files of a folder, its own name included, are on the disk."""
-    for path in (*folder.iterdir(), folder, folder.parent):
+    """Returns once a folder's files, and their names in it, are on the disk; its own name may not be."""
+    for path in (*folder.iterdir(), folder):
         _sync(path)
+
+
+def _sync_named(folder: Path, written: os.stat_result, holding: Holding) -> None:
+    """Brings a folder that has taken its name to the disk, the name included; where that fails, removes it.
+
+    Args:   written: the folder, as it was before it took the name
+    Raises: LockLost: another folder has the name by now; OSError; what `holding` does
+    """
+    try:
+        _sync_whole(folder)
+        _sync(folder.parent)
+        if not os.path.samestat(folder.stat(), written):
+            raise LockLost(f"{folder} was replaced while it was brought to the disk: another trainer has the run")
+    except OSError:
+        # Another trainer's folder is its own.
+        holding()
+        remove_folder(folder)
+        raise
 
 
 def _sync(path: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from services.trainer.checkpoint import (
     describe,
     export_weights,
     optimizer_state,
+    remove_folder,
     save_checkpoint,
 )
 from services.trainer.learner import make_accelerator, resume_learner, start_learner
@@ -116,8 +118,8 @@ def test_a_checkpoint_has_its_name_only_once_it_is_durable(
 
     monkeypatch.setattr(checkpoint, "passes", passes)
     save_checkpoint({"random": torch.get_rng_state()}, Progress("run-a", 1, "hash"), folder)
-    assert {"optimizer.safetensors", "progress.json"} < set(at_the_name)
-    assert synced[-1] == "checkpoints"
+    assert sorted(at_the_name[:2]) == ["optimizer.safetensors", "progress.json"]
+    assert synced == [*at_the_name, "checkpoints"]
 
 
 @pytest.mark.parametrize("lost_at", ["the beginning", "the end"])
@@ -138,6 +140,54 @@ def test_who_lost_the_run_leaves_the_folder_of_another(tiny_model: Path, tmp_pat
     assert describe(tmp_path / "1").content_sha256 == old.content_sha256
     assert len(scratches) == (0 if lost_at == "the beginning" else 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
+@pytest.mark.parametrize("by", ["replaced", "removed"])
+def test_who_lost_the_run_after_naming_a_version_takes_no_other_for_it(
+    tiny_model: Path, tmp_path: Path, by: str
+) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    folder, others = tmp_path / "versions" / "1", tmp_path / "others"
+    others.mkdir()
+    (others / "model.safetensors").write_bytes(b"of another trainer")
+    announced = []
+
+    def another_comes(_: Path) -> None:
+        announced.append(folder)
+        remove_folder(folder)
+        if by == "replaced":
+            others.rename(folder)
+
+    def holding() -> None:
+        if announced and by == "removed":
+            raise LockLost("another trainer may have gone on")
+
+    with pytest.raises(LockLost):
+        export_weights(learner.policy.model, tiny_model, folder, holding, another_comes)
+    assert [file.name for file in folder.parent.glob("*/*")] == (["model.safetensors"] if by == "replaced" else [])
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_an_announced_version_that_cannot_be_brought_to_the_disk_is_removed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
+) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    tried: list[Path] = []
+
+    def sync(path: Path) -> None:
+        tried.append(path)
+        raise OSError(errno.ENOSPC, "no room on the disk")
+
+    def holding() -> None:
+        if tried and is_lost:
+            raise LockLost("another trainer may have gone on")
+
+    monkeypatch.setattr(checkpoint, "_sync", sync)
+    folder = tmp_path / "versions" / "1"
+    with pytest.raises(LockLost if is_lost else OSError, match="go" if is_lost else "no room"):
+        export_weights(learner.policy.model, tiny_model, folder, holding)
+    # Whoever lost the run removes nothing: the folder may be another's.
+    assert [entry.name for entry in folder.parent.iterdir()] == (["1"] if is_lost else [])
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
