@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -18,7 +17,7 @@ import torch
 from libs.faults import passes
 from libs.telemetry import logger
 from services.engine import metrics
-from services.engine.ahead import Ahead
+from services.engine.coming import Coming
 from services.engine.config import ModelConfig, read_config
 from services.engine.errors import BadRequest, EngineError
 from services.engine.gate import Gate
@@ -29,46 +28,12 @@ from services.engine.scheduler import Limits, Scheduler
 from services.engine.sequence import Finish, Sequence
 from services.engine.settings import Settings
 from services.engine.text import StopStrings, Text
-from services.engine.weights import FileMarks, file_marks, load_weights
+from services.engine.weights import load_weights
 
 log = logger()
 
 PauseMode = Literal["abort", "retract", "in_place"]
 T = TypeVar("T")
-AHEAD_SECONDS = 60.0
-"""How long new weights wait at most for what is in flight to be computed by them; then the change itself holds it."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A model whose weights were read ahead of the update to them.
-
-    Args: files: the folder's weight files as they were before they were read
-    """
-
-    folder: Path
-    files: FileMarks
-    model: Model
-
-    def are(self, folder: Path) -> bool:
-        """Whether they are those in this folder: the files are the same, or the folder was pruned.
-
-        A version that is made again has its folder replaced.
-        """
-        return self.folder == folder and (not folder.exists() or self.files == file_marks(folder))
-
-
-@dataclass(frozen=True)
-class Preparation:
-    """The work for weights that come, under way or done; whoever asks for the same ones waits for the same work."""
-
-    folder: Path
-    files: FileMarks
-    work: asyncio.Task[None]
-
-    def is_under_way(self, folder: Path, files: FileMarks) -> bool:
-        """Whether it is for the weights in this folder as they are now."""
-        return (self.folder, self.files) == (folder, files) and not self.work.done()
 
 
 class Engine:
@@ -94,8 +59,7 @@ class Engine:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._slices: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, Sequence] = {}
-        self._prepared: Prepared | None = None
-        self._preparation: Preparation | None = None
+        self._coming = Coming(self._scheduler, self._load, lambda compute: self._call(compute, is_slice=True))
         self._frozen = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -117,8 +81,7 @@ class Engine:
 
     async def stop(self) -> None:
         """Aborts what is in flight and ends the thread."""
-        if self._preparation is not None:
-            self._preparation.work.cancel()
+        self._coming.stop()
         await self.abort_all()
         self._stopping = True
         self._commands.put(_nothing)
@@ -181,58 +144,11 @@ class Engine:
         return await self._call(self._scheduler.flush_cache)
 
     async def prepare_weights(self, folder: Path, *, compute_ahead: bool) -> None:
-        """Reads weights beside serving, so that an update is one exchange. The last ones prepared are kept.
-
-        A repeat waits for the work under way; other weights are read once it has ended.
-
-        Args:    compute_ahead: compute by them what is in flight, too
+        """Returns once an update to these weights is short; as `Coming.prepare`.
 
         Raises:  WeightsRefused: nothing was changed
         """
-        files = await asyncio.to_thread(file_marks, folder)
-        if self._preparation is None or not self._preparation.is_under_way(folder, files):
-            work = asyncio.create_task(
-                self._prepare(folder, files, compute_ahead, self._preparation), name="preparation"
-            )
-            self._preparation = Preparation(folder, files, work)
-        # Shielded: who asked first may have gone.
-        await asyncio.shield(self._preparation.work)
-
-    async def _prepare(self, folder: Path, files: FileMarks, compute_ahead: bool, replaced: Preparation | None) -> None:
-        prepared = self._prepared
-        if prepared is None or (prepared.folder, prepared.files) != (folder, files):
-            # Of weights that are prepared, one set at a time is in memory: what was asked for before ends first.
-            prepared = self._prepared = None
-        if replaced is not None:
-            await asyncio.wait({replaced.work})
-        # What failed in it would hold its weights.
-        del replaced
-        if self._is_replaced():
-            return
-        if prepared is None:
-            model = await asyncio.to_thread(self._load, folder)
-            if self._is_replaced():
-                return
-            prepared = self._prepared = Prepared(folder, files, model)
-        if compute_ahead:
-            await self._compute_ahead(prepared)
-
-    def _is_replaced(self) -> bool:
-        """Whether other weights were asked for since this preparation began."""
-        return self._preparation is None or self._preparation.work is not asyncio.current_task()
-
-    async def _compute_ahead(self, prepared: Prepared) -> None:
-        ahead = Ahead(self._scheduler, prepared.model)
-        # Until the update, or other weights that are prepared.
-        until = time.monotonic() + AHEAD_SECONDS
-        try:
-            is_worth_more = True
-            while is_worth_more and self._prepared is prepared and time.monotonic() < until:
-                is_worth_more = await self._call(ahead.advance, is_slice=True)
-        except Exception:
-            # What it left in the cache may be half written: no other model finds it there.
-            self._prepared = None if self._prepared is prepared else self._prepared
-            raise
+        await self._coming.prepare(folder, compute_ahead=compute_ahead)
 
     async def update_weights(self, folder: Path, version: str | None, flush_cache: bool) -> bool:
         """Serves the weights in `folder` from now on; False when the cache could not be flushed, the weights being new.
@@ -243,7 +159,7 @@ class Engine:
         """
         started = time.monotonic()
         async with self.gate.update():
-            model = await asyncio.to_thread(self._read, folder)
+            model = await asyncio.to_thread(self._coming.take, folder)
             passes("engine.weights_read")
 
             def swap() -> bool:
@@ -258,15 +174,6 @@ class Engine:
         metrics.WEIGHT_LOAD.labels(self._metrics_name).observe(time.monotonic() - started)
         log.info("weights loaded", weight_version=version, flushed=flushed, seconds=time.monotonic() - started)
         return flushed
-
-    def _read(self, folder: Path) -> Model:
-        """Those prepared, where they are the folder's."""
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None and prepared.are(folder):
-            return prepared.model
-        # Its memory goes before others take theirs.
-        del prepared
-        return self._load(folder)
 
     def _load(self, folder: Path) -> Model:
         return self._scheduler.model.with_weights(load_weights(folder, self.config, self.settings.dtype))
@@ -341,9 +248,10 @@ class Engine:
 
         if is_slice:
             self._slices.put(command)
-            # Where it waits for commands, this one ends the wait.
-            command = _nothing
-        self._commands.put(command)
+            # Where the thread waits for commands, this one ends the wait.
+            self._commands.put(_nothing)
+        else:
+            self._commands.put(command)
         return await asyncio.wrap_future(future)
 
     def _run(self) -> None:

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from services.engine import ahead as ahead_module
 from services.engine import engine as engine_module
 from services.engine.ahead import Ahead
-from services.engine.engine import Preparation
+from services.engine.coming import Preparation
 from services.engine.sequence import Sequence
 from services.engine.tiny import make_tiny_model
 from services.engine.weights import load_weights
@@ -423,8 +423,8 @@ async def test_weights_prepared_before_are_not_read_again_and_compute_what_came_
     )
     monkeypatch.setattr(Ahead, "advance", lambda ahead: slices.append(ahead._model.epoch) or advance(ahead))
     assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
-    assert engine.engine._prepared is not None
-    epoch = engine.engine._prepared.model.epoch
+    assert engine.engine._coming._prepared is not None
+    epoch = engine.engine._coming._prepared.model.epoch
     stream, _ = await begun(engine)
     assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
     assert (folders, set(slices)) == ([new_weights], {epoch})
@@ -467,7 +467,7 @@ async def test_weights_asked_for_last_are_read_once_those_asked_for_before_are_a
         asked.append(asyncio.create_task(engine.control("/prepare_weights_from_disk", model_path=str(folder))))
         async with asyncio.timeout(60):
             await reading.wait()
-            while engine.engine._preparation is None or engine.engine._preparation.folder != folder:
+            while engine.engine._coming._preparation is None or engine.engine._coming._preparation.folder != folder:
                 await asyncio.sleep(0.01)
     # Served meanwhile.
     assert (await engine.generate(input_ids=PROMPT, sampling_params=LONG))["meta_info"]["weight_version"] == "r:0"
@@ -483,8 +483,8 @@ async def test_prepared_weights_make_room_before_an_update_reads_others(
 ) -> None:
     other = make_tiny_model(tmp_path / "other", seed=2)
     assert (await engine.control("/prepare_weights_from_disk", model_path=str(new_weights))).status_code == 200
-    assert engine.engine._prepared is not None
-    prepared, read, in_memory = weakref.ref(engine.engine._prepared.model), engine_module.load_weights, []
+    assert engine.engine._coming._prepared is not None
+    prepared, read, in_memory = weakref.ref(engine.engine._coming._prepared.model), engine_module.load_weights, []
 
     def load_weights(folder: Path, *rest: Any) -> Any:
         # A thread that has just handed them over may hold them a moment longer.
