@@ -332,7 +332,7 @@ class Gateway:
         for row, answer in reversed(list(zip(rows, answers, strict=True))):
             sampled = np.frombuffer(row.sampled_ids, dtype="<i4")
             said = parse_answer(answer.message)
-            self._history.remember(call.door.key, row.id, call.prompt, said, sampled, sent=call.request.sent)
+            self._history.remember(call.door.key, row.id, call.prompt, said, sampled, added=added)
         _count(call, rows)
         return _completion(call, rows, answers)
 

@@ -25,10 +25,9 @@ import numpy as np
 from services.gateway.digests import base_digest, chain_from, digest_chain, extended
 from services.gateway.errors import ContextOverflow
 from services.gateway.opening import Opening
-from services.gateway.prompt import Answered, Prompt, Recorded
+from services.gateway.prompt import Added, Answered, Prompt, Recorded
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Turn
-from services.gateway.sent import Sent
 from services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
 from services.gateway.written import Conversation, Elsewhere, Encoded, Settled, Written, given_digest, kept_bytes
 
@@ -146,20 +145,29 @@ class History:
         answer: Turn,
         sampled_ids: TokenIds,
         *,
-        sent: Sent | None = None,
+        added: Added | None = None,
     ) -> None:
-        """Makes a completed call one that later prompts can continue, and later rows, too, where is told what it was
-        sent: then its own row is durable.
+        """Makes a completed call one that later prompts can continue, and later rows, too, where is told what its own
+        holds: then that is durable.
         """
-        sent_sha256 = None if sent is None else sent.sha256
-        answered = Answered(call_id, prompt.tokens, sampled_ids, prompt.characters, prompt.text_digest, sent_sha256)
+        sent, chain_bytes = (None, 0) if added is None else (added.sent, added.chain_bytes + sampled_ids.nbytes)
+        answered = Answered(
+            call_id,
+            prompt.tokens,
+            sampled_ids,
+            prompt.characters,
+            prompt.text_digest,
+            None if sent is None else sent.sha256,
+            chain_bytes,
+        )
         self._add(key, extended(prompt.conversation_digest, answer), answered)
         attempt = self._attempt(key)
         attempt.said.update(extended(digest, answer) for digest in prompt.shorter)
         self._take(attempt, DIGEST_BYTES * len(prompt.shorter))
-        if sent is not None and sent.opening is not None:
+        if added is not None and sent is not None and sent.opening is not None:
             count, end = len(sent.opening.turns), sent.opening.end
-            self._keep(key, sent.opening, Recorded(call_id, prompt.tokens, sent.tools, count, end))
+            recorded = Recorded(call_id, prompt.tokens, sent.tools, count, end, chain_bytes)
+            self._keep(key, sent.opening, recorded, is_whole=added.continues is None)
 
     async def _first(self, key: AttemptKey, conversation: Conversation, chain: list[bytes]) -> tuple[Prompt, Written]:
         """A prompt without an answer in it. Siblings of a group begin with the same one: it is written once."""
@@ -367,11 +375,13 @@ class History:
         recorded = (one.recorded for one in begun if one.recorded is not None)
         return max(recorded, key=lambda one: one.end, default=None)
 
-    def _keep(self, key: AttemptKey, opening: Opening, recorded: Recorded) -> None:
-        """Lets later rows continue the first call that is recorded of those with an opening."""
+    def _keep(self, key: AttemptKey, opening: Opening, recorded: Recorded, *, is_whole: bool) -> None:
+        """Lets later rows continue the first call that is recorded of those with an opening, or the last whole one: it
+        could not continue the other.
+        """
         attempt = self._attempt(key)
         for place, one in enumerate(attempt.settled):
-            if one.opening is opening and (one.recorded is None or one.recorded.end < recorded.end):
+            if one.opening is opening and (is_whole or one.recorded is None or one.recorded.end < recorded.end):
                 attempt.settled[place] = replace(one, recorded=recorded)
                 self._take(attempt, attempt.settled[place].size_bytes - one.size_bytes)
 

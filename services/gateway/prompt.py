@@ -10,12 +10,18 @@ from libs.store.calls import JsonText
 from services.gateway.sent import Sent
 from services.gateway.tokens import TokenIds, Tokens
 
+MOST_READ = 4
+"""To make a call whole, rows are read that hold at most so many times what it does: a large last message that no later
+request has lies in the chain of each. A row that would be more is stored whole, which adds a third to what a session
+stores at most: the rows between two such hold three times what the later one does."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     """A completed call as later prompts need it: its exact tokens, and length and digest of its prompt's text.
 
-    `sent_sha256`: of what it was sent, as `Sent.sha256`; None where that is not known
+    `sent_sha256`: of what it was sent, as `Sent.sha256`; None where that is not known; `chain_bytes`: what its row and
+    those before it in its chain hold, where that is known
     """
 
     call_id: str
@@ -24,6 +30,7 @@ class Answered:
     prompt_characters: int
     prompt_digest: bytes
     sent_sha256: bytes | None
+    chain_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class Recorded:
     """A call with a durable row, whose messages begin as those of other calls do.
 
     Args: prompt: its tokens; tools: as `Sent.tools`; count, end: of the messages that both have, stored as they were
-        sent, `end` as in `Opening`
+        sent, `end` as in `Opening`; chain_bytes: as in `Answered`
     """
 
     call_id: str
@@ -39,14 +46,19 @@ class Recorded:
     tools: bytes
     count: int
     end: int
+    chain_bytes: int
 
 
 class Added(NamedTuple):
-    """What a row holds of its call: messages and prompt tokens after what it keeps of the call that it continues.
+    """What a row holds of a call that was sent this: messages and prompt tokens after what it keeps of the call that it
+    continues.
 
-    Kept are all messages and tokens where no number is told; what continues no call holds all.
+    Kept are all messages and tokens where no number is told; what continues no call holds all. `chain_bytes`: of this
+    row and those before it in its chain
     """
 
+    sent: Sent
+    chain_bytes: int
     continues: str | None
     messages: JsonText
     ids: TokenIds
@@ -82,8 +94,13 @@ class Prompt:
         earlier, recorded = self.earlier, self.recorded
         if earlier is not None and sent.opening is not None and earlier.sent_sha256 == sent.opening_sha256:
             before = earlier.prompt.length + len(earlier.sampled_ids)
-            return Added(earlier.call_id, sent.after(sent.opening.end), self.ids[before:])
+            messages, ids = sent.after(sent.opening.end), self.ids[before:]
+            return Added(sent, earlier.chain_bytes + len(messages) + ids.nbytes, earlier.call_id, messages, ids)
+        ids, whole_bytes = self.ids, len(sent.messages) + len(sent.tools) + self.ids.nbytes
         if recorded is not None and sent.sha256 is not None and recorded.tools == sent.tools:
             kept = self.tokens.common(recorded.prompt)
-            return Added(recorded.call_id, sent.after(recorded.end), self.ids[kept:], recorded.count, kept)
-        return Added(None, sent.whole(), self.ids)
+            chain_bytes = recorded.chain_bytes + len(sent.messages) - recorded.end + ids[kept:].nbytes
+            if chain_bytes <= MOST_READ * whole_bytes:
+                messages = sent.after(recorded.end)
+                return Added(sent, chain_bytes, recorded.call_id, messages, ids[kept:], recorded.count, kept)
+        return Added(sent, whole_bytes, None, sent.whole(), ids)

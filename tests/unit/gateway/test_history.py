@@ -22,7 +22,7 @@ from services.gateway import render
 from services.gateway.digests import digest_chain
 from services.gateway.errors import ContextOverflow
 from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer
-from services.gateway.prompt import Prompt
+from services.gateway.prompt import MOST_READ, Prompt
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
 from services.gateway.sent import Sent
@@ -141,7 +141,8 @@ class Agent:
         """A last message that is in no later request."""
         if self.random.random() >= self.reminds:
             return []
-        return [{"role": self.random.choice(["user", "system"]), "content": f"step {len(self.messages)}"}]
+        state = "x" * self.random.choice([0, 0, 2000])
+        return [{"role": self.random.choice(["user", "system"]), "content": f"step {len(self.messages)}{state}"}]
 
     def take(self, answer: dict[str, Any], number: int) -> None:
         """What it does with an answer."""
@@ -171,6 +172,19 @@ def row_of(name: str, prompt: Prompt, asked: ChatRequest, sampled: TokenIds) -> 
         prompt_ids=added.ids.tobytes(),
         sampled_ids=sampled.tobytes(),
     )
+
+
+def stored_bytes(row: Any) -> int:
+    """What a row holds of a conversation."""
+    return len(json.dumps(row.messages)) + len(row.prompt_ids) + len(row.sampled_ids)
+
+
+def chain_of(rows: dict[str, SimpleNamespace], row: Any) -> list[SimpleNamespace]:
+    """A row and those that it continues."""
+    chain = [row]
+    while chain[-1].continues is not None:
+        chain.append(rows[chain[-1].continues])
+    return chain
 
 
 @pytest.mark.parametrize(
@@ -218,8 +232,56 @@ async def test_a_prompt_is_the_same_whatever_is_remembered(tmp_path_factory, tem
         assert whole_call(rows, rows[name]) == (prompt.ids.tobytes(), sent)
         conversation = Conversation(asked.turns, asked.tools, {})
         store.answers.append(StoredAnswer(name, conversation, reply, prompt.ids.copy(), ids))
-        remembering.remember(KEY, name, prompt, reply, ids, sent=asked.sent)
+        remembering.remember(KEY, name, prompt, reply, ids, added=prompt.added(asked.sent))
         agent.take(message, number)
+
+
+class Session:
+    """A session of calls that are remembered and whose rows are kept."""
+
+    def __init__(self, model: ChatModel) -> None:
+        self.history, self.rows = History(model, max_bytes=10**9), dict[str, SimpleNamespace]()
+
+    async def ask(self, messages: list[dict[str, Any]], tools: Any = None) -> SimpleNamespace:
+        """The row of a call that was answered."""
+        body = json.dumps({"messages": messages, "model": "m", "tools": tools}, separators=(",", ":")).encode()
+        asked = parse_request(body, max_choices=1, opening=self.history.opening(KEY, body))
+        prompt = await self.history.prompt(KEY, asked, Store().read)
+        name, sampled = f"c{len(self.rows)}", np.asarray([5, EOS], dtype=np.int32)
+        self.rows[name] = row_of(name, prompt, asked, sampled)
+        self.history.remember(KEY, name, prompt, Turn("assistant", "ok"), sampled, added=prompt.added(asked.sent))
+        whole = whole_call(self.rows, self.rows[name])
+        assert whole == (prompt.ids.tobytes(), {"messages": messages, "tools": tools})
+        return self.rows[name]
+
+
+@pytest.mark.parametrize(("state_bytes", "wholes"), [(10, 1), (500, 1), (20_000, 16)])
+async def test_what_is_read_for_a_call_and_what_is_stored_of_a_session_are_bounded(tmp_path, state_bytes, wholes):
+    """Each request ends with a state that no later one has."""
+    session = Session(ChatModel(make_chat_model(tmp_path / "m", context_length=2**24)))
+    messages, least = [{"role": "system", "content": "s"}], 0
+    for number in range(80):
+        messages.append({"role": "user", "content": f"question {number:02}" + "x" * 200})
+        state = {"role": "user", "content": f"state {number:02}" + "y" * state_bytes}
+        row = await session.ask([*messages, state])
+        prompt_ids, asked = whole_call(session.rows, row)
+        read = sum(map(stored_bytes, chain_of(session.rows, row)))
+        assert read <= MOST_READ * (len(prompt_ids) + len(json.dumps(asked)))
+        messages.append({"role": "assistant", "content": "ok"})
+        # Two rounds and the state, as JSON and as tokens of a byte each.
+        least += 5 * (2 * 250 + state_bytes)
+    assert sum(map(stored_bytes, session.rows.values())) < 1.5 * least
+    assert sum(row.continues is None for row in session.rows.values()) == wholes
+
+
+async def test_calls_whose_messages_begin_the_same_continue_the_last_one_that_is_stored_whole(tmp_path):
+    session = Session(ChatModel(make_chat_model(tmp_path / "m", context_length=2**20)))
+    opening = [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]
+    sizes = [("large", None), ("b", None), ("c", None), ("b", [TOOL]), ("c", [TOOL]), ("d", [TOOL])]
+    states = [({"role": "user", "content": text * 2000 if text == "large" else text}, tools) for text, tools in sizes]
+    rows = [await session.ask([*opening, state], tools) for state, tools in states]
+    # To read the first with every other one is too much, and the fourth has other tools.
+    assert [row.continues for row in rows] == [None, None, "c1", None, "c3", "c3"]
 
 
 @pytest.mark.parametrize("reminder", [[], [{"role": "user", "content": "be brief"}]], ids=["", "reminded"])
