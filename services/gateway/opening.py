@@ -97,16 +97,17 @@ def settle(
     """The opening of this body that later ones may continue, and the digest of the body up to the last message's end.
 
     It ends before the last answer, or before the last message where there is none: then a body that is sent again, and
-    one that goes on from the same answer in another way, continue it too. Results of one round are not divided.
+    one that goes on from the same answer in another way, continue it too. Results of one round are not divided: a body
+    with one more than was known settles nothing.
     """
     first = 0 if opening is None else len(opening.turns)
     answers = (index for index in range(len(turns) - 1, first, -1) if turns[index].role == "assistant")
     count = next(answers, first if opening is not None else len(turns) - 1)
-    while count > first and turns[count].role == turns[count - 1].role == "tool":
+    while count > first and _divides_results(turns, count):
         count -= 1
     sha256 = hashlib.sha256() if opening is None else opening.sha256.copy()
     known = 0 if opening is None else len(opening.raw)
-    settled = opening
+    settled = None if _divides_results(turns, count) else opening
     if count > first:
         end = pieces.ends[count - first - 1]
         sha256.update(body[known:end])
@@ -116,6 +117,10 @@ def settle(
         known = end
     sha256.update(body[known : pieces.messages_end])
     return settled, sha256
+
+
+def _divides_results(turns: tuple[Turn, ...], place: int) -> bool:
+    return 0 < place < len(turns) and turns[place].role == turns[place - 1].role == "tool"
 
 
 def count_values(body: bytes, start: int, end: int | None = None) -> int:

@@ -284,6 +284,21 @@ async def test_calls_whose_messages_begin_the_same_continue_the_last_one_that_is
     assert [row.continues for row in rows] == [None, None, "c1", None, "c3", "c3"]
 
 
+async def test_a_result_more_in_another_branch_is_in_no_prompt_without_it(tmp_path):
+    """The results of a round are one message to a template that knows of no tools."""
+    model = ChatModel(make_chat_model(tmp_path / "m", context_length=2**20))
+    session, calls = Session(model), [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    first, more = ({"role": "tool", "tool_call_id": "1", "content": text} for text in ("r0", "r1"))
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "a"}, said, first]
+    later = [{"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    for messages in ([*asked, *later], [*asked, more], [*asked, *later]):
+        row = await session.ask(messages, [TOOL])
+        turns = parse_request(json.dumps({"messages": messages, "model": "m"}).encode(), max_choices=1).turns
+        text = model.render(turns, (TOOL,), {}, add_generation_prompt=True)
+        assert whole_call(session.rows, row).prompt_ids == model.encode(text).tobytes()
+
+
 @pytest.mark.parametrize("reminder", [[], [{"role": "user", "content": "be brief"}]], ids=["", "reminded"])
 @pytest.mark.parametrize("template", [CHATML, CHATML_WITH_TOOLS])
 async def test_a_late_turn_reads_writes_and_encodes_what_is_new_and_nothing_else(
