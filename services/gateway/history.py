@@ -32,7 +32,8 @@ from services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
 from services.gateway.written import Conversation, Elsewhere, Encoded, Settled, Written, given_digest, kept_bytes
 
 MOST_UNKEPT = 4
-"""So many last messages may be left out of later requests, and their answer is still known to be from here."""
+"""So many last messages may be left out of later requests, and their answer is still known to be from here. The store
+is not asked for it then: the same answer without these messages, of elsewhere or of before a restart, stays hidden."""
 MOST_PIECES = 64
 """A text of more is encoded as one: each costs 4 µs beside its characters."""
 LONG_CHARACTERS = 16_384
