@@ -21,17 +21,20 @@ CREATE OR REPLACE FUNCTION pg_temp.float32s(packed bytea) RETURNS double precisi
 $$;
 
 -- Calls as they were asked: a row holds what it adds to what it keeps of the call that it continues.
-CREATE OR REPLACE FUNCTION pg_temp.whole(run text) RETURNS TABLE (id text, prompt_ids bytea) LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION pg_temp.whole(run text) RETURNS TABLE (id text, prompt_ids bytea, messages bigint)
+LANGUAGE sql STABLE AS $$
     WITH RECURSIVE asked AS (
-        SELECT c.rollout_id, c.attempt, c.id, c.prompt_ids, c.sampled_ids FROM model_calls c
+        SELECT c.rollout_id, c.attempt, c.id, c.prompt_ids, c.sampled_ids,
+               jsonb_array_length(c.messages -> 'messages')::bigint AS messages FROM model_calls c
         WHERE c.run_id = run AND c.continues IS NULL
         UNION ALL
         SELECT c.rollout_id, c.attempt, c.id,
                CASE WHEN c.kept_tokens IS NULL THEN a.prompt_ids || a.sampled_ids
-                    ELSE substr(a.prompt_ids || a.sampled_ids, 1, 4 * c.kept_tokens) END || c.prompt_ids, c.sampled_ids
+                    ELSE substr(a.prompt_ids || a.sampled_ids, 1, 4 * c.kept_tokens) END || c.prompt_ids, c.sampled_ids,
+               coalesce(c.kept_messages, a.messages) + jsonb_array_length(c.messages -> 'messages')
         FROM asked a JOIN model_calls c ON c.run_id = run AND c.continues = a.id
         WHERE c.rollout_id = a.rollout_id AND c.attempt = a.attempt)
-    SELECT asked.id, asked.prompt_ids FROM asked
+    SELECT asked.id, asked.prompt_ids, asked.messages FROM asked
 $$;
 
 \echo question: rollouts that are not terminal
@@ -167,12 +170,19 @@ WHERE c.run_id = :'run' AND a.number IS NULL;
 \echo question: calls that continue none of their attempt
 SELECT id, continues FROM model_calls WHERE run_id = :'run' AND id NOT IN (SELECT w.id FROM pg_temp.whole(:'run') w);
 
+\echo question: calls that keep more of another one than it has, or one part without the other
+SELECT c.id, c.continues, c.kept_messages, c.kept_tokens FROM model_calls c
+LEFT JOIN model_calls e ON e.run_id = c.run_id AND e.id = c.continues LEFT JOIN pg_temp.whole(:'run') w ON w.id = e.id
+WHERE c.run_id = :'run' AND (
+    (c.kept_messages IS NULL) <> (c.kept_tokens IS NULL) OR c.continues IS NULL AND c.kept_tokens IS NOT NULL
+    OR c.kept_messages NOT BETWEEN 0 AND w.messages
+    OR c.kept_tokens NOT BETWEEN 0 AND (length(w.prompt_ids) + length(e.sampled_ids)) / 4);
+
 \echo question: calls whose columns contradict each other
 SELECT id, status FROM model_calls JOIN pg_temp.whole(:'run') w USING (id) WHERE run_id = :'run' AND (
     length(w.prompt_ids) <> 4 * prompt_tokens OR length(sampled_ids) <> 4 * completion_tokens
     OR length(generator_logprobs) <> 4 * completion_tokens OR length(policy_versions) <> 4 * completion_tokens
     OR cached_tokens > prompt_tokens
-    OR (kept_tokens IS NULL) <> (kept_messages IS NULL) OR continues IS NULL AND kept_tokens IS NOT NULL
     OR (min_policy_version IS NULL) <> (completion_tokens = 0)
     OR status = 'completed' AND (response IS NULL OR finish_reason IS NULL OR prompt_tokens = 0)
     OR status <> 'completed' AND (response IS NOT NULL OR trainable));

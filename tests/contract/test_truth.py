@@ -7,6 +7,7 @@ import json
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,6 +19,7 @@ from tests import builders
 from tests.truth import STATEMENTS, content_sha256, lost_calls, questions, violations
 
 OF_EVALUATIONS = "evaluations measured on another version than theirs"
+OF_KEPT = "calls that keep more of another one than it has, or one part without the other"
 BROKEN = [
     ("rollouts that are not terminal", "UPDATE rollouts SET state = 'queued'"),
     ("groups that are open though the run is over", "UPDATE groups SET state = 'open'"),
@@ -62,7 +64,7 @@ BROKEN = [
     ("calls of attempts that never were", "UPDATE model_calls SET attempt = 2"),
     ("calls that continue none of their attempt", "UPDATE model_calls SET continues = 'c0'"),
     ("calls whose columns contradict each other", "UPDATE model_calls SET prompt_tokens = 9"),
-    ("calls whose columns contradict each other", "UPDATE model_calls SET kept_messages = 0, kept_tokens = 0"),
+    (OF_KEPT, "UPDATE model_calls SET kept_messages = 0, kept_tokens = 0"),
     (
         "sampled tokens with an impossible probability",
         r"UPDATE model_calls SET generator_logprobs = '\x000000000000c07f'",
@@ -196,6 +198,23 @@ async def test_an_evaluation_of_another_version_answers_its_question(
     await builders.add_call(database, rollout, policy_version=1)
     await builders.finish_rollout(database, rollout)
     assert OF_EVALUATIONS in violations(postgres_dsn, run.id)
+
+
+@pytest.mark.parametrize(
+    ("messages", "tokens", "is_told"),
+    [(None, None, False), (0, 0, False), (2, 7, False), (3, 7, True), (2, 8, True), (1, None, True), (None, 1, True)],
+)
+async def test_a_call_that_keeps_what_another_does_not_have_answers_its_question(
+    run: tables.Run, database: Database, postgres_dsn: str, messages: int | None, tokens: int | None, is_told: bool
+) -> None:
+    _, [rollout] = await builders.add_group(database, run, 1, size=1)
+    first = await builders.add_call(database, rollout)
+    # Two messages and seven tokens, the answer's among them.
+    kept: dict[str, Any] = {"continues": first.id, "kept_messages": 1, "kept_tokens": 2, "prompt_tokens": 5}
+    second = await builders.add_call(database, rollout, **kept)
+    kept = {"continues": second.id, "kept_messages": messages, "kept_tokens": tokens}
+    await builders.add_call(database, rollout, **kept)
+    assert (OF_KEPT in violations(postgres_dsn, run.id)) == is_told
 
 
 def test_an_answer_without_its_record_or_with_another_one_is_told(
