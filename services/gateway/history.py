@@ -24,12 +24,13 @@ import numpy as np
 
 from services.gateway.digests import base_digest, chain_from, digest_chain, extended
 from services.gateway.errors import ContextOverflow
+from services.gateway.firsts import Firsts
 from services.gateway.opening import Opening
 from services.gateway.prompt import Added, Answered, Prompt, Recorded
 from services.gateway.render import ChatModel
 from services.gateway.request import ChatRequest, Turn
 from services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
-from services.gateway.written import Conversation, Elsewhere, Encoded, Settled, Written, given_digest, kept_bytes
+from services.gateway.written import Conversation, Elsewhere, Encoded, Settled, Written, kept_bytes
 
 MOST_UNKEPT = 4
 """So many last messages may be left out of later requests, and their answer is still known to be from here. The store
@@ -40,18 +41,12 @@ LONG_CHARACTERS = 16_384
 """Beyond this a text takes milliseconds to encode."""
 ATTEMPT_BYTES, CALL_BYTES, DIGEST_BYTES = 1200, 850, 120
 """What an attempt, a call and a digest cost beside tokens, measured: of short calls it is nearly everything."""
-FIRSTS_BYTES = 8 * 2**20
-"""What the first prompts take that are remembered for siblings."""
-FIRST_BYTES = 3500
-"""What each of them takes beside its conversation, text and tokens, measured."""
 SETTLED_CONVERSATIONS, MOST_SETTLED_BYTES = 32, 2**26
 """Conversations of an attempt that are gone on with piece by piece, and their memory. Beyond either, those used last
 are, and at least one; the others are read as a whole."""
 AttemptKey = tuple[str, int]
 """Rollout id and attempt number."""
 _NO_IDS: TokenIds = np.empty(0, dtype=np.int32)
-_Asked = tuple[tuple[Turn, ...], bytes]
-"""A conversation: its turns, and the digest of its tools and options."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +97,7 @@ class History:
         self._max_bytes = max_bytes
         self._size_bytes = 0
         self._attempts: OrderedDict[AttemptKey, _Attempt] = OrderedDict()
-        self._firsts: OrderedDict[_Asked, tuple[Prompt, Written, int]] = OrderedDict()
-        self._firsts_bytes = 0
+        self._firsts = Firsts()
 
     def opening(self, key: AttemptKey, body: bytes) -> Opening | None:
         """The longest beginning of a body that is known from an earlier body of the attempt."""
@@ -171,23 +165,13 @@ class History:
             self._keep(key, sent.opening, recorded, is_whole=added.continues is None)
 
     async def _first(self, key: AttemptKey, conversation: Conversation, chain: list[bytes]) -> tuple[Prompt, Written]:
-        """A prompt without an answer in it. Siblings of a group begin with the same one: it is written once."""
-        if not self._model.is_timeless:
-            prompt, written, _ = await self._prompt(key, conversation, chain)
-            return prompt, written
-        asked = (conversation.turns, given_digest(conversation))
-        if asked in self._firsts:
-            self._firsts.move_to_end(asked)
-            prompt, written, _ = self._firsts[asked]
-            return replace(prompt, tokens=prompt.tokens.apart()), written
+        """A prompt without an answer in it."""
+        found = self._firsts.find(conversation) if self._model.is_timeless else None
+        if found is not None:
+            return found
         prompt, written, _ = await self._prompt(key, conversation, chain)
-        size_bytes = FIRST_BYTES + TOKEN_BYTES * prompt.tokens.length + written.size_bytes
-        if asked not in self._firsts and size_bytes <= FIRSTS_BYTES:
-            self._firsts[asked] = replace(prompt, tokens=prompt.tokens.apart()), written, size_bytes
-            self._firsts_bytes += size_bytes
-        while self._firsts_bytes > FIRSTS_BYTES:
-            _, (_, _, dropped_bytes) = self._firsts.popitem(last=False)
-            self._firsts_bytes -= dropped_bytes
+        if self._model.is_timeless:
+            self._firsts.add(conversation, prompt, written)
         return prompt, written
 
     def _has_answered(self, key: AttemptKey, digest: bytes) -> bool:

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from libs.store.chains import whole_call
+from services.gateway import firsts, render
 from services.gateway import history as history_module
-from services.gateway import render
 from services.gateway.digests import digest_chain
 from services.gateway.errors import ContextOverflow
 from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer
@@ -480,10 +480,10 @@ async def test_a_first_prompt_that_tells_the_time_is_written_again(tmp_path, mon
 
 
 async def test_first_prompts_take_no_more_memory_than_they_may(model, monkeypatch):
-    monkeypatch.setattr(history_module, "FIRSTS_BYTES", 20_000)
+    monkeypatch.setattr(firsts, "FIRSTS_BYTES", 20_000)
     history, store = History(model, max_bytes=10**6), Store()
     prompts = [await history.prompt(KEY, request(Turn("user", str(number))), store.read) for number in range(9)]
-    assert 0 < len(history._firsts) < 9
+    assert 0 < len(history._firsts._known) < 9
     again = [await history.prompt(KEY, request(Turn("user", str(number))), store.read) for number in range(9)]
     assert [prompt.ids.tolist() for prompt in again] == [prompt.ids.tolist() for prompt in prompts]
 
@@ -501,7 +501,7 @@ async def test_first_prompts_take_no_more_memory_than_they_may(model, monkeypatc
 async def test_what_no_template_writes_of_first_prompts_takes_no_more_memory_than_it_may(
     model, monkeypatch, message, fields
 ):
-    monkeypatch.setattr(history_module, "FIRSTS_BYTES", 500_000)
+    monkeypatch.setattr(firsts, "FIRSTS_BYTES", 500_000)
     # Of attempts, it keeps the last one alone.
     history, store = History(model, max_bytes=1), Store()
 
@@ -514,11 +514,11 @@ async def test_what_no_template_writes_of_first_prompts_takes_no_more_memory_tha
 
 
 async def test_a_first_prompt_that_takes_more_than_all_may_is_not_remembered(model, monkeypatch):
-    monkeypatch.setattr(history_module, "FIRSTS_BYTES", 20_000)
+    monkeypatch.setattr(firsts, "FIRSTS_BYTES", 20_000)
     history, store = History(model, max_bytes=10**6), Store()
     for turn in (Turn("user", "a"), Turn("user", "b", name="n" * 20_000)):
         await history.prompt(KEY, request(turn), store.read)
-    assert [turns for turns, _ in history._firsts] == [(Turn("user", "a"),)]
+    assert [turns for turns, _ in history._firsts._known] == [(Turn("user", "a"),)]
 
 
 @pytest.mark.parametrize(("said", "is_fork"), [("fine", False), ("<think>hm</think>fine", True), ("fi\nne ", False)])
@@ -576,7 +576,7 @@ def _said(fields: dict[str, Any], content: str) -> dict[str, Any]:
 )
 async def test_sessions_take_no_more_memory_than_they_may(tmp_path, monkeypatch, fields):
     # They have a bound of their own.
-    monkeypatch.setattr(history_module, "FIRSTS_BYTES", 0)
+    monkeypatch.setattr(firsts, "FIRSTS_BYTES", 0)
     model = ChatModel(make_chat_model(tmp_path / "m", CHATML_WITH_TOOLS, context_length=2**20))
     history, store = History(model, max_bytes=2 * 10**6), Store()
 
