@@ -23,7 +23,7 @@ from sqlalchemy import ARRAY, Text, all_, literal, select
 from libs.contracts.states import CallStatus, EngineState
 from libs.store import tables
 from libs.store.binary import HEADER, TRAILER, Piece, encoded, formats, row_pieces
-from libs.store.chains import Whole, whole_calls
+from libs.store.chains import LostCall, Whole, whole_calls
 from libs.store.connection import BoundedConnection, arguments, connect
 from libs.store.database import AWAY, RECYCLE_SECONDS, Database, ReadSession, cause
 
@@ -281,7 +281,10 @@ def storable_json(document: object) -> JsonText:
 async def completed_calls(
     session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, except_ids: Collection[str]
 ) -> list[tuple[tables.ModelCall, Whole]]:
-    """Completed calls of an attempt that are not known yet, oldest first, choices of a request in order."""
+    """Completed calls of an attempt that are not known yet, oldest first, choices of a request in order.
+
+    Those of which a part is lost are not among them.
+    """
     table = tables.ModelCall
     rows = await session.scalars(
         select(table)
@@ -295,7 +298,8 @@ async def completed_calls(
         .order_by(table.sequence, table.choice)
     )
     calls = rows.all()
-    return list(zip(calls, await whole_calls(session, calls), strict=True))
+    asked = zip(calls, await whole_calls(session, calls), strict=True)
+    return [(call, one) for call, one in asked if not isinstance(one, LostCall)]
 
 
 async def completed_requests(

@@ -57,17 +57,21 @@ _CONTINUED = text("""
 """)
 
 
-async def whole_calls(session: ReadSession, calls: Sequence[tables.ModelCall]) -> list[Whole]:
-    """Calls of one run as they were asked.
-
-    Raises: LostCall
-    """
+async def whole_calls(session: ReadSession, calls: Sequence[tables.ModelCall]) -> list[Whole | LostCall]:
+    """Calls of one run as they were asked, each that cannot be made whole with the reason."""
     known: dict[str, Any] = {call.id: call for call in calls}
     missing = {call.continues for call in calls if call.continues is not None} - known.keys()
     if missing:
         rows = await session.execute(_CONTINUED, {"run": calls[0].run_id, "calls": sorted(missing)})
         known = {row.id: row for row in rows} | known
-    return [whole_call(known, call) for call in calls]
+    return [_whole_or_lost(known, call) for call in calls]
+
+
+def _whole_or_lost(known: Mapping[str, Any], call: Any) -> Whole | LostCall:
+    try:
+        return whole_call(known, call)
+    except LostCall as error:
+        return error
 
 
 def whole_call(known: Mapping[str, Any], call: Any) -> Whole:

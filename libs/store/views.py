@@ -12,7 +12,7 @@ from libs.contracts import api
 from libs.contracts.ids import run_of
 from libs.contracts.states import RolloutState
 from libs.store import tables
-from libs.store.chains import Whole, whole_calls
+from libs.store.chains import LostCall, Whole, whole_calls
 from libs.store.database import ReadSession, Session
 from libs.store.paging import decode_cursor, page
 
@@ -211,6 +211,8 @@ async def list_calls(
 ) -> api.Page[api.Call]:
     """Model calls of a rollout in the order they arrived, with their credit.
 
+    Where a call that one continues is lost, its messages are `{error}`, and its prompt's token ids null.
+
     Args: attempt: null for all; prompt: whether the prompt's token ids are given too
     """
     call, credit = tables.ModelCall, tables.CallCredit
@@ -231,9 +233,15 @@ async def list_calls(
     )
 
 
-def _call(row: tables.ModelCall, credit: tables.CallCredit | None, asked: Whole, *, prompt: bool) -> api.Call:
+def _call(
+    row: tables.ModelCall, credit: tables.CallCredit | None, asked: Whole | LostCall, *, prompt: bool
+) -> api.Call:
+    if isinstance(asked, LostCall):
+        prompt_ids, messages = None, {"error": str(asked)}
+    else:
+        prompt_ids, messages = _ints(asked.prompt_ids) if prompt else None, asked.messages
     arrays = {
-        "prompt_ids": _ints(asked.prompt_ids) if prompt else None,
+        "prompt_ids": prompt_ids,
         "sampled_ids": _ints(row.sampled_ids),
         "logprobs": _floats(row.generator_logprobs),
         "policy_versions": _ints(row.policy_versions),
@@ -241,7 +249,7 @@ def _call(row: tables.ModelCall, credit: tables.CallCredit | None, asked: Whole,
     apart = {*arrays, "messages", "credit"}
     plain = {name: getattr(row, name) for name in api.Call.model_fields if name not in apart}
     shown = None if credit is None else api.CallCredit.model_validate(_columns(credit, api.CallCredit))
-    return api.Call(**plain, **arrays, messages=asked.messages, credit=shown)
+    return api.Call(**plain, **arrays, messages=messages, credit=shown)
 
 
 def _columns(row: object, model: type[api.CallCredit]) -> dict[str, Any]:

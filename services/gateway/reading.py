@@ -66,7 +66,7 @@ class Reader:
         return 1.0 if temperature is None else temperature
 
     async def answers(self, door: Door, known: Collection[str]) -> list[StoredAnswer]:
-        """The attempt's completed calls but those known by id, oldest first."""
+        """The attempt's completed calls but those known by id, and those of which a part is lost, oldest first."""
 
         async def read() -> list[StoredAnswer]:
             # Mostly all are known: each turn of an agent that changes what it said asks. Counted first, as calls end

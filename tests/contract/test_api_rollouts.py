@@ -185,6 +185,22 @@ async def test_calls_that_continue_others_are_shown_whole_on_every_page(
     assert found == prompts
 
 
+async def test_a_call_of_which_a_part_is_lost_says_so_among_the_others(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
+    whole = await builders.add_call(database, rollout, (1, 2), (3,))
+    lost = await builders.add_call(database, rollout, (4,), (5,), continues="call-lost", prompt_tokens=9)
+    after = await builders.add_call(database, rollout, (6,), (7,), continues=lost.id, prompt_tokens=11)
+    calls = (await get(api_http, f"/v1/rollouts/{rollout.id}/calls", prompt=True))["items"]
+    broken = {"error": f"call {lost.id} continues call-lost, which is not in the store"}
+    assert [(call["id"], call["messages"], call["prompt_ids"], call["sampled_ids"]) for call in calls] == [
+        (whole.id, whole.messages, [1, 2], [3]),
+        (lost.id, broken, None, [5]),
+        (after.id, broken, None, [7]),
+    ]
+
+
 async def test_a_rollout_shows_its_task_attempts_outcomes_and_rewards(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

@@ -178,6 +178,22 @@ async def test_the_tokens_of_a_turn_survive_a_restart_and_are_shared_by_replicas
     assert begins_with(fourth, third)
 
 
+async def test_an_answer_is_unknown_where_the_store_has_lost_a_call_before_it(tmp_path, database):
+    """As after a failover to a standby that was behind."""
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "4"}]
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        lost = {"messages": {"messages": said[:1]}, "continues": "call-lost"}
+        await builders.add_call(database, stage.rollout, **lost)
+        for question in "bc":
+            said.append({"role": "user", "content": question})
+            answer = await client.chat.completions.create(model="m", messages=said)
+            said.append(answer.choices[0].message.model_dump(exclude_none=True))
+        _, second, third = await stored(stage)
+    assert (second.continues, second.messages["messages"]) == (None, said[:3])
+    assert len(ids(second.prompt_ids)) == second.prompt_tokens
+    assert third.continues == second.id
+
+
 async def test_other_attempts_share_nothing(tmp_path, database):
     letters = [ord("h") - 33, ord("e") - 33]
     async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
