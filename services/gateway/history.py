@@ -124,7 +124,7 @@ class History:
                 await self._read(key, read)
             prompt, written, encoded = await self._later(key, conversation, chain, request, settled)
         self._check_room(prompt.tokens.length)
-        recorded = self._recorded(key, request)
+        recorded = self._recorded(key, request, settled)
         if request.opening is not None:
             now = written.settle(request.opening, chain, settled if last is None else None)
             now = replace(now, encoded=encoded or now.encoded, recorded=recorded)
@@ -340,23 +340,26 @@ class History:
 
     def _settled_for(self, key: AttemptKey, request: ChatRequest, base: bytes) -> Settled | None:
         """What the opening that the request continues has become, under the same tools and options."""
-        settled = (one for one in self._attempt(key).settled if one.opening is request.continues)
+        settled = (one for one in self._attempt(key).settled if one.opening == request.continues)
         return next((one for one in settled if one.chain[0] == base), None)
 
     def _settle(self, key: AttemptKey, settled: Settled, continues: Opening | None) -> None:
         """Keeps what is settled, in place of what it goes on from, as the one used last."""
         attempt = self._attempt(key)
-        raw = settled.opening.raw
-        kept = [one for one in attempt.settled if one.opening is not continues and one.opening.raw != raw]
+        kept = [one for one in attempt.settled if one.opening not in (continues, settled.opening)]
         kept = _latest([*kept, settled])
         added = sum(one.size_bytes for one in kept) - sum(one.size_bytes for one in attempt.settled)
         attempt.settled = kept
         self._take(attempt, added)
 
-    def _recorded(self, key: AttemptKey, request: ChatRequest) -> Recorded | None:
-        """The recorded call that has most of the messages with which a request begins."""
+    def _recorded(self, key: AttemptKey, request: ChatRequest, settled: Settled | None) -> Recorded | None:
+        """The recorded call that has most of the messages with which a request begins.
+
+        Args: settled: what the request went on from; another one may have taken its place since
+        """
         openings = (request.opening, request.continues)
-        begun = (one for one in self._attempt(key).settled if any(one.opening is opening for opening in openings))
+        begun = [one for one in self._attempt(key).settled if one.opening in openings]
+        begun += [] if settled is None else [settled]
         recorded = (one.recorded for one in begun if one.recorded is not None)
         return max(recorded, key=lambda one: one.end, default=None)
 
@@ -366,7 +369,8 @@ class History:
         """
         attempt = self._attempt(key)
         for place, one in enumerate(attempt.settled):
-            if one.opening is opening and (is_whole or one.recorded is None or one.recorded.end < recorded.end):
+            is_longer = one.recorded is None or one.recorded.end < recorded.end
+            if one.opening == opening and (is_whole or is_longer):
                 attempt.settled[place] = replace(one, recorded=recorded)
                 self._take(attempt, attempt.settled[place].size_bytes - one.size_bytes)
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -31,16 +31,18 @@ _decoder = json.JSONDecoder(strict=False)
 class Opening:
     """A body's first bytes, up to the end of a message, and what reading them gave.
 
+    Two of the same bytes are equal: requests that overlap each read their own.
+
     Args: raw: the bytes; start: where the first message begins; turns: its messages; values: its objects, arrays and
         commas; sha256: of the bytes; is_plain: the bytes of the messages can be stored as they are
     """
 
     raw: bytes
-    start: int
-    turns: tuple[Turn, ...]
-    values: int
-    sha256: hashlib._Hash
-    is_plain: bool
+    start: int = field(compare=False)
+    turns: tuple[Turn, ...] = field(compare=False)
+    values: int = field(compare=False)
+    sha256: hashlib._Hash = field(compare=False)
+    is_plain: bool = field(compare=False)
 
     @property
     def end(self) -> int:

@@ -168,7 +168,7 @@ class Written:
             known: what is settled of it already, for what is written without that
         """
         for settled in (self._settled, known):
-            if settled is not None and settled.opening is opening and settled.given == self._given:
+            if settled is not None and settled.opening == opening and settled.given == self._given:
                 return settled
         count = len(opening.turns)
         messages, turns = self._messages[: len(self._spelled(count))], self._conversation.turns[self.first : count]

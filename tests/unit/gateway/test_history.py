@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import threading
@@ -242,16 +243,24 @@ class Session:
     def __init__(self, model: ChatModel) -> None:
         self.history, self.rows = History(model, max_bytes=10**9), dict[str, SimpleNamespace]()
 
+    def read(self, messages: list[dict[str, Any]], tools: Any = None) -> ChatRequest:
+        """A request that came now."""
+        body = json.dumps({"messages": messages, "model": "m", "tools": tools}, separators=(",", ":")).encode()
+        return parse_request(body, max_choices=1, opening=self.history.opening(KEY, body))
+
     async def ask(self, messages: list[dict[str, Any]], tools: Any = None) -> SimpleNamespace:
         """The row of a call that was answered."""
-        body = json.dumps({"messages": messages, "model": "m", "tools": tools}, separators=(",", ":")).encode()
-        asked = parse_request(body, max_choices=1, opening=self.history.opening(KEY, body))
+        asked = self.read(messages, tools)
         prompt = await self.history.prompt(KEY, asked, Store().read)
+        row = self.answer(asked, prompt)
+        assert whole_call(self.rows, row) == (prompt.ids.tobytes(), {"messages": messages, "tools": tools})
+        return row
+
+    def answer(self, asked: ChatRequest, prompt: Prompt) -> SimpleNamespace:
+        """The row of a call that is answered now."""
         name, sampled = f"c{len(self.rows)}", np.asarray([5, EOS], dtype=np.int32)
         self.rows[name] = row_of(name, prompt, asked, sampled)
         self.history.remember(KEY, name, prompt, Turn("assistant", "ok"), sampled, added=prompt.added(asked.sent))
-        whole = whole_call(self.rows, self.rows[name])
-        assert whole == (prompt.ids.tobytes(), {"messages": messages, "tools": tools})
         return self.rows[name]
 
 
@@ -282,6 +291,44 @@ async def test_calls_whose_messages_begin_the_same_continue_the_last_one_that_is
     rows = [await session.ask([*opening, state], tools) for state, tools in states]
     # To read the first with every other one is too much, and the fourth has other tools.
     assert [row.continues for row in rows] == [None, None, "c1", None, "c3", "c3"]
+
+
+QUESTION, FIRST, SECOND = ({"role": "user", "content": text} for text in ("question", "first", "second"))
+SAID = {"role": "assistant", "content": "ok"}
+
+
+async def test_a_call_is_continued_by_what_overlapped_with_it(model):
+    """Both read the same opening, each its own."""
+    session = Session(model)
+    asked = [session.read([QUESTION, state]) for state in (FIRST, SECOND)]
+    first, second = [await session.history.prompt(KEY, one, Store().read) for one in asked]
+    row = session.answer(asked[0], first)
+    assert (await session.ask([QUESTION, FIRST])).continues == row.id
+    session.answer(asked[1], second)
+
+
+@pytest.mark.parametrize("results", ["aa", "ab"], ids=["same", "branches"])
+async def test_calls_that_overlap_in_every_turn_store_what_they_add(model, results):
+    """One waits for the store, as its answer is of elsewhere, while the other one goes on from the same opening."""
+    session, is_read = Session(model), asyncio.Event()
+
+    async def read(_: Collection[str]) -> Sequence[StoredAnswer]:
+        await is_read.wait()
+        return []
+
+    rows, messages = [await session.ask([QUESTION, FIRST])], [QUESTION]
+    for number in range(4):
+        said = {"role": "assistant", "content": f"never said {number}"}
+        bodies = [[*messages, said, {"role": "user", "content": result}, SAID, FIRST] for result in results]
+        asked = [session.read(body) for body in bodies]
+        is_read.clear()
+        waiting = asyncio.create_task(session.history.prompt(KEY, asked[0], read))
+        await asyncio.sleep(0)
+        rows.append(session.answer(asked[1], await session.history.prompt(KEY, asked[1], Store().read)))
+        is_read.set()
+        rows.append(session.answer(asked[0], await waiting))
+        messages = bodies[0][:-2]
+    assert [row.continues is None for row in rows] == [True, *[False] * 8]
 
 
 async def test_a_result_more_in_another_branch_is_in_no_prompt_without_it(tmp_path):
