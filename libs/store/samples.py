@@ -31,8 +31,8 @@ class SiblingRows(NamedTuple):
 
     rollouts: id, group_id, reward
     calls: rollout_id, id, continues, kept_tokens, request_id, choice, sequence, status, trainable, prompt_ids (after
-        those of the call that it continues), prompt_tokens (of all), sampled_ids, generator_logprobs, policy_versions,
-        temperature, tool_calls (JSON list or null)
+        those that it keeps of the call that it continues), prompt_tokens (of all), sampled_ids, generator_logprobs,
+        policy_versions, temperature, tool_calls (JSON list or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; tools
     alone rewards: rollout_id, value, response_id, tool_call_id, call_id; the doors', telemetry's and people's
     """
