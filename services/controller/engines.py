@@ -266,7 +266,9 @@ class Fleet:
         try:
             await self._resume_once(client)
             seen = await _look(client)
-            prepared = await self._prepare_coming(client, seen)
+            # What follows may take minutes, in which an engine that is back serves.
+            await self._note(seen)
+            seen, prepared = await self._prepare_coming(client, seen)
             # It may be recorded by now.
             wanted = self._wanted
             if wanted is not None and (seen.run_id, seen.policy_version) != (wanted.run_id, wanted.version):
@@ -287,22 +289,25 @@ class Fleet:
             seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=str(error))
         await self._note(seen)
 
-    async def _prepare_coming(self, client: EngineClient, seen: SeenEngine) -> Wanted | None:
-        """Has an engine prepare what follows the version that it serves, once; what was prepared just now."""
+    async def _prepare_coming(self, client: EngineClient, seen: SeenEngine) -> tuple[SeenEngine, Wanted | None]:
+        """Has an engine prepare what follows the version that it serves, once.
+
+        Returns: what it serves; what was prepared just now
+        """
         coming = self._coming
         if coming is None or client.url in self._offered:
-            return None
+            return seen, None
         if (seen.run_id, seen.policy_version) != (coming.run_id, coming.version - 1):
-            return None
+            return seen, None
         self._offered.add(client.url)
         try:
             await client.prepare(coming, compute_ahead=True)
-        # Only a hint: nobody asked for these weights yet, and an engine that takes long serves meanwhile.
-        except (EngineRefused, httpx.TimeoutException) as error:
+        # Only a hint: nobody asked for these weights yet, and an engine that takes long may serve meanwhile.
+        except (EngineRefused, httpx.ReadTimeout) as error:
             seldom.warning("coming weights not prepared", url=client.url, cause=_cause(error))
-            return None
+            return await _look(client), None
         # Files that were replaced meanwhile were not prepared.
-        return coming if client.url in self._offered else None
+        return seen, coming if client.url in self._offered else None
 
     async def _resume_once(self, client: EngineClient) -> None:
         """At first sight: a controller that was killed between pause and continue left the engine paused."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+import httpx
 import pytest
 from redis.asyncio import Redis
 from sqlalchemy import select
@@ -15,7 +16,7 @@ from sqlalchemy import select
 from libs.queue.wake import ComingVersion, Wake
 from libs.store import tables
 from libs.store.database import Database
-from services.controller.engines import Fleet, Wanted
+from services.controller.engines import EngineClient, Fleet, Wanted
 from services.controller.settings import Settings
 from tests.fakes.engine_control import FakeEngineControl, running
 from tests.faults.proxy import FaultProxy, Trouble
@@ -203,6 +204,55 @@ async def test_an_engine_that_prepares_slowly_what_comes_serves_on(database: Dat
         assert engine.journal == ["continue", "prepare /w/1 and compute ahead"]
         assert fleet.served_version("run-a") == 0
         engine.preparing.set()
+
+
+async def test_an_engine_that_is_back_serves_while_it_prepares_what_comes(database: Database, redis_url: str) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0")
+    async with AsyncExitStack() as stack:
+        async with running(engine):
+            fleet = await stack.enter_async_context(fleet_of(database, redis_url, engine.url))
+            fleet.want(Wanted("run-a", 0, "/w/0"))
+            await until(lambda: fleet.served_version("run-a") == 0)
+        await until(lambda: fleet.trouble() is not None)
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        again = FakeEngineControl(weight_version="run-a:0", prepares=True)
+        again.preparing.clear()
+        await stack.enter_async_context(running(again, int(engine.url.rpartition(":")[2])))
+        await until(lambda: again.journal == ["continue", "prepare /w/1 and compute ahead"])
+        assert fleet.served_version("run-a") == 0
+        assert (await rows(database))[engine.url] == ("serving", "run-a", 0)
+        again.preparing.set()
+
+
+async def test_an_engine_that_took_long_to_prepare_what_comes_is_looked_at_again(
+    database: Database, redis_url: str
+) -> None:
+    engine = FakeEngineControl(weight_version="run-a:0", prepares=True)
+    engine.preparing.clear()
+    async with running(engine), fleet_of(database, redis_url, engine.url, update_seconds=0.5) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: len(engine.journal) == 2)
+        engine.weight_version = "run-a:1"
+        fleet.want(Wanted("run-a", 1, "/w/1"))
+        await until(lambda: fleet.served_version("run-a") == 1)
+        assert engine.journal == ["continue", "prepare /w/1 and compute ahead"]
+        engine.preparing.set()
+
+
+async def test_an_engine_that_cannot_be_reached_to_prepare_what_comes_is_away(
+    database: Database, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def vanished(*_: object, **__: object) -> None:
+        raise httpx.ConnectTimeout("nobody there")
+
+    monkeypatch.setattr(EngineClient, "prepare", vanished)
+    engine = FakeEngineControl(weight_version="run-a:0")
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.want(Wanted("run-a", 0, "/w/0"))
+        fleet.expect(Wanted("run-a", 1, "/w/1"))
+        # One that was away is continued again, at first sight.
+        await until(lambda: engine.journal == ["continue", "continue"])
 
 
 async def test_announced_weights_that_cannot_be_read_change_nothing(database: Database, redis_url: str) -> None:
