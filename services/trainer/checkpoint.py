@@ -31,7 +31,6 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
 from libs.faults import passes
-from libs.store.locks import LockLost
 from services.trainer.files import reserve, safetensors, sha256, write
 
 WEIGHTS_NAME = "model.safetensors"
@@ -89,7 +88,7 @@ def export_weights(
     """Writes a Hugging Face folder: the model's weights, and every other file of the base model as it is.
 
     Args:   announce: called with the folder when it can be read, before it is durable
-    Raises: LockLost: another trainer replaced the folder meanwhile; what `holding` does
+    Raises: OSError: it cannot be written, or another folder has its name by now; what `holding` does
     """
     with _scratch(folder, holding) as scratch:
         with contextlib.suppress(FileNotFoundError):
@@ -222,7 +221,7 @@ def _scratch(folder: Path, holding: Holding) -> Iterator[Path]:
     """
     holding()
     # Nobody else's: a trainer that lost the run a moment ago may still write into its own.
-    scratch = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+    scratch = _aside(folder)
     scratch.mkdir(parents=True)
     try:
         yield scratch
@@ -234,16 +233,25 @@ def _scratch(folder: Path, holding: Holding) -> Iterator[Path]:
         remove_folder(scratch)
 
 
+def _aside(folder: Path) -> Path:
+    """A new name beside `folder`, of those that `clear_scratch` removes."""
+    return folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
+
+
 def _take_name(scratch: Path, folder: Path, holding: Holding, *, moment: str) -> None:
     """Names what is written whole.
 
-    Args: holding: asked first; moment: the fault point between the removal of what had the name and the renaming
+    Args: holding: asked first; moment: the fault point when nothing has the name
     """
     holding()
-    # Only a step that was never committed can have left this name; its files are nobody's.
-    remove_folder(folder)
+    old = _aside(folder)
+    # Only a step that was never committed can have left this name; its files are nobody's. They are not removed in
+    # place: NFS keeps the folder of a file that an engine of this machine has mapped.
+    with contextlib.suppress(FileNotFoundError):
+        folder.rename(old)
     passes(moment)
     scratch.rename(folder)
+    remove_folder(old)
 
 
 def _open_to_all(folder: Path) -> None:
@@ -261,17 +269,21 @@ def _sync_named(folder: Path, written: os.stat_result, holding: Holding) -> None
     """Brings a folder that has taken its name to the disk, the name included; where that fails, removes it.
 
     Args:   written: the folder, as it was before it took the name
-    Raises: LockLost: another folder has the name by now; OSError; what `holding` does
+    Raises: OSError: it is not on the disk, or another folder has the name by now; what `holding` does
     """
     try:
         _sync_whole(folder)
         _sync(folder.parent)
         if not os.path.samestat(folder.stat(), written):
-            raise LockLost(f"{folder} was replaced while it was brought to the disk: another trainer has the run")
+            raise OSError(
+                f"{folder} is not the folder that was given this name, though no other trainer has the run: where its"
+                " file system gives a renamed folder another identity, set TRAINER_FOLDER to a folder on another one"
+            )
     except OSError:
         # Another trainer's folder is its own.
         holding()
-        remove_folder(folder)
+        if os.path.samestat(folder.stat(), written):
+            remove_folder(folder)
         raise
 
 

@@ -1,4 +1,5 @@
 import errno
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,9 +143,25 @@ def test_who_lost_the_run_leaves_the_folder_of_another(tiny_model: Path, tmp_pat
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
 
+def test_a_step_is_made_again_where_the_files_of_the_first_cannot_be_removed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    folder = tmp_path / "run-a" / "versions" / "1"
+    export_weights(learner.policy.model, tiny_model, folder)
+    step(learner, 0)
+    with monkeypatch.context() as patch:
+        # As NFS does while an engine has them mapped.
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        assert export_weights(learner.policy.model, tiny_model, folder) == describe(folder)
+    clear_scratch(tmp_path, "run-a")
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
 @pytest.mark.parametrize("by", ["replaced", "removed"])
-def test_who_lost_the_run_after_naming_a_version_takes_no_other_for_it(
-    tiny_model: Path, tmp_path: Path, by: str
+def test_a_version_that_was_named_is_taken_for_no_other(
+    tiny_model: Path, tmp_path: Path, by: str, is_lost: bool
 ) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     folder, others = tmp_path / "versions" / "1", tmp_path / "others"
@@ -159,10 +176,10 @@ def test_who_lost_the_run_after_naming_a_version_takes_no_other_for_it(
             others.rename(folder)
 
     def holding() -> None:
-        if announced and by == "removed":
+        if announced and is_lost:
             raise LockLost("another trainer may have gone on")
 
-    with pytest.raises(LockLost):
+    with pytest.raises(LockLost if is_lost else OSError, match="go" if is_lost else str(folder)):
         export_weights(learner.policy.model, tiny_model, folder, holding, another_comes)
     assert [file.name for file in folder.parent.glob("*/*")] == (["model.safetensors"] if by == "replaced" else [])
 
@@ -188,6 +205,25 @@ def test_an_announced_version_that_cannot_be_brought_to_the_disk_is_removed(
         export_weights(learner.policy.model, tiny_model, folder, holding)
     # Whoever lost the run removes nothing: the folder may be another's.
     assert [entry.name for entry in folder.parent.iterdir()] == (["1"] if is_lost else [])
+
+
+def test_a_folder_that_replaced_a_version_is_left_where_it_cannot_be_brought_to_the_disk(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    folder, others = tmp_path / "versions" / "1", tmp_path / "others"
+    others.mkdir()
+
+    def sync(_: Path) -> None:
+        if others.exists():
+            remove_folder(folder)
+            others.rename(folder)
+        raise OSError(errno.ENOSPC, "no room on the disk")
+
+    monkeypatch.setattr(checkpoint, "_sync", sync)
+    with pytest.raises(OSError, match="no room"):
+        export_weights(learner.policy.model, tiny_model, folder)
+    assert list(folder.parent.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
