@@ -1,7 +1,8 @@
-"""Wake-ups: hints that something changed in Postgres, so that nobody has to poll often.
+"""Wake-ups: hints that something changed in Postgres, or soon will, so that nobody has to poll often.
 
-Losing one costs a poll interval. Each topic is a stream of one entry, read from where this waiter stopped: a hint given
-while it worked is not missed, and no connection is held while nobody waits.
+Losing one costs a poll interval, or what could have been done ahead of the change. Each topic is a stream of one entry,
+read from where this waiter stopped: a hint given while it worked is not missed, and no connection is held while nobody
+waits. What is announced has content, and reaches only those who listen.
 """
 
 from __future__ import annotations
