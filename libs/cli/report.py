@@ -240,7 +240,7 @@ def _trajectory(trajectory: Trajectory) -> str:
 
 
 def _call(number: int, call: Call, spans: Sequence[Span]) -> str:
-    asked = _last_question(call)
+    asked = last_question(call)
     facts = [f"{call.completion_tokens} tokens", f"log-probability {sum(call.logprobs):.2f}"]
     if call.credit is not None:
         facts += [
@@ -258,10 +258,10 @@ def _call(number: int, call: Call, spans: Sequence[Span]) -> str:
     )
 
 
-def _last_question(call: Call) -> str:
-    messages = call.messages.get("messages") or []
-    content = messages[-1].get("content") if messages else ""
-    return str(content)
+def last_question(call: Call) -> str:
+    """The last message that the model was sent, or why it cannot be shown."""
+    messages = call.messages.get("messages") or [{}]
+    return str(call.messages.get("error") or messages[-1].get("content", ""))
 
 
 def _tool(span: Span) -> str:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from libs.cli.context import context_of
 from libs.cli.output import AsJson, Count, cell, console, print_facts, print_json, print_table
+from libs.cli.report import last_question
 from libs.contracts.api import Call, RolloutDetail, Span
 
 app = typer.Typer(no_args_is_help=True, help="Rollouts: what each agent did, token by token.")
@@ -93,9 +94,8 @@ def _print_rollout(rollout: RolloutDetail) -> None:
 
 
 def _print_call(number: int, call: Call, spans: Sequence[Span], tokens: bool) -> None:
-    messages = call.messages.get("messages") or [{}]
     console.print(Text(f"\ncall {number}  {call.id}  {call.status}", style="bold"))
-    console.print(Text(str(messages[-1].get("content", ""))[-600:], style="dim"))
+    console.print(Text(last_question(call)[-600:], style="dim"))
     console.print(Text(said(call)))
     versions = sorted(set(call.policy_versions))
     print_facts(

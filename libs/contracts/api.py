@@ -324,12 +324,13 @@ class Call(_Body):
     untrainable_reason: str | None
     request: Json
     messages: Json
+    """`{messages, tools}` as sent; `{error}` where a call that this one continues is lost."""
     response: Json | None
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     prompt_ids: list[int] | None = None
-    """Only with `prompt=true`."""
+    """Only with `prompt=true`, and never where a call that this one continues is lost."""
     sampled_ids: list[int]
     logprobs: list[float]
     """Of the engine, natural log, one per sampled token."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from libs.cli.demo import DemoOptions, check_rise, run_document
-from libs.cli.report import Trajectory, render_report
+from libs.cli.report import Trajectory, last_question, render_report
 from libs.contracts.api import (
     Call,
     CallCredit,
@@ -100,6 +100,13 @@ def test_counts_intervals_and_credit_are_shown() -> None:
         "1 of 4",
     ):
         assert expected in text
+
+
+def test_what_a_call_was_asked_is_its_last_message_or_why_there_is_none() -> None:
+    [call] = trajectory().calls
+    lost = call.model_copy(update={"messages": {"error": "call c1 continues c0, which is not in the store"}})
+    nothing = call.model_copy(update={"messages": {"messages": []}})
+    assert [last_question(one) for one in (call, lost, nothing)] == ["Where to?", lost.messages["error"], ""]
 
 
 def test_a_run_without_steps_is_a_page_too() -> None:
