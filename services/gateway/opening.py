@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -105,11 +106,11 @@ def settle(
     first = 0 if opening is None else len(opening.turns)
     answers = (index for index in range(len(turns) - 1, first, -1) if turns[index].role == "assistant")
     count = next(answers, first if opening is not None else len(turns) - 1)
-    while count > first and _divides_results(turns, count):
+    while count > first and divides_results(turns, count):
         count -= 1
     sha256 = hashlib.sha256() if opening is None else opening.sha256.copy()
     known = 0 if opening is None else len(opening.raw)
-    settled = None if _divides_results(turns, count) else opening
+    settled = None if divides_results(turns, count) else opening
     if count > first:
         end = pieces.ends[count - first - 1]
         sha256.update(body[known:end])
@@ -121,7 +122,8 @@ def settle(
     return settled, sha256
 
 
-def _divides_results(turns: tuple[Turn, ...], place: int) -> bool:
+def divides_results(turns: Sequence[Turn], place: int) -> bool:
+    """Whether turns before and after a place are tool results, which may be one message to the template."""
     return 0 < place < len(turns) and turns[place].role == turns[place - 1].role == "tool"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from services.gateway.opening import Opening
+from services.gateway.opening import Opening, divides_results
 from services.gateway.prompt import Answered, Recorded
 from services.gateway.render import ChatModel
 from services.gateway.request import Json, ToolCall, Turn
@@ -104,7 +104,7 @@ class Written:
         self.first = 0 if settled is None else len(settled.opening.turns)
         """The first turn that is not settled."""
         self._given = given_digest(conversation)
-        if settled is not None and (settled.given != self._given or _divides_results(conversation.turns, self.first)):
+        if settled is not None and (settled.given != self._given or divides_results(conversation.turns, self.first)):
             raise Elsewhere
         self._messages = self._spelled(len(conversation.turns))
         self._tail = self._written(self._messages, is_question=True)
@@ -245,11 +245,6 @@ def kept_bytes(values: Iterable[object]) -> int:
         elif isinstance(value, ToolCall):
             left += value.id, value.name, value.arguments
     return size
-
-
-def _divides_results(turns: Sequence[Turn], place: int) -> bool:
-    """Whether turns before and after a place are tool results, which may be one message to the template."""
-    return place < len(turns) and turns[place - 1].role == turns[place].role == "tool"
 
 
 def _is_kept(answer: Turn, text: str) -> bool:
