@@ -101,10 +101,10 @@ docs: $(VENV)/.ready ## write the generated references
 	$(BIN)/python -m docs.generate
 
 migrate: $(VENV)/.ready ## bring the database of LEYDEN_DATABASE_URL to the current schema
-	$(BIN)/python -m libs.store.migrate
+	$(BIN)/python -m leyden.libs.store.migrate
 
 migration: $(VENV)/.ready ## write a migration from the difference between tables and schema: make migration m="words"
-	$(BIN)/python -m libs.store.migrate --new "$(m)"
+	$(BIN)/python -m leyden.libs.store.migrate --new "$(m)"
 
 clean: ## remove the virtual environment and caches (not ~/.leyden)
 	rm -rf $(VENV) $(AGENTS_VENV) $(CACHE) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from libs.contracts import ids
-from libs.contracts.config import RunConfig
-from libs.store import tables
-from libs.store.database import Database
-from libs.store.partitions import create_run_partitions
+from leyden.libs.contracts import ids
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.libs.store.partitions import create_run_partitions
 
 LOGPROB = -0.5
 """Natural log of the probability that every token of a built call or sample was sampled with."""

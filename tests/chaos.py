@@ -15,8 +15,8 @@ import psutil
 import psycopg
 import redis
 
-from libs.cli.platform import ROOT, Platform
-from libs.faults import Armory
+from leyden.libs.cli.platform import ROOT, Platform
+from leyden.libs.faults import FaultInjector
 
 SERVICES = ("gateway", "runner", "collector", "credit", "controller", "api", "engine", "trainer")
 SERVERS = {"postgres": "postgres/data/postmaster.pid", "redis": "redis/redis.pid"}
@@ -28,7 +28,7 @@ def trainer_pid(run_id: str) -> int | None:
     """The process that trains a run."""
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "services.trainer" in words and run_id in words:
+        if "leyden.services.trainer" in words and run_id in words:
             return int(process.pid)
     return None
 
@@ -71,7 +71,9 @@ class Chaos:
         pause_seconds: longest SIGSTOP
     """
 
-    def __init__(self, platform: Platform, dice: random.Random, armory: Armory | None, pause_seconds: float) -> None:
+    def __init__(
+        self, platform: Platform, dice: random.Random, armory: FaultInjector | None, pause_seconds: float
+    ) -> None:
         self.kills: Counter[str] = Counter()
         self.pauses = self.flushes = 0
         self._platform = platform

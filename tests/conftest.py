@@ -20,9 +20,9 @@ import redis
 from hypothesis import HealthCheck, settings
 from psycopg import sql
 
-from libs.store.database import Database
-from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
-from libs.store.migrate import migrate
+from leyden.libs.store.database import Database
+from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from leyden.libs.store.migrate import migrate
 
 _TEMPLATE = "template_leyden"
 
@@ -136,7 +136,7 @@ def redis_url(redis_server: str) -> str:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a random Llama of about 100,000 parameters, its byte-level tokenizer and its ChatML template."""
-    from services.engine.tiny import make_tiny_model
+    from leyden.services.engine.tiny import make_tiny_model
 
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
@@ -144,8 +144,8 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def api_http(postgres_dsn: str) -> AsyncIterator[httpx.AsyncClient]:
     """The REST API in this process, signed in as its first administrator; uploads are bounded at 4 KiB."""
-    from services.api.app import create_app
-    from services.api.settings import Settings
+    from leyden.services.api.app import create_app
+    from leyden.services.api.settings import Settings
 
     app = create_app(Settings(database_url=postgres_dsn, admin_token="secret-of-tests", max_upload_bytes=4096))
     headers = {"authorization": "Bearer secret-of-tests"}

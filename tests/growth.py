@@ -26,14 +26,14 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from libs.cli.platform import Options, Platform
-from libs.cli.services import INTERNAL_PORTS
-from libs.client import Leyden
-from services.engine.tiny import make_tiny_model
+from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.cli.services import INTERNAL_PORTS
+from leyden.libs.client import Leyden
+from leyden.services.engine.tiny import make_tiny_model
 from tests.fakes.stub_engine import stub_engine
+from tests.invariants import violations
 from tests.soak import trainer_pid
 from tests.speed import work_seconds
-from tests.truth import violations
 
 AGENT = Path(__file__).parent / "agents" / "scripted.sh"
 GROUP_SIZE = 8

@@ -18,14 +18,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from libs.cli.platform import ROOT
-from libs.contracts.config import RunConfig
-from libs.contracts.states import ConsumptionVerdict
-from libs.store import training
-from libs.store.database import Database, ReadSession
+from leyden.libs.cli.platform import ROOT
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import ConsumptionVerdict
+from leyden.libs.store import training
+from leyden.libs.store.database import Database, ReadSession
 
 if TYPE_CHECKING:
-    from services.trainer.step import Learner
+    from leyden.services.trainer.step import Learner
 
 
 def differing_versions(dsn: str, run_id: str, base: Path) -> list[int]:
@@ -41,7 +41,7 @@ def differing_versions(dsn: str, run_id: str, base: Path) -> list[int]:
 
 async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
     # Only here: whoever asks for a replay need not load torch.
-    from services.trainer.learner import make_accelerator, start_learner
+    from leyden.services.trainer.learner import make_accelerator, start_learner
 
     database = Database(dsn)
     try:
@@ -59,9 +59,9 @@ async def _comes_to(
     session: ReadSession, run_id: str, config: RunConfig, learner: Learner, step: int, base: Path
 ) -> bool:
     """Makes one step; whether its weights are those on record."""
-    from services.trainer.checkpoint import export_weights
-    from services.trainer.resume import decode_samples
-    from services.trainer.step import optimizer_step
+    from leyden.services.trainer.checkpoint import export_weights
+    from leyden.services.trainer.resume import decode_samples
+    from leyden.services.trainer.step import optimizer_step
 
     verdicts = await training.consumed_groups(session, run_id, step)
     rows = await training.load_samples(session, run_id, list(verdicts))

@@ -1,8 +1,8 @@
 """`make soak KILLS=300 SEED=1`: trainings of a bandit while everything around it is killed at seeded random moments.
 
 Services and trainers, Postgres and Redis get SIGKILL, at any moment and at the named points where it hurts most; others
-are paused for longer than their leases last, and Redis is wiped. After each run the store is asked every question of
-`tests.truth`, what agents say they received is compared with its record, and the policy is made again from the recorded
+are paused for longer than their leases last, and Redis is wiped. After each run `tests.invariants` checks the
+store, what agents say they received is compared with its record, and the policy is made again from the recorded
 samples, bit for bit. The last line is one JSON object. Exit status 1 when any promise was broken; the home then stays.
 """
 
@@ -22,14 +22,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from libs.cli.platform import Options, Platform
-from libs.client import Leyden
-from libs.faults import Armory
-from services.engine.tiny import make_tiny_model
+from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.client import Leyden
+from leyden.libs.faults import FaultInjector
+from leyden.services.engine.tiny import make_tiny_model
 from tests.chaos import VICTIMS, Chaos, RunWatch, kill, trainer_pid
+from tests.invariants import lost_calls, violations
 from tests.replay import differing_versions
 from tests.shared import open_to_agents
-from tests.truth import lost_calls, violations
 
 __all__ = ["VICTIMS", "bandit_run", "kill", "small_platform", "trainer_pid"]
 
@@ -119,7 +119,7 @@ def soak(folder: Path, kills: int, seed: int, steps: int) -> tuple[Found, dict[s
     """Runs, one after another, until so many processes were killed: what the store says of them, and what was done."""
     dice, log, began, found = random.Random(seed), folder / "received.log", time.monotonic(), Found()
     log.touch()
-    armory = Armory(folder / "faults")
+    armory = FaultInjector(folder / "faults")
     with (
         small_platform(folder, **armory.environment, RUNNER_LEASE_SECONDS=str(LEASE_SECONDS)) as platform,
         Leyden(platform.facts.url("api"), platform.token, patience_seconds=120) as client,

@@ -5,8 +5,8 @@ The runner signs, the gateway and the collector verify; they share a key ring fi
 CapabilityError  the key does not open this door; `cause` says why, `status` is the HTTP answer
 """
 
-from libs.capability.capability import CapabilityError, Cause, key_from_headers, sign, verify
-from libs.capability.keyring import KeyRing, KeyRingError, write_keys
+from leyden.libs.capability.capability import CapabilityError, Cause, key_from_headers, sign, verify
+from leyden.libs.capability.keyring import KeyRing, KeyRingError, write_keys
 
 __all__ = [
     "CapabilityError",

@@ -9,8 +9,8 @@ from typing import Any
 
 import jwt
 
-from libs.capability.keyring import KeyRing
-from libs.contracts.capability import Capability, Scope
+from leyden.libs.capability.keyring import KeyRing
+from leyden.libs.contracts.capability import Capability, Scope
 
 ISSUER = "leyden"
 LEEWAY_SECONDS = 30

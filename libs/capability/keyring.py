@@ -13,9 +13,9 @@ from pathlib import Path
 
 import structlog
 
-from libs.contracts.capability import Capability
-from libs.service.errors import Misconfigured
-from libs.service.secrets import SecretError, refuse_open
+from leyden.libs.contracts.capability import Capability
+from leyden.libs.service.errors import Misconfigured
+from leyden.libs.service.secrets import SecretError, refuse_open
 
 MIN_SECRET_LENGTH = 32
 """Characters; RFC 7518 3.2 asks of HS256 a key of at least 256 bits."""

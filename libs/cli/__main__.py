@@ -1,4 +1,4 @@
-"""`leyden`, or `python -m libs.cli`."""
+"""`leyden`, or `python -m leyden.libs.cli`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from libs.cli import datasets, policies, rollouts, runs, supervisor
-from libs.cli.context import Context, make_context
-from libs.cli.demonstration import demo
-from libs.cli.doctor import doctor
-from libs.cli.errors import explained
+from leyden.libs.cli import datasets, policies, rollouts, runs, supervisor
+from leyden.libs.cli.context import Context, make_context
+from leyden.libs.cli.demonstration import demo
+from leyden.libs.cli.doctor import doctor
+from leyden.libs.cli.errors import explained
 
 
 class _Group(TyperGroup):

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.errors import CommandError, Exit
-from libs.cli.record import PlatformRecord, read_record
-from libs.cli.settings import Settings
-from libs.client import Leyden
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.record import PlatformRecord, read_record
+from leyden.libs.cli.settings import Settings
+from leyden.libs.client import Client
 
 Home = Annotated[
     Path | None, typer.Option("--home", help="Folder of the platform's files [default: LEYDEN_HOME or ~/.leyden].")
@@ -33,7 +33,7 @@ class Context:
         """What the supervisor of this home wrote last."""
         return read_record(self.home)
 
-    def client(self) -> Leyden:
+    def client(self) -> Client:
         """A client of the platform that options, environment or the home name.
 
         Raises: CommandError: none is known
@@ -50,7 +50,7 @@ class Context:
         token_file = self.home / "secrets" / "admin-token"
         if token is None and token_file.exists() and (self.settings.url is None or _same(record, url)):
             token = token_file.read_text().strip()
-        return Leyden(url, token)
+        return Client(url, token)
 
 
 def _same(record: PlatformRecord | None, url: str) -> bool:

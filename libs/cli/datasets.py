@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.context import context_of
-from libs.cli.output import AsJson, Count, print_facts, print_json, print_table
+from leyden.libs.cli.context import context_of
+from leyden.libs.cli.output import AsJson, Count, print_facts, print_json, print_table
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: the tasks that agents are given.")
 

@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from libs.cli.report import Trajectory, render_report
-from libs.client import Leyden
-from libs.contracts.api import Evaluation, Fact, Rollout, Run, Step
-from libs.contracts.config import RunConfig
+from leyden.libs.cli.report import Trajectory, render_report
+from leyden.libs.client import Client
+from leyden.libs.contracts.api import Evaluation, Fact, Rollout, Run, Step
+from leyden.libs.contracts.config import RunConfig
 
 AGENT = Path(__file__).parents[2] / "examples" / "flight_agent"
 TRAINING_TASKS, HELD_OUT_TASKS = 400, 200
@@ -101,7 +101,7 @@ def write_tasks(folder: Path, options: DemoOptions) -> tuple[Path, Path]:
 
 
 def find_or_create_run(
-    client: Leyden, options: DemoOptions, tasks: tuple[Path, Path], *, fresh: bool
+    client: Client, options: DemoOptions, tasks: tuple[Path, Path], *, fresh: bool
 ) -> tuple[Run, bool]:
     """The run to follow, and whether it is one that an earlier demo left."""
     for name, path in zip(dataset_names(options.seed), tasks, strict=True):
@@ -152,7 +152,7 @@ def check_rise(steps: list[Step]) -> None:
         raise DemoError(f"reward did not rise over the steps: {[round(mean, 3) for mean in means]}")
 
 
-def write_report(client: Leyden, run: Run, folder: Path) -> Path:
+def write_report(client: Client, run: Run, folder: Path) -> Path:
     """The run's HTML page, with one trajectory of the first and one of the last policy version."""
     evaluations = list(client.evaluations(run.id))
     before, after = before_and_after(evaluations)
@@ -167,7 +167,7 @@ def write_report(client: Leyden, run: Run, folder: Path) -> Path:
     return path
 
 
-def _typical(client: Leyden, evaluation: Evaluation) -> Rollout:
+def _typical(client: Client, evaluation: Evaluation) -> Rollout:
     """A rollout whose reward is the more frequent one of an evaluation."""
     rollouts = [r for r in client.rollouts(run=evaluation.run_id, evaluation=evaluation.id) if r.reward is not None]
     rewards = [r.reward for r in rollouts]
@@ -175,7 +175,7 @@ def _typical(client: Leyden, evaluation: Evaluation) -> Rollout:
     return next(r for r in rollouts if r.reward == usual)
 
 
-def _credited(client: Leyden, run: Run) -> list[Trajectory]:
+def _credited(client: Client, run: Run) -> list[Trajectory]:
     """A training rollout of the first step and one of the last that succeeded, with what each call was credited."""
     chosen = []
     for title, step in (("Trained in the first step", 1), ("Trained in the last step", run.progress.step)):
@@ -185,6 +185,6 @@ def _credited(client: Leyden, run: Run) -> list[Trajectory]:
     return chosen
 
 
-def _trajectory(client: Leyden, title: str, rollout: Rollout) -> Trajectory:
+def _trajectory(client: Client, title: str, rollout: Rollout) -> Trajectory:
     calls = list(client.calls(rollout.id, attempt=rollout.attempt))
     return Trajectory(title, client.rollout(rollout.id), calls, list(client.spans(rollout.id, attempt=rollout.attempt)))

@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from libs.cli.context import Home, context_of
-from libs.cli.demo import (
+from leyden.libs.cli.context import Home, context_of
+from leyden.libs.cli.demo import (
     HELD_OUT_TASKS,
     DemoOptions,
     check_rise,
@@ -23,13 +23,13 @@ from libs.cli.demo import (
     write_report,
     write_tasks,
 )
-from libs.cli.errors import CommandError, Exit
-from libs.cli.output import console
-from libs.cli.phases import in_words, phases_of
-from libs.cli.platform import Options, Platform
-from libs.cli.watch import evaluation_table, watch_run
-from libs.client import Leyden
-from libs.contracts.api import Run
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.output import console
+from leyden.libs.cli.phases import in_words, phases_of
+from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.cli.watch import evaluation_table, watch_run
+from leyden.libs.client import Client
+from leyden.libs.contracts.api import Run
 
 READY_SECONDS = 600.0
 
@@ -77,13 +77,13 @@ def demo(
     )
     folder = context_of(ctx, home).home
     tasks = write_tasks(folder / "demo" / f"tasks-{seed}", options)
-    with _platform(folder) as platform, Leyden(platform.facts.url("api"), platform.token) as client:
+    with _platform(folder) as platform, Client(platform.facts.url("api"), platform.token) as client:
         run, resumed = find_or_create_run(client, options, tasks, fresh=fresh)
         console.print(f"{'resuming' if resumed else 'created'} run {run.id}: evaluate, {steps} steps, evaluate again")
         _show(client, run, folder / "demo", require_rise=require_rise)
 
 
-def _show(client: Leyden, run: Run, folder: Path, *, require_rise: bool) -> None:
+def _show(client: Client, run: Run, folder: Path, *, require_rise: bool) -> None:
     ended = watch_run(client, run.id, console)
     if ended.phase != "completed":
         raise CommandError(f"run {run.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 
 import typer
 
-from libs.cli.context import Context, Home, context_of
-from libs.cli.errors import Exit
-from libs.cli.output import AsJson, console, print_json, print_table
-from libs.cli.platform import readiness
-from libs.cli.record import PlatformRecord
-from libs.cli.services import INTERNAL_PORTS, PORTS, port_is_free
+from leyden.libs.cli.context import Context, Home, context_of
+from leyden.libs.cli.errors import Exit
+from leyden.libs.cli.output import AsJson, console, print_json, print_table
+from leyden.libs.cli.platform import readiness
+from leyden.libs.cli.record import PlatformRecord
+from leyden.libs.cli.services import INTERNAL_PORTS, PORTS, port_is_free
 
 WHEELS = {
     "fastapi": "leyden[service]",
@@ -200,5 +200,5 @@ def _services(running: PlatformRecord) -> Iterator[Finding]:
     for name, service in running.services.items():
         for check, result in (readiness(service) or {"": "ok"}).items():
             label = name if check == "" else f"{name}: {check}"
-            remedy = "run python -m libs.store.migrate" if check == "schema" else f"see `leyden logs {name}`"
+            remedy = "run python -m leyden.libs.store.migrate" if check == "schema" else f"see `leyden logs {name}`"
             yield Finding(label, "ok" if result == "ok" else "problem", result, "" if result == "ok" else remedy)

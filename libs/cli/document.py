@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from libs.cli.errors import CommandError, Exit
-from libs.contracts.strict import read_json
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.contracts.strict import read_json
 
 Document = dict[str, Any]
 

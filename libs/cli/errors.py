@@ -10,8 +10,8 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from libs.cli.platform import AlreadyRunning, PlatformError
-from libs.client import Conflict, Forbidden, LeydenError, NotFound, Refused, Unauthorised, Unreachable
+from leyden.libs.cli.platform import AlreadyRunning, PlatformError
+from leyden.libs.client import Conflict, Forbidden, LeydenError, NotFound, Refused, Unauthorised, Unreachable
 
 
 class Exit(IntEnum):

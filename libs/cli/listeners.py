@@ -11,8 +11,8 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from libs.cli.record import PlatformRecord
-from libs.cli.services import INTERNAL_PORTS, PORTS
+from leyden.libs.cli.record import PlatformRecord
+from leyden.libs.cli.services import INTERNAL_PORTS, PORTS
 
 BACKLOG = 2048
 

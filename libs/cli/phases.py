@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from libs.client import Leyden
-from libs.contracts.api import Attempt, Call, Run, Step
+from leyden.libs.client import Client
+from leyden.libs.contracts.api import Attempt, Call, Run, Step
 
 Interval = tuple[str, float, float]
 """What was done, from when to when."""
@@ -103,7 +103,7 @@ def _shared(found: Sequence[Interval], begun: float, ended: float) -> Iterator[t
             yield BEGINNING if open_now[BEGINNING] else HELD if open_now[_GAP] else WAITING, following - moment
 
 
-def phases_of(leyden: Leyden, run: Run) -> list[Phase]:
+def phases_of(leyden: Client, run: Run) -> list[Phase]:
     """The phases of a run that has ended, as the API tells them; some milliseconds for each of its rollouts."""
     attempts: list[tuple[Attempt, Sequence[Call]]] = []
     for rollout in leyden.rollouts(run=run.id):

@@ -28,11 +28,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
-import libs
-from libs.cli import orders
-from libs.cli.kept import Child, Ending, Kept, RollFailed
-from libs.cli.listeners import Listeners, open_listeners
-from libs.cli.record import (
+import leyden
+from leyden.libs.cli import control_files
+from leyden.libs.cli.listeners import Listeners, open_listeners
+from leyden.libs.cli.managed_service import Child, Ending, Kept, RollFailed
+from leyden.libs.cli.record import (
     PlatformRecord,
     ServiceRecord,
     process,
@@ -40,10 +40,10 @@ from libs.cli.record import (
     write_private,
     write_record,
 )
-from libs.cli.services import HURRY_SECONDS, SERVICES, STOP_ORDER, WITHOUT_STORE, Facts, environment
-from libs.cli.settings import inherited_environment
+from leyden.libs.cli.services import HURRY_SECONDS, SERVICES, STOP_ORDER, WITHOUT_STORE, Facts, environment
+from leyden.libs.cli.settings import inherited_environment
 
-ROOT = Path(libs.__file__).resolve().parent.parent
+ROOT = Path(leyden.__file__).resolve().parent.parent
 LOG_BYTES = 20 * 2**20
 TICK_SECONDS = 0.1
 LOOK_SECONDS = 2.0
@@ -137,9 +137,9 @@ class Platform:
         Raises: PlatformError: one could not be replaced; those after it were left as they are
         """
         assert self._thread is not None
-        order = orders.place(self.home, services or self.options.services)
+        order = control_files.place(self.home, services or self.options.services)
         try:
-            for progress in orders.follow(self.home, order, self._thread.is_alive):
+            for progress in control_files.follow(self.home, order, self._thread.is_alive):
                 if progress.state == "failed":
                     raise PlatformError(f"{progress.service}: {progress.detail}")
         except EOFError as error:
@@ -252,7 +252,7 @@ class Platform:
         last = read_record(self.home)
         write_record(self.home, self.record())
         (self.home / "logs").mkdir(exist_ok=True)
-        orders.clear(self.home)
+        control_files.clear(self.home)
         with ThreadPoolExecutor(1) as beside:
             servers = beside.submit(self._start_servers)
             model_path = self.options.model_path or self._convert_model()
@@ -262,13 +262,13 @@ class Platform:
         make_secrets(self._facts)
         self._keep_running(WITHOUT_STORE)
         self._report("migrating the database")
-        self._run_to_end("migrate", ["libs.store.migrate"], {"LEYDEN_DATABASE_URL": database_url})
+        self._run_to_end("migrate", ["leyden.libs.store.migrate"], {"LEYDEN_DATABASE_URL": database_url})
         self._report("starting services")
         self._keep_running()
 
     def _start_servers(self) -> tuple[str, str]:
         # Only here, so that the REST client needs no database driver.
-        from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+        from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 
         if self._embedded():
             self._report(f"starting embedded {' and '.join(self._embedded())}")
@@ -277,7 +277,7 @@ class Platform:
 
     def _convert_model(self) -> Path:
         self._report("looking for the bundled model (converted once, about half a minute)")
-        return Path(self._run_to_end("convert", ["services.engine.convert"], {}).strip().splitlines()[-1])
+        return Path(self._run_to_end("convert", ["leyden.services.engine.convert"], {}).strip().splitlines()[-1])
 
     def _run_to_end(self, name: str, arguments: list[str], variables: Mapping[str, str]) -> str:
         log = self.home / "logs" / f"{name}.log"
@@ -333,7 +333,7 @@ class Platform:
         told, telling = os.pipe()
         with (self.facts.logs / f"{name}.log").open("ab") as log:
             popen = subprocess.Popen(
-                self._launched([f"services.{name}"]),
+                self._launched([f"leyden.services.{name}"]),
                 env=variables | listeners.environment(name) | {f"{name.upper()}_READY_FD": str(telling)},
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
@@ -348,29 +348,31 @@ class Platform:
 
     def _obey(self) -> None:
         """One step of what another command asked for, or the beginning of it."""
-        if next(self._rolling, self) is self and (order := orders.take(self.home)) is not None:
+        if next(self._rolling, self) is self and (order := control_files.take(self.home)) is not None:
             self._rolling = self._roll(order)
 
-    def _roll(self, order: orders.Order) -> Iterator[None]:
+    def _roll(self, order: control_files.Order) -> Iterator[None]:
         for name in order.services:
             try:
                 yield from self._roll_one(order, name)
             except RollFailed as error:
                 self._report(f"{name} not replaced: {error}")
-                orders.tell(self.home, order, orders.Progress(state="failed", service=name, detail=str(error)))
+                control_files.tell(
+                    self.home, order, control_files.Progress(state="failed", service=name, detail=str(error))
+                )
                 break
             write_record(self.home, self.record())
-            orders.tell(self.home, order, orders.Progress(state="done", service=name))
-        orders.tell(self.home, order, orders.Progress(state="ended"))
+            control_files.tell(self.home, order, control_files.Progress(state="done", service=name))
+        control_files.tell(self.home, order, control_files.Progress(state="ended"))
 
-    def _roll_one(self, order: orders.Order, name: str) -> Iterator[None]:
+    def _roll_one(self, order: control_files.Order, name: str) -> Iterator[None]:
         if name not in self._kept:
             raise RollFailed(f"no such service; there are: {', '.join(self._kept)}")
         last = None
         for stage in self._kept[name].roll():
             if stage != last:
                 self._report(f"restarting {name}: {stage}")
-                orders.tell(self.home, order, orders.Progress(state=stage, service=name))
+                control_files.tell(self.home, order, control_files.Progress(state=stage, service=name))
                 write_record(self.home, self.record())
             last = stage
             yield
@@ -388,7 +390,7 @@ class Platform:
         self._ready.set()
 
     def _revive_servers(self) -> None:
-        from libs.store.embedded import EmbeddedError
+        from leyden.libs.store.embedded import EmbeddedError
 
         try:
             found = self._start_servers()
@@ -441,7 +443,7 @@ def make_secrets(facts: Facts) -> None:
     facts.keys_file.parent.mkdir(exist_ok=True, mode=0o700)
     if not facts.keys_file.exists():
         # Only here: it loads much of what services are made of.
-        from libs.capability import write_keys
+        from leyden.libs.capability import write_keys
 
         write_keys(facts.keys_file)
     for path in (facts.engine_key_file, facts.engine_admin_key_file):
@@ -466,7 +468,7 @@ def readiness(service: ServiceRecord) -> dict[str, str]:
 
 def stop_servers(home: Path, embedded: list[str]) -> None:
     """Ends Postgres and Redis of a home, whoever started them."""
-    from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+    from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 
     if "redis" in embedded:
         EmbeddedRedis(home / "redis").stop()

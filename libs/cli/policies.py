@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.context import context_of
-from libs.cli.errors import CommandError, Exit
-from libs.cli.output import AsJson, console, print_json, print_table
-from libs.contracts.api import PolicyVersion
+from leyden.libs.cli.context import context_of
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.output import AsJson, console, print_json, print_table
+from leyden.libs.contracts.api import PolicyVersion
 
 app = typer.Typer(no_args_is_help=True, help="Policies: the weights that a run made.")
 

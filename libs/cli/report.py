@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from libs.contracts.api import Call, Evaluation, Fact, RolloutDetail, Run, Span, Statistic, Step
+from leyden.libs.contracts.api import Call, Evaluation, Fact, RolloutDetail, Run, Span, Statistic, Step
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 36
 COLOURS = ("#2f6f9f", "#c2571a", "#3d8b4f", "#7d4f9e", "#a33b4b")

@@ -10,10 +10,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from libs.cli.context import context_of
-from libs.cli.output import AsJson, Count, cell, console, print_facts, print_json, print_table
-from libs.cli.report import last_question
-from libs.contracts.api import Call, RolloutDetail, Span
+from leyden.libs.cli.context import context_of
+from leyden.libs.cli.output import AsJson, Count, cell, console, print_facts, print_json, print_table
+from leyden.libs.cli.report import last_question
+from leyden.libs.contracts.api import Call, RolloutDetail, Span
 
 app = typer.Typer(no_args_is_help=True, help="Rollouts: what each agent did, token by token.")
 

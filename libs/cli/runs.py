@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from libs.cli.context import context_of
-from libs.cli.document import read_document
-from libs.cli.errors import CommandError
-from libs.cli.output import AsJson, Count, console, print_facts, print_json, print_table
-from libs.cli.watch import evaluation_table, step_table, watch_run
-from libs.contracts.api import EvaluationRequest, Run
+from leyden.libs.cli.context import context_of
+from leyden.libs.cli.document import read_document
+from leyden.libs.cli.errors import CommandError
+from leyden.libs.cli.output import AsJson, Count, console, print_facts, print_json, print_table
+from leyden.libs.cli.watch import evaluation_table, step_table, watch_run
+from leyden.libs.contracts.api import EvaluationRequest, Run
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")
 

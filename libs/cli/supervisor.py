@@ -16,15 +16,15 @@ from typing import Annotated
 
 import typer
 
-from libs.cli import orders
-from libs.cli.context import Context, Home, context_of
-from libs.cli.errors import CommandError, Exit
-from libs.cli.output import AsJson, console, print_facts, print_json, print_table
-from libs.cli.platform import AlreadyRunning, Options, Platform, PlatformError, readiness, stop_servers
-from libs.cli.record import PlatformRecord, ServiceRecord, read_record, write_record
-from libs.cli.watch import OVER
-from libs.client import LeydenError
-from libs.contracts.api import Engine, Run
+from leyden.libs.cli import control_files
+from leyden.libs.cli.context import Context, Home, context_of
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.output import AsJson, console, print_facts, print_json, print_table
+from leyden.libs.cli.platform import AlreadyRunning, Options, Platform, PlatformError, readiness, stop_servers
+from leyden.libs.cli.record import PlatformRecord, ServiceRecord, read_record, write_record
+from leyden.libs.cli.watch import OVER
+from leyden.libs.client import LeydenError
+from leyden.libs.contracts.api import Engine, Run
 
 READY_SECONDS = 600.0
 STOP_SECONDS = 120.0
@@ -103,7 +103,7 @@ def _detach(context: Context, free_ports: bool) -> None:
     logs = context.home / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     # Silent: its output is a log, and the token does not belong into one.
-    command = [sys.executable, "-m", "libs.cli", "up", "--silent", "--home", str(context.home)]
+    command = [sys.executable, "-m", "leyden.libs.cli", "up", "--silent", "--home", str(context.home)]
     with (logs / "supervisor.log").open("ab") as log:
         began = log.tell()
         child = subprocess.Popen(
@@ -210,7 +210,7 @@ def _replaced(
     """Which services were replaced, and why the next one was not."""
     replaced: list[str] = []
     try:
-        for progress in orders.follow(home, orders.place(home, wanted), record.supervisor.lives):
+        for progress in control_files.follow(home, control_files.place(home, wanted), record.supervisor.lives):
             if report is not None and progress.state != "failed":
                 report(f"{progress.service}: {_STAGES[progress.state]}")
             if progress.state == "failed":

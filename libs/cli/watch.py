@@ -10,15 +10,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from libs.client import Leyden
-from libs.contracts.api import Evaluation, Run, Step
+from leyden.libs.client import Client
+from leyden.libs.contracts.api import Evaluation, Run, Step
 
 OVER = frozenset({"completed", "failed", "cancelled"})
 ROWS = 30
 
 
 def watch_run(
-    leyden: Leyden, run_id: str, console: Console, *, poll_seconds: float = 1.0, stopped: Callable[[], bool] = bool
+    leyden: Client, run_id: str, console: Console, *, poll_seconds: float = 1.0, stopped: Callable[[], bool] = bool
 ) -> Run:
     """Shows a run until it is over or `stopped()`, and returns it as it was last seen.
 

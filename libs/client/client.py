@@ -1,4 +1,4 @@
-"""The REST API as methods: each returns the bodies of `libs.contracts.api`, lists as iterators over all pages."""
+"""The REST API as methods: each returns bodies of `leyden.libs.contracts.api`, lists as iterators over all pages."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from libs.client.errors import NotFound
-from libs.client.transport import Content, Parameters, Transport, file_chunks
-from libs.contracts import api
-from libs.contracts.config import RunConfig
+from leyden.libs.client.errors import NotFound
+from leyden.libs.client.transport import Content, Parameters, Transport, file_chunks
+from leyden.libs.contracts import api
+from leyden.libs.contracts.config import RunConfig
 
 Item = TypeVar("Item", bound=BaseModel)
 PAGE = 200
 
 
-class Leyden:
+class Client:
     """A platform at an address.
 
     Args: base_url: such as `http://127.0.0.1:8000`; patience_seconds: how long a request is tried again while nobody
@@ -36,7 +36,7 @@ class Leyden:
         """Closes the connections."""
         self._http.close()
 
-    def __enter__(self) -> Leyden:
+    def __enter__(self) -> Client:
         return self
 
     def __exit__(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from libs.client.errors import Unreachable, error_of
+from leyden.libs.client.errors import Unreachable, error_of
 
 Parameters = Mapping[str, str | int | float | bool | list[str] | None]
 Content = bytes | Callable[[], Iterator[bytes]]

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from libs.contracts.config import RunConfig
-from libs.contracts.rewards import RewardValue
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.rewards import RewardValue
 
 Json = dict[str, Any]
 Item = TypeVar("Item")

@@ -13,7 +13,7 @@ VARIABLE = "LEYDEN_FAULTS"
 _folder = os.environ.get(VARIABLE)
 
 
-def passes(point: str) -> None:
+def fault_point(point: str) -> None:
     """Does nothing, or, when the point is armed, kills this process at once.
 
     Args: point: `<service>.<moment>`, the moment as what has just happened: `gateway.recorded`
@@ -28,7 +28,7 @@ def passes(point: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Armory:
+class FaultInjector:
     """The test's side: arms points in a folder that the processes under test were given as LEYDEN_FAULTS."""
 
     def __init__(self, folder: Path) -> None:

@@ -17,15 +17,15 @@ from typing import Any
 
 from sqlalchemy import Row, insert, text
 
-from libs.contracts.config import Agent, ProcessRunner, Sampling
-from libs.contracts.states import OutcomeKind
-from libs.faults import passes
-from libs.store import tables
-from libs.store.database import ReadSession, Session
-from libs.store.groups import HELD_SECONDS, HELD_SHARE
+from leyden.libs.contracts.config import Agent, ProcessRunner, Sampling
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.faults import fault_point
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.groups import HELD_SECONDS, HELD_SHARE
 
-# Of outcome o of rollout r: the agent failed because of us, as `services.controller.settling` judges it. The controller
-# has such a rollout executed again, so its outcome is no verdict.
+# Of outcome o of rollout r: the agent failed because of us, as `services/controller/settling.py` judges it. The
+# controller has such a rollout executed again, so its outcome is no verdict.
 _OURS = f"""
     o.kind IN ('agent_error', 'timeout') AND (
         SELECT bool_or(m.status = 'failed') OR o.kind = 'timeout' AND {HELD_SECONDS} > {HELD_SHARE} * (
@@ -274,7 +274,7 @@ async def settle_all(session: Session, ended: Sequence[tuple[Lease, Outcome]]) -
     rows = (await session.execute(_END, {"lease_ids": list(outcomes)})).all()
     if not rows:
         return set()
-    passes("runner.attempt_ended")
+    fault_point("runner.attempt_ended")
     await session.execute(insert(tables.Outcome), [_outcome_row(row, outcomes[row.lease_id]) for row in rows])
     return {row.lease_id for row in rows}
 

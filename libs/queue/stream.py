@@ -15,8 +15,8 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from libs.queue.connection import ANSWER_SECONDS, MAX_BLOCK_SECONDS, answering, connect
-from libs.telemetry import logger
+from leyden.libs.queue.connection import ANSWER_SECONDS, MAX_BLOCK_SECONDS, answering, connect
+from leyden.libs.telemetry import logger
 
 log = logger()
 

@@ -10,9 +10,9 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from libs.service.health import Checks
-from libs.service.plain import DEFAULT_MAX_BODY_BYTES, ErrorHandler, Unexpected, furnish
-from libs.service.problems import on_http_exception, on_validation_error, unexpected_response
+from leyden.libs.service.health import Checks
+from leyden.libs.service.plain import DEFAULT_MAX_BODY_BYTES, ErrorHandler, Unexpected, furnish
+from leyden.libs.service.problems import on_http_exception, on_validation_error, unexpected_response
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 

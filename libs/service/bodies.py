@@ -9,14 +9,14 @@ from typing import Any, get_args, get_origin
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from libs.contracts.strict import BadJson, read_json
-from libs.service.problems import Problem
+from leyden.libs.contracts.strict import BadJson, read_json
+from leyden.libs.service.problems import Problem
 
 JSON = "application/json"
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read by `libs.contracts.strict`: `APIRouter(route_class=JsonRoute)`.
+    """A route whose body is read by `leyden.libs.contracts.strict`: `APIRouter(route_class=JsonRoute)`.
 
     400 for what is not JSON that can be kept, 415 for another content type and for compressed bodies, 422 for a
     parameter of the address that is unknown or repeated.

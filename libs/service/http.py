@@ -23,15 +23,15 @@ import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
-from libs.service.errors import CannotListen
-from libs.service.health import Checks
-from libs.service.internal import create_internal_app
-from libs.service.memory import settle
-from libs.service.protocol import Limits, Protocol
-from libs.service.readiness import tell_readiness
-from libs.service.settings import DoorSettings, ServiceSettings
-from libs.service.turns import Turns
-from libs.telemetry import logger
+from leyden.libs.service.errors import CannotListen
+from leyden.libs.service.health import Checks
+from leyden.libs.service.internal import create_internal_app
+from leyden.libs.service.memory import freeze_heap
+from leyden.libs.service.protocol import Limits, Protocol
+from leyden.libs.service.readiness import tell_readiness
+from leyden.libs.service.settings import DoorSettings, ServiceSettings
+from leyden.libs.service.turns import Turns
+from leyden.libs.telemetry import logger
 
 BACKLOG = 2048
 DEFAULT_LIMITS = Limits()
@@ -219,7 +219,7 @@ def run_http(name: str, app: Starlette, settings: DoorSettings) -> None:
         )
         async with internal_door(settings, checks) as internal_port, door as port:
             checks.starting = False
-            settle()
+            freeze_heap()
             log.info(f"{name} listening", host=settings.host, port=port, internal_port=internal_port)
             await stop.wait()
             log.info(f"{name} stopping")
@@ -232,7 +232,7 @@ def run_until_signal(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
     The process may have as many open files as it is allowed to.
     """
-    settle()
+    freeze_heap()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

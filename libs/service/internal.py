@@ -7,9 +7,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from libs.service.health import Checks
-from libs.service.problems import JsonResponse, on_http_exception
-from libs.telemetry import exposition
+from leyden.libs.service.health import Checks
+from leyden.libs.service.problems import JsonResponse, on_http_exception
+from leyden.libs.telemetry import exposition
 
 
 def create_internal_app(checks: Checks) -> Starlette:

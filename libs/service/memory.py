@@ -12,16 +12,16 @@ hundredth time all that lives is looked at, for milliseconds in which nobody is 
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 
-def settle() -> None:
+def freeze_heap() -> None:
     """Ends a start: what there is by now is there to stay, and the garbage collector, which may have been off, skips
     it from here on, and looks seldom: nearly all that a request leaves behind has no cycles and is gone at once."""
     gc.freeze()
     gc.set_threshold(COLLECT_AFTER_OBJECTS, 10, 10)
     gc.enable()
-    give_back()
+    trim_malloc()
 
 
-def give_back() -> None:
+def trim_malloc() -> None:
     """Returns to the system what was freed: of a tokenizer's or a model's reading some tens of megabytes that glibc
     would keep. Elsewhere nothing happens."""
     if _trim is not None:

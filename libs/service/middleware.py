@@ -18,8 +18,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from libs.service.problems import Problem, problem_response
-from libs.telemetry import SECONDS_BUCKETS, bind, logger, span
+from leyden.libs.service.problems import Problem, problem_response
+from leyden.libs.telemetry import SECONDS_BUCKETS, bind, logger, span
 
 QUIET_PATHS = frozenset({"/", "/healthz", "/readyz", "/metrics"})
 """Neither logged nor measured: what watchers ask, all day long."""

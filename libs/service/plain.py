@@ -17,9 +17,9 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from libs.service.health import Checks
-from libs.service.middleware import BodyLimit, RequestContext
-from libs.service.problems import on_http_exception, unexpected_response
+from leyden.libs.service.health import Checks
+from leyden.libs.service.middleware import BodyLimit, RequestContext
+from leyden.libs.service.problems import on_http_exception, unexpected_response
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 ErrorHandler = Callable[[Request, Any], Awaitable[Response]]

@@ -28,8 +28,8 @@ from starlette.types import ASGIApp, Scope
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from libs.service.problems import problem_response
-from libs.service.turns import Turns
+from leyden.libs.service.problems import problem_response
+from leyden.libs.service.turns import Turns
 
 REFUSALS = Counter("leyden_http_refusals_total", "Connections refused or cut before or beside an answer.", ["cause"])
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 
-from libs.service.health import Checks
+from leyden.libs.service.health import Checks
 
 LOOK_SECONDS = 0.1
 """Between two looks of a process that is not ready yet."""

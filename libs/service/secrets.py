@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from libs.service.errors import Misconfigured
+from leyden.libs.service.errors import Misconfigured
 
 _TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
 

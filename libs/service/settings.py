@@ -9,8 +9,8 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from libs.service.addresses import HttpAddress, PostgresAddress, RedisAddress
-from libs.service.protocol import Limits
+from leyden.libs.service.addresses import HttpAddress, PostgresAddress, RedisAddress
+from leyden.libs.service.protocol import Limits
 
 
 class ServiceSettings(BaseSettings):

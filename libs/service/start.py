@@ -9,12 +9,12 @@ from typing import ParamSpec
 from pydantic import AliasChoices, ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
-from libs.service.errors import Misconfigured
+from leyden.libs.service.errors import Misconfigured
 
 P = ParamSpec("P")
 
 
-def told_in_a_line(settings: type[BaseSettings]) -> Callable[[Callable[P, None]], Callable[P, None]]:
+def exit_on_config_error(settings: type[BaseSettings]) -> Callable[[Callable[P, None]], Callable[P, None]]:
     """Makes of a process's main function one that ends with status 1 and a line on stderr where the operator is to
     correct something: a line for each variable, or the words of a `Misconfigured`. Values are never shown.
     """

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from libs.service.health import Checks
-from libs.service.http import internal_door, run_until_signal
-from libs.service.settings import ServiceSettings
-from libs.telemetry import logger
+from leyden.libs.service.health import Checks
+from leyden.libs.service.http import internal_door, run_until_signal
+from leyden.libs.service.settings import ServiceSettings
+from leyden.libs.telemetry import logger
 
 Loop = Callable[[asyncio.Event, Checks], Awaitable[None]]
 """Works until the event is set, then finishes what it holds and returns; adds its checks to `Checks` first."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select, text, update
 
-from libs.contracts.api import ApiScope, Json, Token
-from libs.store import tables
-from libs.store.database import ReadSession, Session
+from leyden.libs.contracts.api import ApiScope, Json, Token
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession, Session
 
 
 class KeyReused(ValueError):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlalchemy import TextClause, text
 
-from libs.store.database import ReadSession, Session
+from leyden.libs.store.database import ReadSession, Session
 
 
 class AttemptKey(NamedTuple):

@@ -20,12 +20,12 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
-from libs.contracts.states import CallStatus, EngineState
-from libs.store import tables
-from libs.store.binary import HEADER, TRAILER, Piece, encoded, formats, row_pieces
-from libs.store.chains import LostCall, Whole, whole_calls
-from libs.store.connection import BoundedConnection, arguments, connect
-from libs.store.database import AWAY, RECYCLE_SECONDS, Database, ReadSession, cause
+from leyden.libs.contracts.states import CallStatus, EngineState
+from leyden.libs.store import tables
+from leyden.libs.store.binary import HEADER, TRAILER, Piece, encoded, formats, row_pieces
+from leyden.libs.store.chains import LostCall, Whole, whole_calls
+from leyden.libs.store.connection import BoundedConnection, arguments, connect
+from leyden.libs.store.database import AWAY, RECYCLE_SECONDS, Database, ReadSession, cause
 
 Json = dict[str, Any]
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import text
 
-from libs.store import tables
-from libs.store.database import ReadSession
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession
 
 Json = dict[str, Any]
 

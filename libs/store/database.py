@@ -10,7 +10,7 @@ from psycopg import AsyncConnection, sql
 from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from libs.store.connection import arguments, connect
+from leyden.libs.store.connection import arguments, connect
 
 AWAY = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, OSError)
 """What a session raises while Postgres is away, full, read-only or out of connections: the work may be repeated."""

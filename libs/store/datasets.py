@@ -10,11 +10,11 @@ from typing import cast
 
 from sqlalchemy import ColumnElement, or_, select, text, tuple_
 
-from libs.contracts import api
-from libs.contracts.ids import new_id
-from libs.store import tables
-from libs.store.database import ReadSession, Session, raw_connection
-from libs.store.paging import decode_cursor, page
+from leyden.libs.contracts import api
+from leyden.libs.contracts.ids import new_id
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession, Session, raw_connection
+from leyden.libs.store.paging import decode_cursor, page
 
 
 class DatasetConflict(ValueError):

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from sqlalchemy import delete, func
 from sqlalchemy.dialects.postgresql import insert
 
-from libs.contracts.states import EngineState
-from libs.store import tables
-from libs.store.database import Session
+from leyden.libs.contracts.states import EngineState
+from leyden.libs.store import tables
+from leyden.libs.store.database import Session
 
 
 @dataclass(frozen=True)

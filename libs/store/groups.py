@@ -1,6 +1,6 @@
 """What the controller reads and writes: runs' progress, groups, rollouts. Bulk statements, none in a loop.
 
-Writing twice is harmless everywhere: ids are deterministic, and states only move along `libs.contracts.states`.
+Writing twice is harmless everywhere: ids are deterministic, and states only move along `leyden.libs.contracts.states`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from sqlalchemy import select, text
 from sqlalchemy.dialects.postgresql import insert
 
-from libs.contracts.config import RunConfig
-from libs.contracts.ids import rollout_id
-from libs.contracts.states import OutcomeKind, RolloutState, RunIntent, RunPhase
-from libs.store import tables
-from libs.store.database import ReadSession, Session
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.ids import rollout_id
+from leyden.libs.contracts.states import OutcomeKind, RolloutState, RunIntent, RunPhase
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession, Session
 
 HELD_SHARE = 0.5
 """Of an attempt's time: a timeout whose model calls waited longer than this for an engine is the platform's failure."""
@@ -53,7 +53,7 @@ class EvaluationFacts:
 class RunFacts:
     """Everything that decides what a run does next.
 
-    `counting_groups`: training groups that count or still may (`services.controller.admission`); `servable_versions`:
+    `counting_groups`: groups that count or still may (`services/controller/admission.py`); `servable_versions`:
     those whose files exist, as far as somebody may want them: the newest, and those of evaluations.
     """
 
@@ -388,7 +388,7 @@ async def cancel_open_work(session: Session, run_ids: Sequence[str], reason: str
     await session.execute(_CANCEL_GROUPS, {"runs": list(run_ids)})
 
 
-async def barren_runs(session: ReadSession, groups: int) -> dict[str, str]:
+async def runs_without_success(session: ReadSession, groups: int) -> dict[str, str]:
     """Running runs whose last `groups` complete training groups of this phase hold no success, and the last cause."""
     rows = await session.execute(_BARREN, {"groups": groups})
     return {row.run_id: row.detail or "every lease was lost" for row in rows}

@@ -6,7 +6,7 @@ import hashlib
 
 from psycopg import OperationalError
 
-from libs.store.connection import BoundedConnection, arguments, connect
+from leyden.libs.store.connection import BoundedConnection, arguments, connect
 
 
 class LockLost(Exception):

@@ -1,7 +1,7 @@
-"""Brings a database to the schema of `libs.store.tables`.
+"""Brings a database to the schema of `leyden.libs.store.tables`.
 
-`python -m libs.store.migrate` upgrades the database of LEYDEN_DATABASE_URL; `--new MESSAGE` writes the migration that
-would bring it to the current models, dated today, for a person to review.
+`python -m leyden.libs.store.migrate` upgrades the database of LEYDEN_DATABASE_URL; `--new MESSAGE` writes the
+migration that would bring it to the current models, dated today, for a person to review.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from alembic.config import Config
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 
-from libs.store.database import sqlalchemy_url
-from libs.store.schema import MIGRATIONS
-from libs.store.settings import StoreSettings
+from leyden.libs.store.database import sqlalchemy_url
+from leyden.libs.store.schema import MIGRATIONS
+from leyden.libs.store.settings import StoreSettings
 
 # Any number, as long as nothing else locks it: "leyden" in ASCII.
 _LOCK = 0x6C657964656E

@@ -3,8 +3,8 @@
 from psycopg import sql
 from sqlalchemy import text
 
-from libs.store.database import Session, raw_connection
-from libs.store.tables import PARTITIONED
+from leyden.libs.store.database import Session, raw_connection
+from leyden.libs.store.tables import PARTITIONED
 
 
 def partition_of(table: str, run_id: str) -> str:

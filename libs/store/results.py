@@ -9,10 +9,10 @@ from typing import Any, cast
 
 from sqlalchemy import select, text
 
-from libs.contracts import api
-from libs.store import tables
-from libs.store.database import ReadSession
-from libs.store.paging import decode_cursor, page
+from leyden.libs.contracts import api
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.paging import decode_cursor, page
 
 Z95 = 1.959963984540054
 MAX_TEXTS = 20

@@ -10,8 +10,8 @@ from datetime import timedelta
 
 from sqlalchemy import exc, text
 
-from libs.store.database import Database, ReadSession
-from libs.store.runs import ActionRefused, UnknownRun
+from leyden.libs.store.database import Database, ReadSession
+from leyden.libs.store.runs import ActionRefused, UnknownRun
 
 TRIES = 6
 FIRST_PAUSE_SECONDS = 0.1

@@ -7,16 +7,16 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, func, select, text, tuple_
 
-from libs.contracts import api
-from libs.contracts.config import Evaluation as EvaluationConfig
-from libs.contracts.config import RunConfig
-from libs.contracts.ids import evaluation_id, new_id
-from libs.contracts.states import RunIntent, RunPhase
-from libs.store import tables
-from libs.store.database import ReadSession, Session
-from libs.store.datasets import find_dataset
-from libs.store.paging import decode_cursor, page
-from libs.store.partitions import create_run_partitions
+from leyden.libs.contracts import api
+from leyden.libs.contracts.config import Evaluation as EvaluationConfig
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.ids import evaluation_id, new_id
+from leyden.libs.contracts.states import RunIntent, RunPhase
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.datasets import find_dataset
+from leyden.libs.store.paging import decode_cursor, page
+from leyden.libs.store.partitions import create_run_partitions
 
 
 class UnknownRun(LookupError):

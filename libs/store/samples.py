@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from psycopg.types.json import Jsonb
 from sqlalchemy import Row, text
 
-from libs.contracts.states import GroupVerdict
-from libs.store.database import ReadSession, Session, copy_rows
+from leyden.libs.contracts.states import GroupVerdict
+from leyden.libs.store.database import ReadSession, Session, copy_rows
 
 Rows = Sequence[Row[Any]]
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from libs.store.database import Database
+from leyden.libs.store.database import Database
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class SchemaOutdated(Exception):
-    """The database is not at the schema this code needs: run `leyden up` or `python -m libs.store.migrate`."""
+    """The database is not at the schema this code needs: run `leyden up` or `python -m leyden.libs.store.migrate`."""
 
 
 async def check_schema(database: Database) -> None:
@@ -26,7 +26,8 @@ async def check_schema(database: Database) -> None:
         found = await connection.scalar(text("SELECT version_num FROM alembic_version")) if migrated else None
     if found != newest_revision():
         raise SchemaOutdated(
-            f"the database is at schema {found}, this code needs {newest_revision()}: run python -m libs.store.migrate"
+            f"the database is at schema {found}, this code needs {newest_revision()}:"
+            " run python -m leyden.libs.store.migrate"
         )
 
 

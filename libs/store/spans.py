@@ -15,10 +15,10 @@ import sqlalchemy.exc
 from psycopg import sql
 from sqlalchemy import text
 
-from libs.faults import passes
-from libs.store.attempts import AttemptKey, hold_attempts
-from libs.store.calls import StoreAway
-from libs.store.database import Database, Session, copy_rows, raw_connection
+from leyden.libs.faults import fault_point
+from leyden.libs.store.attempts import AttemptKey, hold_attempts
+from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import Database, Session, copy_rows, raw_connection
 
 # Measured on two cores: INSERT takes half of COPY's time for 1 to 128 rows, twice its time for 512.
 MAX_INSERT_ROWS = 128
@@ -110,7 +110,7 @@ async def _write(
             await _write_rows(session, "spans", NewSpan._fields, spans)
         elif spans:
             await copy_rows(session, "spans", NewSpan._fields, spans)
-        passes("collector.spans_written")
+        fault_point("collector.spans_written")
         await _write_rows(session, "rewards", NewReward._fields, rewards)
         await _compare(session, [reward for reward in rewards if reward.source == DOOR])
 

@@ -29,7 +29,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from libs.contracts.states import (
+from leyden.libs.contracts.states import (
     ATTEMPT_TRANSITIONS,
     GROUP_TRANSITIONS,
     ROLLOUT_TRANSITIONS,

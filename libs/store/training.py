@@ -10,11 +10,11 @@ from typing import cast
 from sqlalchemy import func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
-from libs.contracts.config import RunConfig
-from libs.contracts.states import ConsumptionVerdict, GroupVerdict
-from libs.store import tables
-from libs.store.database import ReadSession, Session
-from libs.store.runs import UnknownRun
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
+from leyden.libs.store import tables
+from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.runs import UnknownRun
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class StepRecord:
     checkpoint: str
     started_at: datetime
     trained_groups: Sequence[str]
-    still_groups: Sequence[str]
+    zero_variance_groups: Sequence[str]
     sample_ids: Sequence[str]
     version: Version
 
@@ -140,7 +140,7 @@ async def commit_step(session: Session, record: StepRecord) -> None:
     """
     run_id, number = record.run_id, record.number
     verdicts = [(group, ConsumptionVerdict.TRAINED) for group in record.trained_groups]
-    verdicts += [(group, ConsumptionVerdict.NO_VARIANCE) for group in record.still_groups]
+    verdicts += [(group, ConsumptionVerdict.NO_VARIANCE) for group in record.zero_variance_groups]
     session.add(
         tables.Step(
             run_id=run_id,

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 from sqlalchemy import ColumnElement, Row, Select, func, select, text, tuple_
 
-from libs.contracts import api
-from libs.contracts.ids import run_of
-from libs.contracts.states import RolloutState
-from libs.store import tables
-from libs.store.chains import LostCall, Whole, whole_calls
-from libs.store.database import ReadSession, Session
-from libs.store.paging import decode_cursor, page
+from leyden.libs.contracts import api
+from leyden.libs.contracts.ids import run_of
+from leyden.libs.contracts.states import RolloutState
+from leyden.libs.store import tables
+from leyden.libs.store.chains import LostCall, Whole, whole_calls
+from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.paging import decode_cursor, page
 
 
 class UnknownRollout(LookupError):

@@ -4,13 +4,13 @@
 `logs.logger()`, `prometheus_client` metrics at module level, and `tracing.inject` or `tracing.extract` at a boundary.
 """
 
-from libs.telemetry.logs import Seldom, bind, configure_logs, logger
-from libs.telemetry.metrics import SECONDS_BUCKETS, exposition
-from libs.telemetry.tracing import configure_tracing, extract, inject, parse_traceparent, span
+from leyden.libs.telemetry.logs import RateLimitedLogger, bind, configure_logs, logger
+from leyden.libs.telemetry.metrics import SECONDS_BUCKETS, exposition
+from leyden.libs.telemetry.tracing import configure_tracing, extract, inject, parse_traceparent, span
 
 __all__ = [
     "SECONDS_BUCKETS",
-    "Seldom",
+    "RateLimitedLogger",
     "bind",
     "configure_logs",
     "configure_tracing",

@@ -74,7 +74,7 @@ def logger(name: str | None = None) -> structlog.typing.FilteringBoundLogger:
     return cast(structlog.typing.FilteringBoundLogger, bound)
 
 
-class Seldom:
+class RateLimitedLogger:
     """Warnings that would repeat while something is away: of each event one line in `seconds`, the first at once.
 
     `unsaid` of a line is how many before it were not written.

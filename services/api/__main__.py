@@ -1,16 +1,16 @@
-"""`python -m services.api`: serves until SIGTERM."""
+"""`python -m leyden.services.api`: serves until SIGTERM."""
 
-from libs.service.start import told_in_a_line
-from services.api.settings import Settings
+from leyden.libs.service.start import exit_on_config_error
+from leyden.services.api.settings import Settings
 
 
-@told_in_a_line(Settings)
+@exit_on_config_error(Settings)
 def main() -> None:
     """Reads settings, then starts telemetry and the server."""
     settings = Settings()
-    from libs.service import run_http
-    from libs.telemetry import configure_logs, configure_tracing
-    from services.api.app import create_app
+    from leyden.libs.service import run_http
+    from leyden.libs.telemetry import configure_logs, configure_tracing
+    from leyden.services.api.app import create_app
 
     configure_logs("api", settings.log_level)
     configure_tracing("api", settings.otlp_endpoint)

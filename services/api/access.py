@@ -8,13 +8,13 @@ import secrets
 
 from fastapi import APIRouter, Request, Response
 
-from libs.contracts import api
-from libs.contracts.ids import new_id
-from libs.service import JsonResponse, Problem
-from libs.store import access
-from services.api.auth import Admin, GuardedRoute
-from services.api.creation import Create, IdempotencyKey, create_request, keep
-from services.api.parameters import Store
+from leyden.libs.contracts import api
+from leyden.libs.contracts.ids import new_id
+from leyden.libs.service import JsonResponse, Problem
+from leyden.libs.store import access
+from leyden.services.api.auth import Admin, GuardedRoute
+from leyden.services.api.creation import Create, IdempotencyKey, create_request, keep
+from leyden.services.api.parameters import Store
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"], route_class=GuardedRoute)
 

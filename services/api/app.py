@@ -11,21 +11,21 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from sqlalchemy import exc
 
-from libs.contracts import api
-from libs.service import Checks, problem_response
-from libs.service.app import create_app as create_service
-from libs.store.access import KeyReused
-from libs.store.database import Database
-from libs.store.datasets import DatasetConflict, UnknownDataset
-from libs.store.paging import BadCursor
-from libs.store.retention import RecordsInUse
-from libs.store.runs import ActionRefused, UnknownRun
-from libs.store.schema import check_schema
-from libs.store.views import RewardConflict, UnknownCall, UnknownRollout
-from services.api import access, datasets, platform, rollouts, runs
-from services.api.refusals import on_refused
-from services.api.settings import Settings
-from services.api.upload import BadUpload, UploadTooLarge
+from leyden.libs.contracts import api
+from leyden.libs.service import Checks, problem_response
+from leyden.libs.service.app import create_app as create_service
+from leyden.libs.store.access import KeyReused
+from leyden.libs.store.database import Database
+from leyden.libs.store.datasets import DatasetConflict, UnknownDataset
+from leyden.libs.store.paging import BadCursor
+from leyden.libs.store.retention import RecordsInUse
+from leyden.libs.store.runs import ActionRefused, UnknownRun
+from leyden.libs.store.schema import check_schema
+from leyden.libs.store.views import RewardConflict, UnknownCall, UnknownRollout
+from leyden.services.api import access, datasets, platform, rollouts, runs
+from leyden.services.api.refusals import on_refused
+from leyden.services.api.settings import Settings
+from leyden.services.api.upload import BadUpload, UploadTooLarge
 
 Handler = Callable[[Request, Any], Awaitable[Response]]
 

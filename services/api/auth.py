@@ -11,11 +11,11 @@ from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from fastapi.security.utils import get_authorization_scheme_param
 
-from libs.contracts.api import ApiScope, Token
-from libs.service import Problem
-from libs.service.bodies import JsonRoute
-from libs.store.access import find_token
-from libs.store.database import Database
+from leyden.libs.contracts.api import ApiScope, Token
+from leyden.libs.service import Problem
+from leyden.libs.service.bodies import JsonRoute
+from leyden.libs.store.access import find_token
+from leyden.libs.store.database import Database
 
 FIRST_ADMIN = "first-admin"
 INCLUDES: dict[ApiScope, frozenset[ApiScope]] = {

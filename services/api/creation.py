@@ -10,10 +10,10 @@ from typing import Annotated
 from fastapi import Header, Request, Response
 from pydantic import BaseModel
 
-from libs.faults import passes
-from libs.service import JsonResponse
-from libs.store.access import StoredAnswer, keep_answer, recall_answer
-from libs.store.database import Database, Session
+from leyden.libs.faults import fault_point
+from leyden.libs.service import JsonResponse
+from leyden.libs.store.access import StoredAnswer, keep_answer, recall_answer
+from leyden.libs.store.database import Database, Session
 
 IdempotencyKey = Annotated[
     str | None,
@@ -57,8 +57,8 @@ async def create_once(
         made, is_new = await work(session)
         answer = StoredAnswer(201 if is_new else 200, made.model_dump(mode="json", by_alias=True))
         await keep(session, create, answer)
-        passes("api.created")
-    passes("api.committed")
+        fault_point("api.created")
+    fault_point("api.committed")
     return JsonResponse(answer.body, answer.status_code)
 
 

@@ -12,16 +12,16 @@ from fastapi import APIRouter, Query, Request, Response
 from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
-from libs.contracts import api
-from libs.service import JsonResponse, Problem
-from libs.store.access import StoredAnswer, recall_answer
-from libs.store.database import Database
-from libs.store.datasets import find_dataset, list_datasets, list_tasks, store_dataset
-from services.api.auth import GuardedRoute, Reader, Writer
-from services.api.creation import IdempotencyKey, create_request, keep
-from services.api.parameters import Cursor, Limit, Store
-from services.api.settings import Settings
-from services.api.upload import Limits, read_rows
+from leyden.libs.contracts import api
+from leyden.libs.service import JsonResponse, Problem
+from leyden.libs.store.access import StoredAnswer, recall_answer
+from leyden.libs.store.database import Database
+from leyden.libs.store.datasets import find_dataset, list_datasets, list_tasks, store_dataset
+from leyden.services.api.auth import GuardedRoute, Reader, Writer
+from leyden.services.api.creation import IdempotencyKey, create_request, keep
+from leyden.services.api.parameters import Cursor, Limit, Store
+from leyden.services.api.settings import Settings
+from leyden.services.api.upload import Limits, read_rows
 
 router = APIRouter(prefix="/v1/datasets", tags=["datasets"], route_class=GuardedRoute)
 

@@ -6,7 +6,7 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Query, Request
 
-from libs.store.database import Database
+from leyden.libs.store.database import Database
 
 Cursor = Annotated[str | None, Query(max_length=1000, description="`next_cursor` of the page before.")]
 MAX_NUMBER = 2**31 - 1

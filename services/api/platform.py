@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from libs.contracts import api
-from libs.store import views
-from services.api.auth import GuardedRoute, Reader
-from services.api.parameters import Store
+from leyden.libs.contracts import api
+from leyden.libs.store import views
+from leyden.services.api.auth import GuardedRoute, Reader
+from leyden.services.api.parameters import Store
 
 router = APIRouter(prefix="/v1", tags=["platform"], route_class=GuardedRoute)
 

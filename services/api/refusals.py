@@ -11,8 +11,8 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 
-from libs.contracts.api import FieldProblem
-from libs.service import problem_response
+from leyden.libs.contracts.api import FieldProblem
+from leyden.libs.service import problem_response
 
 Location = tuple[int | str, ...]
 

@@ -7,13 +7,13 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
-from libs.contracts import api
-from libs.contracts.states import RolloutState
-from libs.store import views
-from libs.store.database import Session
-from services.api.auth import GuardedRoute, Reader, Writer
-from services.api.creation import IdempotencyKey, create_once, create_request
-from services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
+from leyden.libs.contracts import api
+from leyden.libs.contracts.states import RolloutState
+from leyden.libs.store import views
+from leyden.libs.store.database import Session
+from leyden.services.api.auth import GuardedRoute, Reader, Writer
+from leyden.services.api.creation import IdempotencyKey, create_once, create_request
+from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/rollouts", tags=["rollouts"], route_class=GuardedRoute)
 

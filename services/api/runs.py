@@ -7,15 +7,15 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from libs.contracts import api
-from libs.contracts.config import RunConfig
-from libs.contracts.states import RunPhase
-from libs.service import Problem
-from libs.store import results, retention, runs, views
-from libs.store.database import Session
-from services.api.auth import Admin, GuardedRoute, Reader, Writer
-from services.api.creation import IdempotencyKey, create_once, create_request
-from services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
+from leyden.libs.contracts import api
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import RunPhase
+from leyden.libs.service import Problem
+from leyden.libs.store import results, retention, runs, views
+from leyden.libs.store.database import Session
+from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
+from leyden.services.api.creation import IdempotencyKey, create_once, create_request
+from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import DoorSettings
-from libs.service.secrets import read_secret
+from leyden.libs.service import DoorSettings
+from leyden.libs.service.secrets import read_secret
 
 
 class Settings(DoorSettings):

@@ -15,8 +15,8 @@ import re
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
 
-from libs.contracts.api import FieldProblem
-from libs.contracts.strict import BadJson, parse_json
+from leyden.libs.contracts.api import FieldProblem
+from leyden.libs.contracts.strict import BadJson, parse_json
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _SPACE = " \t\r\n"

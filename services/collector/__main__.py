@@ -1,18 +1,18 @@
-"""Starts the collector: `python -m services.collector`."""
+"""Starts the collector: `python -m leyden.services.collector`."""
 
-from libs.service.start import told_in_a_line
-from libs.telemetry import configure_logs, configure_tracing
-from services.collector.settings import Settings
+from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.telemetry import configure_logs, configure_tracing
+from leyden.services.collector.settings import Settings
 
 
-@told_in_a_line(Settings)
+@exit_on_config_error(Settings)
 def main() -> None:
     settings = Settings()
     configure_logs("collector", settings.log_level)
     configure_tracing("collector", settings.otlp_endpoint)
 
-    from libs.service import run_http
-    from services.collector.app import create_collector
+    from leyden.libs.service import run_http
+    from leyden.services.collector.app import create_collector
 
     run_http("collector", create_collector(settings), settings)
 

@@ -11,18 +11,18 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import Counter
 from starlette.exceptions import HTTPException
 
-from libs.capability import CapabilityError, Cause, KeyRing
-from libs.queue.living import Living
-from libs.queue.wake import Wake
-from libs.service import Budget, Overloaded, Problem
-from libs.service.app import create_app
-from libs.service.problems import on_http_exception, on_validation_error
-from libs.store.calls import StoreAway
-from libs.store.database import Database
-from libs.store.spans import AttemptEnded, RewardConflict, TelemetryRefused
-from services.collector.batch import BatchWriter
-from services.collector.routes import router, status_response
-from services.collector.settings import Settings
+from leyden.libs.capability import CapabilityError, Cause, KeyRing
+from leyden.libs.queue.attempt_liveness import AttemptLiveness
+from leyden.libs.queue.notifications import Notifications
+from leyden.libs.service import Budget, Overloaded, Problem
+from leyden.libs.service.app import create_app
+from leyden.libs.service.problems import on_http_exception, on_validation_error
+from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import Database
+from leyden.libs.store.spans import AttemptEnded, RewardConflict, TelemetryRefused
+from leyden.services.collector.batch import BatchWriter
+from leyden.services.collector.routes import router, status_response
+from leyden.services.collector.settings import Settings
 
 REFUSED = Counter("collector_refused_requests", "Requests answered with an error of the collector's own.", ["cause"])
 
@@ -70,12 +70,12 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         answer_seconds=settings.database_answer_seconds,
     )
     writer = BatchWriter(database, max_batch_rows=settings.max_batch_rows, write_seconds=settings.write_seconds)
-    wake = Wake(settings.redis_url)
-    living = Living(database, wake)
-    app.state.writer, app.state.living = writer, living
+    notifications = Notifications(settings.redis_url)
+    liveness = AttemptLiveness(database, notifications)
+    app.state.writer, app.state.liveness = writer, liveness
     app.state.checks.add("database", database.ping)
     writing = asyncio.create_task(writer.run(), name="batch writer")
-    asking = asyncio.create_task(living.run(), name="attempts")
+    asking = asyncio.create_task(liveness.run(), name="attempts")
     app.state.checks.add("writer", lambda: _alive(writing))
     try:
         yield
@@ -83,7 +83,7 @@ async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         for work in (writing, asking):
             work.cancel()
         await asyncio.wait((writing, asking))
-        await wake.close()
+        await notifications.close()
         await database.close()
 
 

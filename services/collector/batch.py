@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter, Histogram
 
-from libs.faults import passes
-from libs.store.calls import StoreAway
-from libs.store.database import Database
-from libs.store.spans import TelemetryRefused, write_telemetry
-from libs.telemetry import SECONDS_BUCKETS, logger
-from services.collector.decode import Rows
+from leyden.libs.faults import fault_point
+from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import Database
+from leyden.libs.store.spans import TelemetryRefused, write_telemetry
+from leyden.libs.telemetry import SECONDS_BUCKETS, logger
+from leyden.services.collector.decode import Rows
 
 log = logger()
 
@@ -98,7 +98,7 @@ class BatchWriter:
                     await write_telemetry(self._database, spans, rewards)
             except TimeoutError as error:
                 raise StoreAway(f"no commit within {self._write_seconds:g} s") from error
-        passes("collector.committed")
+        fault_point("collector.committed")
         SPANS.inc(len(spans))
         REWARDS.inc(len(rewards))
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import orjson
 
-from libs.contracts.rewards import is_reward
-from libs.contracts.states import SpanStatus
-from libs.store.spans import NewReward, NewSpan
-from services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireLog, WireSpan
-from services.collector.wire import MAX_RECORD_BYTES
+from leyden.libs.contracts.rewards import is_reward
+from leyden.libs.contracts.states import SpanStatus
+from leyden.libs.store.spans import NewReward, NewSpan
+from leyden.services.collector.otlp import STATUS_ERROR, STATUS_OK, Attributes, WireLog, WireSpan
+from leyden.services.collector.wire import MAX_RECORD_BYTES
 
 EVALUATION_EVENT = "gen_ai.evaluation.result"
 TRUNCATED = "leyden.truncated"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from libs.store.spans import NewReward, NewSpan
-from services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
-from services.collector.otlp import (
+from leyden.libs.store.spans import NewReward, NewSpan
+from leyden.services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
+from leyden.services.collector.otlp import (
     WireLog,
     WireSpan,
     logs_from_json,

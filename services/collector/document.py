@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from services.collector.routes import JSON, PROTOBUF, router
+from leyden.services.collector.routes import JSON, PROTOBUF, router
 
 Schema = dict[str, Any]
 

@@ -6,7 +6,7 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 
-from libs.service import Problem, Share
+from leyden.libs.service import Problem, Share
 
 
 async def read_body(

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from services.collector.wire import MAX_RECORDS, BadBody, TooMany, scoped_records
+from leyden.services.collector.wire import MAX_RECORDS, BadBody, TooMany, scoped_records
 
 MAX_DEPTH = 8
 """Nesting kept of lists and maps inside an attribute."""

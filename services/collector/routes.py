@@ -14,21 +14,21 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
-from libs.contracts.capability import Capability, Scope
-from libs.contracts.ids import NUMBER
-from libs.contracts.rewards import RewardValue
-from libs.contracts.strict import BadJson, read_json
-from libs.queue.living import AttemptOver, Living
-from libs.service import Budget, JsonResponse, Problem
-from libs.service.bodies import JsonRoute
-from libs.store.spans import DOOR, NewReward
-from services.collector.batch import BatchWriter
-from services.collector.conventions import Limits, Sender
-from services.collector.decode import Rows, decode_logs, decode_traces
-from services.collector.intake import read_body
-from services.collector.settings import Settings
-from services.collector.wire import BadBody, TooMany
+from leyden.libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
+from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.contracts.ids import NUMBER
+from leyden.libs.contracts.rewards import RewardValue
+from leyden.libs.contracts.strict import BadJson, read_json
+from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
+from leyden.libs.service import Budget, JsonResponse, Problem
+from leyden.libs.service.bodies import JsonRoute
+from leyden.libs.store.spans import DOOR, NewReward
+from leyden.services.collector.batch import BatchWriter
+from leyden.services.collector.conventions import Limits, Sender
+from leyden.services.collector.decode import Rows, decode_logs, decode_traces
+from leyden.services.collector.intake import read_body
+from leyden.services.collector.settings import Settings
+from leyden.services.collector.wire import BadBody, TooMany
 
 JSON = "application/json"
 PROTOBUF = "application/x-protobuf"
@@ -188,12 +188,12 @@ async def _verified(request: Request, rollout_id: str, attempt: int, scope: Scop
     Raises: CapabilityError; StoreAway: nobody can say whether the attempt runs
     """
     ring: KeyRing = request.app.state.key_ring
-    living: Living = request.app.state.living
+    liveness: AttemptLiveness = request.app.state.liveness
     key = key_from_headers(request.headers)
     capability = verify(ring, key, rollout_id=rollout_id, attempt=attempt, scope=scope)
     try:
-        await living.confirm(rollout_id, attempt)
-    except AttemptOver as error:
+        await liveness.confirm(rollout_id, attempt)
+    except AttemptEnded as error:
         raise CapabilityError(Cause.ENDED) from error
     return capability
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import DoorSettings
+from leyden.libs.service import DoorSettings
 
 
 class Settings(DoorSettings):

@@ -1,18 +1,18 @@
-"""Runs the controller: `python -m services.controller`."""
+"""Runs the controller: `python -m leyden.services.controller`."""
 
-from libs.service import run_worker
-from libs.service.start import told_in_a_line
-from libs.telemetry import configure_logs, configure_tracing
-from services.controller.settings import Settings
+from leyden.libs.service import run_worker
+from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.telemetry import configure_logs, configure_tracing
+from leyden.services.controller.settings import Settings
 
 
-@told_in_a_line(Settings)
+@exit_on_config_error(Settings)
 def main() -> None:
     """Reads the settings and leads until SIGTERM."""
     settings = Settings()
     configure_logs("controller", settings.log_level)
     configure_tracing("controller", settings.otlp_endpoint)
-    from services.controller.worker import run_controller
+    from leyden.services.controller.worker import run_controller
 
     run_worker("controller", settings, lambda stop, checks: run_controller(settings, stop, checks))
 

@@ -11,9 +11,9 @@ import random
 from array import array
 from functools import lru_cache
 
-from libs.contracts.config import Sampling
-from libs.contracts.ids import group_id
-from libs.store.groups import NewGroup
+from leyden.libs.contracts.config import Sampling
+from leyden.libs.contracts.ids import group_id
+from leyden.libs.store.groups import NewGroup
 
 
 def training_groups_wanted(sampling: Sampling, *, steps: int, served_version: int, counting: int) -> int:

@@ -17,19 +17,19 @@ from typing import Any
 import httpx
 from prometheus_client import Counter, Gauge, Histogram
 
-from libs.contracts.ids import parse_weight_version, weight_version
-from libs.contracts.states import EngineState
-from libs.faults import passes
-from libs.queue.wake import Topic, Wake
-from libs.service import pause
-from libs.service.secrets import read_secret
-from libs.store.database import AWAY, Database, cause
-from libs.store.engines import SeenEngine, forget_other_engines, write_engines
-from libs.telemetry import SECONDS_BUCKETS, Seldom, logger
-from services.controller.settings import Settings
+from leyden.libs.contracts.ids import parse_weight_version, weight_version
+from leyden.libs.contracts.states import EngineState
+from leyden.libs.faults import fault_point
+from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.service import pause
+from leyden.libs.service.secrets import read_secret
+from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.engines import SeenEngine, forget_other_engines, write_engines
+from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
+from leyden.services.controller.settings import Settings
 
 log = logger()
-seldom = Seldom(log)
+limited_log = RateLimitedLogger(log)
 
 UPDATES = Counter("controller_engine_updates_total", "Weight updates of engines.", ["result"])
 UPDATE_SECONDS = Histogram("controller_engine_update_seconds", "Pause to continue.", buckets=SECONDS_BUCKETS)
@@ -117,7 +117,7 @@ class EngineClient:
         Raises: EngineRefused: the weights could not be loaded, the old ones stay; httpx.HTTPError: it does not answer.
         """
         await self._post("/pause_generation", {"mode": "retract"})
-        passes("controller.engine_paused")
+        fault_point("controller.engine_paused")
         try:
             await self._load(wanted)
         finally:
@@ -138,7 +138,7 @@ class EngineClient:
             "flush_cache": True,
         }
         answer = await self._post("/update_weights_from_disk", body, seconds=self._update_seconds)
-        passes("controller.engine_loaded")
+        fault_point("controller.engine_loaded")
         told = _document(answer)
         if not told.get("success"):
             raise EngineRefused(str(told.get("message"))[:500])
@@ -157,10 +157,10 @@ class EngineClient:
 class Fleet:
     """Every configured engine, and what it was last seen serving."""
 
-    def __init__(self, settings: Settings, database: Database, wake: Wake) -> None:
+    def __init__(self, settings: Settings, database: Database, notifications: Notifications) -> None:
         self._settings = settings
         self._database = database
-        self._wake = wake
+        self._notifications = notifications
         self._wanted: Wanted | None = None
         self._changed = {url: asyncio.Event() for url in settings.engine_urls}
         self._seen: dict[str, SeenEngine] = {}
@@ -236,13 +236,13 @@ class Fleet:
                 async with self._database.session() as session:
                     await forget_other_engines(session, self._settings.engine_urls)
             except AWAY as error:
-                seldom.warning("engines not noted", cause=cause(error))
+                limited_log.warning("engines not noted", cause=cause(error))
                 await asyncio.sleep(self._settings.engine_poll_seconds)
             else:
                 return
 
     async def _hear(self) -> None:
-        async for coming in self._wake.coming_versions():
+        async for coming in self._notifications.coming_versions():
             self.expect(Wanted(coming.run_id, coming.version, coming.path))
 
     async def _keep(self, client: EngineClient) -> None:
@@ -252,7 +252,7 @@ class Fleet:
             try:
                 await self._look_and_correct(client)
             except AWAY as error:
-                seldom.warning("engines not noted", cause=cause(error))
+                limited_log.warning("engines not noted", cause=cause(error))
             # The loop must live: the engine is looked at again.
             except Exception:
                 log.exception("engine not seen", url=client.url)
@@ -272,7 +272,7 @@ class Fleet:
             # It may be recorded by now.
             wanted = self._wanted
             if wanted is not None and (seen.run_id, seen.policy_version) != (wanted.run_id, wanted.version):
-                passes("controller.version_noticed")
+                fault_point("controller.version_noticed")
                 # What is in flight for another run is answered by no weights of this one. What was prepared a moment
                 # ago is only compared with the files on record.
                 await client.prepare(wanted, compute_ahead=seen.run_id == wanted.run_id and prepared != wanted)
@@ -304,7 +304,7 @@ class Fleet:
             await client.prepare(coming, compute_ahead=True)
         # Only a hint: nobody asked for these weights yet, and an engine that takes long may serve meanwhile.
         except (EngineRefused, httpx.ReadTimeout) as error:
-            seldom.warning("coming weights not prepared", url=client.url, cause=_cause(error))
+            limited_log.warning("coming weights not prepared", url=client.url, cause=_cause(error))
             return await _look(client), None
         # Files that were replaced meanwhile were not prepared.
         return seen, coming if client.url in self._offered else None
@@ -324,7 +324,7 @@ class Fleet:
         self._seen[seen.url] = seen
         log.info("engine seen", url=seen.url, state=seen.state, version=seen.policy_version, detail=seen.detail)
         SERVING.set(_count_serving(list(self._seen.values()), self._wanted))
-        await self._wake.notify(Topic.ENGINES)
+        await self._notifications.notify(Topic.ENGINES)
 
 
 async def _look(client: EngineClient) -> SeenEngine:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
-from libs.store.groups import EvaluationFacts, RunFacts
+from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
+from leyden.libs.store.groups import EvaluationFacts, RunFacts
 
 _AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
 

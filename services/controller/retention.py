@@ -8,14 +8,14 @@ from datetime import timedelta
 from prometheus_client import Counter
 from sqlalchemy.exc import SQLAlchemyError
 
-from libs.store.database import AWAY, Database, cause
-from libs.store.retention import RecordsInUse, prunable_runs, prune_run
-from libs.store.runs import ActionRefused
-from libs.telemetry import Seldom, logger
-from services.controller.settings import Settings
+from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.retention import RecordsInUse, prunable_runs, prune_run
+from leyden.libs.store.runs import ActionRefused
+from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.services.controller.settings import Settings
 
 log = logger()
-seldom = Seldom(log)
+limited_log = RateLimitedLogger(log)
 
 PRUNED = Counter("controller_runs_pruned_total", "Runs whose records were dropped because they were old.")
 FREED = Counter("controller_pruned_bytes_total", "What that gave back on the disk of Postgres.")
@@ -31,7 +31,7 @@ async def keep_pruning(settings: Settings, database: Database) -> None:
         try:
             await prune_old(database, timedelta(days=settings.retention_days))
         except AWAY as error:
-            seldom.warning("runs not pruned", cause=cause(error))
+            limited_log.warning("runs not pruned", cause=cause(error))
         # The loop must live: old runs wait.
         except Exception:
             log.exception("runs not pruned")

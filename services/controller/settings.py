@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import ServiceSettings
-from libs.service.addresses import HttpAddress
+from leyden.libs.service import ServiceSettings
+from leyden.libs.service.addresses import HttpAddress
 
 
 class Settings(ServiceSettings):
@@ -45,7 +45,9 @@ class Settings(ServiceSettings):
     """A run whose last so many training groups hold no success at all fails with the cause: its agent cannot work."""
     retention_days: float | None = Field(default=None, gt=0)
     """Days after its end that a run keeps its calls, spans, credits, samples and outputs; unset: for ever."""
-    trainer_command: list[str] = Field(default_factory=lambda: [sys.executable, "-m", "services.trainer"], min_length=1)
+    trainer_command: list[str] = Field(
+        default_factory=lambda: [sys.executable, "-m", "leyden.services.trainer"], min_length=1
+    )
     """How a trainer is started, as a JSON list; `--run-id` and the run follow. Several GPUs: `torchrun` and options."""
     trainer_restarts: int = Field(default=3, ge=0)
     """Restarts of a trainer that failed, in a row without a step in between, before the run fails with its words."""

@@ -10,9 +10,9 @@ of its time waiting for an engine.
 
 from __future__ import annotations
 
-from libs.contracts.config import Sampling
-from libs.contracts.states import OutcomeKind, RolloutState
-from libs.store.groups import HELD_SHARE, AttemptFacts, Resolution
+from leyden.libs.contracts.config import Sampling
+from leyden.libs.contracts.states import OutcomeKind, RolloutState
+from leyden.libs.store.groups import HELD_SHARE, AttemptFacts, Resolution
 
 NO_REWARD = "no_reward"
 LEASE_LOST = "lease_lost"

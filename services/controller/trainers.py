@@ -11,9 +11,9 @@ from pathlib import Path
 
 from prometheus_client import Counter
 
-from libs.telemetry import logger
-from services.controller import launch
-from services.controller.settings import Settings
+from leyden.libs.telemetry import logger
+from leyden.services.controller import launch
+from leyden.services.controller.settings import Settings
 
 log = logger()
 

@@ -9,27 +9,27 @@ from collections.abc import Sequence
 from prometheus_client import Counter, Gauge, Histogram
 from psycopg import OperationalError
 
-from libs.contracts.states import RunPhase
-from libs.faults import passes
-from libs.queue.connection import QueueUnavailable
-from libs.queue.leases import expire_overdue
-from libs.queue.stream import RolloutQueue
-from libs.queue.wake import Topic, Wake
-from libs.service import Checks, pause
-from libs.store import groups as store
-from libs.store.attempts import AttemptKey
-from libs.store.database import AWAY, Database, Session, cause
-from libs.store.locks import AdvisoryLock, LockLost
-from libs.store.schema import check_schema
-from libs.telemetry import SECONDS_BUCKETS, Seldom, inject, logger, span
-from services.controller import admission, phases, settling
-from services.controller.engines import Fleet, Wanted
-from services.controller.retention import keep_pruning
-from services.controller.settings import Settings
-from services.controller.trainers import Trainers
+from leyden.libs.contracts.states import RunPhase
+from leyden.libs.faults import fault_point
+from leyden.libs.queue.connection import QueueUnavailable
+from leyden.libs.queue.leases import expire_overdue
+from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.service import Checks, pause
+from leyden.libs.store import groups as store
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.database import AWAY, Database, Session, cause
+from leyden.libs.store.locks import AdvisoryLock, LockLost
+from leyden.libs.store.schema import check_schema
+from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, inject, logger, span
+from leyden.services.controller import admission, phases, settling
+from leyden.services.controller.engines import Fleet, Wanted
+from leyden.services.controller.retention import keep_pruning
+from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainers import Trainers
 
 log = logger()
-seldom = Seldom(log)
+limited_log = RateLimitedLogger(log)
 
 LEADING = Gauge("controller_leading", "1 while this process leads.")
 TICK_SECONDS = Histogram("controller_tick_seconds", "One look at everything.", buckets=SECONDS_BUCKETS)
@@ -50,12 +50,18 @@ class Controller:
     """Everything that leading needs; `tick` is the whole of it."""
 
     def __init__(
-        self, settings: Settings, database: Database, queue: RolloutQueue, wake: Wake, fleet: Fleet, trainers: Trainers
+        self,
+        settings: Settings,
+        database: Database,
+        queue: RolloutQueue,
+        notifications: Notifications,
+        fleet: Fleet,
+        trainers: Trainers,
     ) -> None:
         self._settings = settings
         self._database = database
         self._queue = queue
-        self._wake = wake
+        self._notifications = notifications
         self._fleet = fleet
         self._trainers = trainers
         self._finished_evaluations: set[str] = set()
@@ -70,14 +76,16 @@ class Controller:
         async with self._database.session() as session:
             resolutions, complete = await self.settle(session)
             if complete:
-                passes("controller.groups_completed")
+                fault_point("controller.groups_completed")
             expired = await self.expire_leases(session)
             runs, moved = await self.move_runs(session)
             queued = await store.queued_rollouts(session)
         if complete:
-            passes("controller.committed")
+            fault_point("controller.committed")
         await self._tell(resolutions, complete, moved)
-        await self._wake.announce_ends(None if any(one.phase is RunPhase.CANCELLED for one in moved) else expired)
+        await self._notifications.publish_ended(
+            None if any(one.phase is RunPhase.CANCELLED for one in moved) else expired
+        )
         active = next((run for run in runs if run.id == phases.active_run(runs)), None)
         self.direct_trainers(active)
         admitted: list[str] = []
@@ -97,7 +105,7 @@ class Controller:
         await store.resolve_rollouts(session, resolutions)
         complete = await store.complete_groups(session)
         if complete:
-            barren = await store.barren_runs(session, self._settings.barren_groups)
+            barren = await store.runs_without_success(session, self._settings.barren_groups)
             await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in barren.items()})
         return resolutions, complete
 
@@ -132,7 +140,7 @@ class Controller:
             log.info("run moved", run_id=one.run_id, phase=one.phase, reason=one.reason)
         topics = [topic for topic, changed in ((Topic.GROUPS, complete), (Topic.RUNS, moved)) if changed]
         if topics:
-            await self._wake.notify(*topics)
+            await self._notifications.notify(*topics)
 
     async def direct_engines(self, run: store.RunFacts) -> None:
         """Tells the fleet which version of the active run to serve, and whether it stays there whatever comes."""
@@ -158,8 +166,8 @@ class Controller:
         rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
         async with self._database.session() as session:
             await store.admit_groups(session, groups, {rollout_id: _trace(rollout_id) for rollout_id in rollout_ids})
-            passes("controller.groups_written")
-        passes("controller.admitted")
+            fault_point("controller.groups_written")
+        fault_point("controller.admitted")
         GROUPS_ADMITTED.labels("training" if groups[0].evaluation_id is None else "evaluation").inc(len(groups))
         log.info("groups admitted", run_id=run.id, groups=len(groups), first=groups[0].id, version=served)
         return rollout_ids
@@ -175,9 +183,9 @@ class Controller:
         try:
             await self._queue.enqueue(fresh)
             if fresh:
-                passes("controller.enqueued")
+                fault_point("controller.enqueued")
         except QueueUnavailable as error:
-            seldom.warning("rollouts not enqueued", cause=str(error))
+            limited_log.warning("rollouts not enqueued", cause=str(error))
             return
         # A rollout that is retried within this time waits for the next full look.
         self._enqueued.update(fresh)
@@ -257,7 +265,7 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
     """Leads whenever no other controller does, until asked to stop."""
     answer_seconds = settings.database_answer_seconds
     database = Database(settings.database_url, CLIENT, answer_seconds=answer_seconds)
-    wake = Wake(settings.redis_url)
+    notifications = Notifications(settings.redis_url)
     queue = RolloutQueue(settings.redis_url, answer_seconds=settings.redis_answer_seconds)
     checks.add("database", database.ping)
     checks.add("schema", lambda: check_schema(database))
@@ -267,28 +275,33 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
             lock = AdvisoryLock(settings.database_url, LOCK_NAME, CLIENT, answer_seconds=answer_seconds)
             try:
                 if await lock.acquire():
-                    await lead(settings, database, queue, wake, lock, stop)
+                    await lead(settings, database, queue, notifications, lock, stop)
             except (OperationalError, LockLost) as error:
-                seldom.warning("not leading", cause=cause(error))
+                limited_log.warning("not leading", cause=cause(error))
             finally:
                 await lock.release()
                 LEADING.set(0)
             await pause(stop, 1.0)
     finally:
         await queue.close()
-        await wake.close()
+        await notifications.close()
         await database.close()
 
 
 async def lead(
-    settings: Settings, database: Database, queue: RolloutQueue, wake: Wake, lock: AdvisoryLock, stop: asyncio.Event
+    settings: Settings,
+    database: Database,
+    queue: RolloutQueue,
+    notifications: Notifications,
+    lock: AdvisoryLock,
+    stop: asyncio.Event,
 ) -> None:
     """Ticks until asked to stop, or raises LockLost: whatever this process started is stopped by then."""
     log.info("leading")
     LEADING.set(1)
     trainers = Trainers(settings)
-    fleet = Fleet(settings, database, wake)
-    controller = Controller(settings, database, queue, wake, fleet, trainers)
+    fleet = Fleet(settings, database, notifications)
+    controller = Controller(settings, database, queue, notifications, fleet, trainers)
     keeping = asyncio.create_task(fleet.keep(), name="engines")
     pruning = asyncio.create_task(keep_pruning(settings, database), name="retention")
     try:
@@ -299,21 +312,21 @@ async def lead(
                     await controller.tick()
             except AWAY as error:
                 TICK_FAILURES.inc()
-                seldom.warning("store away", cause=cause(error))
+                limited_log.warning("store away", cause=cause(error))
             # The loop must live: the next tick sees the same rows.
             except Exception:
                 TICK_FAILURES.inc()
                 log.exception("tick failed")
             if keeping.done():
                 keeping.result()
-            await _until_next(wake, stop, settings.tick_seconds)
+            await _until_next(notifications, stop, settings.tick_seconds)
     finally:
         keeping.cancel()
         pruning.cancel()
         await asyncio.gather(keeping, pruning, trainers.stop(), return_exceptions=True)
 
 
-async def _until_next(wake: Wake, stop: asyncio.Event, seconds: float) -> None:
+async def _until_next(notifications: Notifications, stop: asyncio.Event, seconds: float) -> None:
     """Sleeps until something changed, the time is over, or the end is asked for.
 
     Never shorter than `SHORTEST_PAUSE_SECONDS`: outcomes come in bursts, and one look settles them all.
@@ -321,7 +334,7 @@ async def _until_next(wake: Wake, stop: asyncio.Event, seconds: float) -> None:
     if await pause(stop, SHORTEST_PAUSE_SECONDS):
         return
     topics = (Topic.OUTCOMES, Topic.SAMPLES, Topic.VERSIONS, Topic.RUNS, Topic.ENGINES)
-    waiting = asyncio.create_task(wake.wait(*topics, timeout_seconds=seconds))
+    waiting = asyncio.create_task(notifications.wait(*topics, timeout_seconds=seconds))
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     for task in (waiting, stopping):

@@ -1,18 +1,18 @@
-"""Starts a credit worker: `python -m services.credit`."""
+"""Starts a credit worker: `python -m leyden.services.credit`."""
 
-from libs.service.start import told_in_a_line
-from libs.telemetry import configure_logs, configure_tracing
-from services.credit.settings import Settings
+from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.telemetry import configure_logs, configure_tracing
+from leyden.services.credit.settings import Settings
 
 
-@told_in_a_line(Settings)
+@exit_on_config_error(Settings)
 def main() -> None:
     settings = Settings()
     configure_logs("credit", settings.log_level)
     configure_tracing("credit", settings.otlp_endpoint)
 
-    from libs.service import run_worker
-    from services.credit.worker import work
+    from leyden.libs.service import run_worker
+    from leyden.services.credit.worker import work
 
     run_worker("credit", settings, lambda stop, checks: work(settings, stop, checks))
 

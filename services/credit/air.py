@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from libs.contracts.config import Air
-from libs.contracts.states import SpanStatus
-from services.credit.records import Call, ToolSpan
+from leyden.libs.contracts.config import Air
+from leyden.libs.contracts.states import SpanStatus
+from leyden.services.credit.records import Call, ToolSpan
 
 Source = Literal["tool_call_id", "response_id", "time", "answer"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from services.credit.records import Call
+from leyden.services.credit.records import Call
 
 
 @dataclass(slots=True)

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.config import Air, Credit
-from services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
-from services.credit.baselines import Advantages, advantages_per_rollout, advantages_per_state
-from services.credit.forest import Forest, Node, call_forest
-from services.credit.paths import Path, paths
-from services.credit.records import Reward, Rollout
-from services.credit.rules import call_returns
-from services.credit.states import state_keys
+from leyden.libs.contracts.config import Air, Credit
+from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
+from leyden.services.credit.baselines import Advantages, advantages_per_rollout, advantages_per_state
+from leyden.services.credit.forest import Forest, Node, call_forest
+from leyden.services.credit.paths import Path, paths
+from leyden.services.credit.records import Reward, Rollout
+from leyden.services.credit.rules import call_returns
+from leyden.services.credit.states import state_keys
 
 CREDIT_VERSION = 1
 """Grows when what is computed changes."""

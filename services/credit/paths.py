@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.credit.forest import Forest, Node, path_to
-from services.credit.records import TOKEN
+from leyden.services.credit.forest import Forest, Node, path_to
+from leyden.services.credit.records import TOKEN
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from libs.contracts.ids import sample_id
-from libs.contracts.states import CallStatus, GroupVerdict
-from libs.store.chains import LostCall, whole_prompt
-from libs.store.samples import NewCallCredit, NewGroupCredit, NewSample, PendingGroup, SiblingRows
-from services.credit.group import CREDIT_VERSION, CallCredit, Credited, Excluded
-from services.credit.paths import Path
-from services.credit.records import LOGPROB, TOKEN, AskedTool, BrokenRecord, Call, Reward, Rollout, ToolSpan
+from leyden.libs.contracts.ids import sample_id
+from leyden.libs.contracts.states import CallStatus, GroupVerdict
+from leyden.libs.store.chains import LostCall, whole_prompt
+from leyden.libs.store.samples import NewCallCredit, NewGroupCredit, NewSample, PendingGroup, SiblingRows
+from leyden.services.credit.group import CREDIT_VERSION, CallCredit, Credited, Excluded
+from leyden.services.credit.paths import Path
+from leyden.services.credit.records import LOGPROB, TOKEN, AskedTool, BrokenRecord, Call, Reward, Rollout, ToolSpan
 
 
 def rollouts_by_group(rows: SiblingRows) -> dict[str, list[Rollout]]:

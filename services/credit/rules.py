@@ -12,8 +12,8 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from libs.contracts.config import CreditRule, DiscountedCredit, EqualSplitCredit, IdenticalCredit
-from services.credit.forest import Forest, Node
+from leyden.libs.contracts.config import CreditRule, DiscountedCredit, EqualSplitCredit, IdenticalCredit
+from leyden.services.credit.forest import Forest, Node
 
 Floats = NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import ServiceSettings
+from leyden.libs.service import ServiceSettings
 
 
 class Settings(ServiceSettings):

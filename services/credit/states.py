@@ -11,8 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from services.credit.air import ToolUse
-from services.credit.forest import Forest
+from leyden.services.credit.air import ToolUse
+from leyden.services.credit.forest import Forest
 
 MAX_KEY_LENGTH = 400
 NO_TOOL = "-"

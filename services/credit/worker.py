@@ -12,16 +12,16 @@ import time
 
 from prometheus_client import Counter, Histogram
 
-from libs.contracts.config import RunConfig
-from libs.faults import passes
-from libs.queue.wake import Topic, Wake
-from libs.service import Checks
-from libs.store.database import AWAY, Database, Session, cause
-from libs.store.samples import PendingGroup, SiblingRows, load_siblings, lock_pending_groups, write_credit
-from libs.telemetry import SECONDS_BUCKETS, Seldom, logger
-from services.credit.group import Credited, Excluded, credit_group
-from services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row
-from services.credit.settings import Settings
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.faults import fault_point
+from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.service import Checks
+from leyden.libs.store.database import AWAY, Database, Session, cause
+from leyden.libs.store.samples import PendingGroup, SiblingRows, load_siblings, lock_pending_groups, write_credit
+from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
+from leyden.services.credit.group import Credited, Excluded, credit_group
+from leyden.services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row
+from leyden.services.credit.settings import Settings
 
 GROUPS = Counter("credit_groups_total", "Groups that got a verdict.", ["verdict", "has_variance"])
 SAMPLES = Counter("credit_samples_total", "Samples written.")
@@ -34,7 +34,7 @@ ALL_SECONDS = 30.0
 """How often groups are looked for that were not credited soon after they were completed."""
 
 log = logger()
-seldom = Seldom(log)
+limited_log = RateLimitedLogger(log)
 
 Result = Credited | Excluded
 
@@ -47,23 +47,23 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         pool_size=settings.database_pool_size,
         answer_seconds=settings.database_answer_seconds,
     )
-    wake = Wake(settings.redis_url)
+    notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
     # Groups are credited within moments; those that were left behind are looked for at the start and now and then.
     all_at = 0.0
     try:
         while not stop.is_set():
             recent = time.monotonic() < all_at
-            credited = await _batch(database, wake, settings.groups_per_transaction, recent=recent)
+            credited = await _batch(database, notifications, settings.groups_per_transaction, recent=recent)
             if credited:
                 continue
             if credited is None:
                 all_at = 0.0
             elif not recent:
                 all_at = time.monotonic() + ALL_SECONDS
-            await _wait(wake, stop, settings.poll_seconds)
+            await _wait(notifications, stop, settings.poll_seconds)
     finally:
-        await wake.close()
+        await notifications.close()
         await database.close()
 
 
@@ -80,9 +80,9 @@ async def credit_pending(database: Database, count: int, *, recent: bool = False
         rows = await load_siblings(session, groups)
         # Numpy and byte comparisons: off the loop, which answers health checks meanwhile.
         results = await asyncio.to_thread(compute, groups, rows)
-        passes("credit.computed")
+        fault_point("credit.computed")
         await _write(session, results)
-        passes("credit.written")
+        fault_point("credit.written")
     BATCH_SECONDS.observe(time.perf_counter() - began)
     for group, result in results:
         _tell(group, result)
@@ -129,12 +129,12 @@ async def _write(session: Session, results: list[tuple[PendingGroup, Result]]) -
     )
 
 
-async def _batch(database: Database, wake: Wake, count: int, *, recent: bool) -> int | None:
+async def _batch(database: Database, notifications: Notifications, count: int, *, recent: bool) -> int | None:
     """How many groups have credit now; None when there was trouble, which is told and waited out."""
     try:
         credited = await credit_pending(database, count, recent=recent)
     except AWAY as error:
-        seldom.warning("store away", cause=cause(error))
+        limited_log.warning("store away", cause=cause(error))
         await asyncio.sleep(RETRY_SECONDS)
         return None
     # The loop must live: what was not committed is computed again.
@@ -143,13 +143,13 @@ async def _batch(database: Database, wake: Wake, count: int, *, recent: bool) ->
         await asyncio.sleep(RETRY_SECONDS)
         return None
     if credited:
-        passes("credit.committed")
-        await wake.notify(Topic.SAMPLES)
+        fault_point("credit.committed")
+        await notifications.notify(Topic.SAMPLES)
     return len(credited)
 
 
-async def _wait(wake: Wake, stop: asyncio.Event, seconds: float) -> None:
-    woken = asyncio.create_task(wake.wait(Topic.GROUPS, timeout_seconds=seconds))
+async def _wait(notifications: Notifications, stop: asyncio.Event, seconds: float) -> None:
+    woken = asyncio.create_task(notifications.wait(Topic.GROUPS, timeout_seconds=seconds))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({woken, stopped}, return_when=asyncio.FIRST_COMPLETED)
     for task in (woken, stopped):

@@ -1,17 +1,17 @@
-"""Runs the engine: `python -m services.engine`."""
+"""Runs the engine: `python -m leyden.services.engine`."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-from libs.service import run_http
-from libs.service.start import told_in_a_line
-from libs.telemetry import configure_logs, configure_tracing
-from services.engine.settings import Settings
+from leyden.libs.service import run_http
+from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.telemetry import configure_logs, configure_tracing
+from leyden.services.engine.settings import Settings
 
 
-@told_in_a_line(Settings)
+@exit_on_config_error(Settings)
 def main() -> None:
     settings = Settings()
     configure_logs("engine", settings.log_level)
@@ -22,7 +22,7 @@ def main() -> None:
     # want the same cores the one that is late is then kept from running: measured 40 against 260 tokens/s.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Imported late: torch takes seconds, and wrong settings should fail before.
-    from services.engine.app import create_engine_app
+    from leyden.services.engine.app import create_engine_app
 
     run_http("engine", create_engine_app(settings), settings)
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from libs.faults import passes
-from services.engine.attention import PrefillAttention
-from services.engine.model import Model
-from services.engine.rows import Row, TokenIds, Workspace, common_length
-from services.engine.scheduler import WORTH_WAITING, Scheduler
-from services.engine.sequence import Namespace
+from leyden.libs.faults import fault_point
+from leyden.services.engine.attention import PrefillAttention
+from leyden.services.engine.model import Model
+from leyden.services.engine.rows import Row, TokenIds, Workspace, common_length
+from leyden.services.engine.scheduler import WORTH_WAITING, Scheduler
+from leyden.services.engine.sequence import Namespace
 
 # Tokens computed between two steps of the old weights, and how many may be left in the end. More makes agents wait
 # longer, less makes new weights late: two cores take 0.8 ms for a token of SmolLM2-135M.
@@ -64,7 +64,7 @@ class Ahead:
                 read += part.cached
                 budget -= end - part.cached
         self._compute(batch)
-        passes("engine.slice_computed")
+        fault_point("engine.slice_computed")
         self._computed += SLICE - budget
         # Not looked at again after a step: all wait a step less for the new weights.
         return left - (SLICE - budget) > SLICE

@@ -7,10 +7,10 @@ import time
 from collections.abc import Sequence as Many
 from typing import Any
 
-from services.engine.request import GenerateRequest
-from services.engine.sampling import TokenLogprobs
-from services.engine.sequence import Finish, Sequence
-from services.engine.text import Decoder, Text
+from leyden.services.engine.request import GenerateRequest
+from leyden.services.engine.sampling import TokenLogprobs
+from leyden.services.engine.sequence import Finish, Sequence
+from leyden.services.engine.text import Decoder, Text
 
 Json = dict[str, Any]
 

@@ -8,14 +8,14 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from libs.service import JsonResponse, add_health
-from libs.service.app import create_app
-from libs.service.secrets import read_secret
-from services.engine.auth import KeyCheck
-from services.engine.engine import Engine
-from services.engine.errors import BadRequest
-from services.engine.routes import router
-from services.engine.settings import Settings
+from leyden.libs.service import JsonResponse, add_health
+from leyden.libs.service.app import create_app
+from leyden.libs.service.secrets import read_secret
+from leyden.services.engine.auth import KeyCheck
+from leyden.services.engine.engine import Engine
+from leyden.services.engine.errors import BadRequest
+from leyden.services.engine.routes import router
+from leyden.services.engine.settings import Settings
 
 _MAX_BODY_BYTES = 64 * 2**20
 

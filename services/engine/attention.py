@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.engine.rows import Bucket, Row, SharedPrefix
+from leyden.services.engine.rows import Bucket, Row, SharedPrefix
 
 # Own tokens are padded to a multiple of this, so that shapes repeat from step to step.
 _PAD = 16

@@ -7,7 +7,7 @@ import secrets
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from libs.service import JsonResponse
+from leyden.libs.service import JsonResponse
 
 _OPEN = ("/health", "/ready", "/metrics")
 CONTROL = frozenset(

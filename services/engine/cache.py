@@ -17,8 +17,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.engine.config import ModelConfig
-from services.engine.rows import TokenIds, common_length
+from leyden.services.engine.config import ModelConfig
+from leyden.services.engine.rows import TokenIds, common_length
 
 Slots = npt.NDArray[np.int64]
 

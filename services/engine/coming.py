@@ -8,10 +8,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.engine.ahead import Ahead
-from services.engine.model import Model
-from services.engine.scheduler import Scheduler
-from services.engine.weights import FileMarks, file_marks
+from leyden.services.engine.ahead import Ahead
+from leyden.services.engine.model import Model
+from leyden.services.engine.scheduler import Scheduler
+from leyden.services.engine.weights import FileMarks, file_marks
 
 AHEAD_SECONDS = 60.0
 """How long new weights wait at most for what is in flight to be computed by them; then the change itself holds it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.engine.errors import UnsupportedModel
+from leyden.services.engine.errors import UnsupportedModel
 
 SUPPORTED_TYPES = ("llama", "qwen2", "mistral")
 

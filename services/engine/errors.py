@@ -8,7 +8,7 @@ EngineError          base
 
 from __future__ import annotations
 
-from libs.service.errors import Misconfigured
+from leyden.libs.service.errors import Misconfigured
 
 
 class EngineError(Exception):

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from libs.telemetry import SECONDS_BUCKETS
-from services.engine.scheduler import Scheduler
-from services.engine.sequence import Sequence
+from leyden.libs.telemetry import SECONDS_BUCKETS
+from leyden.services.engine.scheduler import Scheduler
+from leyden.services.engine.sequence import Sequence
 
 _LABELS = ("model_name",)
 

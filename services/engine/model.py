@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.engine.config import ModelConfig
-from services.engine.weights import Layer, Weights
+from leyden.services.engine.config import ModelConfig
+from leyden.services.engine.weights import Layer, Weights
 
 
 class Attention(Protocol):

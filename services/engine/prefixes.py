@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
-from services.engine.rows import SharedPrefix, TokenIds, common_length, common_length_of
-from services.engine.sequence import Namespace
+from leyden.services.engine.rows import SharedPrefix, TokenIds, common_length, common_length_of
+from leyden.services.engine.sequence import Namespace
 
 SHORTEST = 64
 # A longer prefix for some of the rows must add this much over the one they share with more.

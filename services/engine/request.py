@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from services.engine.errors import BadRequest
+from leyden.services.engine.errors import BadRequest
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _ELSEWHERE = (*_GRAMMARS, "stop_regex", "custom_params", "beam_width", "watermark", "choice")

@@ -12,12 +12,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ConfigDict
 
-from libs.service import JsonResponse
-from services.engine.answer import Answer
-from services.engine.engine import Engine
-from services.engine.errors import BadRequest, WeightsRefused
-from services.engine.request import GenerateRequest, parse_generate
-from services.engine.sequence import Sequence
+from leyden.libs.service import JsonResponse
+from leyden.services.engine.answer import Answer
+from leyden.services.engine.engine import Engine
+from leyden.services.engine.errors import BadRequest, WeightsRefused
+from leyden.services.engine.request import GenerateRequest, parse_generate
+from leyden.services.engine.sequence import Sequence
 
 SGLANG_VERSION = "0.5.23"
 """The SGLang whose protocol this engine speaks."""

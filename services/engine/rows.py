@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from services.engine.config import ModelConfig
+from leyden.services.engine.config import ModelConfig
 
 TokenIds = npt.NDArray[np.int32]
 

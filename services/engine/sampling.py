@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from services.engine.request import SamplingParams
+from leyden.services.engine.request import SamplingParams
 
 # Size of a block of the vocabulary: the sampler finds the block first, then the token in it.
 _BLOCK = 512

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 import torch
 
-from services.engine.attention import DecodeAttention, PrefillAttention
-from services.engine.cache import PrefixCache
-from services.engine.model import Model
-from services.engine.prefixes import LEAST_GAIN, choose_lengths, longest_match
-from services.engine.rows import SharedPrefix, TokenIds, Workspace, common_length
-from services.engine.sampling import Sampler, logprobs_of, top_logprobs_of
-from services.engine.sequence import Finish, Namespace, Sequence
+from leyden.services.engine.attention import DecodeAttention, PrefillAttention
+from leyden.services.engine.cache import PrefixCache
+from leyden.services.engine.model import Model
+from leyden.services.engine.prefixes import LEAST_GAIN, choose_lengths, longest_match
+from leyden.services.engine.rows import SharedPrefix, TokenIds, Workspace, common_length
+from leyden.services.engine.sampling import Sampler, logprobs_of, top_logprobs_of
+from leyden.services.engine.sequence import Finish, Namespace, Sequence
 
 # A prompt waits for another one that computes at least this many tokens it needs, too.
 WORTH_WAITING = 16

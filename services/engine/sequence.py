@@ -9,10 +9,10 @@ from typing import Literal
 
 import numpy as np
 
-from services.engine.request import Prompt
-from services.engine.rows import Row, TokenIds
-from services.engine.sampling import Draw, Drawn, TokenLogprobs
-from services.engine.text import StopStrings
+from leyden.services.engine.request import Prompt
+from leyden.services.engine.rows import Row, TokenIds
+from leyden.services.engine.sampling import Draw, Drawn, TokenLogprobs
+from leyden.services.engine.text import StopStrings
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import DoorSettings
+from leyden.libs.service import DoorSettings
 
 
 class Settings(DoorSettings):

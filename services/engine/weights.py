@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from libs.service.memory import give_back
-from services.engine.config import ModelConfig
-from services.engine.errors import WeightsRefused
+from leyden.libs.service.memory import trim_malloc
+from leyden.services.engine.config import ModelConfig
+from leyden.services.engine.errors import WeightsRefused
 
 Products = Literal["float32", "bfloat16"]
 FileMarks = tuple[tuple[str, int, int, int], ...]
@@ -79,7 +79,7 @@ def load_weights(folder: Path, config: ModelConfig, products: Products = "float3
     Raises:  WeightsRefused: a file is missing or damaged, a tensor is missing, misshapen or not finite
     """
     weights = _read(_Reader(folder, config, products))
-    give_back()
+    trim_malloc()
     return weights
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import orjson
 
-from services.gateway.choice import Choice
-from services.gateway.render import ChatModel
-from services.gateway.request import ChatRequest, Json
-from services.gateway.text import cut_at_stop
-from services.gateway.tools import parse_calls
+from leyden.services.gateway.choice import Choice
+from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.request import ChatRequest, Json
+from leyden.services.gateway.text import cut_at_stop
+from leyden.services.gateway.tools import parse_calls
 
 DONE = b"data: [DONE]\n\n"
 KEEPALIVE = b": waiting for an engine\n\n"

@@ -12,26 +12,26 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from libs.capability import KeyRing
-from libs.queue.living import Living
-from libs.queue.wake import Wake
-from libs.service import Budget, Overloaded
-from libs.service.plain import create_plain_app
-from libs.service.secrets import read_secret
-from libs.store.calls import CallWriter, QuickReader
-from libs.store.database import Database
-from services.gateway.connection import Connections
-from services.gateway.door import Doors
-from services.gateway.engines import Directory
-from services.gateway.errors import GatewayError, NotServed, TooLarge, Unavailable, error_response
-from services.gateway.forward import Gateway
-from services.gateway.history import History
-from services.gateway.reading import Reader
-from services.gateway.record import Recorder
-from services.gateway.render import ChatModel
-from services.gateway.routes import ROUTES
-from services.gateway.sample import Sampler
-from services.gateway.settings import Settings
+from leyden.libs.capability import KeyRing
+from leyden.libs.queue.attempt_liveness import AttemptLiveness
+from leyden.libs.queue.notifications import Notifications
+from leyden.libs.service import Budget, Overloaded
+from leyden.libs.service.plain import create_plain_app
+from leyden.libs.service.secrets import read_secret
+from leyden.libs.store.calls import CallWriter, QuickReader
+from leyden.libs.store.database import Database
+from leyden.services.gateway.connection import Connections
+from leyden.services.gateway.door import Doors
+from leyden.services.gateway.engines import Directory
+from leyden.services.gateway.errors import GatewayError, NotServed, TooLarge, Unavailable, error_response
+from leyden.services.gateway.forward import Gateway
+from leyden.services.gateway.history import History
+from leyden.services.gateway.reading import Reader
+from leyden.services.gateway.record import Recorder
+from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.routes import ROUTES
+from leyden.services.gateway.sample import Sampler
+from leyden.services.gateway.settings import Settings
 
 CLIENT = "leyden-gateway"
 
@@ -65,7 +65,7 @@ async def _opened(app: Starlette, settings: Settings) -> AsyncIterator[None]:
     engine_key = read_secret(settings.engine_api_key, settings.engine_api_key_file)
     model = ChatModel(settings.model_path, context_length=settings.context_length)
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
-    wake = Wake(settings.redis_url)
+    notifications = Notifications(settings.redis_url)
     # Calls may be locked where engines are not.
     engines, calls = (
         QuickReader(settings.database_url, CLIENT, timeout_seconds=settings.database_answer_seconds) for _ in range(2)
@@ -87,10 +87,12 @@ async def _opened(app: Starlette, settings: Settings) -> AsyncIterator[None]:
             hold_seconds=settings.hold_seconds,
         )
         app.state.gateway, app.state.settings, app.state.give_up = gateway, settings, gateway.close
-        living = Living(database, wake, hold_seconds=settings.record_hold_seconds, on_end=gateway.end)
-        app.state.doors = Doors(KeyRing(settings.capability_keys_file), living)
+        liveness = AttemptLiveness(
+            database, notifications, hold_seconds=settings.record_hold_seconds, on_end=gateway.end
+        )
+        app.state.doors = Doors(KeyRing(settings.capability_keys_file), liveness)
         app.state.checks.add("store", database.ping)
-        loops = [asyncio.create_task(work) for work in (directory.run(), recorder.run(), living.run())]
+        loops = [asyncio.create_task(work) for work in (directory.run(), recorder.run(), liveness.run())]
         try:
             yield
         finally:
@@ -102,7 +104,7 @@ async def _opened(app: Starlette, settings: Settings) -> AsyncIterator[None]:
             await writer.close()
             await engines.close()
             await calls.close()
-            await wake.close()
+            await notifications.close()
             await database.close()
 
 

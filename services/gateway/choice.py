@@ -16,13 +16,13 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
-from libs.contracts.ids import parse_weight_version
-from services.gateway.columns import Columns, whole_document
-from services.gateway.connection import Take
-from services.gateway.errors import BadRequest
-from services.gateway.request import Json, Sampling
-from services.gateway.tokens import Tokens
-from services.gateway.told import Events, Told
+from leyden.libs.contracts.ids import parse_weight_version
+from leyden.services.gateway.columns import Columns, whole_document
+from leyden.services.gateway.connection import Take
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.request import Json, Sampling
+from leyden.services.gateway.tokens import Tokens
+from leyden.services.gateway.told import Events, Told
 
 _OVERFLOW_HINTS = ("context length", "longer than", "exceeds the maximum", "maximum allowed length")
 

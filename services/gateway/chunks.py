@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import orjson
 
-from services.gateway.answer import Answer, delta_of, envelope, logprobs_of
-from services.gateway.choice import Choice
-from services.gateway.render import ChatModel
-from services.gateway.request import ChatRequest, Json
-from services.gateway.text import ByteStream, TextStream, showable
+from leyden.services.gateway.answer import Answer, delta_of, envelope, logprobs_of
+from leyden.services.gateway.choice import Choice
+from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.request import ChatRequest, Json
+from leyden.services.gateway.text import ByteStream, TextStream, showable
 
 
 def head_of_chunks(request_id: str, model: str, created: int) -> bytes:

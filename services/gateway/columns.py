@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import orjson
 
-from services.gateway.request import Json
+from leyden.services.gateway.request import Json
 
 _NAME = b'"output_token_logprobs"'
 _FIELDS = 3

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import orjson
 
-from services.gateway.request import Turn, parsed_arguments
-from services.gateway.written import Conversation
+from leyden.services.gateway.request import Turn, parsed_arguments
+from leyden.services.gateway.written import Conversation
 
 
 def digest_chain(conversation: Conversation) -> list[bytes]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from libs.service.plain import PlainRoute
-from services.gateway.request import body_schema
-from services.gateway.routes import CHAT, ROUTES
+from leyden.libs.service.plain import PlainRoute
+from leyden.services.gateway.request import body_schema
+from leyden.services.gateway.routes import CHAT, ROUTES
 
 _REF = "#/components/schemas/{model}"
 _ERROR = {

@@ -6,13 +6,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
-from libs.contracts.capability import Scope
-from libs.contracts.ids import NUMBER
-from libs.queue.living import AttemptOver, Living
-from libs.store.attempts import AttemptKey
-from libs.store.calls import StoreAway
-from services.gateway.errors import KeyRefused, NotServed, Unavailable
+from leyden.libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
+from leyden.libs.contracts.capability import Scope
+from leyden.libs.contracts.ids import NUMBER
+from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.calls import StoreAway
+from leyden.services.gateway.errors import KeyRefused, NotServed, Unavailable
 
 BELIEF_SECONDS = 5.0
 MAX_BELIEVED = 10_000
@@ -39,9 +39,9 @@ class Doors:
     Verifying costs a fifth of a millisecond; a key taken out of the ring stops working within seconds.
     """
 
-    def __init__(self, ring: KeyRing, living: Living) -> None:
+    def __init__(self, ring: KeyRing, liveness: AttemptLiveness) -> None:
         self._ring = ring
-        self._living = living
+        self._living = liveness
         self._believed: dict[tuple[str | None, str, str], tuple[Door, float]] = {}
 
     async def open(self, headers: Mapping[str, str], rollout_id: str, attempt: str) -> Door:
@@ -53,7 +53,7 @@ class Doors:
         door = self._agreed(headers, rollout_id, attempt)
         try:
             await self._living.confirm(door.rollout_id, door.attempt)
-        except AttemptOver as error:
+        except AttemptEnded as error:
             raise refusal(CapabilityError(Cause.ENDED)) from error
         except StoreAway as error:
             message = "The store is away, so nobody can say whether this attempt runs; try again."

@@ -10,19 +10,19 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from libs.contracts.ids import weight_version
-from libs.service import pause
-from libs.store.calls import StoreAway
-from libs.telemetry import Seldom, logger
-from services.gateway.errors import Unavailable
-from services.gateway.metrics import HELD
+from leyden.libs.contracts.ids import weight_version
+from leyden.libs.service import pause
+from leyden.libs.store.calls import StoreAway
+from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.services.gateway.errors import Unavailable
+from leyden.services.gateway.metrics import HELD
 
 SUSPECT_SECONDS = 1.0
 QUIET_FACTOR = 10
 """How much slower the table is read when no request has come for a while."""
 QUIET_AFTER_SECONDS = 10.0
 
-seldom = Seldom(logger())
+limited_log = RateLimitedLogger(logger())
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Directory:
         try:
             endpoints = list(await self._read())
         except StoreAway as error:
-            seldom.warning("engines not read", cause=str(error))
+            limited_log.warning("engines not read", cause=str(error))
             return
         self._endpoints = endpoints or list(self._static)
         # Wakes all who wait now.

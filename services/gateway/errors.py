@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from libs.service.problems import JsonResponse
+from leyden.libs.service.problems import JsonResponse
 
 
 class GatewayError(Exception):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import replace
 
-from services.gateway.prompt import Prompt
-from services.gateway.tokens import TOKEN_BYTES
-from services.gateway.written import Conversation, Written, given_digest
+from leyden.services.gateway.prompt import Prompt
+from leyden.services.gateway.tokens import TOKEN_BYTES
+from leyden.services.gateway.written import Conversation, Written, given_digest
 
 FIRSTS_BYTES = 8 * 2**20
 """What the first prompts take that are remembered."""

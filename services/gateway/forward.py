@@ -16,26 +16,26 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from libs.capability import CapabilityError, Cause
-from libs.contracts.ids import new_call_id, weight_version
-from libs.contracts.states import CallStatus
-from libs.faults import passes
-from libs.store.attempts import AttemptKey
-from libs.store.calls import NewCall
-from libs.telemetry import logger, parse_traceparent
-from services.gateway import metrics
-from services.gateway.answer import Answer, Completion, finished_answer, logprobs_of
-from services.gateway.choice import Choice, Job
-from services.gateway.door import Door, refusal
-from services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
-from services.gateway.history import History
-from services.gateway.prompt import Added, Prompt
-from services.gateway.reading import Reader
-from services.gateway.record import Recorder
-from services.gateway.render import ChatModel
-from services.gateway.repeats import Repeats, Retry
-from services.gateway.request import ChatRequest, parse_answer, parse_request
-from services.gateway.sample import Sampler
+from leyden.libs.capability import CapabilityError, Cause
+from leyden.libs.contracts.ids import new_call_id, weight_version
+from leyden.libs.contracts.states import CallStatus
+from leyden.libs.faults import fault_point
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.calls import NewCall
+from leyden.libs.telemetry import logger, parse_traceparent
+from leyden.services.gateway import metrics
+from leyden.services.gateway.answer import Answer, Completion, finished_answer, logprobs_of
+from leyden.services.gateway.choice import Choice, Job
+from leyden.services.gateway.door import Door, refusal
+from leyden.services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
+from leyden.services.gateway.history import History
+from leyden.services.gateway.prompt import Added, Prompt
+from leyden.services.gateway.reading import Reader
+from leyden.services.gateway.record import Recorder
+from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.repeats import Repeats, Retry
+from leyden.services.gateway.request import ChatRequest, parse_answer, parse_request
+from leyden.services.gateway.sample import Sampler
 
 log = logger()
 
@@ -262,9 +262,9 @@ class Gateway:
                 await self._sample(call)
             finally:
                 self._places.release()
-            passes("gateway.answered")
+            fault_point("gateway.answered")
             completion = await self._complete(call)
-            passes("gateway.recorded")
+            fault_point("gateway.recorded")
         except asyncio.CancelledError:
             otherwise = "the gateway was stopped" if self._is_closing else "the agent hung up"
             reason = "its attempt ended" if call.is_over else otherwise

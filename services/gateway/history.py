@@ -22,15 +22,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from services.gateway.digests import base_digest, chain_from, digest_chain, extended
-from services.gateway.errors import ContextOverflow
-from services.gateway.firsts import Firsts
-from services.gateway.opening import Opening
-from services.gateway.prompt import Added, Answered, Prompt, Recorded
-from services.gateway.render import ChatModel
-from services.gateway.request import ChatRequest, Turn
-from services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
-from services.gateway.written import Conversation, Elsewhere, Encoded, Settled, Written, kept_bytes
+from leyden.services.gateway.digests import base_digest, chain_from, digest_chain, extended
+from leyden.services.gateway.errors import ContextOverflow
+from leyden.services.gateway.firsts import Firsts
+from leyden.services.gateway.opening import Opening
+from leyden.services.gateway.prompt import Added, Answered, Prompt, Recorded
+from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.request import ChatRequest, Turn
+from leyden.services.gateway.tokens import TOKEN_BYTES, TokenIds, Tokens
+from leyden.services.gateway.written import Conversation, Elsewhere, Encoded, Settled, Written, kept_bytes
 
 MOST_UNKEPT = 4
 """So many last messages may be left out of later requests, and their answer is still known to be from here. The store

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from libs.contracts.states import CallStatus
-from libs.telemetry import SECONDS_BUCKETS
+from leyden.libs.contracts.states import CallStatus
+from leyden.libs.telemetry import SECONDS_BUCKETS
 
 CALLS = Counter("gateway_calls_total", "Model calls by how they ended.", ["status"])
 COMPLETED_CALLS = CALLS.labels(CallStatus.COMPLETED)

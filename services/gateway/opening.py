@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from services.gateway.sent import is_plain
+from leyden.services.gateway.sent import is_plain
 
 if TYPE_CHECKING:
-    from services.gateway.request import Json, Turn
+    from leyden.services.gateway.request import Json, Turn
 
 _MARK = secrets.token_hex(16)
 _MARK_JSON = f'"{_MARK}"'.encode()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from libs.store.calls import JsonText
-from services.gateway.sent import Sent
-from services.gateway.tokens import TokenIds, Tokens
+from leyden.libs.store.calls import JsonText
+from leyden.services.gateway.sent import Sent
+from leyden.services.gateway.tokens import TokenIds, Tokens
 
 MOST_READ = 4
 """To make a call whole, rows are read that hold at most so many times what it does: a large last message that no later

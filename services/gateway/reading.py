@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from libs.contracts.ids import weight_version
-from libs.store.calls import (
+from leyden.libs.contracts.ids import weight_version
+from leyden.libs.store.calls import (
     QuickReader,
     StoreAway,
     completed_calls,
@@ -18,17 +18,17 @@ from libs.store.calls import (
     default_temperature,
     reading,
 )
-from libs.store.chains import Whole
-from libs.store.database import Database
-from libs.store.tables import ModelCall
-from services.gateway.answer import Answer, Completion
-from services.gateway.choice import Choice
-from services.gateway.door import Door
-from services.gateway.engines import Endpoint
-from services.gateway.errors import Unavailable
-from services.gateway.history import StoredAnswer
-from services.gateway.request import Json, parse_answer, parse_conversation
-from services.gateway.written import Conversation
+from leyden.libs.store.chains import Whole
+from leyden.libs.store.database import Database
+from leyden.libs.store.tables import ModelCall
+from leyden.services.gateway.answer import Answer, Completion
+from leyden.services.gateway.choice import Choice
+from leyden.services.gateway.door import Door
+from leyden.services.gateway.engines import Endpoint
+from leyden.services.gateway.errors import Unavailable
+from leyden.services.gateway.history import StoredAnswer
+from leyden.services.gateway.request import Json, parse_answer, parse_conversation
+from leyden.services.gateway.written import Conversation
 
 T = TypeVar("T")
 SpellLogprobs = Callable[[Choice], Json | None]

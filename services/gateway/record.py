@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from libs.store.calls import CallRefused, NewCall, StoreAway
-from libs.telemetry import Seldom, logger
-from services.gateway.errors import GatewayError, Unavailable
-from services.gateway.metrics import RECORD_ROWS, RECORD_SECONDS
+from leyden.libs.store.calls import CallRefused, NewCall, StoreAway
+from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.services.gateway.errors import GatewayError, Unavailable
+from leyden.services.gateway.metrics import RECORD_ROWS, RECORD_SECONDS
 
 MAX_ROWS = 512
 RETRY_SECONDS = 0.25
 
 log = logger()
-seldom = Seldom(log)
+limited_log = RateLimitedLogger(log)
 
 
 class Writer(Protocol):
-    """Where calls become durable: `libs.store.calls.CallWriter`, or memory in tests."""
+    """Where calls become durable: `leyden.libs.store.calls.CallWriter`, or memory in tests."""
 
     async def write(self, calls: Sequence[NewCall], *, may_exist: bool = False) -> None:
         """All calls, or none, durable on return."""
@@ -85,7 +85,7 @@ class Recorder:
         try:
             await self._write(batch)
         except StoreAway as error:
-            seldom.warning("store away", calls=len(batch), cause=str(error))
+            limited_log.warning("store away", calls=len(batch), cause=str(error))
             self._expire(batch)
             await asyncio.sleep(RETRY_SECONDS)
         except CallRefused as error:

@@ -22,14 +22,14 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
-from libs.service.errors import Misconfigured
-from services.gateway.cuts import Cuts
-from services.gateway.errors import BadRequest
-from services.gateway.request import Json, Turn, parsed_arguments
-from services.gateway.spelling import Spelling
-from services.gateway.tail import UNRENDERABLE, Reached, Tail, TailTemplate
-from services.gateway.tokens import TokenIds
-from services.gateway.tools import generic_turns
+from leyden.libs.service.errors import Misconfigured
+from leyden.services.gateway.cuts import Cuts
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.request import Json, Turn, parsed_arguments
+from leyden.services.gateway.spelling import Spelling
+from leyden.services.gateway.tail import UNRENDERABLE, Reached, Tail, TailTemplate
+from leyden.services.gateway.tokens import TokenIds
+from leyden.services.gateway.tools import generic_turns
 
 SHARED_TEXTS, SHARED_CHARACTERS = 128, 16_384
 """How many texts are remembered with their tokens, and how long these are at most: siblings of a group begin with the

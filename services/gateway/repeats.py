@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, Self, TypeVar
 
-from services.gateway.door import Door
+from leyden.services.gateway.door import Door
 
 CallT = TypeVar("CallT")
 MAX_CLAIMS = 100_000

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
-from libs.store.calls import storable_json
-from services.gateway.errors import BadRequest
-from services.gateway.opening import NotCut, Opening, Pieces, count_values, cut, settle
-from services.gateway.sent import Sent, sent_of
+from leyden.libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
+from leyden.libs.store.calls import storable_json
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.opening import NotCut, Opening, Pieces, count_values, cut, settle
+from leyden.services.gateway.sent import Sent, sent_of
 
 RECORDED = frozenset(
     {

@@ -9,12 +9,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive
 
-from libs.service import JsonResponse, Share
-from libs.service.plain import PlainRoute
-from services.gateway.answer import Completion, model_body, models_body
-from services.gateway.door import Door
-from services.gateway.forward import Call, Gateway
-from services.gateway.stream import EventStream, hung_up, result_of
+from leyden.libs.service import JsonResponse, Share
+from leyden.libs.service.plain import PlainRoute
+from leyden.services.gateway.answer import Completion, model_body, models_body
+from leyden.services.gateway.door import Door
+from leyden.services.gateway.forward import Call, Gateway
+from leyden.services.gateway.stream import EventStream, hung_up, result_of
 
 HUNG_UP = 499
 UNWATCHED_SECONDS = 0.25

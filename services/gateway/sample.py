@@ -15,13 +15,13 @@ from functools import partial
 import numpy as np
 import orjson
 
-from libs.telemetry import inject, logger
-from services.gateway.choice import Absorber, Choice, EngineLost, Job, Progressed, collecting, following, refusal
-from services.gateway.connection import Connections, Parts, Refused, Stop, Take
-from services.gateway.engines import Directory, Endpoint, Patience
-from services.gateway.metrics import ENGINE_RETRIES
-from services.gateway.request import Json, Sampling
-from services.gateway.tokens import json_of
+from leyden.libs.telemetry import inject, logger
+from leyden.services.gateway.choice import Absorber, Choice, EngineLost, Job, Progressed, collecting, following, refusal
+from leyden.services.gateway.connection import Connections, Parts, Refused, Stop, Take
+from leyden.services.gateway.engines import Directory, Endpoint, Patience
+from leyden.services.gateway.metrics import ENGINE_RETRIES
+from leyden.services.gateway.request import Json, Sampling
+from leyden.services.gateway.tokens import json_of
 
 ABORT_SECONDS = 5.0
 """How long the rest of an aborted answer is waited for."""

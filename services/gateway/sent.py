@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from libs.store.binary import Piece
-from libs.store.calls import JsonText, storable_json
+from leyden.libs.store.binary import Piece
+from leyden.libs.store.calls import JsonText, storable_json
 
 if TYPE_CHECKING:
     import hashlib
 
-    from services.gateway.opening import Opening, Pieces
+    from leyden.services.gateway.opening import Opening, Pieces
 
 # Numbers that Postgres would write out to thousands of digits, or refuse. What begins with one class of bytes, not with
 # one of two things, is found five times as fast.

@@ -7,8 +7,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import DoorSettings
-from libs.service.addresses import HttpAddress
+from leyden.libs.service import DoorSettings
+from leyden.libs.service.addresses import HttpAddress
 
 
 class Settings(DoorSettings):

@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from libs.faults import passes
-from libs.service.protocol import Write, writer_of
-from services.gateway.answer import KEEPALIVE, Completion, event
-from services.gateway.chunks import ChoiceStream, head_of_chunks
-from services.gateway.errors import GatewayError, error_response, stopping
-from services.gateway.forward import Call, Gateway
-from services.gateway.request import ChatRequest
+from leyden.libs.faults import fault_point
+from leyden.libs.service.protocol import Write, writer_of
+from leyden.services.gateway.answer import KEEPALIVE, Completion, event
+from leyden.services.gateway.chunks import ChoiceStream, head_of_chunks
+from leyden.services.gateway.errors import GatewayError, error_response, stopping
+from leyden.services.gateway.forward import Call, Gateway
+from leyden.services.gateway.request import ChatRequest
 
 
 class EventStream(Response):
@@ -69,7 +69,7 @@ class EventStream(Response):
             await self._send(send, completion.whole_chunks())
         else:
             completion = await self._follow(self._call, write, send)
-            passes("gateway.streamed")
+            fault_point("gateway.streamed")
         await self._send(send, completion.last_chunks(include_usage=self._request.include_usage), more=False)
 
     async def _follow(self, call: Call, write: Write | None, send: Send) -> Completion:

@@ -16,7 +16,7 @@ from typing import Any
 
 import jinja2
 
-from services.gateway.passes import (
+from leyden.services.gateway.passes import (
     AT,
     BEGIN,
     IS_QUESTION,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
-from services.gateway.spelling import Spelling
-from services.gateway.tools import OPEN
+from leyden.services.gateway.spelling import Spelling
+from leyden.services.gateway.tools import OPEN
 
 Decode = Callable[[Sequence[int]], str]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from services.gateway.request import Json
+from leyden.services.gateway.request import Json
 
 DONE = b"[DONE]"
 _DONE_BYTES = 20

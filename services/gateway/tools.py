@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from services.gateway.request import Json, ToolCall, Turn, is_unicode
+from leyden.services.gateway.request import Json, ToolCall, Turn, is_unicode
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 import orjson
 
-from services.gateway.opening import Opening, divides_results
-from services.gateway.prompt import Answered, Recorded
-from services.gateway.render import ChatModel
-from services.gateway.request import Json, ToolCall, Turn
-from services.gateway.tail import Reached, Tail
-from services.gateway.tokens import TokenIds, Tokens
+from leyden.services.gateway.opening import Opening, divides_results
+from leyden.services.gateway.prompt import Answered, Recorded
+from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.request import Json, ToolCall, Turn
+from leyden.services.gateway.tail import Reached, Tail
+from leyden.services.gateway.tokens import TokenIds, Tokens
 
 SETTLED_BYTES, TURN_BYTES = 1000, 100
 """What is kept of an opening and of each of its turns beside its bytes and the turns themselves, measured."""

@@ -6,18 +6,18 @@ import asyncio
 import time
 from dataclasses import dataclass, replace
 
-from libs.capability import KeyRing, sign
-from libs.contracts.capability import Capability, Scope
-from libs.contracts.states import OutcomeKind
-from libs.queue.leases import Lease, Outcome
-from libs.service.errors import Misconfigured
-from services.runner.cell import REMEDIES, Cells, Tenant
-from services.runner.doors import DoorWatch
-from services.runner.environment import Doors, Identity, environment_block
-from services.runner.folder import AttemptFolder, Folders
-from services.runner.process import Command, Ended, KeeperLost, Processes
-from services.runner.settings import Settings
-from services.runner.verdict import judge
+from leyden.libs.capability import KeyRing, sign
+from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue.leases import Lease, Outcome
+from leyden.libs.service.errors import Misconfigured
+from leyden.services.runner.cell import REMEDIES, Cells, Tenant
+from leyden.services.runner.doors import DoorWatch
+from leyden.services.runner.environment import Doors, Identity, environment_block
+from leyden.services.runner.folder import AttemptFolder, Folders
+from leyden.services.runner.process import Command, Ended, KeeperLost, Processes
+from leyden.services.runner.settings import Settings
+from leyden.services.runner.verdict import judge
 
 PROOF_SECONDS = 60.0
 

@@ -1,4 +1,4 @@
-"""The cell of an attempt: whom its agent becomes, and what of the disk it finds. `services.runner.walls` builds it.
+"""The cell of an attempt: whom its agent becomes, and what of the disk it finds. `walls.py` builds it.
 
 Where the runner is root, an agent becomes a user of its own, in a view of the disk without the platform's folders and
 without other attempts. Elsewhere it stays the runner's user, and Landlock keeps it out of those.
@@ -23,11 +23,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.service.errors import Misconfigured
-from libs.telemetry import logger
-from services.runner.folder import AttemptFolder
-from services.runner.settings import Settings, open_work_folder
-from services.runner.walls import USABLE_LANDLOCK, Walls, landlock_abi
+from leyden.libs.service.errors import Misconfigured
+from leyden.libs.telemetry import logger
+from leyden.services.runner.folder import AttemptFolder
+from leyden.services.runner.settings import Settings, open_work_folder
+from leyden.services.runner.walls import USABLE_LANDLOCK, Walls, landlock_abi
 
 log = logger()
 
@@ -230,7 +230,7 @@ def may_cover_processes() -> bool:
 
 
 def _works(code: str) -> bool:
-    code = f"import sys; sys.path.append(sys.argv[1]); from services.runner import walls; {code}"
+    code = f"import sys; sys.path.append(sys.argv[1]); from leyden.services.runner import walls; {code}"
     tried = subprocess.run([sys.executable, "-I", "-S", "-c", code, ROOT], check=False, stderr=subprocess.DEVNULL)
     return tried.returncode == 0
 

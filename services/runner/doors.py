@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
-from libs.store.database import AWAY, cause
-from libs.telemetry import Seldom, logger
+from leyden.libs.store.database import AWAY, cause
+from leyden.libs.telemetry import RateLimitedLogger, logger
 
 log = logger()
-seldom = Seldom(log)
+limited_log = RateLimitedLogger(log)
 
 LOOK_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
@@ -122,7 +122,7 @@ class _Store:
         except AWAY as error:
             # After the question, and so for attempts that began while it was asked.
             self.shut_at = time.monotonic()
-            seldom.warning("store away", cause=cause(error))
+            limited_log.warning("store away", cause=cause(error))
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:

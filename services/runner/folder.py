@@ -16,7 +16,7 @@ from typing import IO
 
 import structlog
 
-from libs.service.errors import Misconfigured
+from leyden.libs.service.errors import Misconfigured
 
 log = structlog.get_logger()
 

@@ -29,7 +29,7 @@ import time
 # `os.execvpe` imports it, behind walls that may hide the standard library.
 import warnings  # noqa: F401
 
-from services.runner import walls
+from leyden.services.runner import walls
 
 if walls.TYPE_CHECKING:
     from typing import Any, NoReturn

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from libs.faults import passes
-from libs.queue import leases
-from libs.queue.leases import Lease, Outcome
-from libs.queue.wake import Topic, Wake
-from libs.store.attempts import AttemptKey
-from libs.store.database import AWAY, Database
+from leyden.libs.faults import fault_point
+from leyden.libs.queue import leases
+from leyden.libs.queue.leases import Lease, Outcome
+from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.database import AWAY, Database
 
 MAX_ENTRIES = 64
 """In one transaction: outcomes hold the ends of outputs, megabytes each."""
@@ -34,9 +34,9 @@ class _Entry:
 class Ledger:
     """Writes what `start` and `settle` are given, one transaction at a time."""
 
-    def __init__(self, database: Database, wake: Wake) -> None:
+    def __init__(self, database: Database, notifications: Notifications) -> None:
         self._database = database
-        self._wake = wake
+        self._notifications = notifications
         self._waiting: deque[_Entry] = deque()
         self._arrived = asyncio.Event()
         self._closed = False
@@ -91,14 +91,14 @@ class Ledger:
             return
         ended = [AttemptKey(entry.lease.rollout_id, entry.lease.attempt) for entry in batch if entry.outcome]
         if ended:
-            passes("runner.settled")
+            fault_point("runner.settled")
         for entry in batch:
             # Whoever waited may have been cancelled.
             if not entry.held.done():
                 entry.held.set_result(entry.lease.lease_id in held)
         if ended:
-            await self._wake.notify(Topic.OUTCOMES)
-            await self._wake.announce_ends(ended)
+            await self._notifications.notify(Topic.OUTCOMES)
+            await self._notifications.publish_ended(ended)
 
     async def _transaction(self, batch: Sequence[_Entry]) -> set[str]:
         """The ids of the leases that were held. An attempt stands in a batch once: it ends after it has started."""

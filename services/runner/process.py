@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.runner import keeper
-from services.runner.walls import Walls, no_walls
+from leyden.services.runner import keeper
+from leyden.services.runner.walls import Walls, no_walls
 
 _ROOT = str(Path(keeper.__file__).resolve().parents[2])
 ANSWER_SECONDS = 10.0
-_KEEPER = "import sys; sys.path.append(sys.argv[1]); from services.runner.keeper import main; main()"
+_KEEPER = "import sys; sys.path.append(sys.argv[1]); from leyden.services.runner.keeper import main; main()"
 
 
 class KeeperLost(Exception):

@@ -10,8 +10,8 @@ from pathlib import Path
 from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import ServiceSettings
-from libs.service.addresses import HttpAddress
+from leyden.libs.service import ServiceSettings
+from leyden.libs.service.addresses import HttpAddress
 
 
 class Settings(ServiceSettings):

@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from libs.contracts.rewards import MAX_REWARD, is_reward
-from libs.contracts.states import OutcomeKind
-from libs.queue.leases import Outcome
-from services.runner.process import Ended
+from leyden.libs.contracts.rewards import MAX_REWARD, is_reward
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue.leases import Outcome
+from leyden.services.runner.process import Ended
 
 SIGKILL = 9
 SHELL_SIGKILL = 128 + SIGKILL

@@ -1,7 +1,7 @@
 """What holds an agent in its cell, as system calls: a view of the disk, a user of its own, Landlock.
 
 Runs in the forked child of the keeper, between `fork` and `exec`, and depends on the standard library alone, because
-64 of these start at once. What to hide and whom to become was decided by `services.runner.cell`.
+64 of these start at once. What to hide and whom to become was decided by `leyden.services.runner.cell`.
 """
 # pathlib costs more start-up time than everything else here:
 # ruff: noqa: PTH103, PTH112, PTH120, PTH211

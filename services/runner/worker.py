@@ -11,29 +11,29 @@ from collections.abc import Awaitable, Sequence
 from prometheus_client import Counter, Gauge, Histogram
 from sqlalchemy.exc import SQLAlchemyError
 
-from libs.capability import KeyRing
-from libs.contracts.states import OutcomeKind
-from libs.faults import passes
-from libs.queue import leases
-from libs.queue.connection import QueueUnavailable
-from libs.queue.leases import Lease, Outcome
-from libs.queue.stream import RolloutQueue
-from libs.queue.wake import Wake
-from libs.service import Checks, pause
-from libs.store.attempts import AttemptKey
-from libs.store.database import AWAY, Database, cause
-from libs.store.schema import check_schema
-from libs.telemetry import SECONDS_BUCKETS, Seldom, bind, logger
-from services.runner.attempt import Workplace, execute, prove
-from services.runner.cell import Cells
-from services.runner.doors import DoorWatch
-from services.runner.folder import Folders
-from services.runner.ledger import Ledger
-from services.runner.process import Processes
-from services.runner.settings import Settings
+from leyden.libs.capability import KeyRing
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.faults import fault_point
+from leyden.libs.queue import leases
+from leyden.libs.queue.connection import QueueUnavailable
+from leyden.libs.queue.leases import Lease, Outcome
+from leyden.libs.queue.notifications import Notifications
+from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.service import Checks, pause
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.schema import check_schema
+from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
+from leyden.services.runner.attempt import Workplace, execute, prove
+from leyden.services.runner.cell import Cells
+from leyden.services.runner.doors import DoorWatch
+from leyden.services.runner.folder import Folders
+from leyden.services.runner.ledger import Ledger
+from leyden.services.runner.process import Processes
+from leyden.services.runner.settings import Settings
 
 log = logger()
-seldom = Seldom(log)
+limited_log = RateLimitedLogger(log)
 
 RUNNING = Gauge("runner_attempts_running", "Attempts at work.")
 ENDED = Counter("runner_attempts_ended_total", "Attempts that were settled.", ["kind"])
@@ -49,14 +49,19 @@ class Runner:
     """The attempts of one process."""
 
     def __init__(
-        self, settings: Settings, database: Database, queue: RolloutQueue, wake: Wake, place: Workplace
+        self,
+        settings: Settings,
+        database: Database,
+        queue: RolloutQueue,
+        notifications: Notifications,
+        place: Workplace,
     ) -> None:
         self.owner = place.folders.root.name
         self._settings = settings
         self._database = database
         self._queue = queue
-        self._wake = wake
-        self._ledger = Ledger(database, wake)
+        self._notifications = notifications
+        self._ledger = Ledger(database, notifications)
         self._place = place
         self._tasks: set[asyncio.Task[None]] = set()
         self._held: dict[str, asyncio.Task[Outcome]] = {}
@@ -98,16 +103,16 @@ class Runner:
             if not deliveries:
                 await self._look_into_store(room)
             if deliveries:
-                passes("runner.delivered")
+                fault_point("runner.delivered")
             await self._lease_all([delivery.rollout_id for delivery in deliveries])
             await self._queue.ack(deliveries)
         except QueueUnavailable as error:
-            seldom.warning("task queue away, asking the store", cause=str(error))
+            limited_log.warning("task queue away, asking the store", cause=str(error))
             await self._take_from_store(room, rest_seconds=0.0)
             await pause(stop, self._settings.poll_seconds)
         except SQLAlchemyError as error:
             # Not acknowledged: delivered again.
-            seldom.warning("no lease taken", cause=cause(error))
+            limited_log.warning("no lease taken", cause=cause(error))
             await pause(stop, self._settings.poll_seconds)
 
     def _free(self) -> int:
@@ -126,20 +131,22 @@ class Runner:
                 waiting = await leases.deliverable_rollouts(session, limit=room, rest_seconds=rest_seconds)
             await self._lease_all(waiting)
         except SQLAlchemyError as error:
-            seldom.warning("no lease taken", cause=cause(error))
+            limited_log.warning("no lease taken", cause=cause(error))
 
     async def _lease_all(self, rollout_ids: Sequence[str]) -> None:
         async with self._database.session() as session:
             taken = await leases.lease_rollouts(session, rollout_ids, self.owner, self._settings.lease_seconds)
         if taken:
-            passes("runner.leased")
+            fault_point("runner.leased")
         for lease in taken:
             task = asyncio.create_task(self._attempt(lease), name=f"{lease.rollout_id}/{lease.attempt}")
             self._tasks.add(task)
             task.add_done_callback(self._done)
         self._measure()
         # Leasing anew expires the attempt before.
-        await self._wake.announce_ends(AttemptKey(one.rollout_id, one.attempt - 1) for one in taken if one.attempt > 1)
+        await self._notifications.publish_ended(
+            AttemptKey(one.rollout_id, one.attempt - 1) for one in taken if one.attempt > 1
+        )
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -159,7 +166,7 @@ class Runner:
             began = time.monotonic()
             outcome = await self._outcome(lease)
             SECONDS.observe(time.monotonic() - began)
-            passes("runner.ended")
+            fault_point("runner.ended")
             await self._settle(lease, outcome)
 
     async def _outcome(self, lease: Lease) -> Outcome:
@@ -183,7 +190,7 @@ class Runner:
         try:
             if not await self._start(lease):
                 return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost before the start")
-            passes("runner.started")
+            fault_point("runner.started")
             log.info("attempt started")
             return await execute(lease, self._place)
         # Whatever breaks on our side is told as such; an attempt that nobody settles would block until its lease ends.
@@ -197,7 +204,7 @@ class Runner:
             try:
                 return await self._ledger.start(lease)
             except AWAY as error:
-                seldom.warning("attempt not started", cause=cause(error))
+                limited_log.warning("attempt not started", cause=cause(error))
                 await asyncio.sleep(min(1.0, self._settings.poll_seconds))
 
     async def _settle(self, lease: Lease, outcome: Outcome) -> None:
@@ -208,7 +215,7 @@ class Runner:
                 held = await self._ledger.settle(lease, outcome)
                 break
             except SQLAlchemyError as error:
-                seldom.warning("outcome not settled", cause=cause(error))
+                limited_log.warning("outcome not settled", cause=cause(error))
                 if time.monotonic() > until:
                     return
                 await asyncio.sleep(min(1.0, self._settings.poll_seconds))
@@ -227,7 +234,7 @@ class Runner:
                     held = await leases.heartbeat_all(session, asked, self._settings.lease_seconds)
                 renewed = time.monotonic()
             except SQLAlchemyError as error:
-                seldom.warning("leases not renewed", cause=cause(error))
+                limited_log.warning("leases not renewed", cause=cause(error))
             if held is None and time.monotonic() - renewed > self._settings.lease_seconds:
                 # Another runner may have them by now.
                 held = set()
@@ -281,17 +288,17 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     database = Database(settings.database_url, "leyden-runner", answer_seconds=settings.database_answer_seconds)
     doors = DoorWatch([settings.gateway_url, settings.collector_url], database.ping)
     queue = RolloutQueue(settings.redis_url, answer_seconds=settings.redis_answer_seconds)
-    wake = Wake(settings.redis_url)
+    notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
     checks.add("schema", lambda: check_schema(database))
     checks.add("queue", queue.ping)
     try:
         place = Workplace(settings, keys, folders, processes, doors, cells)
         await prove(place)
-        await Runner(settings, database, queue, wake, place).run(stop)
+        await Runner(settings, database, queue, notifications, place).run(stop)
     finally:
         await queue.close()
-        await wake.close()
+        await notifications.close()
         await database.close()
         processes.close()
         await asyncio.to_thread(folders.close)

@@ -1,18 +1,18 @@
-"""Runs the trainer of one run: `python -m services.trainer --run-id run-k3m9x2abcd`."""
+"""Runs the trainer of one run: `python -m leyden.services.trainer --run-id run-k3m9x2abcd`."""
 
 import argparse
 
-from libs.service import run_worker
-from libs.service.start import told_in_a_line
-from libs.telemetry import bind, configure_logs, configure_tracing
-from services.trainer.memory import keep_freed_memory
-from services.trainer.settings import Settings
+from leyden.libs.service import run_worker
+from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.telemetry import bind, configure_logs, configure_tracing
+from leyden.services.trainer.memory import keep_freed_memory
+from leyden.services.trainer.settings import Settings
 
 
-@told_in_a_line(Settings)
+@exit_on_config_error(Settings)
 def main() -> None:
     """Reads the settings and trains until the run's last step or SIGTERM."""
-    parser = argparse.ArgumentParser(prog="python -m services.trainer", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m leyden.services.trainer", description=__doc__)
     parser.add_argument("--run-id", help="the run to train; otherwise TRAINER_RUN_ID")
     run_id = parser.parse_args().run_id
     settings = Settings(run_id=run_id) if run_id else Settings()
@@ -21,7 +21,7 @@ def main() -> None:
     configure_tracing("trainer", settings.otlp_endpoint)
     with bind(run_id=settings.run_id):
         # Seconds of imports: a wrong setting is refused before them.
-        from services.trainer.worker import run_trainer
+        from leyden.services.trainer.worker import run_trainer
 
         run_worker("trainer", settings, lambda stop, checks: run_trainer(settings, stop, checks))
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from services.trainer.tree import Pack, ancestor_mask
+from leyden.services.trainer.tree import Pack, ancestor_mask
 
 NAME = "leyden_tree"
 

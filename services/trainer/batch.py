@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.trainer.weights import Weighting, token_weights
+from leyden.services.trainer.weights import Weighting, token_weights
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from libs.faults import passes
-from services.trainer.files import reserve, safetensors, sha256, write
+from leyden.libs.faults import fault_point
+from leyden.services.trainer.files import reserve, safetensors, sha256, write
 
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
@@ -97,7 +97,7 @@ def export_weights(
         weights = revert_weight_conversion(model, remove_tied_weights_from_state_dict(model.state_dict(), model))
         pieces = safetensors(weights)
         write(pieces, scratch / WEIGHTS_NAME)
-        passes("trainer.weights_written")
+        fault_point("trainer.weights_written")
         for file in base.iterdir():
             if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, scratch / file.name)
@@ -108,9 +108,9 @@ def export_weights(
         with ThreadPoolExecutor(1, "hash") as other:
             hashed = other.submit(sha256, pieces)
             announce(folder)
-            passes("trainer.announced")
+            fault_point("trainer.announced")
             _sync_named(folder, written, holding)
-    passes("trainer.exported")
+    fault_point("trainer.exported")
     return Export(folder, _content_sha256([(WEIGHTS_NAME, hashed.result())]), size_bytes)
 
 
@@ -156,7 +156,7 @@ def save_checkpoint(
     with _scratch(folder, holding) as scratch:
         # No pickle: reading a checkpoint runs no code.
         write(safetensors(state), scratch / STATE_NAME)
-        passes("trainer.state_written")
+        fault_point("trainer.state_written")
         (scratch / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
         _open_to_all(scratch)
         # Whoever resumes takes a checkpoint that has its name for one that is whole.
@@ -249,7 +249,7 @@ def _take_name(scratch: Path, folder: Path, holding: Holding, *, moment: str) ->
     # place: NFS keeps the folder of a file that an engine of this machine has mapped.
     with contextlib.suppress(FileNotFoundError):
         folder.rename(old)
-    passes(moment)
+    fault_point(moment)
     scratch.rename(folder)
     remove_folder(old)
 

@@ -14,11 +14,11 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from libs.contracts.config import Algorithm
-from services.trainer.batch import Sample, TrainedTokens
-from services.trainer.forward import Policy, Reads, Trunk
-from services.trainer.objective import Objective, Terms, objective
-from services.trainer.tree import Forest, Pack, plan_forest
+from leyden.libs.contracts.config import Algorithm
+from leyden.services.trainer.batch import Sample, TrainedTokens
+from leyden.services.trainer.forward import Policy, Reads, Trunk
+from leyden.services.trainer.objective import Objective, Terms, objective
+from leyden.services.trainer.tree import Forest, Pack, plan_forest
 
 
 class Interrupted(Exception):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from services.trainer.losses import LOG_RATIO_LIMIT
+from leyden.services.trainer.losses import LOG_RATIO_LIMIT
 
 
 def truncated_importance_weights(old_logprobs_K: Tensor, generator_logprobs_K: Tensor, cap: float) -> Tensor:

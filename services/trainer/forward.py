@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from services.trainer import attention
-from services.trainer.head import sampled_logprobs
-from services.trainer.tree import Pack
+from leyden.services.trainer import attention
+from leyden.services.trainer.head import sampled_logprobs
+from leyden.services.trainer.tree import Pack
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Policy(nn.Module):
     """A causal LM that answers for token trees.
 
     Args: model: full causal attention, logits that are its head's product with its last hidden states
-        (`services.trainer.model` checks); activation_checkpointing: recompute each layer in the backward pass.
+        (`leyden.services.trainer.model` checks); activation_checkpointing: recompute each layer in the backward pass.
     """
 
     def __init__(self, model: PreTrainedModel, *, activation_checkpointing: bool = False) -> None:

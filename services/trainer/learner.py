@@ -8,12 +8,12 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from libs.contracts.config import RunConfig
-from services.trainer.checkpoint import CheckpointDamaged, Progress, describe, load_checkpoint
-from services.trainer.forward import Policy
-from services.trainer.model import freeze, load_model
-from services.trainer.products import use_fast_products
-from services.trainer.step import Learner, make_optimizer
+from leyden.libs.contracts.config import RunConfig
+from leyden.services.trainer.checkpoint import CheckpointDamaged, Progress, describe, load_checkpoint
+from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.model import freeze, load_model
+from leyden.services.trainer.products import use_fast_products
+from leyden.services.trainer.step import Learner, make_optimizer
 
 
 def make_accelerator(device: str, precision: str) -> Accelerator:

@@ -11,8 +11,8 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from libs.contracts.config import Algorithm, Cispo, Gspo, PpoClip
-from services.trainer import corrections, losses
+from leyden.libs.contracts.config import Algorithm, Cispo, Gspo, PpoClip
+from leyden.services.trainer import corrections, losses
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 from accelerate import Accelerator
 
-from libs.contracts.config import RunConfig
-from libs.contracts.states import ConsumptionVerdict
-from libs.store import tables, training
-from libs.store.database import Database
-from libs.telemetry import logger
-from services.trainer.batch import Sample
-from services.trainer.checkpoint import (
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import ConsumptionVerdict
+from leyden.libs.store import tables, training
+from leyden.libs.store.database import Database
+from leyden.libs.telemetry import logger
+from leyden.services.trainer.batch import Sample
+from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     Holding,
     Progress,
@@ -30,8 +30,8 @@ from services.trainer.checkpoint import (
     optimizer_state,
     save_checkpoint,
 )
-from services.trainer.learner import adopt_weights, resume_learner, start_learner
-from services.trainer.step import Learner, optimizer_step
+from leyden.services.trainer.learner import adopt_weights, resume_learner, start_learner
+from leyden.services.trainer.step import Learner, optimizer_step
 
 log = logger()
 

@@ -16,13 +16,13 @@ from pathlib import Path
 
 from prometheus_client import Histogram
 
-from libs.contracts.config import RunConfig
-from libs.faults import passes
-from libs.store import training
-from libs.store.database import Database
-from libs.store.locks import AdvisoryLock, LockLost
-from libs.telemetry import SECONDS_BUCKETS
-from services.trainer.checkpoint import (
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.faults import fault_point
+from leyden.libs.store import training
+from leyden.libs.store.database import Database
+from leyden.libs.store.locks import AdvisoryLock, LockLost
+from leyden.libs.telemetry import SECONDS_BUCKETS
+from leyden.services.trainer.checkpoint import (
     Progress,
     checkpoint_folder,
     optimizer_state,
@@ -32,9 +32,9 @@ from services.trainer.checkpoint import (
     save_checkpoint,
     version_folder,
 )
-from services.trainer.learner import model_of
-from services.trainer.settings import Settings
-from services.trainer.step import Learner
+from leyden.services.trainer.learner import model_of
+from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.step import Learner
 
 PHASE_SECONDS = Histogram("trainer_phase_seconds", "Time of one phase of a step.", ["phase"], buckets=SECONDS_BUCKETS)
 
@@ -109,7 +109,7 @@ class Saver:
 
     async def _follow(self, saved: Future[None], step: int) -> None:
         await asyncio.wrap_future(saved)
-        passes("trainer.saved")
+        fault_point("trainer.saved")
         await self._lock.check()
         await self._prune(step)
         await self._reserve()
@@ -139,7 +139,7 @@ class Saver:
         folder, run_id = self._settings.folder, self._settings.run_id
         async with self._database.session() as session:
             kept = await training.prune_versions(session, run_id, oldest_kept)
-        passes("trainer.versions_marked")
+        fault_point("trainer.versions_marked")
         folders = [version_folder(folder, run_id, old) for old in _numbers(folder / run_id / "versions") - kept]
         folders += [checkpoint_folder(folder, run_id, old) for old in _numbers(folder / run_id / "checkpoints")]
         for found in folders:

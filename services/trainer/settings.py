@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import ServiceSettings
+from leyden.libs.service import ServiceSettings
 
 
 class Settings(ServiceSettings):

@@ -13,11 +13,11 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
-from libs.contracts.config import Optimizer, RunConfig
-from services.trainer.batch import Sample, TrainedTokens, trained_tokens, weights_of
-from services.trainer.compute import Computed, accumulate_gradients
-from services.trainer.corrections import effective_sample_share
-from services.trainer.forward import Policy
+from leyden.libs.contracts.config import Optimizer, RunConfig
+from leyden.services.trainer.batch import Sample, TrainedTokens, trained_tokens, weights_of
+from leyden.services.trainer.compute import Computed, accumulate_gradients
+from leyden.services.trainer.corrections import effective_sample_share
+from leyden.services.trainer.forward import Policy
 
 Metrics = dict[str, float]
 

@@ -14,16 +14,16 @@ import psycopg
 import torch
 from prometheus_client import Counter, Gauge
 
-from libs.contracts.config import RunConfig
-from libs.faults import passes
-from libs.queue.wake import ComingVersion, Topic, Wake
-from libs.service import Checks, pause
-from libs.store import training
-from libs.store.database import AWAY, Database, cause
-from libs.store.locks import AdvisoryLock, LockLost
-from libs.telemetry import Seldom, logger
-from services.trainer.batch import Sample
-from services.trainer.checkpoint import (
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.faults import fault_point
+from leyden.libs.queue.notifications import Notifications, PendingVersion, Topic
+from leyden.libs.service import Checks, pause
+from leyden.libs.store import training
+from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.locks import AdvisoryLock, LockLost
+from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.services.trainer.batch import Sample
+from leyden.services.trainer.checkpoint import (
     Export,
     Progress,
     checkpoint_folder,
@@ -32,15 +32,15 @@ from services.trainer.checkpoint import (
     export_weights,
     version_folder,
 )
-from services.trainer.compute import Interrupted
-from services.trainer.learner import make_accelerator, model_of
-from services.trainer.resume import Origin, decode_samples
-from services.trainer.saving import PHASE_SECONDS, Saver, holding
-from services.trainer.settings import Settings
-from services.trainer.step import Learner, Metrics, optimizer_step
+from leyden.services.trainer.compute import Interrupted
+from leyden.services.trainer.learner import make_accelerator, model_of
+from leyden.services.trainer.resume import Origin, decode_samples
+from leyden.services.trainer.saving import PHASE_SECONDS, Saver, holding
+from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.step import Learner, Metrics, optimizer_step
 
 log = logger()
-seldom = Seldom(log)
+limited_log = RateLimitedLogger(log)
 
 CLIENT = "leyden-trainer"
 
@@ -120,27 +120,29 @@ async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -
     """
     answer_seconds = settings.database_answer_seconds
     database = Database(settings.database_url, CLIENT, answer_seconds=answer_seconds)
-    wake = Wake(settings.redis_url)
+    notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
     lock = AdvisoryLock(settings.database_url, f"trainer:{settings.run_id}", CLIENT, answer_seconds=answer_seconds)
     try:
-        while not await _trained(settings, database, wake, lock, stop):
+        while not await _trained(settings, database, notifications, lock, stop):
             if await pause(stop, settings.poll_seconds):
                 break
     finally:
         await lock.release()
-        await wake.close()
+        await notifications.close()
         await database.close()
 
 
-async def _trained(settings: Settings, database: Database, wake: Wake, lock: AdvisoryLock, stop: asyncio.Event) -> bool:
+async def _trained(
+    settings: Settings, database: Database, notifications: Notifications, lock: AdvisoryLock, stop: asyncio.Event
+) -> bool:
     """Trains from the last committed step; False when the store or room on the disk was away: it is to be tried again.
 
     Raises: what `Trainer.train` does; OSError: files cannot be read or written, which only somebody can mend
     """
     try:
         if await _acquire(lock, stop):
-            trainer = await _open_trainer(settings, database, wake, lock, stop)
+            trainer = await _open_trainer(settings, database, notifications, lock, stop)
             await trainer.train(stop)
         return True
     except Interrupted:
@@ -149,7 +151,7 @@ async def _trained(settings: Settings, database: Database, wake: Wake, lock: Adv
     except (*AWAY, psycopg.OperationalError, LockLost) as error:
         if isinstance(error, OSError) and not _may_pass(error):
             raise
-        seldom.warning("going back to the last step", cause=cause(error))
+        limited_log.warning("going back to the last step", cause=cause(error))
         await lock.release()
         return False
 
@@ -169,7 +171,7 @@ async def _acquire(lock: AdvisoryLock, stop: asyncio.Event) -> bool:
 
 
 async def _open_trainer(
-    settings: Settings, database: Database, wake: Wake, lock: AdvisoryLock, stop: asyncio.Event
+    settings: Settings, database: Database, notifications: Notifications, lock: AdvisoryLock, stop: asyncio.Event
 ) -> Trainer:
     """Records version 0 if it is new, and loads what the last committed step left."""
     if settings.threads:
@@ -184,12 +186,12 @@ async def _open_trainer(
         export = await asyncio.to_thread(describe, base)
         async with database.session() as session:
             await training.add_base_version(session, run_id, _version(0, export))
-        await wake.notify(Topic.VERSIONS)
+        await notifications.notify(Topic.VERSIONS)
     accelerator = make_accelerator(settings.device, config.training.precision)
     origin = Origin(database, run_id, config, base, accelerator, holding(lock))
     learner = await origin.learner(stop.is_set)
     log.info("learner ready", step=learner.step, device=str(accelerator.device))
-    return Trainer(settings, config, base, database, wake, lock, learner)
+    return Trainer(settings, config, base, database, notifications, lock, learner)
 
 
 def _base_model(config: RunConfig, settings: Settings) -> Path:
@@ -213,7 +215,7 @@ class Trainer:
     config: RunConfig
     base: Path
     database: Database
-    wake: Wake
+    notifications: Notifications
     lock: AdvisoryLock
     learner: Learner
 
@@ -234,7 +236,7 @@ class Trainer:
                 self.saver.raise_failure()
                 selection = await self._select()
                 if not selection.complete:
-                    await self.wake.wait(Topic.SAMPLES, timeout_seconds=self.settings.poll_seconds)
+                    await self.notifications.wait(Topic.SAMPLES, timeout_seconds=self.settings.poll_seconds)
                     continue
                 try:
                     await self._step(selection, stop)
@@ -281,15 +283,15 @@ class Trainer:
             checkpoint=str(checkpoint.absolute()),
             started_at=started_at,
             trained_groups=selection.trained,
-            still_groups=selection.still,
+            zero_variance_groups=selection.still,
             sample_ids=[sample.id for sample in samples],
             version=_version(number, export),
         )
         async with self.database.session() as session:
             await training.commit_step(session, record)
-            passes("trainer.step_written")
-        passes("trainer.committed")
-        await self.wake.notify(Topic.VERSIONS)
+            fault_point("trainer.step_written")
+        fault_point("trainer.committed")
+        await self.notifications.notify(Topic.VERSIONS)
         await self.saver.finish()
         self.saver.save(Progress(self.settings.run_id, number, export.content_sha256))
         self._report(metrics, selection)
@@ -314,8 +316,8 @@ class Trainer:
 
     def _announce(self, folder: Path) -> None:
         """Lets engines read the weights of a step that is about to be recorded; for threads."""
-        coming = ComingVersion(self.settings.run_id, self.learner.step, str(folder))
-        asyncio.run_coroutine_threadsafe(self.wake.announce_version(coming), self._loop).result()
+        coming = PendingVersion(self.settings.run_id, self.learner.step, str(folder))
+        asyncio.run_coroutine_threadsafe(self.notifications.publish_version(coming), self._loop).result()
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:
         STEPS.inc()

@@ -17,13 +17,13 @@ import numpy as np
 import psycopg
 from numpy.typing import NDArray
 
-from libs.cli.platform import Platform
-from libs.client import Leyden
+from leyden.libs.cli.platform import Platform
+from leyden.libs.client import Client
 from tests.bench.rows import Goal, Growth, Row
 from tests.chaos import RunWatch
+from tests.invariants import violations
 from tests.shared import open_to_agents
 from tests.soak import bandit_run, small_platform
-from tests.truth import violations
 
 STEPS, LAG = 4, 1
 GROUP_SIZE, GROUPS = 8, 2
@@ -40,7 +40,7 @@ def rows(repeats: int) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="bench-async-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
-        with small_platform(folder) as platform, Leyden(platform.facts.url("api"), platform.token) as client:
+        with small_platform(folder) as platform, Client(platform.facts.url("api"), platform.token) as client:
             client.upload_dataset("bandit", [{"number": number} for number in range(16)])
             bench = _Bench(platform, client, folder)
             pairs = [(bench.run(LAG, seed), bench.run(0, seed)) for seed in range(repeats)]
@@ -122,7 +122,7 @@ class Trained:
 @dataclass(frozen=True)
 class _Bench:
     platform: Platform
-    client: Leyden
+    client: Client
     folder: Path
 
     def run(self, lag: int, seed: int, groups: int = GROUPS) -> Trained:

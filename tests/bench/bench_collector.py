@@ -20,12 +20,12 @@ from typing import Any, cast
 import psycopg
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from libs.capability import KeyRing, sign, write_keys
-from libs.contracts.capability import Capability, Scope
-from libs.store.database import Database
-from libs.store.spans import NewSpan
-from services.collector.conventions import Limits, Sender
-from services.collector.decode import decode_traces
+from leyden.libs.capability import KeyRing, sign, write_keys
+from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.store.database import Database
+from leyden.libs.store.spans import NewSpan
+from leyden.services.collector.conventions import Limits, Sender
+from leyden.services.collector.decode import decode_traces
 from tests.bench.rows import Goal, Growth, Row
 from tests.bench.served import Server, served
 from tests.bench.stored import Stored, process_seconds, stored
@@ -143,7 +143,7 @@ def _stand() -> Iterator[Stand]:
         }
         senders = asyncio.run(_attempts(store.dsn, SMALL_AGENTS))
         doors = [Door(sender, _key(KeyRing(folder / "keys.json"), sender)) for sender in senders]
-        with served(folder, "services.collector", environment) as collector:
+        with served(folder, "leyden.services.collector", environment) as collector:
             yield Stand(store, collector, doors)
 
 

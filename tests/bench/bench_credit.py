@@ -12,12 +12,12 @@ import numpy as np
 import psycopg
 from sqlalchemy import text
 
-from libs.contracts.ids import sample_id
-from libs.store.calls import CallWriter
-from libs.store.database import Database
-from libs.store.samples import load_siblings, lock_pending_groups
-from libs.telemetry import configure_logs
-from services.credit.worker import compute, credit_pending
+from leyden.libs.contracts.ids import sample_id
+from leyden.libs.store.calls import CallWriter
+from leyden.libs.store.database import Database
+from leyden.libs.store.samples import load_siblings, lock_pending_groups
+from leyden.libs.telemetry import configure_logs
+from leyden.services.credit.worker import compute, credit_pending
 from tests.bench.rows import Goal, Growth, Row
 from tests.bench.stored import Stored, stored
 from tests.bench.trajectories import conversation

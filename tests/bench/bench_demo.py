@@ -11,8 +11,8 @@ from typing import Any
 
 import psycopg
 
-from libs.cli.demo import DemoOptions
-from libs.store.embedded import EmbeddedPostgres
+from leyden.libs.cli.demo import DemoOptions
+from leyden.libs.store.embedded import EmbeddedPostgres
 from tests.bench.rows import Goal, Row
 
 ASKED_FOR = True
@@ -50,7 +50,7 @@ def rows(repeats: int) -> list[Row]:
 
 
 def _demo(home: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "libs.cli", "demo", "--home", str(home), "--fresh", "--require-rise"]
+    command = [sys.executable, "-m", "leyden.libs.cli", "demo", "--home", str(home), "--fresh", "--require-rise"]
     if AGENTS_PYTHON.exists():
         command += ["--agent-python", str(AGENTS_PYTHON)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from services.engine.config import read_config
-from services.engine.convert import convert
-from services.engine.model import Model
-from services.engine.request import Prompt, SamplingParams
-from services.engine.sampling import Draw, Sampler
-from services.engine.scheduler import Limits, Scheduler
-from services.engine.sequence import Sequence
-from services.engine.weights import load_weights
+from leyden.services.engine.config import read_config
+from leyden.services.engine.convert import convert
+from leyden.services.engine.model import Model
+from leyden.services.engine.request import Prompt, SamplingParams
+from leyden.services.engine.sampling import Draw, Sampler
+from leyden.services.engine.scheduler import Limits, Scheduler
+from leyden.services.engine.sequence import Sequence
+from leyden.services.engine.weights import load_weights
 from tests.bench.rows import Goal, Growth, Row
 
 PREFIX_TOKENS = 361

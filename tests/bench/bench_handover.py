@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from sqlalchemy import select
 
-from libs.cli.platform import Options, Platform
-from libs.queue.wake import Topic, Wake
-from libs.store import tables
-from libs.store.database import Database
-from services.engine.convert import convert
-from services.trainer.checkpoint import Progress, export_weights, optimizer_state, save_checkpoint
-from services.trainer.model import load_model
+from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.services.engine.convert import convert
+from leyden.services.trainer.checkpoint import Progress, export_weights, optimizer_state, save_checkpoint
+from leyden.services.trainer.model import load_model
 from tests import builders
 from tests.bench.rows import Goal, Growth, Row
 
@@ -70,12 +70,12 @@ class Change:
 
 async def _measure(platform: Platform, repeats: int) -> list[Row]:
     database = Database(platform.facts.database_url)
-    wake = Wake(platform.facts.redis_url)
+    notifications = Notifications(platform.facts.redis_url)
     try:
         async with _Agents.at(platform) as agents:
             # One more than are made: nobody waits for the last version of a run.
             steps = 1 + repeats + len(STREAMS)
-            stage = await _Stage.opened(platform, database, wake, agents, steps)
+            stage = await _Stage.opened(platform, database, notifications, agents, steps)
             await stage.change_by_step(MEASURED)
             plain = _ByHand(stage)
             ours, theirs = [], []
@@ -87,7 +87,7 @@ async def _measure(platform: Platform, repeats: int) -> list[Row]:
                 by_streams[streams] = (await stage.change_by_step(streams)).hold
             await stage.check_rows()
     finally:
-        await wake.close()
+        await notifications.close()
         await database.close()
     checked = f"Tokens of each new version score within {TOLERANCE} nats under its exported weights."
     return [
@@ -205,20 +205,22 @@ class _Stage:
 
     platform: Platform
     database: Database
-    wake: Wake
+    notifications: Notifications
     agents: _Agents
     run: tables.Run
     version: int = 0
 
     @classmethod
-    async def opened(cls, platform: Platform, database: Database, wake: Wake, agents: _Agents, steps: int) -> _Stage:
+    async def opened(
+        cls, platform: Platform, database: Database, notifications: Notifications, agents: _Agents, steps: int
+    ) -> _Stage:
         document = builders.run_document(
             sampling={"group_size": 2, "groups_per_step": 1, "max_policy_lag": 0},
             optimizer={"learning_rate": 1e-4},
             training={"steps": steps, "max_logprob_gap": 100.0},
         )
-        stage = cls(platform, database, wake, agents, await builders.add_run(database, config=document))
-        await wake.notify(Topic.RUNS)
+        stage = cls(platform, database, notifications, agents, await builders.add_run(database, config=document))
+        await notifications.notify(Topic.RUNS)
         await stage._until(lambda: stage._served(0), "the base model is not served")
         return stage
 
@@ -250,7 +252,7 @@ class _Stage:
             columns = {"advantage": (-1.0) ** sibling, "policy_version": version}
             await builders.add_sample(self.database, rollout, prompt, sampled, **columns)
         await builders.add_credited_group(self.database, group, min_policy_version=version)
-        await self.wake.notify(Topic.SAMPLES)
+        await self.notifications.notify(Topic.SAMPLES)
 
     async def _step_ended(self, number: int) -> float:
         async with self.database.read() as session:

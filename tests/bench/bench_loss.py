@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from services.trainer.head import sampled_logprobs
+from leyden.services.trainer.head import sampled_logprobs
 from tests.bench.rows import Goal, Growth, Row
 
 HIDDEN = 64

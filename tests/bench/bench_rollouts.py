@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 import psycopg
 
-from libs.cli.platform import Platform
-from libs.client import Leyden
-from libs.contracts.api import EvaluationRequest
+from leyden.libs.cli.platform import Platform
+from leyden.libs.client import Client
+from leyden.libs.contracts.api import EvaluationRequest
 from tests.bench.rows import Goal, Growth, Row
 from tests.bench.stored import process_seconds
 from tests.growth import AGENT, stubbed_platform
@@ -53,7 +53,7 @@ def rows(repeats: int) -> list[Row]:
     with (
         tempfile.TemporaryDirectory(prefix="bench-rollouts-") as folder,
         stubbed_platform(Path(folder)) as platform,
-        Leyden(platform.facts.url("api"), platform.token) as client,
+        Client(platform.facts.url("api"), platform.token) as client,
     ):
         bench = _Bench(platform, client, _trained_run(client))
         for dataset in SPEAKERS:
@@ -99,7 +99,7 @@ def _row(dataset: str, agents: str, found: tuple[Settled, ...], alone: tuple[flo
     )
 
 
-def _trained_run(client: Leyden) -> str:
+def _trained_run(client: Client) -> str:
     """A run whose one step is done: what it evaluates from now on has the machine for itself."""
     for name in SPEAKERS:
         client.upload_dataset(name, [{"number": number, "agent": name} for number in range(TASKS[-1])])
@@ -120,7 +120,7 @@ def _trained_run(client: Leyden) -> str:
 @dataclass(frozen=True)
 class _Bench:
     platform: Platform
-    client: Leyden
+    client: Client
     run_id: str
 
     def measure(self, dataset: str, tasks: int) -> Settled:

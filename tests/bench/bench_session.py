@@ -26,15 +26,15 @@ import aiohttp
 import numpy as np
 import orjson
 
-from libs.capability import KeyRing, sign, write_keys
-from libs.contracts.capability import Capability, Scope
-from libs.contracts.ids import run_of
-from libs.store.calls import completed_calls
-from libs.store.database import Database
-from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
-from libs.store.migrate import migrate
-from services.engine.convert import convert
-from services.gateway.render import ChatModel
+from leyden.libs.capability import KeyRing, sign, write_keys
+from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.contracts.ids import run_of
+from leyden.libs.store.calls import completed_calls
+from leyden.libs.store.database import Database
+from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from leyden.libs.store.migrate import migrate
+from leyden.services.engine.convert import convert
+from leyden.services.gateway.render import ChatModel
 from tests import builders
 from tests.bench.counting import WORDS, answer
 from tests.bench.rows import Goal, Growth, Row
@@ -86,8 +86,8 @@ async def _measure(folder: Path, dsn: str, redis_url: str, repeats: int) -> list
             "LEYDEN_CAPABILITY_KEYS_FILE": str(folder / "keys.json"),
         }
         with (
-            served(folder, "services.gateway", environment) as gateway,
-            served(folder, "services.gateway", environment) as forgetful,
+            served(folder, "leyden.services.gateway", environment) as gateway,
+            served(folder, "leyden.services.gateway", environment) as forgetful,
         ):
             async with aiohttp.ClientSession() as http:
                 for repeat in range(-1, repeats):

@@ -24,19 +24,19 @@ from pathlib import Path
 import httpx
 import psutil
 
-from libs.capability import KeyRing, write_keys
-from libs.cli.record import PlatformRecord, read_record
-from libs.cli.services import SERVICES
-from libs.contracts.config import Agent, ProcessRunner
-from libs.contracts.states import OutcomeKind
-from libs.queue.leases import Lease
-from services.engine.convert import convert
-from services.runner.attempt import Workplace, execute
-from services.runner.cell import Cells
-from services.runner.doors import DoorWatch
-from services.runner.folder import Folders
-from services.runner.process import Processes
-from services.runner.settings import Settings
+from leyden.libs.capability import KeyRing, write_keys
+from leyden.libs.cli.record import PlatformRecord, read_record
+from leyden.libs.cli.services import SERVICES
+from leyden.libs.contracts.config import Agent, ProcessRunner
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue.leases import Lease
+from leyden.services.engine.convert import convert
+from leyden.services.runner.attempt import Workplace, execute
+from leyden.services.runner.cell import Cells
+from leyden.services.runner.doors import DoorWatch
+from leyden.services.runner.folder import Folders
+from leyden.services.runner.process import Processes
+from leyden.services.runner.settings import Settings
 from tests.bench.rows import Goal, Growth, Row
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def _start(home: Path, *, rest: bool) -> tuple[float, Rest | None]:
 def _platform(home: Path) -> Iterator[tuple[float, int]]:
     """Seconds to ready and the command's pid; stopped after the block."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "libs.cli", "up", "--silent", "--free-ports", "--home", str(home)]
+    command = [sys.executable, "-m", "leyden.libs.cli", "up", "--silent", "--free-ports", "--home", str(home)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stderr is not None
@@ -201,7 +201,7 @@ def _imports() -> float:
     began = time.monotonic()
     for name in SERVICES:
         module = "worker" if (ROOT / "services" / name / "worker.py").exists() else "app"
-        code = f"import services.{name}.__main__, services.{name}.{module}"
+        code = f"import leyden.services.{name}.__main__, leyden.services.{name}.{module}"
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
     return time.monotonic() - began
 

@@ -15,22 +15,22 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from libs.contracts import ids
-from libs.contracts.config import Sampling
-from libs.contracts.states import OutcomeKind
-from libs.queue import leases
-from libs.queue.leases import Lease, Outcome
-from libs.queue.stream import RolloutQueue
-from libs.queue.wake import Wake
-from libs.store import groups, tables
-from libs.store.calls import CallWriter, NewCall
-from libs.store.database import Database
-from libs.store.embedded import EmbeddedRedis
-from libs.store.samples import lock_pending_groups
-from libs.telemetry import configure_logs
-from services.controller import admission, settling
-from services.gateway.record import Recorder
-from services.runner.ledger import Ledger
+from leyden.libs.contracts import ids
+from leyden.libs.contracts.config import Sampling
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue import leases
+from leyden.libs.queue.leases import Lease, Outcome
+from leyden.libs.queue.notifications import Notifications
+from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.store import groups, tables
+from leyden.libs.store.calls import CallWriter, NewCall
+from leyden.libs.store.database import Database
+from leyden.libs.store.embedded import EmbeddedRedis
+from leyden.libs.store.samples import lock_pending_groups
+from leyden.libs.telemetry import configure_logs
+from leyden.services.controller import admission, settling
+from leyden.services.gateway.record import Recorder
+from leyden.services.runner.ledger import Ledger
 from tests.bench.history import add_past
 from tests.bench.rows import Goal, Growth, Row
 from tests.bench.stored import Stored, stored
@@ -248,18 +248,18 @@ async def _rollouts(store: Stored, redis_url: str, repeats: int) -> Row:
 async def _settle(store: Stored, database: Database, redis_url: str, run: tables.Run, into: list[Measured]) -> None:
     """Admits rollouts, has runners lease, start and settle them, and a controller end them."""
     ids_ = await _admit(database, run)
-    wake = Wake(redis_url)
+    notifications = Notifications(redis_url)
     queue = RolloutQueue(redis_url)
     with measured(store, len(ids_), into):
         await queue.enqueue(ids_)
         done = asyncio.Event()
-        runners = [asyncio.create_task(_runner(store.dsn, redis_url, wake, n, done)) for n in range(RUNNERS)]
+        runners = [asyncio.create_task(_runner(store.dsn, redis_url, notifications, n, done)) for n in range(RUNNERS)]
         while await _tick(database, run.id):
             await asyncio.sleep(TICK_SECONDS)
         done.set()
         await asyncio.gather(*runners)
     await queue.close()
-    await wake.close()
+    await notifications.close()
     with psycopg.connect(store.dsn) as connection:
         row = connection.execute(
             _SETTLED,
@@ -285,10 +285,10 @@ async def _admit(database: Database, run: tables.Run) -> list[str]:
     return [rollout for group in admitted for rollout in group.rollout_ids]
 
 
-async def _runner(dsn: str, redis_url: str, wake: Wake, number: int, done: asyncio.Event) -> None:
+async def _runner(dsn: str, redis_url: str, notifications: Notifications, number: int, done: asyncio.Event) -> None:
     """What a runner writes, for agents that end at once."""
     database, queue, owner = Database(dsn), RolloutQueue(redis_url), f"runner-{number}"
-    ledger = Ledger(database, wake)
+    ledger = Ledger(database, notifications)
     writing = asyncio.create_task(ledger.run())
     while not done.is_set():
         deliveries = await queue.deliver(owner, CONCURRENCY, 0.2)
@@ -320,7 +320,7 @@ async def _tick(database: Database, run_id: str) -> bool:
         await groups.resolve_rollouts(session, [one for one in resolved if one is not None])
         if ended:
             await groups.complete_groups(session)
-            await groups.barren_runs(session, 4)
+            await groups.runs_without_success(session, 4)
         await leases.expire_overdue(session)
         runs = await groups.load_runs(session)
         await groups.queued_rollouts(session)

@@ -16,12 +16,12 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from libs.contracts.config import PpoClip
-from services.trainer.batch import Sample, trained_tokens, weights_of
-from services.trainer.compute import accumulate_gradients
-from services.trainer.forward import Policy
-from services.trainer.objective import Terms, objective
-from services.trainer.products import use_fast_products
+from leyden.libs.contracts.config import PpoClip
+from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.compute import accumulate_gradients
+from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.objective import Terms, objective
+from leyden.services.trainer.products import use_fast_products
 from tests.bench.rows import Goal, Growth, Row
 
 PROMPT, CALLS, ANSWER, RESULT, SIBLINGS = 2000, 10, 200, 300, 8

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from services.gateway.render import ChatModel
+from leyden.services.gateway.render import ChatModel
 
 WORDS = "the agent looked at the table and wrote down what it had found there before it went on "
 

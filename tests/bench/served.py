@@ -23,12 +23,12 @@ from urllib.request import Request, urlopen
 import psutil
 import psycopg
 
-from libs.capability import KeyRing, sign, write_keys
-from libs.contracts.capability import Capability, Scope
-from libs.store.database import Database
-from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
-from libs.store.migrate import migrate
-from services.engine.convert import convert
+from leyden.libs.capability import KeyRing, sign, write_keys
+from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.store.database import Database
+from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from leyden.libs.store.migrate import migrate
+from leyden.services.engine.convert import convert
 from tests import builders
 
 P = ParamSpec("P")
@@ -157,7 +157,7 @@ def stand(attempts: int = 64) -> Iterator[Stand]:
             "LEYDEN_REDIS_URL": redis_url,
             "LEYDEN_CAPABILITY_KEYS_FILE": str(folder / "keys.json"),
         }
-        gateway = stack.enter_context(served(folder, "services.gateway", environment))
+        gateway = stack.enter_context(served(folder, "leyden.services.gateway", environment))
         yield Stand(gateway, engine, dsn, run_id, KeyRing(folder / "keys.json"), rollouts)
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from libs.store.embedded import EmbeddedPostgres
-from libs.store.migrate import migrate
+from leyden.libs.store.embedded import EmbeddedPostgres
+from leyden.libs.store.migrate import migrate
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from libs.contracts import ids
-from libs.contracts.states import CallStatus
-from libs.store.calls import NewCall
+from leyden.libs.contracts import ids
+from leyden.libs.contracts.states import CallStatus
+from leyden.libs.store.calls import NewCall
 
 VOCABULARY = 49_152
 CHARACTERS_A_TOKEN = 4

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.cli.platform import Platform
-from libs.client import Leyden
+from leyden.libs.cli.platform import Platform
+from leyden.libs.client import Client
 from tests.shared import open_to_agents
 from tests.soak import small_platform
 
@@ -21,9 +21,9 @@ def platform(tmp_path: Path) -> Iterator[Platform]:
 
 
 @pytest.fixture
-def client(platform: Platform) -> Iterator[Leyden]:
+def client(platform: Platform) -> Iterator[Client]:
     """The API, with a dataset for the bandit."""
-    with Leyden(platform.facts.url("api"), platform.token, patience_seconds=60) as opened:
+    with Client(platform.facts.url("api"), platform.token, patience_seconds=60) as opened:
         opened.upload_dataset("bandit", [{"number": number} for number in range(16)])
         yield opened
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from libs.cli.platform import Platform
-from libs.cli.watch import watch_run
-from libs.client import Leyden
+from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.watch import watch_run
+from leyden.libs.client import Leyden
+from tests.invariants import lost_calls, violations
 from tests.soak import bandit_run
-from tests.truth import lost_calls, violations
 
 
 @pytest.mark.timeout(900)

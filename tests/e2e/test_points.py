@@ -15,13 +15,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from libs.cli.platform import Platform
-from libs.client import Leyden
-from libs.contracts import api
-from libs.faults import Armory
+from leyden.libs.cli.platform import Platform
+from leyden.libs.client import Leyden
+from leyden.libs.contracts import api
+from leyden.libs.faults import FaultInjector
+from tests.invariants import violations
 from tests.shared import open_to_agents
 from tests.soak import small_platform
-from tests.truth import violations
 
 AGENT = Path(__file__).parents[1] / "agents" / "witness.py"
 POINTS = {
@@ -42,12 +42,12 @@ STEPS = 12
 
 
 @pytest.fixture
-def armory(tmp_path: Path) -> Armory:
-    return Armory(tmp_path / "faults")
+def armory(tmp_path: Path) -> FaultInjector:
+    return FaultInjector(tmp_path / "faults")
 
 
 @pytest.fixture
-def platform(tmp_path: Path, armory: Armory) -> Iterator[Platform]:
+def platform(tmp_path: Path, armory: FaultInjector) -> Iterator[Platform]:
     quick = {"RUNNER_LEASE_SECONDS": "4", "RUNNER_CONCURRENCY": "8", "CONTROLLER_RETRY_SECONDS": "0.1"}
     with small_platform(tmp_path, **armory.environment, **quick) as running:
         yield running
@@ -92,7 +92,7 @@ class Trainings:
         }
 
 
-def fire(armory: Armory, trainings: Trainings) -> None:
+def fire(armory: FaultInjector, trainings: Trainings) -> None:
     """Returns when a process has died at each of the points; at every moment each service has one before it."""
     ahead = {service: [f"{service}.{moment}" for moment in moments] for service, moments in POINTS.items()}
     for points in ahead.values():
@@ -112,7 +112,7 @@ def fire(armory: Armory, trainings: Trainings) -> None:
 
 @pytest.mark.timeout(900)
 def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_doubled(
-    platform: Platform, client: Leyden, armory: Armory, tmp_path: Path
+    platform: Platform, client: Leyden, armory: FaultInjector, tmp_path: Path
 ) -> None:
     log = tmp_path / "witness.log"
     log.touch()

@@ -14,10 +14,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from libs.capability import KeyRing, sign
-from libs.cli.platform import Platform
-from libs.client import Leyden
-from libs.contracts.capability import Capability, Scope
+from leyden.libs.capability import KeyRing, sign
+from leyden.libs.cli.platform import Platform
+from leyden.libs.client import Leyden
+from leyden.libs.contracts.capability import Capability, Scope
 from tests.soak import bandit_run, small_platform
 
 RUN_SECONDS = 240.0

@@ -12,15 +12,15 @@ from typing import Any
 from openai import AsyncOpenAI
 from sqlalchemy import select
 
-from libs.capability import KeyRing, sign, write_keys
-from libs.contracts.capability import Capability, Scope
-from libs.service import serving
-from libs.store import tables
-from libs.store.chains import whole_calls
-from libs.store.database import Database
-from services.gateway.app import create_app
-from services.gateway.render import ChatModel
-from services.gateway.settings import Settings
+from leyden.libs.capability import KeyRing, sign, write_keys
+from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.service import serving
+from leyden.libs.store import tables
+from leyden.libs.store.chains import whole_calls
+from leyden.libs.store.database import Database
+from leyden.services.gateway.app import create_app
+from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.settings import Settings
 from tests import builders
 from tests.fakes import engine as fake
 from tests.fakes.chat_model import CHATML, EOS, make_chat_model

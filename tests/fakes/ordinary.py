@@ -7,14 +7,14 @@ import os
 import sys
 from pathlib import Path
 
-from services.runner.cell import ROOT, closed_above, outermost, ways, within
-from services.runner.walls import Walls
+from leyden.services.runner.cell import ROOT, closed_above, outermost, ways, within
+from leyden.services.runner.walls import Walls
 
 UID = 1_800_000_000
 _BECOME = """
 import json, os, sys
 sys.path.append(sys.argv[1])
-from services.runner.walls import close_in
+from leyden.services.runner.walls import close_in
 close_in(json.loads(sys.argv[2]))
 os.chdir(sys.argv[1])
 os.execv(sys.argv[3], sys.argv[3:])

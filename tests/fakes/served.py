@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import structlog
 from fastapi import FastAPI
 
-from libs.service import serving
+from leyden.libs.service import serving
 
 
 @contextmanager

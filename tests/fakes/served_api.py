@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from services.api.app import create_app
-from services.api.settings import Settings
+from leyden.services.api.app import create_app
+from leyden.services.api.settings import Settings
 from tests.fakes.served import served
 
 TOKEN = "secret-of-tests"

@@ -14,17 +14,17 @@ import numpy as np
 import orjson
 import torch
 
-from libs.service import serving
-from services.engine.app import create_engine_app
-from services.engine.config import read_config
-from services.engine.engine import Engine
-from services.engine.model import Model
-from services.engine.request import Prompt, SamplingParams
-from services.engine.sampling import Draw, Sampler
-from services.engine.scheduler import Limits, Scheduler
-from services.engine.sequence import Sequence
-from services.engine.settings import Settings
-from services.engine.weights import load_weights
+from leyden.libs.service import serving
+from leyden.services.engine.app import create_engine_app
+from leyden.services.engine.config import read_config
+from leyden.services.engine.engine import Engine
+from leyden.services.engine.model import Model
+from leyden.services.engine.request import Prompt, SamplingParams
+from leyden.services.engine.sampling import Draw, Sampler
+from leyden.services.engine.scheduler import Limits, Scheduler
+from leyden.services.engine.sequence import Sequence
+from leyden.services.engine.settings import Settings
+from leyden.services.engine.weights import load_weights
 
 
 def tiny_scheduler(folder: Path, **limits: int) -> Scheduler:

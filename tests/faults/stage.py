@@ -16,15 +16,15 @@ import httpx
 import psycopg
 from psycopg import sql
 
-from libs.cli.platform import Options, Platform
-from libs.client import Leyden
-from libs.contracts.api import Run
-from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
-from services.engine.tiny import make_tiny_model
+from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.client import Leyden
+from leyden.libs.contracts.api import Run
+from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
+from leyden.services.engine.tiny import make_tiny_model
 from tests.faults.proxy import FaultProxy
+from tests.invariants import lost_calls, violations
 from tests.shared import open_to_agents
 from tests.soak import bandit_run
-from tests.truth import lost_calls, violations
 
 ROLE = "services"
 ENDED = {"completed", "failed", "cancelled"}

@@ -1,1 +1,1 @@
-"""Alembic's folder: one dated file per change of the schema, applied by `libs.store.migrate`."""
+"""Alembic's folder: one dated file per change of the schema, applied by `leyden.libs.store.migrate`."""

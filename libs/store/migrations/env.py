@@ -1,8 +1,8 @@
-"""Alembic's entry: runs on the connection that `libs.store.migrate` opened, inside its transaction."""
+"""Alembic's entry: runs on the connection that `leyden.libs.store.migrate` opened, inside its transaction."""
 
 from alembic import context
 
-from libs.store.tables import PARTITIONED, Base
+from leyden.libs.store.tables import PARTITIONED, Base
 
 
 def _is_ours(name: str | None, kind: str, parents: object) -> bool:

@@ -12,10 +12,10 @@ import httpx
 import openai
 import pytest
 
-from libs.faults import Armory
-from libs.store.database import Database
-from tests.contract.test_gateway_process import client_of, free_port, gateway_process
-from tests.contract.test_gateway_trouble import database_away
+from leyden.libs.faults import FaultInjector
+from leyden.libs.store.database import Database
+from tests.contract.gateway.test_process import client_of, free_port, gateway_process
+from tests.contract.gateway.test_trouble import database_away
 from tests.fakes.gateway import Scene, scene
 
 # Where the gateway dies, how the answer is asked for, and how often the engine samples it in all.
@@ -56,7 +56,7 @@ class Agent:
 async def test_a_gateway_that_dies_before_or_after_the_record_leaves_no_answer_without_one(
     tmp_path: Path, database: Database
 ) -> None:
-    port, armory = free_port(), Armory(tmp_path / "faults")
+    port, armory = free_port(), FaultInjector(tmp_path / "faults")
     async with scene(tmp_path, database, says="Hello, world.") as stage:
         agents = [Agent(stage, port, f"question {number}", stream=one[1]) for number, one in enumerate(DEATHS)]
         asked: list[int] = []

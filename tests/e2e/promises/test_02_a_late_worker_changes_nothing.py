@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from sqlalchemy import select
 
-from libs.capability import KeyRing, verify
-from libs.contracts.capability import Scope
-from libs.queue import leases
-from libs.store import tables
-from libs.store.database import Database
-from tests.contract.test_runner_attempts import Bench, stopped
+from leyden.libs.capability import KeyRing, verify
+from leyden.libs.contracts.capability import Scope
+from leyden.libs.queue import leases
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests.contract.runner.test_attempts import Bench, stopped
 from tests.shared import open_to_agents
 
 # The first attempt says that it is there, waits for a word and calls itself worthless; any later one succeeds at once.

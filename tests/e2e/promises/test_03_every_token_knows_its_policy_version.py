@@ -13,12 +13,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from libs.cli.platform import Platform
-from libs.client import Leyden
-from services.trainer.model import load_model
+from leyden.libs.cli.platform import Platform
+from leyden.libs.client import Leyden
+from leyden.services.trainer.model import load_model
 from tests.chaos import RunWatch, kill
+from tests.invariants import lost_calls, violations
 from tests.soak import bandit_run
-from tests.truth import lost_calls, violations
 
 STEPS = 8
 LAG = 2

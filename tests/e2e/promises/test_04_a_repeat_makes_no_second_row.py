@@ -21,21 +21,21 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 
-from libs.contracts.states import OutcomeKind
-from libs.queue import leases
-from libs.queue.leases import Outcome
-from libs.queue.stream import RolloutQueue
-from libs.service import serving
-from libs.store import groups, tables, training
-from libs.store.database import Database
-from services.api import app as api
-from services.api.settings import Settings as ApiSettings
-from services.collector.app import create_collector
-from services.collector.settings import Settings as CollectorSettings
-from services.credit.worker import credit_pending
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue import leases
+from leyden.libs.queue.leases import Outcome
+from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.service import serving
+from leyden.libs.store import groups, tables, training
+from leyden.libs.store.database import Database
+from leyden.services.api import app as api
+from leyden.services.api.settings import Settings as ApiSettings
+from leyden.services.collector.app import create_collector
+from leyden.services.collector.settings import Settings as CollectorSettings
+from leyden.services.credit.worker import credit_pending
 from tests import builders
-from tests.contract.test_collector_otlp import body as spans_of
-from tests.contract.test_credit_worker import add_complete_group
+from tests.contract.collector.test_otlp import body as spans_of
+from tests.contract.credit.test_worker import add_complete_group
 from tests.fakes.gateway import scene
 
 T = TypeVar("T")

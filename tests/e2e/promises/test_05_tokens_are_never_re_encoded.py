@@ -18,12 +18,12 @@ import pytest
 from openai import AsyncOpenAI
 from sqlalchemy import select
 
-from libs.store import tables
-from libs.store.database import Database
-from services.credit.worker import credit_pending
-from services.trainer.batch import Sample, trained_tokens
-from services.trainer.resume import decode_sample
-from services.trainer.tree import plan_forest
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.services.credit.worker import credit_pending
+from leyden.services.trainer.batch import Sample, trained_tokens
+from leyden.services.trainer.resume import decode_sample
+from leyden.services.trainer.tree import plan_forest
 from tests import builders
 from tests.fakes.chat_model import CHATML, CHATML_WITH_TOOLS, EOS, HE
 from tests.fakes.engine import logprob_of

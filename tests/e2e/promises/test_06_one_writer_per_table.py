@@ -8,10 +8,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from libs.cli.platform import Platform
-from libs.client import Leyden
-from libs.contracts.api import ApiScope, RewardRequest
-from libs.store.tables import Base
+from leyden.libs.cli.platform import Platform
+from leyden.libs.client import Leyden
+from leyden.libs.contracts.api import ApiScope, RewardRequest
+from leyden.libs.store.tables import Base
 from tests.chaos import kill
 from tests.faults.stage import until
 from tests.soak import bandit_run

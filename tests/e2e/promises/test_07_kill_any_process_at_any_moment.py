@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from libs.client import Leyden
+from leyden.libs.client import Leyden
 from tests.chaos import VICTIMS, Chaos, RunWatch
+from tests.invariants import lost_calls, violations
 from tests.replay import differing_versions
 from tests.soak import bandit_run, small_platform
-from tests.truth import lost_calls, violations
 
 KILLS = 26
 SEED = 7

@@ -11,12 +11,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from libs.cli.platform import Platform
-from libs.cli.services import SERVICES
-from libs.client import Leyden
+from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.services import SERVICES
+from leyden.libs.client import Leyden
 from tests.chaos import RunWatch
+from tests.invariants import lost_calls, violations
 from tests.soak import bandit_run
-from tests.truth import lost_calls, violations
 
 PATIENT = Path(__file__).parents[2] / "agents" / "patient.py"
 WAIT_SECONDS = 240.0

@@ -13,8 +13,8 @@ import httpx
 import psycopg
 import pytest
 
-from libs.cli.platform import Platform
-from libs.client import Leyden
+from leyden.libs.cli.platform import Platform
+from leyden.libs.client import Leyden
 from tests.faults.stage import until
 from tests.soak import bandit_run
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.api.upload import BadUpload, Limits, UploadTooLarge, read_rows
+from leyden.services.api.upload import BadUpload, Limits, UploadTooLarge, read_rows
 
 LIMITS = Limits(upload_bytes=2**20, row_bytes=200, problems=3)
 

@@ -6,9 +6,18 @@ from pathlib import Path
 import jwt
 import pytest
 
-from libs.capability import CapabilityError, Cause, KeyRing, KeyRingError, key_from_headers, sign, verify, write_keys
-from libs.capability.capability import LEEWAY_SECONDS
-from libs.contracts.capability import Capability, Scope
+from leyden.libs.capability import (
+    CapabilityError,
+    Cause,
+    KeyRing,
+    KeyRingError,
+    key_from_headers,
+    sign,
+    verify,
+    write_keys,
+)
+from leyden.libs.capability.capability import LEEWAY_SECONDS
+from leyden.libs.contracts.capability import Capability, Scope
 
 KEYS = {"new": "n" * 40, "old": "o" * 40}
 
@@ -112,7 +121,7 @@ def test_a_key_that_was_verified_before_is_refused_when_its_time_is_over(
 
 
 def test_a_ring_remembers_no_more_keys_than_it_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libs.capability.keyring.MAX_REMEMBERED", 2)
+    monkeypatch.setattr("leyden.libs.capability.keyring.MAX_REMEMBERED", 2)
     ring = KeyRing(path)
     keys = [sign(ring, capability(attempt=number)) for number in range(1, 5)]
     for number, key in enumerate(keys, 1):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, sign, verify, write_keys
-from libs.contracts.capability import Capability, Scope
+from leyden.libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, sign, verify, write_keys
+from leyden.libs.contracts.capability import Capability, Scope
 
 SECRET = "n" * 40
 END = int(time.time()) + 86_400

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from libs.cli.__main__ import app
-from libs.cli.demo import DemoOptions, run_document, run_name
-from libs.cli.errors import Exit
-from libs.contracts.config import RunConfig
+from leyden.libs.cli.__main__ import app
+from leyden.libs.cli.demo import DemoOptions, run_document, run_name
+from leyden.libs.cli.errors import Exit
+from leyden.libs.contracts.config import RunConfig
 
 COMMANDS = (
     [], ["up"], ["down"], ["status"], ["doctor"], ["demo"], ["logs"],

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from libs.cli.__main__ import app
+from leyden.libs.cli.__main__ import app
 
 BAD = {
     "noise.json": b"\x80\x81",

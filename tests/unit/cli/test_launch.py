@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from libs.cli import launch
+from leyden.libs.cli import launch
 
 TELLING = """
 import gc, importlib, json, sys

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from libs.cli.demo import DemoOptions, run_document
-from libs.cli.phases import Phase, in_words, phases
-from libs.contracts.api import Attempt, Call, Progress, Run, Step
+from leyden.libs.cli.demo import DemoOptions, run_document
+from leyden.libs.cli.phases import Phase, in_words, phases
+from leyden.libs.contracts.api import Attempt, Call, Progress, Run, Step
 
 BEGUN = datetime(2026, 1, 2, tzinfo=UTC)
 

@@ -6,9 +6,9 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from libs.cli.demo import DemoOptions, check_rise, run_document
-from libs.cli.report import Trajectory, last_question, render_report
-from libs.contracts.api import (
+from leyden.libs.cli.demo import DemoOptions, check_rise, run_document
+from leyden.libs.cli.report import Trajectory, last_question, render_report
+from leyden.libs.contracts.api import (
     Call,
     CallCredit,
     Evaluation,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from libs.cli.listeners import Listeners, open_listeners
-from libs.cli.platform import bound_log
-from libs.cli.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
-from libs.cli.services import PORTS, SERVICES, STOP_ORDER
-from libs.cli.watch import line, step_table
-from libs.contracts.api import Step
+from leyden.libs.cli.listeners import Listeners, open_listeners
+from leyden.libs.cli.platform import bound_log
+from leyden.libs.cli.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
+from leyden.libs.cli.services import PORTS, SERVICES, STOP_ORDER
+from leyden.libs.cli.watch import line, step_table
+from leyden.libs.contracts.api import Step
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from libs.store.calls import StoreAway
-from libs.store.spans import DOOR, NewReward, TelemetryRefused
-from services.collector import batch
-from services.collector.batch import BatchWriter
-from services.collector.decode import Rows
+from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.spans import DOOR, NewReward, TelemetryRefused
+from leyden.services.collector import batch
+from leyden.services.collector.batch import BatchWriter
+from leyden.services.collector.decode import Rows
 
 TROUBLE = {"refused": TelemetryRefused("no such run"), "odd": RuntimeError("nobody knows why")}
 

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from libs.store.spans import NewReward, NewSpan
-from services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
-from services.collector.otlp import WireEvent, WireLog, WireSpan
+from leyden.libs.store.spans import NewReward, NewSpan
+from leyden.services.collector.conventions import Limits, Sender, SpanRejected, log_reward, span_rewards, span_row
+from leyden.services.collector.otlp import WireEvent, WireLog, WireSpan
 
 SENDER = Sender("run-a", "run-a.0.1", 2)
 CALL = "c" + "0123456789abcdef01234567"

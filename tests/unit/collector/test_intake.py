@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from libs.service import Budget, Overloaded, Problem
-from services.collector.intake import read_body
+from leyden.libs.service import Budget, Overloaded, Problem
+from leyden.services.collector.intake import read_body
 
 
 async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:

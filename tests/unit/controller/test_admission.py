@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.config import Sampling
-from services.controller.admission import evaluation_groups, task_of, training_groups, training_groups_wanted
+from leyden.libs.contracts.config import Sampling
+from leyden.services.controller.admission import evaluation_groups, task_of, training_groups, training_groups_wanted
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from libs.contracts.config import RunConfig
-from libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
-from libs.store.groups import EvaluationFacts, RunFacts
-from services.controller.phases import active_run, due_evaluation, next_phase, pinned_version, wanted_version
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
+from leyden.libs.store.groups import EvaluationFacts, RunFacts
+from leyden.services.controller.phases import active_run, due_evaluation, next_phase, pinned_version, wanted_version
 
 CONFIG = RunConfig.model_validate({"name": "r", "dataset": "d", "agent": {"command": ["a"]}, "training": {"steps": 3}})
 

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from libs.contracts.config import Sampling
-from libs.contracts.states import OutcomeKind, RolloutState
-from libs.store.groups import AttemptFacts, Resolution
-from services.controller.settling import resolve, retry_seconds
+from leyden.libs.contracts.config import Sampling
+from leyden.libs.contracts.states import OutcomeKind, RolloutState
+from leyden.libs.store.groups import AttemptFacts, Resolution
+from leyden.services.controller.settling import resolve, retry_seconds
 
 FINISHED, EXCLUDED = RolloutState.FINISHED, RolloutState.EXCLUDED
 

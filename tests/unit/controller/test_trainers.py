@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from services.controller import launch, trainers
-from services.controller.settings import Settings
-from services.controller.trainers import Trainers, last_words
+from leyden.services.controller import launch, trainers
+from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainers import Trainers, last_words
 
 NOTE = "import os, sys, time; open('pids', 'a').write(f'{os.getpid()}\\n'); "
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from services.credit.records import AskedTool, Call, Rollout, ToolSpan
+from leyden.services.credit.records import AskedTool, Call, Rollout, ToolSpan
 
 SECOND = 1_000_000_000
 

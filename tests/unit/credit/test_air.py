@@ -1,7 +1,7 @@
 import pytest
 
-from libs.contracts.config import Air
-from services.credit.air import ToolUse, air_reward, tool_uses, without_duplicates
+from leyden.libs.contracts.config import Air
+from leyden.services.credit.air import ToolUse, air_reward, tool_uses, without_duplicates
 from tests.unit.credit.cases import asking, call, span
 
 

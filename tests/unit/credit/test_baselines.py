@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.credit.baselines import EPSILON, Kind, advantages_per_rollout, advantages_per_state
+from leyden.services.credit.baselines import EPSILON, Kind, advantages_per_rollout, advantages_per_state
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "trainer/oracles/rl-oracle-vectors.json").read_text())
 GROUPS = {"A": [1.0, 0.0, 0.5, 0.0], "B": [1.0, 0.25]}

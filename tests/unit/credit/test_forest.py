@@ -1,4 +1,4 @@
-from services.credit.forest import Forest, call_forest, path_to
+from leyden.services.credit.forest import Forest, call_forest, path_to
 from tests.unit.credit.cases import call, chain
 
 

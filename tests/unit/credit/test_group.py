@@ -1,8 +1,8 @@
 import pytest
 
-from libs.contracts.config import Credit
-from services.credit.group import Credited, Excluded, credit_group
-from services.credit.records import BrokenRecord, Reward, Rollout
+from leyden.libs.contracts.config import Credit
+from leyden.services.credit.group import Credited, Excluded, credit_group
+from leyden.services.credit.records import BrokenRecord, Reward, Rollout
 from tests.unit.credit.cases import asking, call, chain, rollout, span
 
 

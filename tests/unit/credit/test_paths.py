@@ -1,8 +1,8 @@
 import numpy as np
 
-from services.credit.forest import call_forest
-from services.credit.paths import Path, paths
-from services.credit.records import Call
+from leyden.services.credit.forest import call_forest
+from leyden.services.credit.paths import Path, paths
+from leyden.services.credit.records import Call
 from tests.unit.credit.cases import call, chain
 
 

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from libs.contracts.config import DiscountedCredit, EqualSplitCredit, IdenticalCredit
-from services.credit.forest import call_forest
-from services.credit.rules import call_returns
+from leyden.libs.contracts.config import DiscountedCredit, EqualSplitCredit, IdenticalCredit
+from leyden.services.credit.forest import call_forest
+from leyden.services.credit.rules import call_returns
 from tests.unit.credit.cases import call, chain
 
 EARNED = np.array([0.3, 0.2, 0.0])

@@ -1,6 +1,6 @@
-from services.credit.air import tool_uses
-from services.credit.forest import call_forest
-from services.credit.states import state_keys
+from leyden.services.credit.air import tool_uses
+from leyden.services.credit.forest import call_forest
+from leyden.services.credit.states import state_keys
 from tests.unit.credit.cases import call, chain, span
 
 

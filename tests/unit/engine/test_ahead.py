@@ -7,13 +7,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.engine.ahead import SLICE, Ahead
-from services.engine.attention import PrefillAttention
-from services.engine.model import Model
-from services.engine.scheduler import Scheduler
-from services.engine.sequence import Finish, Sequence
-from services.engine.tiny import make_tiny_model
-from services.engine.weights import load_weights
+from leyden.services.engine.ahead import SLICE, Ahead
+from leyden.services.engine.attention import PrefillAttention
+from leyden.services.engine.model import Model
+from leyden.services.engine.scheduler import Scheduler
+from leyden.services.engine.sequence import Finish, Sequence
+from leyden.services.engine.tiny import make_tiny_model
+from leyden.services.engine.weights import load_weights
 from tests.fakes.tiny_engine import new_sequence, run, tiny_scheduler
 
 SHARED, OWN, SIBLINGS = 100, 70, 6

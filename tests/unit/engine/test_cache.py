@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from services.engine.cache import PrefixCache
-from services.engine.config import ModelConfig, Rope
+from leyden.services.engine.cache import PrefixCache
+from leyden.services.engine.config import ModelConfig, Rope
 
 
 def small_cache(capacity: int = 64) -> PrefixCache:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from services.engine.config import read_config
-from services.engine.errors import UnsupportedModel, WeightsRefused
-from services.engine.weights import load_weights
+from leyden.services.engine.config import read_config
+from leyden.services.engine.errors import UnsupportedModel, WeightsRefused
+from leyden.services.engine.weights import load_weights
 from tests.fakes.tiny_engine import new_sequence, run, tiny_scheduler
 
 SIZES = {

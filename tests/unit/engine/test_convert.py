@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from services.engine import convert
-from services.engine.tiny import make_tiny_model
+from leyden.services.engine import convert
+from leyden.services.engine.tiny import make_tiny_model
 
 
 def test_a_conversion_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

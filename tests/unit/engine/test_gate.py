@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.engine.gate import Gate
+from leyden.services.engine.gate import Gate
 
 
 async def settled() -> None:

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from services.engine.prefixes import choose_lengths, longest_match
-from services.engine.rows import SharedPrefix, TokenIds
-from services.engine.sequence import Namespace
+from leyden.services.engine.prefixes import choose_lengths, longest_match
+from leyden.services.engine.rows import SharedPrefix, TokenIds
+from leyden.services.engine.sequence import Namespace
 
 
 def ids(*parts: tuple[int, int]) -> TokenIds:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.engine.errors import BadRequest
-from services.engine.request import parse_generate
+from leyden.services.engine.errors import BadRequest
+from leyden.services.engine.request import parse_generate
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.engine.request import SamplingParams
-from services.engine.sampling import Draw, Drawn, Sampler
+from leyden.services.engine.request import SamplingParams
+from leyden.services.engine.sampling import Draw, Drawn, Sampler
 
 
 def draw(output_ids: list[int] | None = None, seed: int | None = None, **sampling: Any) -> Draw:

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.engine.scheduler import Scheduler
-from services.engine.sequence import Sequence
+from leyden.services.engine.scheduler import Scheduler
+from leyden.services.engine.sequence import Sequence
 from tests.fakes.tiny_engine import new_sequence, run, tiny_scheduler
 
 
@@ -213,7 +213,7 @@ def test_seeded_sequences_repeat_whatever_runs_beside_them(scheduler: Scheduler)
 
 
 def test_an_error_drops_everything_and_the_next_request_works(scheduler: Scheduler, reference: torch.nn.Module) -> None:
-    from services.engine.sequence import Finish
+    from leyden.services.engine.sequence import Finish
 
     lost = new_sequence(scheduler, random_ids(30))
     run(scheduler, lost, steps=2)

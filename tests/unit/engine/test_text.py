@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from services.engine.answer import _held_back, version_spans
-from services.engine.text import Decoder, StopStrings, Text
+from leyden.services.engine.answer import _held_back, version_spans
+from leyden.services.engine.text import Decoder, StopStrings, Text
 
 
 @pytest.fixture(scope="module")

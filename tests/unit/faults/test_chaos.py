@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 
-from libs.cli.platform import ROOT
+from leyden.libs.cli.platform import ROOT
 from tests.chaos import SERVICES, fault_points
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from libs.faults import Armory
+from leyden.libs.faults import FaultInjector
 from tests.contract import test_engine_kills, test_trainer_kills
 from tests.e2e import test_points
 
-PASSING = "from libs.faults import passes; passes('there'); print('alive')"
+PASSING = "from leyden.libs.faults import passes; fault_point('there'); print('alive')"
 
 
-def _pass(armory: Armory | None) -> subprocess.CompletedProcess[str]:
+def _pass(armory: FaultInjector | None) -> subprocess.CompletedProcess[str]:
     environment = armory.environment if armory else {}
     root = Path(__file__).resolve().parents[3]
     return subprocess.run(
@@ -24,7 +24,7 @@ def _pass(armory: Armory | None) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_armed_point_kills_the_first_process_that_passes_it_and_no_other(tmp_path: Path) -> None:
-    armory = Armory(tmp_path / "faults")
+    armory = FaultInjector(tmp_path / "faults")
     armory.arm("there")
     assert _pass(armory).returncode == -signal.SIGKILL
     assert armory.fired("there", 0.0)
@@ -32,12 +32,12 @@ def test_an_armed_point_kills_the_first_process_that_passes_it_and_no_other(tmp_
 
 
 def test_a_point_does_nothing_without_the_folder_in_the_environment(tmp_path: Path) -> None:
-    Armory(tmp_path / "faults").arm("there")
+    FaultInjector(tmp_path / "faults").arm("there")
     assert _pass(None).stdout == "alive\n"
 
 
 def test_arming_a_point_twice_is_refused(tmp_path: Path) -> None:
-    armory = Armory(tmp_path / "faults")
+    armory = FaultInjector(tmp_path / "faults")
     armory.arm("there")
     with pytest.raises(FileExistsError):
         armory.arm("there")

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.choice import Absorber, Choice, EngineLost, Job, following, refusal
-from services.gateway.errors import BadRequest
-from services.gateway.request import Sampling
-from services.gateway.tokens import Tokens
-from services.gateway.told import Told
+from leyden.services.gateway.choice import Absorber, Choice, EngineLost, Job, following, refusal
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.request import Sampling
+from leyden.services.gateway.tokens import Tokens
+from leyden.services.gateway.told import Told
 
 SAMPLING = cast(Sampling, SimpleNamespace())
 JSON_VALUES = st.recursive(

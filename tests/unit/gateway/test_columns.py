@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.columns import Columns, whole_document
-from services.gateway.request import Json
+from leyden.services.gateway.columns import Columns, whole_document
+from leyden.services.gateway.request import Json
 
 NAME = "output_token_logprobs"
 

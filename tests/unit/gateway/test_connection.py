@@ -13,8 +13,8 @@ import pytest
 import trustme
 import uvloop
 
-from services.gateway import connection
-from services.gateway.connection import Connections, Refused, address_of
+from leyden.services.gateway import connection
+from leyden.services.gateway.connection import Connections, Refused, address_of
 
 LONG = 60.0
 

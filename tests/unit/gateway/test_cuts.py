@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from services.engine.convert import convert
-from services.gateway.cuts import Cuts
+from leyden.services.engine.convert import convert
+from leyden.services.gateway.cuts import Cuts
 
 # Pieces of marks overlap, spaces stand beside them, and words end where marks begin.
 MARKS = ["<s>", "</s>", "<s", ">", "<", "/s>", "<s><x>", "[I]", "[", "I]"]

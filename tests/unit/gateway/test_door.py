@@ -4,11 +4,11 @@ from typing import Any, cast
 
 import pytest
 
-from libs.capability import KeyRing, sign, write_keys
-from libs.contracts.capability import Capability, Scope
-from libs.contracts.ids import parse_weight_version
-from services.gateway.door import Doors
-from services.gateway.errors import NotServed
+from leyden.libs.capability import KeyRing, sign, write_keys
+from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.contracts.ids import parse_weight_version
+from leyden.services.gateway.door import Doors
+from leyden.services.gateway.errors import NotServed
 
 
 class Running:

@@ -17,18 +17,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from libs.store.chains import whole_call
-from services.gateway import firsts, render
-from services.gateway import history as history_module
-from services.gateway.digests import digest_chain
-from services.gateway.errors import ContextOverflow
-from services.gateway.history import LONG_CHARACTERS, History, StoredAnswer
-from services.gateway.prompt import MOST_READ, Prompt
-from services.gateway.render import ChatModel
-from services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
-from services.gateway.sent import Sent
-from services.gateway.tokens import TokenIds
-from services.gateway.written import Conversation, _is_kept
+from leyden.libs.store.chains import whole_call
+from leyden.services.gateway import firsts, render
+from leyden.services.gateway import history as history_module
+from leyden.services.gateway.digests import digest_chain
+from leyden.services.gateway.errors import ContextOverflow
+from leyden.services.gateway.history import LONG_CHARACTERS, History, StoredAnswer
+from leyden.services.gateway.prompt import MOST_READ, Prompt
+from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.request import ChatRequest, Sampling, ToolCall, Turn, parse_answer, parse_request
+from leyden.services.gateway.sent import Sent
+from leyden.services.gateway.tokens import TokenIds
+from leyden.services.gateway.written import Conversation, _is_kept
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS, make_chat_model
 from tests.fakes.templates import DEEPSEEK, LAST_APART, LLAMA, MISTRAL, QWEN3
 

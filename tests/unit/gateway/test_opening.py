@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.errors import BadRequest
-from services.gateway.opening import Opening
-from services.gateway.request import MAX_VALUES, ChatRequest, parse_request
-from services.gateway.sent import is_plain
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.opening import Opening
+from leyden.services.gateway.request import MAX_VALUES, ChatRequest, parse_request
+from leyden.services.gateway.sent import is_plain
 
 CONTENTS = ["", "hello", 'quo"te\\', "[{,", "é 日本 😀", "\x7f\u2028", "a\x00b", "<|im_end|>", None, 7]
 ROLES = ["system", "user", "assistant", "tool", "developer", "nobody"]

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from libs.store.calls import CallRefused, NewCall, StoreAway
-from services.gateway import record
-from services.gateway.errors import GatewayError, Unavailable
-from services.gateway.record import Recorder
+from leyden.libs.store.calls import CallRefused, NewCall, StoreAway
+from leyden.services.gateway import record
+from leyden.services.gateway.errors import GatewayError, Unavailable
+from leyden.services.gateway.record import Recorder
 
 
 @dataclass

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from services.gateway.errors import BadRequest
-from services.gateway.render import ChatModel, ModelUnreadable
-from services.gateway.request import ToolCall, Turn
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.render import ChatModel, ModelUnreadable
+from leyden.services.gateway.request import ToolCall, Turn
 from tests.fakes.chat_model import CHATML, CHATML_WITH_TOOLS, EOS, HE, make_chat_model
 
 

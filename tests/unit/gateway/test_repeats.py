@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.gateway.door import Door
-from services.gateway.repeats import Repeats, Retry
+from leyden.services.gateway.door import Door
+from leyden.services.gateway.repeats import Repeats, Retry
 
 DOOR = Door("run-a", "run-a.0.0", 1)
 

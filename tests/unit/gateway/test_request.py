@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.errors import BadRequest
-from services.gateway.request import MAX_VALUES, parse_request
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.request import MAX_VALUES, parse_request
 
 
 def body(*contents: str, **fields: Any) -> bytes:

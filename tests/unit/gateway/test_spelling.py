@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-from services.gateway.spelling import Spelling
+from leyden.services.gateway.spelling import Spelling
 from tests.fakes.chat_model import VOCAB_SIZE, make_chat_model
 
 TOKENS = st.lists(st.integers(0, VOCAB_SIZE + 9), max_size=40)

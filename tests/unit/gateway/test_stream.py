@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.answer import KEEPALIVE
-from services.gateway.stream import Follower
+from leyden.services.gateway.answer import KEEPALIVE
+from leyden.services.gateway.stream import Follower
 
 LONG = 60.0
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.gateway.render import ChatModel
-from services.gateway.request import ToolCall, Turn
-from services.gateway.tail import UNRENDERABLE, _Run
+from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.request import ToolCall, Turn
+from leyden.services.gateway.tail import UNRENDERABLE, _Run
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, make_chat_model
 from tests.fakes.templates import (
     COUNTED_SEARCH,

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from services.gateway.spelling import Spelling
-from services.gateway.text import ByteStream, TextStream, cut_at_stop, showable
+from leyden.services.gateway.spelling import Spelling
+from leyden.services.gateway.text import ByteStream, TextStream, cut_at_stop, showable
 
 
 def byte_level() -> Tokenizer:

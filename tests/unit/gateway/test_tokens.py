@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.tokens import TokenIds, Tokens
+from leyden.services.gateway.tokens import TokenIds, Tokens
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=8)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from services.gateway.request import ToolCall, Turn
-from services.gateway.tools import SampledCall, generic_turns, parse_calls
+from leyden.services.gateway.request import ToolCall, Turn
+from leyden.services.gateway.tools import SampledCall, generic_turns, parse_calls
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text, update
 
-from libs.contracts.states import OutcomeKind
-from libs.queue import leases
-from libs.queue.leases import Lease, Outcome
-from libs.store import tables
-from libs.store.database import Database
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue import leases
+from leyden.libs.queue.leases import Lease, Outcome
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
 from tests import builders
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)

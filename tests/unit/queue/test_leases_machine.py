@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from sqlalchemy import select, text
 
-from libs.contracts.states import OutcomeKind
-from libs.queue import leases
-from libs.queue.leases import Lease, Outcome
-from libs.store import tables
-from libs.store.database import Database
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue import leases
+from leyden.libs.queue.leases import Lease, Outcome
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
 from tests import builders
 
 MAX_ATTEMPTS = 3

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from libs.service.errors import Misconfigured
-from services.runner import cell
-from services.runner.cell import Cells, OwnUsers, Tenant, closed_above, outermost, trail, ways, within
-from services.runner.folder import Folders
-from services.runner.settings import Settings, open_work_folder
+from leyden.libs.service.errors import Misconfigured
+from leyden.services.runner import cell
+from leyden.services.runner.cell import Cells, OwnUsers, Tenant, closed_above, outermost, trail, ways, within
+from leyden.services.runner.folder import Folders
+from leyden.services.runner.settings import Settings, open_work_folder
 
 NOBODY = (1_700_000_000, 1_700_000_000)
 

@@ -4,7 +4,7 @@ import time
 
 from sqlalchemy import exc
 
-from services.runner.doors import DoorWatch
+from leyden.services.runner.doors import DoorWatch
 
 
 async def test_a_store_that_did_not_answer_is_remembered_for_the_attempts_of_that_time() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from services.runner.environment import MAX_TASK_BYTES, Doors, Identity, environment_block
+from leyden.services.runner.environment import MAX_TASK_BYTES, Doors, Identity, environment_block
 
 DOORS = Doors("http://gateway:1", "http://collector:2", key="signed", grant_reward=False)
 IDENTITY = Identity("run-a", "run-a.0.1", 2, "00-trace")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from libs.service.errors import Misconfigured
-from services.runner.folder import Folders
+from leyden.libs.service.errors import Misconfigured
+from leyden.services.runner.folder import Folders
 
 
 @pytest.fixture
@@ -137,6 +137,6 @@ def test_a_folder_that_cannot_be_removed_costs_no_outcome(
         raise OSError(errno.EBADF, "Bad file descriptor")
 
     with monkeypatch.context() as patched:
-        patched.setattr("services.runner.folder._remove", broken)
+        patched.setattr("leyden.services.runner.folder._remove", broken)
         folders.remove(folder)
     assert folder.root.exists()

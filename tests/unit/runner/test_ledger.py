@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import event, select, text
 from sqlalchemy.exc import DBAPIError
 
-from libs.contracts.states import OutcomeKind
-from libs.queue import leases
-from libs.queue.leases import Lease, Outcome
-from libs.queue.wake import Topic, Wake
-from libs.store import tables
-from libs.store.database import Database
-from services.runner.ledger import Ledger
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.queue import leases
+from leyden.libs.queue.leases import Lease, Outcome
+from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.services.runner.ledger import Ledger
 from tests import builders
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
@@ -25,15 +25,15 @@ REFUSED = Outcome(OutcomeKind.SUCCEEDED, exit_code=2**40)
 
 
 @pytest.fixture
-async def wake(redis_url: str) -> AsyncIterator[Wake]:
-    opened = Wake(redis_url)
+async def notifications(redis_url: str) -> AsyncIterator[Notifications]:
+    opened = Notifications(redis_url)
     yield opened
     await opened.close()
 
 
 @pytest.fixture
-async def ledger(database: Database, wake: Wake) -> AsyncIterator[Ledger]:
-    opened = Ledger(database, wake)
+async def ledger(database: Database, notifications: Notifications) -> AsyncIterator[Ledger]:
+    opened = Ledger(database, notifications)
     running = asyncio.create_task(opened.run())
     yield opened
     opened.close()
@@ -53,7 +53,7 @@ async def states(database: Database) -> list[str]:
 
 
 async def test_what_ends_while_a_transaction_runs_shares_the_next_one(
-    database: Database, wake: Wake, ledger: Ledger
+    database: Database, notifications: Notifications, ledger: Ledger
 ) -> None:
     taken, commits = await held(database, 20), []
     event.listen(database.engine.sync_engine, "commit", commits.append)
@@ -61,7 +61,7 @@ async def test_what_ends_while_a_transaction_runs_shares_the_next_one(
     assert await asyncio.gather(*(ledger.settle(lease, SUCCESS) for lease in taken)) == [True] * 20
     assert len(commits) == 2
     assert await states(database) == ["settled"] * 20
-    assert await wake.wait(Topic.OUTCOMES, timeout_seconds=10)
+    assert await notifications.wait(Topic.OUTCOMES, timeout_seconds=10)
 
 
 async def test_a_lost_lease_settles_nothing_and_the_others_of_its_batch_do(database: Database, ledger: Ledger) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from services.runner import keeper, process
-from services.runner.process import Command, Ended, KeeperLost, Processes
+from leyden.services.runner import keeper, process
+from leyden.services.runner.process import Command, Ended, KeeperLost, Processes
 
 ROOT = Path(__file__).parents[3]
 
@@ -146,7 +146,7 @@ import asyncio, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 from tests.unit.runner.test_process import FORKS, command
-from services.runner.process import KeeperLost, Processes
+from leyden.services.runner.process import KeeperLost, Processes
 async def main():
     processes = Processes()
     processes.adopt_orphans()
@@ -227,7 +227,7 @@ import asyncio, sys
 sys.path.insert(0, {str(ROOT)!r})
 from pathlib import Path
 from tests.unit.runner.test_process import FORKS, command
-from services.runner.process import Processes
+from leyden.services.runner.process import Processes
 asyncio.run(Processes().run(command(FORKS + '\\ntime.sleep(60)', Path({str(tmp_path)!r}))))
 """
     runner = subprocess.Popen([sys.executable, "-c", script])
@@ -254,7 +254,7 @@ def test_a_keeper_starts_small_and_imports_nothing_once_walls_stand() -> None:
     code = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import services.runner.keeper, os
+import leyden.services.runner.keeper, os
 before = set(sys.modules)
 os.get_exec_path({"PATH": "/bin"})
 print(sorted(set(sys.modules) - before), "typing" in sys.modules)

@@ -8,7 +8,7 @@ import socket
 
 import uvloop
 
-from services.runner import process
+from leyden.services.runner import process
 
 
 class Watched(socket.socket):

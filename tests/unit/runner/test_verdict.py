@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from libs.contracts.states import OutcomeKind
-from services.runner.process import Ended
-from services.runner.verdict import FACTS_BYTES, judge
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.services.runner.process import Ended
+from leyden.services.runner.verdict import FACTS_BYTES, judge
 
 
 def ended(stdout: str | bytes = "", **changes: object) -> Ended:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.contracts.rewards import is_reward
-from libs.contracts.states import OutcomeKind
-from services.runner.verdict import FACTS_BYTES, judge
+from leyden.libs.contracts.rewards import is_reward
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.services.runner.verdict import FACTS_BYTES, judge
 from tests.unit.runner.test_verdict import ended
 
 REWARDS = st.floats(-1e6, 1e6) | st.integers(-(10**6), 10**6)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from libs.queue.stream import RolloutQueue
-from libs.queue.wake import Wake
-from libs.store.database import Database
-from services.runner.settings import Settings
-from services.runner.worker import Runner
+from leyden.libs.queue.notifications import Notifications
+from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.store.database import Database
+from leyden.services.runner.settings import Settings
+from leyden.services.runner.worker import Runner
 
 
 async def test_a_runner_one_of_whose_loops_has_died_ends_instead_of_doing_nothing(
@@ -24,11 +24,11 @@ async def test_a_runner_one_of_whose_loops_has_died_ends_instead_of_doing_nothin
         raise RuntimeError("broken")
 
     place: Any = SimpleNamespace(folders=SimpleNamespace(root=Path("runner-a")), doors=SimpleNamespace(keep=keep))
-    queue, wake = RolloutQueue(redis_url), Wake(redis_url)
+    queue, notifications = RolloutQueue(redis_url), Notifications(redis_url)
     try:
         async with asyncio.timeout(60):
             with pytest.raises(RuntimeError, match="broken"):
-                await Runner(Settings(), database, queue, wake, place).run(asyncio.Event())
+                await Runner(Settings(), database, queue, notifications, place).run(asyncio.Event())
     finally:
         await queue.close()
-        await wake.close()
+        await notifications.close()

@@ -10,8 +10,8 @@ import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
 
-from libs.service import Checks, JsonResponse, Problem, create_internal_app, serving
-from libs.service.app import create_app
+from leyden.libs.service import Checks, JsonResponse, Problem, create_internal_app, serving
+from leyden.libs.service.app import create_app
 
 
 def build(**options: object) -> FastAPI:
@@ -164,7 +164,7 @@ async def test_metrics_name_routes_not_paths(client: httpx.AsyncClient, internal
 
 
 async def test_a_hanging_check_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("libs.service.health.CHECK_SECONDS", 0.01)
+    monkeypatch.setattr("leyden.libs.service.health.CHECK_SECONDS", 0.01)
     checks = Checks()
     checks.add("slow", asyncio.Event().wait)
     assert "no answer" in (await checks.run())["slow"]

@@ -2,7 +2,7 @@
 
 import gc
 
-from libs.service.memory import COLLECT_AFTER_OBJECTS, settle
+from leyden.libs.service.memory import COLLECT_AFTER_OBJECTS, settle
 
 
 def test_the_collector_is_on_and_skips_what_there_is_and_looks_seldom() -> None:

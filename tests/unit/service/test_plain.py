@@ -11,8 +11,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from libs.service import JsonResponse, serving
-from libs.service.plain import PlainRoute, create_plain_app
+from leyden.libs.service import JsonResponse, serving
+from leyden.libs.service.plain import PlainRoute, create_plain_app
 
 
 async def echo(request: Request) -> Response:

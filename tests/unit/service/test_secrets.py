@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from libs.service.secrets import SecretError, read_secret
+from leyden.libs.service.secrets import SecretError, read_secret
 
 
 def file_of(tmp_path: Path, content: bytes = b"s3cret\n", mode: int = 0o600) -> Path:

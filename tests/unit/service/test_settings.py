@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from libs.service import DoorSettings
+from leyden.libs.service import DoorSettings
 
 
 class Settings(DoorSettings):

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from libs.service import DoorSettings
-from libs.service.errors import Misconfigured
-from libs.service.start import told_in_a_line
-from services.controller.settings import Settings as ControllerSettings
-from services.gateway.settings import Settings as GatewaySettings
-from services.runner.settings import Settings as RunnerSettings
+from leyden.libs.service import DoorSettings
+from leyden.libs.service.errors import Misconfigured
+from leyden.libs.service.start import exit_on_config_error
+from leyden.services.controller.settings import Settings as ControllerSettings
+from leyden.services.gateway.settings import Settings as GatewaySettings
+from leyden.services.runner.settings import Settings as RunnerSettings
 
 SERVICES = ("api", "collector", "controller", "credit", "engine", "gateway", "runner", "trainer")
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,7 @@ def told(settings: type, monkeypatch: pytest.MonkeyPatch, **environment: str) ->
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
 
-    @told_in_a_line(settings)
+    @exit_on_config_error(settings)
     def main() -> None:
         settings()
 
@@ -38,7 +38,7 @@ def told(settings: type, monkeypatch: pytest.MonkeyPatch, **environment: str) ->
 def test_a_runner_that_cannot_make_agents_their_user_says_so_in_a_line() -> None:
     environment = {"PYTHONPATH": str(ROOT), "PATH": os.defpath, "RUNNER_AGENT_USER": "no such user"}
     started = subprocess.run(
-        [sys.executable, "-m", "services.runner"], env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "leyden.services.runner"], env=environment, capture_output=True, text=True, timeout=60
     )
     said = started.stderr.strip().splitlines()[-1]
     assert (started.returncode, said) == (
@@ -129,7 +129,7 @@ def test_each_wrong_variable_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("error", [RuntimeError("a fault of ours"), ValueError("of ours, too")])
 def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
-    @told_in_a_line(DoorSettings)
+    @exit_on_config_error(DoorSettings)
     def main() -> None:
         raise error
 
@@ -138,7 +138,7 @@ def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
 
 
 def test_the_words_of_who_may_correct_it_become_a_line() -> None:
-    @told_in_a_line(DoorSettings)
+    @exit_on_config_error(DoorSettings)
     def main() -> None:
         raise Misconfigured("cannot read it:\n  line 1\nwrite it")
 
@@ -149,7 +149,7 @@ def test_the_words_of_who_may_correct_it_become_a_line() -> None:
 def start(service: str, **environment: str) -> tuple[int, str]:
     """Status of a process that cannot start, and all that it said."""
     variables = {"PATH": os.environ["PATH"], "TRAINER_RUN_ID": "run-a", **environment}
-    command = [sys.executable, "-m", f"services.{service}"]
+    command = [sys.executable, "-m", f"leyden.services.{service}"]
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout + done.stderr
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from libs.service import turns
-from libs.service.turns import Turns
+from leyden.libs.service import turns
+from leyden.libs.service.turns import Turns
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 import pytest
 from sqlalchemy import func, select
 
-from libs.store import tables
-from libs.store.database import Database
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
 from tests import builders
 
 

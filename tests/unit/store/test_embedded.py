@@ -16,8 +16,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from libs.store import embedded
-from libs.store.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
+from leyden.libs.store import embedded
+from leyden.libs.store.embedded import EmbeddedError, EmbeddedPostgres, EmbeddedRedis
 
 ROOT = Path(__file__).parents[3]
 
@@ -92,7 +92,7 @@ def test_a_server_killed_under_a_busy_query_starts_again_once_its_children_ended
 def test_servers_outlive_a_starter_that_was_killed(folder: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path;"
-        "from libs.store.embedded import EmbeddedPostgres, EmbeddedRedis;"
+        "from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis;"
         "folder = Path(sys.argv[1]);"
         "print(EmbeddedPostgres(folder / 'p', durable=False).start(), EmbeddedRedis(folder / 'r').start(), flush=True);"
         "os.kill(os.getpid(), signal.SIGKILL)"

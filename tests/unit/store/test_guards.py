@@ -11,9 +11,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError, StatementError
 
-from libs.contracts import states
-from libs.store import tables
-from libs.store.database import Database
+from leyden.libs.contracts import states
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
 from tests import builders
 
 LIVES: list[tuple[Any, str, str, type[StrEnum], Any]] = [

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from libs.store.paging import BadCursor, decode_cursor, encode_cursor, page
+from leyden.libs.store.paging import BadCursor, decode_cursor, encode_cursor, page
 
 
 def test_a_cursor_keeps_times_to_the_microsecond() -> None:

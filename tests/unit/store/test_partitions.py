@@ -6,9 +6,9 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
-from libs.store.database import Database, Session
-from libs.store.partitions import create_run_partitions
-from libs.store.tables import PARTITIONED
+from leyden.libs.store.database import Database, Session
+from leyden.libs.store.partitions import create_run_partitions
+from leyden.libs.store.tables import PARTITIONED
 from tests import builders
 
 

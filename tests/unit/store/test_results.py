@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from libs.store.results import statistic, wilson
+from leyden.libs.store.results import statistic, wilson
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from libs.contracts.api import EvaluationRequest
-from libs.store import runs, training
-from libs.store.database import Database
+from leyden.libs.contracts.api import EvaluationRequest
+from leyden.libs.store import runs, training
+from leyden.libs.store.database import Database
 from tests import builders
 
 

@@ -4,8 +4,8 @@ import logging
 import pytest
 import structlog
 
-from libs.telemetry import Seldom, bind, configure_logs, logger
-from libs.telemetry.logs import redact
+from leyden.libs.telemetry import RateLimitedLogger, bind, configure_logs, logger
+from leyden.libs.telemetry.logs import redact
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ def test_a_warning_that_repeats_is_written_seldom_and_says_how_often_it_was_not(
 ) -> None:
     configure_logs("gateway", "info")
     now = [0.0]
-    seldom = Seldom(logger(), seconds=30, clock=lambda: now[0])
+    limited_log = RateLimitedLogger(logger(), seconds=30, clock=lambda: now[0])
     for second in (0, 1, 29, 30, 31, 90):
         now[0] = second
-        seldom.warning("store away", cause=f"at {second}")
-        seldom.warning("queue away")
+        limited_log.warning("store away", cause=f"at {second}")
+        limited_log.warning("queue away")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(line["cause"], line.get("unsaid")) for line in lines if line["event"] == "store away"] == [
         ("at 0", None),

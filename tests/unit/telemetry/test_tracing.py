@@ -1,6 +1,6 @@
 import pytest
 
-from libs.telemetry import inject, parse_traceparent, span, tracing
+from leyden.libs.telemetry import inject, parse_traceparent, span, tracing
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from libs.telemetry import extract, inject, parse_traceparent, span
+from leyden.libs.telemetry import extract, inject, parse_traceparent, span
 
 IDS = st.tuples(st.integers(1, 2**128 - 1), st.integers(1, 2**64 - 1), st.integers(0, 255))
 NEAR = st.from_regex(r"\A[0-9a-fA-F]{1,3}-[0-9a-g]{31,33}-[0-9a-g]{15,17}-[0-9a-g]{1,3}(-.*)?\Z")

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from services.trainer.batch import Sample
+from leyden.services.trainer.batch import Sample
 
 VOCABULARY = 61
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.trainer import tree
-from services.trainer.attention import TreeLayout
-from services.trainer.tree import Pack, plan_forest
+from leyden.services.trainer import tree
+from leyden.services.trainer.attention import TreeLayout
+from leyden.services.trainer.tree import Pack, plan_forest
 
 CPU = torch.device("cpu")
 

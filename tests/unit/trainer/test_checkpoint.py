@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from libs.contracts.config import RunConfig
-from libs.store.locks import LockLost
-from services.trainer import checkpoint
-from services.trainer.checkpoint import (
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.store.locks import LockLost
+from leyden.services.trainer import checkpoint
+from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     Progress,
     clear_scratch,
@@ -20,8 +20,8 @@ from services.trainer.checkpoint import (
     remove_folder,
     save_checkpoint,
 )
-from services.trainer.learner import make_accelerator, resume_learner, start_learner
-from services.trainer.step import Learner, optimizer_step
+from leyden.services.trainer.learner import make_accelerator, resume_learner, start_learner
+from leyden.services.trainer.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples
 
 CPU = make_accelerator("cpu", "float32")
@@ -113,11 +113,11 @@ def test_a_checkpoint_has_its_name_only_once_it_is_durable(
 ) -> None:
     folder, at_the_name = tmp_path / "checkpoints" / "1", []
 
-    def passes(point: str) -> None:
+    def fault_point(point: str) -> None:
         if point == "trainer.checkpoint_unnamed":
             at_the_name.extend(synced)
 
-    monkeypatch.setattr(checkpoint, "passes", passes)
+    monkeypatch.setattr(checkpoint, "fault_point", fault_point)
     save_checkpoint({"random": torch.get_rng_state()}, Progress("run-a", 1, "hash"), folder)
     assert sorted(at_the_name[:2]) == ["optimizer.safetensors", "progress.json"]
     assert synced == [*at_the_name, "checkpoints"]
@@ -240,7 +240,7 @@ def test_files_that_another_trainer_cleared_are_a_lost_run_and_no_trouble_with_f
         if cleared and is_lost:
             raise LockLost("another trainer may have gone on")
 
-    monkeypatch.setattr(checkpoint, "passes", clear)
+    monkeypatch.setattr(checkpoint, "fault_point", clear)
     folder = tmp_path / "run-a" / "checkpoints" / "1"
     with pytest.raises(LockLost if is_lost else FileNotFoundError):
         save_checkpoint({"random": torch.get_rng_state()}, Progress("run-a", 1, "hash"), folder, holding)

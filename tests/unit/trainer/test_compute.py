@@ -9,19 +9,19 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from libs.contracts.config import (
+from leyden.libs.contracts.config import (
     Algorithm,
     Cispo,
     DecoupledCorrection,
     Gspo,
     PpoClip,
 )
-from services.trainer import tree
-from services.trainer.batch import Sample, trained_tokens, weights_of
-from services.trainer.compute import accumulate_gradients, batch_logprobs, plan_batch
-from services.trainer.forward import Policy
-from services.trainer.model import freeze
-from services.trainer.objective import Terms, objective
+from leyden.services.trainer import tree
+from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.compute import accumulate_gradients, batch_logprobs, plan_batch
+from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.model import freeze
+from leyden.services.trainer.objective import Terms, objective
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama, tiny_qwen
 
 CPU = Accelerator(cpu=True)

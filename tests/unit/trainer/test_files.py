@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.trainer.files import reserve, safetensors, sha256, write
+from leyden.services.trainer.files import reserve, safetensors, sha256, write
 
 TENSORS = {
     "random": torch.arange(5, dtype=torch.uint8),

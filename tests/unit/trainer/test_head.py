@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from services.trainer import head
-from services.trainer.head import sampled_logprobs
+from leyden.services.trainer import head
+from leyden.services.trainer.head import sampled_logprobs
 
 VOCABULARY, HIDDEN = 23, 6
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from services.trainer import losses
-from services.trainer.corrections import (
+from leyden.services.trainer import losses
+from leyden.services.trainer.corrections import (
     effective_sample_share,
     importance_ratio,
     ratio_band,
     truncated_importance_weights,
 )
-from services.trainer.weights import Weighting, token_weights
+from leyden.services.trainer.weights import Weighting, token_weights
 from tests.unit.trainer import oracle
 
 Loss = Callable[[Tensor], losses.TokenLoss]

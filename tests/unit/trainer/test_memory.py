@@ -3,7 +3,7 @@ import sys
 
 KEEPS = """
 from pathlib import Path
-from services.trainer.memory import keep_freed_memory
+from leyden.services.trainer.memory import keep_freed_memory
 
 def resident_kilobytes():
     lines = Path("/proc/self/status").read_text().splitlines()

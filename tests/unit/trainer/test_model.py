@@ -4,8 +4,8 @@ from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, MistralConfig, MistralForCausalLM
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from services.trainer.model import UnsupportedModel, check_supported, freeze
-from services.trainer.products import use_fast_products
+from leyden.services.trainer.model import UnsupportedModel, check_supported, freeze
+from leyden.services.trainer.products import use_fast_products
 from tests.unit.trainer.cases import tiny_llama
 
 SIZES = {

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from libs.contracts.config import RunConfig
-from libs.store.database import Database
-from libs.store.locks import AdvisoryLock, LockLost
-from services.trainer import saving
-from services.trainer.learner import make_accelerator, start_learner
-from services.trainer.saving import Saver
-from services.trainer.settings import Settings
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.store.database import Database
+from leyden.libs.store.locks import AdvisoryLock, LockLost
+from leyden.services.trainer import saving
+from leyden.services.trainer.learner import make_accelerator, start_learner
+from leyden.services.trainer.saving import Saver
+from leyden.services.trainer.settings import Settings
 
 DSN = "postgresql://nobody@127.0.0.1:1/nothing"
 CONFIG = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}})

@@ -3,13 +3,13 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from libs.contracts.config import Optimizer, RunConfig
-from libs.store.training import ReadyGroup
-from services.trainer.batch import Sample, trained_tokens
-from services.trainer.compute import Interrupted, batch_logprobs, plan_batch
-from services.trainer.forward import Policy
-from services.trainer.step import Learner, TrainingDiverged, learning_rate, make_optimizer, optimizer_step
-from services.trainer.worker import GapGate, PoliciesDisagree, select_groups
+from leyden.libs.contracts.config import Optimizer, RunConfig
+from leyden.libs.store.training import ReadyGroup
+from leyden.services.trainer.batch import Sample, trained_tokens
+from leyden.services.trainer.compute import Interrupted, batch_logprobs, plan_batch
+from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.step import Learner, TrainingDiverged, learning_rate, make_optimizer, optimizer_step
+from leyden.services.trainer.worker import GapGate, PoliciesDisagree, select_groups
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama
 
 CPU = Accelerator(cpu=True)

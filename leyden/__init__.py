@@ -1,0 +1,35 @@
+"""Leyden trains the language model inside any AI agent with reinforcement learning.
+
+>>> from leyden import Client
+>>> with Client("http://127.0.0.1:8000", token) as client:  # doctest: +SKIP
+...     client.upload_dataset("questions", Path("train.jsonl"))
+
+`leyden.services` and `leyden.libs` are the folders `services/` and `libs/` of the repository (ADR 19).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from leyden.libs.client import (
+        Client,
+        Conflict,
+        Forbidden,
+        LeydenError,
+        NotFound,
+        Refused,
+        Unauthorised,
+        Unreachable,
+    )
+
+__all__ = ["Client", "Conflict", "Forbidden", "LeydenError", "NotFound", "Refused", "Unauthorised", "Unreachable"]
+
+
+def __getattr__(name: str) -> object:
+    """Imports the client when somebody asks for it: services start without httpx."""
+    if name in __all__:
+        from leyden.libs import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

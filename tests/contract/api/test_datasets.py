@@ -1,0 +1,138 @@
+"""Datasets arrive whole or not at all, once, and within bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tracemalloc
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from leyden.libs.store.database import Database
+from leyden.libs.store.datasets import list_tasks, store_dataset
+from leyden.services.api.app import create_app
+from leyden.services.api.settings import Settings
+from leyden.services.api.upload import Limits, read_rows
+
+
+async def upload(http: httpx.AsyncClient, body: str | bytes, name: str = "questions", **headers: str) -> httpx.Response:
+    return await http.post("/v1/datasets", params={"name": name}, content=body, headers=headers)
+
+
+async def test_an_uploaded_dataset_can_be_listed_with_its_tasks_in_order(api_http: httpx.AsyncClient) -> None:
+    made = (await upload(api_http, '{"b": 1, "a": "é"}\n\n{"n": 2}\n')).json()
+    assert (made["name"], made["task_count"]) == ("questions", 2)
+    assert (await api_http.get("/v1/datasets/questions")).json() == made
+    tasks = (await api_http.get(f"/v1/datasets/{made['id']}/tasks")).json()["items"]
+    assert [task["payload"] for task in tasks] == [{"a": "é", "b": 1}, {"n": 2}]
+
+
+async def test_an_equal_upload_is_a_repeat_and_another_under_its_name_a_conflict(api_http: httpx.AsyncClient) -> None:
+    first = await upload(api_http, '{"a": 1, "b": 2}')
+    repeat = await upload(api_http, '[{"b": 2, "a": 1}]')
+    other = await upload(api_http, '{"a": 2}')
+    assert (first.status_code, repeat.status_code, other.status_code) == (201, 200, 409)
+    assert first.json() == repeat.json()
+    assert "upload under another name" in other.json()["detail"]
+
+
+async def test_two_equal_uploads_at_once_make_one_dataset(api_http: httpx.AsyncClient) -> None:
+    answers = await asyncio.gather(*(upload(api_http, '{"a": 1}') for _ in range(4)))
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+
+
+async def test_bad_rows_are_reported_by_line_and_nothing_is_stored(api_http: httpx.AsyncClient) -> None:
+    rows = ['{"a": 1}', "[1]", '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": "\\u0000"}', "{oops", '{"a": 1e999}']
+    response = await upload(api_http, "\n".join(rows))
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    problems = {problem["path"]: problem["message"] for problem in response.json()["errors"]}
+    assert list(problems) == [f"line {number}" for number in range(2, 8)]
+    assert "JSON object" in problems["line 2"]
+    assert "appears twice" in problems["line 4"]
+    assert (await api_http.get("/v1/datasets")).json() == {"items": [], "next_cursor": None}
+
+
+async def test_an_upload_beyond_the_limit_is_413(api_http: httpx.AsyncClient) -> None:
+    declared = await upload(api_http, json.dumps({"a": "x" * 80_000}))
+    counted = await upload(api_http, json.dumps({"a": "x" * 5_000}))
+    assert (declared.status_code, counted.status_code) == (413, 413)
+    assert "split it" in counted.json()["detail"]
+
+
+async def test_a_multipart_upload_takes_its_name_from_the_file(api_http: httpx.AsyncClient) -> None:
+    response = await api_http.post("/v1/datasets", files={"file": ("train.jsonl", b'{"a": 1}')})
+    assert (response.status_code, response.json()["name"]) == (201, "train")
+    without = await api_http.post("/v1/datasets", files={"other": ("train.jsonl", b'{"a": 1}')})
+    assert (without.status_code, "named `file`" in without.json()["detail"]) == (422, True)
+
+
+async def test_an_idempotency_key_with_another_upload_is_refused_and_stores_nothing(
+    api_http: httpx.AsyncClient,
+) -> None:
+    first = await upload(api_http, '{"a": 1}', **{"idempotency-key": "k"})
+    again = await upload(api_http, '{"a": 1}', **{"idempotency-key": "k"})
+    other = await upload(api_http, '{"a": 2}', name="others", **{"idempotency-key": "k"})
+    assert (first.status_code, again.status_code, other.status_code) == (201, 201, 422)
+    assert again.json() == first.json()
+    assert (await api_http.get("/v1/datasets/others")).status_code == 404
+
+
+async def test_a_sender_that_falls_silent_is_given_up(postgres_dsn: str) -> None:
+    app = create_app(Settings(database_url=postgres_dsn, admin_token="t", upload_silence_seconds=0.05))
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"a": 1}\n'
+        await asyncio.sleep(5)
+        yield b""
+
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api") as http:
+            response = await http.post(
+                "/v1/datasets", params={"name": "a"}, content=body(), headers={"authorization": "Bearer t"}
+            )
+    assert response.status_code == 408
+
+
+async def test_a_hundred_thousand_rows_are_stored_in_bounded_memory(database: Database) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for start in range(0, 100_000, 500):
+            rows = (json.dumps({"number": number, "text": "x" * 80}) for number in range(start, start + 500))
+            yield ("\n".join(rows) + "\n").encode()
+
+    limits = Limits(upload_bytes=2**30, row_bytes=2**20, problems=20)
+    tracemalloc.start()
+    try:
+        async with database.session() as session:
+            stored = await store_dataset(session, "many", read_rows(chunks(), limits))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    async with database.read() as session:
+        last = await list_tasks(session, stored.dataset.id, cursor=None, limit=1)
+    assert (stored.dataset.task_count, last.items[0].payload["number"]) == (100_000, 0)
+    # The rows themselves are more than 10 MB.
+    assert peak < 4 * 2**20
+
+
+@pytest.mark.parametrize("cursor", ["nonsense", "WzFd", "bnVsbA"])
+async def test_a_cursor_of_another_list_is_refused_with_the_remedy(api_http: httpx.AsyncClient, cursor: str) -> None:
+    response = await api_http.get("/v1/datasets", params={"cursor": cursor})
+    assert (response.status_code, "leave it out" in response.json()["detail"]) == (400, True)
+
+
+async def test_pages_follow_each_other_without_gaps_or_repeats(api_http: httpx.AsyncClient) -> None:
+    made = [(await upload(api_http, '{"a": 1}', name=f"d{number}")).json()["id"] for number in range(5)]
+    seen, cursor = [], None
+    while True:
+        query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
+        page = (await api_http.get("/v1/datasets", params=query)).json()
+        seen += [item["id"] for item in page["items"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert seen == made[::-1]

@@ -1,0 +1,291 @@
+"""What rollouts left behind: results, trajectories, steps, rewards, all computed from the store."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from leyden.libs.contracts import ids
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests import builders
+
+
+async def finish(database: Database, rollout: tables.Rollout, reward: float, facts: dict[str, Any]) -> None:
+    await builders.add_attempt(database, rollout, state="settled")
+    await builders.add_outcome(database, rollout, reward=reward, facts=facts)
+    async with database.session() as session:
+        row = await session.get_one(tables.Rollout, rollout.id)
+        row.state, row.attempt, row.reward, row.reason = "finished", 1, reward, "succeeded"
+
+
+async def add_step(database: Database, run: tables.Run, number: int, groups: dict[str, str], **metrics: float) -> None:
+    async with database.session() as session:
+        moment = datetime(2026, 1, 1, 0, number, tzinfo=UTC)
+        row = tables.Step(run_id=run.id, number=number, metrics=metrics, checkpoint="", started_at=moment)
+        row.created_at = moment.replace(second=30)
+        session.add(row)
+        for group_id, verdict in groups.items():
+            session.add(tables.StepGroup(group_id=group_id, run_id=run.id, step=number, verdict=verdict))
+
+
+async def get(http: httpx.AsyncClient, path: str, **query: Any) -> Any:
+    response = await http.get(path, params=query)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_an_evaluation_reports_shares_numbers_and_texts_with_intervals(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    evaluation = ids.evaluation_id(run.id, 1)
+    async with database.session() as session:
+        columns = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 2}
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
+    rollouts = []
+    for number in range(2):
+        _, siblings = await builders.add_group(database, run, number, evaluation_id=evaluation, task_number=number)
+        rollouts += siblings
+    facts = [("memory", True, 1), ("memory", 1, 2), ("search", False, 3), ("memory", 0, 10**400)]
+    for rollout, (tool, success, calls) in zip(rollouts, facts, strict=True):
+        line = {"reward": float(success), "first_tool": tool, "success": success, "calls": calls, "notes": [1]}
+        await finish(database, rollout, float(success), line)
+    found = await get(api_http, f"/v1/runs/{run.id}/evaluations/1")
+    results, by_name = found["results"], {fact["name"]: fact for fact in found["results"]["facts"]}
+    assert (found["measured_version"], results["rollouts"], results["complete"]) == (0, {"finished": 4}, True)
+    assert (results["reward"]["count"], results["reward"]["mean"]) == (4, 0.5)
+    assert sorted(by_name) == ["calls", "first_tool", "success"]
+    assert by_name["first_tool"]["counts"] == {"memory": 3, "search": 1}
+    share = by_name["success"]["statistic"]
+    assert by_name["success"]["kind"] == "share"
+    # Wilson's interval of 2 in 4.
+    assert (share["count"], share["mean"]) == (4, 0.5)
+    assert (share["low"], share["high"]) == pytest.approx((0.150039, 0.849961), abs=1e-6)
+    # A number beyond double precision is left out.
+    assert (by_name["calls"]["statistic"]["count"], by_name["calls"]["statistic"]["mean"]) == (3, 2.0)
+
+
+async def test_steps_carry_metrics_rewards_facts_and_verdicts_and_make_series(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    for number in (1, 2):
+        group, rollouts = await builders.add_group(database, run, number)
+        for rollout, reward in zip(rollouts, (0.0, float(number)), strict=True):
+            await finish(database, rollout, reward, {"reward": reward, "memory_first": reward > 0})
+        await add_step(database, run, number, {group.id: "trained"}, loss=0.5 / number)
+    steps = (await get(api_http, f"/v1/runs/{run.id}/steps"))["items"]
+    assert [(s["number"], s["reward_mean"], s["rollouts"]) for s in steps] == [(1, 0.5, 2), (2, 1.0, 2)]
+    assert (steps[1]["facts"], steps[1]["groups"]) == ({"memory_first": 0.5}, {"trained": 1})
+    assert steps[1]["reward_std"] == pytest.approx(2**0.5)
+    metrics = await get(api_http, f"/v1/runs/{run.id}/metrics", names=["loss", "reward_mean"])
+    assert metrics["names"] == ["fact.memory_first", "loss", "reward_mean", "reward_std"]
+    assert metrics["series"][0] == {"name": "loss", "points": [[1, 30.0, 0.5], [2, 90.0, 0.25]]}
+    assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"] == {
+        "step": 2,
+        "steps": 100,
+        "policy_version": None,
+        "rollouts": {"finished": 4},
+        "reward_mean": 1.0,
+    }
+
+
+async def test_progress_counts_training_rollouts_alone_by_state(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    evaluation = ids.evaluation_id(run.id, 1)
+    async with database.session() as session:
+        columns = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 5}
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
+    assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"]["rollouts"] == {}
+    states = ("queued", "excluded", "cancelled", "finished", "finished")
+    for columns in ({}, {"evaluation_id": evaluation}):
+        _, rollouts = await builders.add_group(database, run, size=len(states), **columns)
+        async with database.session() as session:
+            for rollout, state in zip(rollouts, states, strict=True):
+                (await session.get_one(tables.Rollout, rollout.id)).state = state
+    counts = {"queued": 1, "excluded": 1, "cancelled": 1, "finished": 2}
+    assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"]["rollouts"] == counts
+
+
+async def test_a_trajectory_shows_tokens_as_sampled_with_their_credit(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, other] = await builders.add_group(database, run)
+    first = await builders.add_call(database, rollout, (1, 2), (3, 4), logprobs=(-0.25, -0.5), policy_version=7)
+    second = await builders.add_call(database, rollout, (1, 2, 3, 4, 5), (6,))
+    await builders.add_call(database, other)
+    async with database.session() as session:
+        parts = {"depth": 0, "state_key": "", "tools": {"calls": []}, "intermediate_reward": 0.25}
+        numbers = {"return_": 1.5, "baseline": 0.5, "advantage": 1.0}
+        session.add(tables.CallCredit(run_id=run.id, call_id=first.id, rollout_id=rollout.id, **parts, **numbers))
+    await builders.add_tool_span(database, rollout, "memory", response_id=f"chatcmpl-{first.request_id}")
+    calls = (await get(api_http, f"/v1/rollouts/{rollout.id}/calls", prompt=True))["items"]
+    assert [call["id"] for call in calls] == [first.id, second.id]
+    assert (calls[0]["prompt_ids"], calls[0]["sampled_ids"], calls[0]["policy_versions"]) == ([1, 2], [3, 4], [7, 7])
+    assert (calls[0]["logprobs"], calls[0]["credit"]["return"], calls[1]["credit"]) == ([-0.25, -0.5], 1.5, None)
+    page = await get(api_http, f"/v1/rollouts/{rollout.id}/calls", limit=1)
+    rest = await get(api_http, f"/v1/rollouts/{rollout.id}/calls", cursor=page["next_cursor"])
+    assert [call["id"] for call in rest["items"]] == [second.id]
+    assert page["items"][0]["prompt_ids"] is None
+    spans = (await get(api_http, f"/v1/rollouts/{rollout.id}/spans", kind="tool"))["items"]
+    assert [span["response_id"] for span in spans] == [f"chatcmpl-{first.request_id}"]
+
+
+async def test_calls_that_continue_others_are_shown_whole_on_every_page(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, _] = await builders.add_group(database, run)
+    said: list[dict[str, str]] = []
+    tokens: list[int] = []
+    prompts, earlier = [], None
+    for number in range(5):
+        added = [{"role": "user", "content": f"{number}"}]
+        stored: dict[str, Any] = {"messages": added} if earlier else {"messages": added, "tools": [{"a": 1}]}
+        call = await builders.add_call(
+            database,
+            rollout,
+            (number,),
+            (10 + number,),
+            messages=stored,
+            continues=earlier,
+            prompt_tokens=len(tokens) + 1,
+        )
+        said, tokens, earlier = [*said, *added], [*tokens, number], call.id
+        prompts.append((list(tokens), {"messages": said, "tools": [{"a": 1}]}))
+        tokens.append(10 + number)
+    # This one keeps three messages of the last, and three tokens.
+    await builders.add_call(
+        database,
+        rollout,
+        (7, 8),
+        messages={"messages": [{"role": "user", "content": "new"}]},
+        continues=earlier,
+        kept_messages=3,
+        kept_tokens=3,
+        prompt_tokens=5,
+    )
+    prompts.append(
+        ([0, 10, 1, 7, 8], {"messages": [*said[:3], {"role": "user", "content": "new"}], "tools": [{"a": 1}]})
+    )
+    found: list[Any] = []
+    page: dict[str, Any] = {"next_cursor": None}
+    while page["next_cursor"] or not found:
+        cursor = {"cursor": page["next_cursor"]} if found else {}
+        page = await get(api_http, f"/v1/rollouts/{rollout.id}/calls", prompt=True, limit=2, **cursor)
+        found += [(call["prompt_ids"], call["messages"]) for call in page["items"]]
+    assert found == prompts
+
+
+async def test_a_call_of_which_a_part_is_lost_says_so_among_the_others(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
+    whole = await builders.add_call(database, rollout, (1, 2), (3,))
+    lost = await builders.add_call(database, rollout, (4,), (5,), continues="call-lost", prompt_tokens=9)
+    after = await builders.add_call(database, rollout, (6,), (7,), continues=lost.id, prompt_tokens=11)
+    calls = (await get(api_http, f"/v1/rollouts/{rollout.id}/calls", prompt=True))["items"]
+    broken = {"error": f"call {lost.id} continues call-lost, which is not in the store"}
+    assert [(call["id"], call["messages"], call["prompt_ids"], call["sampled_ids"]) for call in calls] == [
+        (whole.id, whole.messages, [1, 2], [3]),
+        (lost.id, broken, None, [5]),
+        (after.id, broken, None, [7]),
+    ]
+
+
+async def test_a_rollout_shows_its_task_attempts_outcomes_and_rewards(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    group, [rollout, _] = await builders.add_group(database, run, task_number=1)
+    await builders.add_attempt(database, rollout, 1, state="expired")
+    await builders.add_attempt(database, rollout, 2, state="settled")
+    await builders.add_outcome(database, rollout, 2, facts={"calls": 3})
+    path = f"/v1/rollouts/{rollout.id}"
+    await api_http.post(f"{path}/rewards", json={"key": "a", "value": 0.5})
+    found = await get(api_http, path)
+    assert (found["task"], found["group_id"], found["step"]) == ({"question": "2+3"}, group.id, None)
+    assert [(a["number"], a["state"]) for a in found["attempts"]] == [(1, "expired"), (2, "settled")]
+    assert [a["outcome"] and a["outcome"]["facts"] for a in found["attempts"]] == [None, {"calls": 3}]
+    assert [(r["source"], r["key"], r["value"]) for r in found["rewards"]] == [("external", "a", 0.5)]
+
+
+async def test_rollouts_are_filtered_by_run_state_evaluation_step_and_version(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run, other = await builders.add_run(database), await builders.add_run(database)
+    group, [one, two] = await builders.add_group(database, run, admitted_version=3)
+    await builders.add_group(database, other)
+    await finish(database, one, 1.0, {})
+    await add_step(database, run, 4, {group.id: "trained"})
+
+    async def found(**query: Any) -> set[str]:
+        return {item["id"] for item in (await get(api_http, "/v1/rollouts", **query))["items"]}
+
+    assert len(await found()) == 4
+    assert await found(run=run.id) == {one.id, two.id}
+    assert await found(run=run.id, state="finished") == {one.id}
+    assert await found(run=run.id, step=4, version=3, evaluation="none", task=0) == {one.id, two.id}
+    assert await found(run=run.id, version=2) == set()
+    assert await found(evaluation=f"{run.id}.e1") == set()
+
+
+async def test_a_reward_with_the_same_key_changes_nothing_and_with_another_value_is_refused(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, other] = await builders.add_group(database, run)
+    call = await builders.add_call(database, other)
+    path = f"/v1/rollouts/{rollout.id}/rewards"
+    bodies: list[dict[str, Any]] = [
+        {"key": "a", "value": 1.0},
+        {"key": "a", "value": 1.0},
+        {"key": "a", "value": 2.0},
+        {"key": "b", "value": 1.0, "call_id": call.id},
+    ]
+    statuses = [(await api_http.post(path, json=body)).status_code for body in bodies]
+    assert statuses == [201, 200, 409, 404]
+    infinite = await api_http.post(
+        path, content='{"key": "c", "value": Infinity}', headers={"content-type": "application/json"}
+    )
+    assert (infinite.status_code, infinite.json()["detail"]) == (400, "Infinity is not JSON: write null or a number")
+    assert (await api_http.post("/v1/rollouts/nobody/rewards", json=bodies[0])).status_code == 404
+
+
+async def test_samples_and_policies_are_listed_with_the_step_that_used_them(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, _] = await builders.add_group(database, run)
+    sample = await builders.add_sample(database, rollout, (1, 2), (3,))
+    for version in (0, 1):
+        await builders.add_policy_version(database, run, version)
+    async with database.session() as session:
+        session.add(tables.StepSample(run_id=run.id, sample_id=sample.id, step=1))
+    [found] = (await get(api_http, f"/v1/runs/{run.id}/samples", tokens=True))["items"]
+    assert (found["id"], found["step"], found["token_ids"], found["mask"]) == (sample.id, 1, [1, 2, 3], [0, 0, 1])
+    assert found["generator_logprobs"] == np.float32([0, 0, builders.LOGPROB]).tolist()
+    [plain] = (await get(api_http, f"/v1/runs/{run.id}/samples", step=1))["items"]
+    assert plain["token_ids"] is None
+    policies = (await get(api_http, f"/v1/runs/{run.id}/policies"))["items"]
+    assert [policy["version"] for policy in policies] == [0, 1]
+
+
+async def test_health_counts_work_and_names_the_schema(api_http: httpx.AsyncClient, database: Database) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, _] = await builders.add_group(database, run)
+    await builders.add_attempt(database, rollout)
+    async with database.session() as session:
+        session.add(tables.Engine(url="http://engine", state="serving", run_id=run.id, policy_version=2))
+    found = await get(api_http, "/v1/health")
+    assert (found["status"], found["queued_rollouts"], found["live_attempts"]) == ("ok", 2, 1)
+    assert found["schema_revision"]
+    assert [engine["policy_version"] for engine in (await get(api_http, "/v1/engines"))["items"]] == [2]

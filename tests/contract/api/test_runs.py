@@ -1,0 +1,151 @@
+"""Runs over HTTP: what is refused and how, what a create makes, and how a run is steered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests import builders
+
+
+async def create(http: httpx.AsyncClient, **changes: object) -> dict[str, Any]:
+    await http.post("/v1/datasets", params={"name": "questions"}, content='{"question": 1}\n{"question": 2}')
+    response = await http.post("/v1/runs", json=builders.run_document(**changes))
+    assert response.status_code == 201, response.text
+    made: dict[str, Any] = response.json()
+    return made
+
+
+async def row_of(database: Database, run_id: str) -> tables.Run:
+    async with database.read() as session:
+        return await session.get_one(tables.Run, run_id)
+
+
+async def set_phase(database: Database, run_id: str, phase: str) -> None:
+    async with database.session() as session:
+        session.add(tables.RunStatus(run_id=run_id, phase=phase))
+
+
+async def test_a_run_is_created_with_partitions_and_planned_evaluations(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await create(api_http, evaluation={"dataset": "questions", "rollouts_per_task": 3})
+    assert (run["intent"], run["phase"], run["progress"]["step"]) == ("running", "pending", 0)
+    evaluations = (await api_http.get(f"/v1/runs/{run['id']}/evaluations")).json()["items"]
+    assert [(e["id"], e["policy_version"]) for e in evaluations] == [(f"{run['id']}.e1", 0), (f"{run['id']}.e2", None)]
+    assert evaluations[0]["results"] == {"rollouts": {}, "complete": False, "reward": None, "facts": []}
+    _, [rollout, _] = await builders.add_group(database, await row_of(database, run["id"]))
+    call = await builders.add_call(database, rollout)
+    found = (await api_http.get(f"/v1/rollouts/{rollout.id}/calls")).json()["items"]
+    assert [item["id"] for item in found] == [call.id]
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"algorithm": {"type": "ppo_clip", "clip_hi": 0.3}}, "algorithm.clip_hi", "write 'clip_high'"),
+        ({"algorithm": {"type": "ppo"}}, "algorithm", "'ppo_clip'"),
+        ({"credit": {"rule": {"type": "discounted", "gama": 1}}}, "credit.rule.gama", "write 'gamma'"),
+        ({"sampling": {"group_size": 0}}, "sampling.group_size", "greater than or equal to 1"),
+        ({"sampling": {"group_size": 2, "min_siblings": 3}}, "sampling", "no group could count"),
+        ({"learning_rate": 1}, "learning_rate", "unknown field"),
+        ({"agent": {"command": []}}, "agent.command", "at least 1 item"),
+    ],
+)
+async def test_a_refused_document_says_which_field_and_what_to_write(
+    api_http: httpx.AsyncClient, changes: dict[str, Any], path: str, words: str
+) -> None:
+    response = await api_http.post("/v1/runs", json=builders.run_document(**changes))
+    problem = response.json()
+    assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
+    assert [error["path"] for error in problem["errors"]] == [path]
+    assert words in problem["errors"][0]["message"]
+
+
+async def test_a_run_on_an_unknown_dataset_is_404_with_the_remedy(api_http: httpx.AsyncClient) -> None:
+    response = await api_http.post("/v1/runs", json=builders.run_document(dataset="nowhere"))
+    assert (response.status_code, "upload it" in response.json()["detail"]) == (404, True)
+
+
+async def test_equal_creates_with_one_key_make_one_run(api_http: httpx.AsyncClient) -> None:
+    await create(api_http)
+    headers = {"idempotency-key": "first"}
+    sent = [api_http.post("/v1/runs", json=builders.run_document(name="keyed"), headers=headers) for _ in range(3)]
+    answers = await asyncio.gather(*sent)
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    other = await api_http.post("/v1/runs", json=builders.run_document(name="another"), headers=headers)
+    assert (other.status_code, "send a new key" in other.json()["detail"]) == (422, True)
+    assert len((await api_http.get("/v1/runs", params={"name": "keyed"})).json()["items"]) == 1
+
+
+async def test_pause_resume_and_cancel_change_what_is_wanted_and_repeats_change_nothing(
+    api_http: httpx.AsyncClient,
+) -> None:
+    run = await create(api_http)
+    seen = []
+    for action in ("pause", "pause", "resume", "cancel", "cancel"):
+        answer = (await api_http.post(f"/v1/runs/{run['id']}/{action}")).json()
+        seen.append((answer["intent"], answer["allowed_actions"]))
+    running, paused = ["pause", "cancel", "evaluate"], ["resume", "cancel", "evaluate"]
+    assert seen == [
+        ("paused", paused),
+        ("paused", paused),
+        ("running", running),
+        ("cancelled", []),
+        ("cancelled", []),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "action", "allowed"),
+    [("completed", "pause", ["evaluate"]), ("completed", "cancel", ["evaluate"]), ("failed", "resume", ["cancel"])],
+)
+async def test_what_a_run_cannot_do_is_409_with_what_it_can(
+    api_http: httpx.AsyncClient, database: Database, phase: str, action: str, allowed: list[str]
+) -> None:
+    run = await create(api_http)
+    await set_phase(database, run["id"], phase)
+    response = await api_http.post(f"/v1/runs/{run['id']}/{action}")
+    assert (response.status_code, response.json()["allowed_actions"]) == (409, allowed)
+
+
+async def test_a_completed_run_may_be_evaluated_again(api_http: httpx.AsyncClient, database: Database) -> None:
+    run = await create(api_http, evaluation={"dataset": "questions", "at_end": False, "rollouts_per_task": 2})
+    await builders.add_policy_version(database, await row_of(database, run["id"]), 0)
+    await set_phase(database, run["id"], "completed")
+    path = f"/v1/runs/{run['id']}/evaluations"
+    made = await api_http.post(path, json={"policy_version": 0, "max_tasks": 1})
+    assert (made.status_code, made.json()["number"], made.json()["rollouts_per_task"]) == (201, 2, 2)
+    refused = await api_http.post(path, json={"policy_version": 7})
+    assert (refused.status_code, "there are 0" in refused.json()["detail"]) == (409, True)
+
+
+async def test_runs_are_found_by_name_and_phase(api_http: httpx.AsyncClient, database: Database) -> None:
+    first, second = await create(api_http, name="first"), await create(api_http, name="second")
+    await set_phase(database, second["id"], "running")
+    by_name = (await api_http.get("/v1/runs", params={"name": "first"})).json()["items"]
+    pending = (await api_http.get("/v1/runs", params={"phase": "pending"})).json()["items"]
+    running = (await api_http.get("/v1/runs", params={"phase": "running"})).json()["items"]
+    assert [[run["id"] for run in found] for found in (by_name, pending, running)] == [
+        [first["id"]],
+        [first["id"]],
+        [second["id"]],
+    ]
+
+
+@pytest.mark.parametrize("path", ["", "/steps", "/metrics", "/evaluations", "/policies", "/samples", "/evaluations/1"])
+async def test_an_unknown_run_is_404(api_http: httpx.AsyncClient, path: str) -> None:
+    assert (await api_http.get(f"/v1/runs/run-nobody{path}")).status_code == 404
+
+
+async def test_the_character_zero_in_an_address_is_refused_and_not_an_error_of_ours(
+    api_http: httpx.AsyncClient,
+) -> None:
+    response = await api_http.get("/v1/runs/run-%00")
+    assert response.status_code == 422

@@ -1,0 +1,184 @@
+"""Commands against the real API: what people see, what programs read, and exit statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from typer.testing import CliRunner, Result
+
+from leyden.libs.cli.__main__ import app
+from leyden.libs.cli.errors import Exit
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests import builders
+from tests.fakes.served_api import TOKEN
+
+Leyden = Any
+
+
+@pytest.fixture
+def leyden(api_url: str, tmp_path: Path) -> Leyden:
+    """Runs a command against the API."""
+
+    def run(*words: str, token: str = TOKEN) -> Result:
+        root = ["--home", str(tmp_path / "home"), "--url", api_url, "--token", token]
+        return CliRunner().invoke(app, [*root, *words], env={"COLUMNS": "200"})
+
+    return run
+
+
+@pytest.fixture
+def document(tmp_path: Path, leyden: Leyden) -> Path:
+    """A run's document whose dataset is there."""
+    rows = tmp_path / "questions.jsonl"
+    rows.write_text('{"question": 1}\n{"question": 2}\n')
+    assert leyden("dataset", "upload", str(rows)).exit_code == 0
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(builders.run_document(agent={"command": ["./agent"], "directory": "agent"})))
+    return path
+
+
+def test_a_dataset_is_uploaded_listed_and_shown(leyden: Leyden, document: Path) -> None:
+    listed = json.loads(leyden("dataset", "list", "--json").stdout)
+    assert [(item["name"], item["task_count"]) for item in listed] == [("questions", 2)]
+    shown = json.loads(leyden("dataset", "show", "questions", "--json").stdout)
+    assert shown["tasks"] == [{"question": 1}, {"question": 2}]
+    assert "questions" in leyden("dataset", "list").stdout
+    assert '{"question": 2}' in leyden("dataset", "show", listed[0]["id"]).stdout
+
+
+def test_a_bad_dataset_is_refused_with_its_lines(leyden: Leyden, tmp_path: Path) -> None:
+    rows = tmp_path / "bad.jsonl"
+    rows.write_text('{"a": 1}\n[2]\n')
+    result = leyden("dataset", "upload", str(rows))
+    assert (result.exit_code, "line 2: a row must be a JSON object" in result.stderr) == (Exit.REFUSED, True)
+
+
+def test_a_run_is_created_with_changes_found_by_name_and_steered(leyden: Leyden, document: Path) -> None:
+    changes = ("--set", "training.steps=7", "--set", "name=mine", "--set", "credit.baseline.per=state")
+    made = json.loads(leyden("run", "create", str(document), *changes, "--key", "k", "--json").stdout)
+    assert (made["name"], made["progress"]["steps"]) == ("mine", 7)
+    assert made["config"]["credit"]["baseline"]["per"] == "state"
+    assert made["config"]["agent"]["directory"] == str(document.parent / "agent")
+    again = json.loads(leyden("run", "create", str(document), *changes, "--key", "k", "--json").stdout)
+    assert again["id"] == made["id"]
+    assert json.loads(leyden("run", "pause", "mine", "--json").stdout)["intent"] == "paused"
+    assert "running" in leyden("run", "resume", "mine").stdout
+    evaluated = json.loads(leyden("run", "evaluate", "mine", "--version", "0", "--tasks", "1", "--json").stdout)
+    assert (evaluated["number"], evaluated["max_tasks"]) == (1, 1)
+    assert json.loads(leyden("run", "show", "mine", "--json").stdout)["evaluations"][0]["id"] == evaluated["id"]
+    assert leyden("run", "cancel", "mine").exit_code == 0
+    refused = leyden("run", "resume", "mine")
+    assert (refused.exit_code, "allowed now: nothing" in refused.stderr) == (Exit.REFUSED, True)
+    # Cancelled by people: the end is there although no controller has seen it.
+    assert "mine" in leyden("run", "list").stdout
+
+
+def test_a_toml_document_is_read(leyden: Leyden, document: Path) -> None:
+    path = document.with_suffix(".toml")
+    path.write_text('name = "toml"\ndataset = "questions"\n[agent]\ncommand = ["./agent"]\n')
+    assert json.loads(leyden("run", "create", str(path), "--json").stdout)["name"] == "toml"
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "words"),
+    [
+        ("training.stepps=1", Exit.REFUSED, "training.stepps: unknown field: write 'steps'"),
+        ("training", Exit.USAGE, "is not PATH=VALUE"),
+        ("name.first=1", Exit.USAGE, "is not an object"),
+        ("dataset=nowhere", Exit.NOT_FOUND, "upload it"),
+    ],
+)
+def test_a_wrong_change_names_the_remedy(leyden: Leyden, document: Path, change: str, status: Exit, words: str) -> None:
+    result = leyden("run", "create", str(document), "--set", change)
+    assert result.exit_code == status
+    assert words in result.stderr
+
+
+def test_statuses_tell_missing_things_from_missing_rights(leyden: Leyden) -> None:
+    assert leyden("run", "show", "nobody").exit_code == Exit.NOT_FOUND
+    assert leyden("rollout", "show", "nobody").exit_code == Exit.NOT_FOUND
+    assert leyden("run", "list", token="wrong").exit_code == Exit.NOT_ALLOWED
+
+
+def test_a_trajectory_is_shown_call_by_call_with_credit_and_tools(leyden: Leyden, postgres_dsn: str) -> None:
+    run_id, rollout_id = asyncio.run(add_trajectory(postgres_dsn))
+    shown = leyden("rollout", "show", rollout_id, "--tokens").stdout
+    for words in ("What is 2+2?", "Four.", "advantage 0.75", "memory: error ToolError", "-0.5000", "success yes"):
+        assert words in shown
+    found = json.loads(leyden("rollout", "show", rollout_id, "--json").stdout)
+    assert (found["calls"][0]["prompt_ids"], found["spans"][0]["tool"]) == ([1, 2, 3], "memory")
+    listed = json.loads(leyden("rollout", "list", "--run", run_id, "--state", "finished", "--json").stdout)
+    assert [item["id"] for item in listed] == [rollout_id]
+    assert leyden("run", "watch", run_id).exit_code == Exit.ERROR
+
+
+async def add_trajectory(dsn: str) -> tuple[str, str]:
+    """A failed run with one finished rollout."""
+    database = Database(dsn)
+    try:
+        run = await builders.add_run(database)
+        _, [rollout, _] = await builders.add_group(database, run)
+        messages = {"messages": [{"role": "user", "content": "What is 2+2?"}]}
+        response = {"role": "assistant", "content": "Four."}
+        call = await builders.add_call(database, rollout, messages=messages, response=response)
+        request = f"chatcmpl-{call.request_id}"
+        failed = {"status": "error", "error_type": "ToolError", "response_id": request}
+        await builders.add_tool_span(database, rollout, "memory", **failed)
+        await builders.add_attempt(database, rollout, state="settled")
+        await builders.add_outcome(database, rollout, facts={"success": True})
+        numbers = {"intermediate_reward": 0.0, "return_": 1.0, "baseline": 0.25, "advantage": 0.75}
+        async with database.session() as session:
+            row = await session.get_one(tables.Rollout, rollout.id)
+            row.state, row.attempt, row.reward = "finished", 1, 1.0
+            parts = {"depth": 0, "state_key": "", "tools": {"calls": []}, **numbers}
+            session.add(tables.CallCredit(run_id=run.id, call_id=call.id, rollout_id=rollout.id, **parts))
+            status = await session.get_one(tables.RunStatus, run.id)
+            status.phase, status.reason = "failed", "the trainer was given up"
+        return run.id, rollout.id
+    finally:
+        await database.close()
+
+
+def test_a_policy_is_exported_as_a_folder_once(leyden: Leyden, postgres_dsn: str, tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "config.json").write_text("{}")
+
+    async def add() -> str:
+        database = Database(postgres_dsn)
+        try:
+            run = await builders.add_run(database)
+            await builders.add_policy_version(database, run, 0, path=str(weights))
+            return run.id
+        finally:
+            await database.close()
+
+    run_id = asyncio.run(add())
+    assert json.loads(leyden("policy", "list", run_id, "--json").stdout)[0]["version"] == 0
+    target = tmp_path / "out"
+    assert leyden("policy", "export", run_id, "--to", str(target)).exit_code == 0
+    assert (target / "config.json").read_text() == "{}"
+    assert leyden("policy", "export", run_id, "--to", str(target)).exit_code == Exit.REFUSED
+    missing = leyden("policy", "export", run_id, "--version", "9", "--to", str(tmp_path / "other"))
+    assert (missing.exit_code, "there are: 0" in missing.stderr) == (Exit.NOT_FOUND, True)
+
+
+def test_a_run_is_pruned_once_it_has_ended_and_only_when_that_is_meant(
+    leyden: Leyden, document: Path, postgres_dsn: str
+) -> None:
+    made = json.loads(leyden("run", "create", str(document), "--json").stdout)
+    refused = leyden("run", "prune", made["id"], "--yes")
+    assert (refused.exit_code, "it has not ended" in refused.stderr) == (Exit.REFUSED, True)
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("INSERT INTO run_status (run_id, phase) VALUES (%s, 'completed')", [made["id"]])
+    assert leyden("run", "prune", made["id"]).exit_code != 0
+    assert json.loads(leyden("run", "show", made["id"], "--json").stdout)["pruned"] is False
+    pruned = json.loads(leyden("run", "prune", made["name"], "--yes", "--json").stdout)
+    assert (pruned["run_id"], pruned["freed_bytes"] > 0) == (made["id"], True)
+    assert json.loads(leyden("run", "show", made["id"], "--json").stdout)["pruned"] is True

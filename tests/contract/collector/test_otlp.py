@@ -1,0 +1,476 @@
+"""The collector against the OpenTelemetry SDK's own exporter, raw OTLP bodies, and a Postgres that comes and goes."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from google.rpc.status_pb2 import Status
+from opentelemetry.exporter.otlp.proto.http import Compression
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace import Status as SpanStatus
+from opentelemetry.trace import StatusCode
+from sqlalchemy import select
+
+from leyden.libs.capability import KeyRing, sign, write_keys
+from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.service import serving
+from leyden.libs.store import tables
+from leyden.libs.store.attempts import AttemptKey, hold_attempts
+from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import Database
+from leyden.libs.store.retention import prune_run
+from leyden.libs.store.spans import AttemptEnded, NewReward, write_telemetry
+from leyden.services.collector import batch as batch_module
+from leyden.services.collector.app import create_collector
+from leyden.services.collector.settings import Settings
+from tests.builders import add_attempt, add_group, add_run, end_attempt, end_run
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+EVERYTHING = frozenset(Scope)
+
+
+@dataclass
+class Collector:
+    """A served collector, one rollout to send to, and a client."""
+
+    database: Database
+    rollout: tables.Rollout
+    ring: KeyRing
+    url: str
+    client: httpx.AsyncClient
+
+    def key(self, scopes: frozenset[Scope] = EVERYTHING, *, rollout: str | None = None, seconds: int = 60) -> str:
+        capability = Capability(
+            run_id=self.rollout.run_id,
+            rollout_id=rollout or self.rollout.id,
+            attempt=1,
+            scopes=scopes,
+            expires_at=int(time.time()) + seconds,
+        )
+        return sign(self.ring, capability)
+
+    async def post(
+        self, path: str, content: Any, headers: dict[str, str] = PROTOBUF, key: str | None = None
+    ) -> httpx.Response:
+        authorization = {"authorization": f"Bearer {key or self.key()}"}
+        return await self.client.post(f"{self.url}{path}", content=content, headers={**authorization, **headers})
+
+    async def spans(self) -> Sequence[tables.Span]:
+        async with self.database.read() as session:
+            return (await session.scalars(select(tables.Span).order_by(tables.Span.start_ns))).all()
+
+    async def rewards(self) -> list[tuple[str, float, str | None, str]]:
+        async with self.database.read() as session:
+            rows = await session.scalars(select(tables.Reward).order_by(tables.Reward.key))
+            return [(row.name, row.value, row.response_id, row.source) for row in rows]
+
+
+@pytest.fixture
+async def collector(database: Database, tmp_path: Path) -> AsyncIterator[Collector]:
+    keys = tmp_path / "keys.json"
+    write_keys(keys)
+    run = await add_run(database)
+    _, rollouts = await add_group(database, run)
+    await add_attempt(database, rollouts[0])
+    settings = Settings(
+        port=0, database_url=database.dsn, capability_keys_file=keys, max_body_bytes=1_000_000, write_seconds=5
+    )
+    async with serving(create_collector(settings)) as port, httpx.AsyncClient(timeout=30) as client:
+        url = f"http://127.0.0.1:{port}/r/{rollouts[0].id}/1"
+        yield Collector(database, rollouts[0], KeyRing(keys), url, client)
+
+
+def body(*spans: dict[str, Any]) -> bytes:
+    """An ExportTraceServiceRequest of one scope."""
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    scope.scope.name = "test"
+    for number, span in enumerate(spans):
+        ids = {"trace_id": b"\1" * 16, "span_id": bytes([number % 255 + 1]) * 8}
+        scope.spans.add(**{"name": "a", "start_time_unix_nano": number + 1, "end_time_unix_nano": 9, **ids, **span})
+    return request.SerializeToString()
+
+
+@pytest.mark.parametrize("compression", [Compression.NoCompression, Compression.Gzip])
+async def test_sdk_exporter_delivers_tool_spans(collector: Collector, compression: Compression) -> None:
+    def agent() -> None:
+        provider = TracerProvider(shutdown_on_exit=False)
+        exporter = OTLPSpanExporter(
+            endpoint=f"{collector.url}/v1/traces",
+            headers={"authorization": f"Bearer {collector.key()}"},
+            compression=compression,
+        )
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+        tracer = provider.get_tracer("agent")
+        tool = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": "search", "gen_ai.tool.call.id": "call_1"}
+        with tracer.start_as_current_span("execute_tool search", attributes=tool) as span:
+            span.set_attribute("count", 3)
+        with tracer.start_as_current_span("execute_tool memory", attributes=tool) as span:
+            span.set_status(SpanStatus(StatusCode.ERROR, "no such place"))
+        provider.shutdown()
+
+    await asyncio.to_thread(agent)
+    first, second = await collector.spans()
+    assert (first.kind, first.tool, first.status, first.tool_call_id) == ("tool", "search", "ok", "call_1")
+    assert first.attributes["count"] == 3
+    assert first.scope == "agent"
+    assert (second.status, second.rollout_id, second.attempt) == ("error", collector.rollout.id, 1)
+
+
+async def test_a_repeat_makes_no_second_row(collector: Collector) -> None:
+    sent = body({}, {})
+    answers = [await collector.post("/v1/traces", sent) for _ in range(3)]
+    answers += await asyncio.gather(*(collector.post("/v1/traces", sent) for _ in range(20)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert ExportTraceServiceResponse.FromString(answers[0].content) == ExportTraceServiceResponse()
+    assert len(await collector.spans()) == 2
+
+
+async def test_large_requests_are_written_in_bulk_and_once(collector: Collector) -> None:
+    sent = body(*({"span_id": (n + 1).to_bytes(8, "big")} for n in range(1000)))
+    answers = [await collector.post("/v1/traces", sent) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert len(await collector.spans()) == 1000
+
+
+async def test_json_ids_are_hex_and_integers_are_texts_or_numbers(collector: Collector) -> None:
+    span = {
+        "traceId": "5B8EFFF798038103D269B633813FC60C",
+        "spanId": "EEE19B7EC3C1B174",
+        "name": "execute_tool search",
+        "startTimeUnixNano": "1700000000000000001",
+        "endTimeUnixNano": 1700000000000000002,
+        "unknownField": {"ignored": True},
+        "attributes": [
+            {"key": "openinference.span.kind", "value": {"stringValue": "TOOL"}},
+            {"key": "count", "value": {"intValue": "7"}},
+            {"key": "list", "value": {"arrayValue": {"values": [{"intValue": 1}, {"boolValue": True}]}}},
+        ],
+    }
+    document = {"resourceSpans": [{"scopeSpans": [{"scope": {"name": "js"}, "spans": [span]}]}]}
+    answer = await collector.client.post(
+        f"{collector.url}/v1/traces", json=document, headers={"x-api-key": collector.key()}
+    )
+    assert (answer.status_code, answer.json()) == (200, {})
+    (row,) = await collector.spans()
+    assert (row.trace_id, row.span_id) == ("5b8efff798038103d269b633813fc60c", "eee19b7ec3c1b174")
+    assert (row.start_ns, row.end_ns, row.tool) == (1700000000000000001, 1700000000000000002, "search")
+    assert (row.attributes["count"], row.attributes["list"]) == (7, [1, True])
+
+
+async def test_invalid_spans_are_rejected_and_the_others_stored(collector: Collector) -> None:
+    sent = body({}, {"trace_id": b"short"}, {"span_id": b"\0" * 8}, {"start_time_unix_nano": 2**64 - 1}, {})
+    answer = await collector.post("/v1/traces", sent)
+    partial = ExportTraceServiceResponse.FromString(answer.content).partial_success
+    assert (answer.status_code, partial.rejected_spans) == (200, 3)
+    assert partial.error_message
+    assert len(await collector.spans()) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "headers", "status"),
+    [
+        (b"not protobuf", PROTOBUF, 400),
+        (b"{", {"content-type": "application/json"}, 400),
+        (b'{"resourceSpans": 5}', {"content-type": "application/json"}, 400),
+        (b'{"resourceSpans": [{"scopeSpans": [{"spans": [7]}]}]}', {"content-type": "application/json"}, 400),
+        (b"not gzip", {**PROTOBUF, "content-encoding": "gzip"}, 400),
+        (gzip.compress(b"x" * 100, mtime=0)[:-6], {**PROTOBUF, "content-encoding": "gzip"}, 400),
+        (gzip.compress(b"\0" * 200_000_000, 1, mtime=0), {**PROTOBUF, "content-encoding": "gzip"}, 413),
+        (b"x" * 1_000_001, PROTOBUF, 413),
+        (b"x", {**PROTOBUF, "content-encoding": "br"}, 415),
+        (b"x", {"content-type": "text/plain"}, 415),
+    ],
+)
+async def test_bad_data_is_told_as_a_status(
+    collector: Collector, content: bytes, headers: dict[str, str], status: int
+) -> None:
+    answer = await collector.post("/v1/traces", content, headers)
+    assert answer.status_code == status
+    if headers["content-type"] == "application/json":
+        assert answer.json()["message"]
+    else:
+        assert Status.FromString(answer.content).message
+    assert await collector.spans() == []
+
+
+async def test_chunked_bodies_are_taken_and_bounded(collector: Collector) -> None:
+    async def pieces(content: bytes) -> AsyncIterator[bytes]:
+        for start in range(0, len(content), 50_000):
+            yield content[start : start + 50_000]
+
+    assert (await collector.post("/v1/traces", pieces(body({})))).status_code == 200
+    assert (await collector.post("/v1/traces", pieces(b"x" * 3_000_000))).status_code == 413
+    assert len(await collector.spans()) == 1
+
+
+async def test_empty_request_succeeds(collector: Collector) -> None:
+    for encoding in ({}, {"content-encoding": "gzip"}):
+        content = gzip.compress(b"") if encoding else b""
+        answer = await collector.post("/v1/traces", content, {**PROTOBUF, **encoding})
+        assert (answer.status_code, answer.content) == (200, b"")
+
+
+async def test_a_key_opens_its_own_attempt_and_scope_only(collector: Collector) -> None:
+    keys = {
+        collector.key(rollout="run-other.0.0"): 403,
+        collector.key(frozenset({Scope.MODEL})): 403,
+        collector.key(seconds=-60): 401,
+        "nonsense": 401,
+    }
+    for key, status in keys.items():
+        assert (await collector.post("/v1/traces", body({}), key=key)).status_code == status
+    assert (await collector.client.post(f"{collector.url}/v1/traces", content=body({}))).status_code == 401
+    assert await collector.spans() == []
+
+
+async def test_store_away_is_503_with_retry_after(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(*_: object) -> None:
+        raise StoreAway("connection refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_module, "write_telemetry", away)
+        answer = await collector.post("/v1/traces", body({}))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert (await collector.post("/v1/traces", body({}))).status_code == 200
+    assert len(await collector.spans()) == 1
+
+
+async def test_a_postgres_that_does_not_listen_is_503_and_not_ready(
+    collector: Collector, tmp_path: Path, unused_tcp_port: int
+) -> None:
+    dsn = f"postgresql://leyden@127.0.0.1:{unused_tcp_port}/leyden"
+    settings = Settings(port=0, database_url=dsn, capability_keys_file=tmp_path / "keys.json")
+    app = create_collector(settings)
+    async with serving(app) as port:
+        collector.url = f"http://127.0.0.1:{port}/r/{collector.rollout.id}/1"
+        answer = await collector.post("/v1/traces", body({}))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        checks = await app.state.checks.run()
+        assert checks["database"] != "ok"
+
+
+async def test_memory_is_bounded_by_answering_503(database: Database, tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys.json")
+    settings = Settings(
+        port=0, database_url=database.dsn, capability_keys_file=tmp_path / "keys.json", max_bytes_in_flight=1024
+    )
+    async with serving(create_collector(settings)) as port, httpx.AsyncClient() as client:
+        _, (rollout, _) = await add_group(database, await add_run(database))
+        await add_attempt(database, rollout)
+        url = f"http://127.0.0.1:{port}/r/{rollout.id}/1"
+        small = Collector(database, rollout, KeyRing(tmp_path / "keys.json"), url, client)
+        answer = await small.post("/v1/traces", body({"name": "x" * 2000}))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert (await small.post("/v1/traces", b"")).status_code == 200
+
+
+async def test_rows_the_store_refuses_fail_their_own_request_alone(collector: Collector) -> None:
+    dropped = await add_run(collector.database)
+    _, (rollout, _) = await add_group(collector.database, dropped)
+    await add_attempt(collector.database, rollout)
+    await end_run(collector.database, dropped)
+    await prune_run(collector.database, dropped.id)
+    stranger = Capability(
+        run_id=dropped.id,
+        rollout_id=rollout.id,
+        attempt=1,
+        scopes=EVERYTHING,
+        expires_at=int(time.time()) + 60,
+    )
+    url = collector.url.replace(collector.rollout.id, rollout.id)
+    headers = {"authorization": f"Bearer {sign(collector.ring, stranger)}", **PROTOBUF}
+    good = [collector.post("/v1/traces", body({"trace_id": bytes([n + 1]) * 16})) for n in range(8)]
+    bad = [collector.client.post(f"{url}/v1/traces", content=body({}), headers=headers) for _ in range(4)]
+    answers = await asyncio.gather(*good, *bad)
+    assert [answer.status_code for answer in answers] == [200] * 8 + [400] * 4
+    assert len(await collector.spans()) == 8
+
+
+async def test_nul_characters_are_stored_as_replacements(collector: Collector) -> None:
+    sent = body({"name": "a\0b", "attributes": [{"key": "k\0", "value": {"string_value": "\0\\u0000\\\0"}}]})
+    assert (await collector.post("/v1/traces", sent)).status_code == 200
+    (row,) = await collector.spans()
+    assert (row.name, row.attributes) == ("a\ufffdb", {"k\ufffd": "\ufffd\\u0000\\\ufffd"})
+
+
+def evaluation(value: float, response_id: str = "chatcmpl-c1") -> dict[str, Any]:
+    return {
+        "name": "gen_ai.evaluation.result",
+        "attributes": [
+            {"key": "gen_ai.evaluation.name", "value": {"string_value": "correct"}},
+            {"key": "gen_ai.evaluation.score.value", "value": {"double_value": value}},
+            {"key": "gen_ai.response.id", "value": {"string_value": response_id}},
+        ],
+    }
+
+
+async def test_rewards_in_telemetry_are_stored_once_and_only_when_granted(collector: Collector) -> None:
+    sent = body(
+        {"attributes": [{"key": "rl.reward", "value": {"double_value": 0.5}}]},
+        {"events": [evaluation(1.0), evaluation(float("nan"))]},
+    )
+    denied = await collector.post("/v1/traces", sent, key=collector.key(frozenset({Scope.TELEMETRY})))
+    message = ExportTraceServiceResponse.FromString(denied.content).partial_success
+    assert (denied.status_code, message.rejected_spans, bool(message.error_message)) == (200, 0, True)
+    assert await collector.rewards() == []
+    for _ in range(2):
+        assert (await collector.post("/v1/traces", sent)).status_code == 200
+    assert await collector.rewards() == [
+        ("rl.reward", 0.5, None, "telemetry"),
+        ("correct", 1.0, "chatcmpl-c1", "telemetry"),
+    ]
+
+
+async def test_evaluation_results_arrive_as_log_records(collector: Collector) -> None:
+    score = {"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 0.25}}
+    records = [
+        {"eventName": "gen_ai.evaluation.result", "timeUnixNano": "5", "attributes": [score]},
+        {"body": {"stringValue": "anything else"}},
+    ]
+    document = {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}
+    for _ in range(2):
+        answer = await collector.client.post(
+            f"{collector.url}/v1/logs", json=document, headers={"authorization": f"Bearer {collector.key()}"}
+        )
+        assert (answer.status_code, answer.json()) == (200, {})
+    assert await collector.rewards() == [("gen_ai.evaluation.result", 0.25, None, "telemetry")]
+
+
+async def test_reward_door(collector: Collector) -> None:
+    async def give(document: dict[str, Any], **options: Any) -> int:
+        headers = {"authorization": f"Bearer {collector.key(**options)}"}
+        return (await collector.client.post(f"{collector.url}/reward", json=document, headers=headers)).status_code
+
+    assert [await give({"value": 1}), await give({"value": 1})] == [200, 200]
+    assert await give({"values": {"speed": 0.5, "style": 0.25}, "key": "k"}) == 200
+    assert await give({"value": 2, "response_id": "chatcmpl-c2", "name": "turn"}) == 200
+    assert await give({"value": 1}, scopes=frozenset({Scope.TELEMETRY, Scope.MODEL})) == 403
+    for wrong in ({}, {"value": "NaN"}, {"value": 1, "values": {"a": 1}}, {"value": 1, "extra": 2}, {"values": {}}):
+        assert await give(wrong) == 422
+    assert sorted(await collector.rewards()) == [
+        ("reward", 1.0, None, "door"),
+        ("speed", 0.5, None, "door"),
+        ("style", 0.25, None, "door"),
+        ("turn", 2.0, "chatcmpl-c2", "door"),
+    ]
+
+
+async def test_ready_while_the_store_answers_and_the_writer_lives(database: Database, tmp_path: Path) -> None:
+    write_keys(tmp_path / "keys.json")
+    settings = Settings(database_url=database.dsn, capability_keys_file=tmp_path / "keys.json")
+    app = create_collector(settings)
+    async with app.router.lifespan_context(app):
+        assert await app.state.checks.run() == {"database": "ok", "writer": "ok"}
+
+
+async def give(collector: Collector, **document: Any) -> httpx.Response:
+    headers = {"authorization": f"Bearer {collector.key()}"}
+    return await collector.client.post(f"{collector.url}/reward", json=document, headers=headers)
+
+
+async def test_one_key_gives_one_reward(collector: Collector) -> None:
+    assert (await give(collector, value=1.0, key="k")).status_code == 200
+    again, other = await give(collector, value=1.0, key="k"), await give(collector, value=2.0, key="k")
+    assert (again.status_code, other.status_code, other.json()["cause"]) == (200, 409, "conflict")
+    assert "'reward' = 1 to the rollout" in other.json()["detail"]
+    several = await give(collector, values={"speed": 0.5, "style": 1.0}, key="s")
+    half_new = await give(collector, values={"depth": 0.5, "style": 0.0}, key="s")
+    assert (several.status_code, half_new.status_code) == (200, 409)
+    # All or nothing: what conflicts takes the rest of its request with it.
+    assert [(name, value) for name, value, _, _ in await collector.rewards()] == [
+        ("reward", 1.0),
+        ("speed", 0.5),
+        ("style", 1.0),
+    ]
+
+
+async def test_concurrent_duplicates_are_one_row_and_conflicts_one_winner(collector: Collector) -> None:
+    same = await asyncio.gather(*(give(collector, value=0.5, key="same") for _ in range(20)))
+    assert {answer.status_code for answer in same} == {200}
+    answers = await asyncio.gather(*(give(collector, value=float(n), key="race") for n in range(10)))
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 9
+    winner = next(n for n, answer in enumerate(answers) if answer.status_code == 200)
+    rewards = await collector.rewards()
+    assert sorted(value for _, value, _, _ in rewards) == sorted([0.5, float(winner)])
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e400", "1e300", "-1e300", '"1"', "true", "null", "[1]"]
+)
+async def test_a_reward_that_is_no_number_of_a_usable_size_is_refused(collector: Collector, value: str) -> None:
+    headers = {"authorization": f"Bearer {collector.key()}", "content-type": "application/json"}
+    for body in (f'{{"value": {value}}}', f'{{"values": {{"a": {value}}}}}'):
+        answer = await collector.client.post(f"{collector.url}/reward", content=body, headers=headers)
+        assert answer.status_code == 422, body
+    assert await collector.rewards() == []
+
+
+async def test_a_reward_of_a_size_that_none_has_is_refused_unread(collector: Collector) -> None:
+    names = {f"{number:03}" + "\N{SNOWMAN}" * 197: 0.5 for number in range(100)}
+    assert (await give(collector, values=names)).status_code == 200
+    answer = await give(collector, value=1.0, key=" " * 300_000)
+    assert (answer.status_code, answer.json()["cause"]) == (413, "too_large")
+    assert len(await collector.rewards()) == 100
+
+
+async def test_an_attempt_that_has_ended_is_taken_nothing_for(collector: Collector) -> None:
+    assert (await give(collector, value=1.0)).status_code == 200
+    await end_attempt(collector.database, collector.rollout.id, state="settled")
+    # The door still believes that the attempt runs; the transaction that would store the rows does not.
+    late = await give(collector, value=2.0)
+    spans = await collector.post("/v1/traces", body({}))
+    assert (late.status_code, late.json()["cause"], spans.status_code) == (403, "ended", 403)
+    assert Status.FromString(spans.content).message == late.json()["detail"]
+    assert [value for _, value, _, _ in await collector.rewards()] == [1.0]
+    assert await collector.spans() == []
+
+
+async def test_a_late_batch_takes_no_other_with_it(collector: Collector) -> None:
+    run = await add_run(collector.database)
+    _, (sibling, _) = await add_group(collector.database, run)
+    await add_attempt(collector.database, sibling)
+    capability = Capability(
+        run_id=run.id, rollout_id=sibling.id, attempt=1, scopes=EVERYTHING, expires_at=int(time.time()) + 60
+    )
+    url = collector.url.replace(collector.rollout.id, sibling.id)
+    headers = {"authorization": f"Bearer {sign(collector.ring, capability)}", **PROTOBUF}
+
+    async def send(number: int) -> int:
+        sent = body({"trace_id": bytes([number + 1]) * 16})
+        return (await collector.client.post(f"{url}/v1/traces", content=sent, headers=headers)).status_code
+
+    assert await send(0) == 200
+    await end_attempt(collector.database, collector.rollout.id)
+    late = [collector.post("/v1/traces", body({"trace_id": bytes([n + 1]) * 16})) for n in range(4)]
+    answers, statuses = await asyncio.gather(asyncio.gather(*late), asyncio.gather(*map(send, range(1, 9))))
+    assert ([answer.status_code for answer in answers], statuses) == ([403] * 4, [200] * 8)
+    assert {span.rollout_id for span in await collector.spans()} == {sibling.id}
+
+
+async def test_an_attempt_cannot_end_while_its_rows_are_being_stored(collector: Collector) -> None:
+    reward = NewReward(collector.rollout.id, 1, "k", collector.rollout.run_id, "door", "reward", 1.0, None, None)
+    async with collector.database.session() as session:
+        held = await hold_attempts(session, [AttemptKey(collector.rollout.id, 1)])
+        assert held == {AttemptKey(collector.rollout.id, 1)}
+        ending = asyncio.create_task(end_attempt(collector.database, collector.rollout.id, state="settled"))
+        await asyncio.wait({ending}, timeout=0.3)
+        assert not ending.done()
+    await ending
+    with pytest.raises(AttemptEnded):
+        await write_telemetry(collector.database, [], [reward])
+    assert await collector.rewards() == []

@@ -1,0 +1,437 @@
+"""What the controller writes, on a real Postgres: rollouts end once, groups complete, leases lead to retries."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from leyden.libs.contracts import ids
+from leyden.libs.queue.notifications import Notifications
+from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.services.controller.engines import Fleet, Wanted
+from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainers import Trainers
+from leyden.services.controller.worker import Controller
+from tests import builders
+
+LONG_AGO = datetime.now(tz=UTC) - timedelta(hours=1)
+
+
+class ObedientFleet(Fleet):
+    """Engines that serve at once what they should; `served` tells what, `pinned` whether they stay there."""
+
+    def __init__(self) -> None:
+        self.served: Wanted | None = None
+        self.pinned = False
+
+    def want(self, wanted: Wanted | None) -> None:
+        self.served = wanted or self.served
+
+    def pin(self, pinned: bool) -> None:
+        self.pinned = pinned
+
+    def wants(self, run_id: str, version: int) -> bool:
+        return self.served is not None and (self.served.run_id, self.served.version) == (run_id, version)
+
+    def served_version(self, run_id: str) -> int | None:
+        return self.served.version if self.served is not None and self.served.run_id == run_id else None
+
+    def trouble(self) -> str | None:
+        return None
+
+
+class NoTrainers(Trainers):
+    """Remembers what was wanted, and starts nothing."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, int] = {}
+        self.failures: dict[str, str] = {}
+
+    def want(self, steps_done: dict[str, int]) -> None:
+        self.wanted = steps_done
+
+    def take_failures(self) -> dict[str, str]:
+        failures, self.failures = self.failures, {}
+        return failures
+
+
+class Scene:
+    """A controller whose engines and trainers are obedient, on a database of its own."""
+
+    def __init__(self, database: Database, redis_url: str, **settings: Any) -> None:
+        self.database = database
+        self.queue = RolloutQueue(redis_url)
+        self.notifications = Notifications(redis_url)
+        self.fleet = ObedientFleet()
+        self.trainers = NoTrainers()
+        self.settings = Settings(retry_seconds=0, enqueue_again_seconds=0.001, **settings)
+        self.controller = self.another_controller()
+
+    def another_controller(self) -> Controller:
+        return Controller(self.settings, self.database, self.queue, self.notifications, self.fleet, self.trainers)
+
+    async def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            await self.controller.tick()
+
+    async def phase(self, run: tables.Run) -> tuple[str, str | None]:
+        async with self.database.read() as session:
+            row = await session.get_one(tables.RunStatus, run.id)
+            return row.phase, row.reason
+
+    async def groups(self, run: tables.Run) -> list[tables.Group]:
+        async with self.database.read() as session:
+            table = tables.Group
+            return list(
+                await session.scalars(
+                    select(table).where(table.run_id == run.id).order_by(table.evaluation_id, table.number)
+                )
+            )
+
+    async def rollouts(self, run: tables.Run, state: str | None = None) -> list[tables.Rollout]:
+        async with self.database.read() as session:
+            table = tables.Rollout
+            rows = await session.scalars(select(table).where(table.run_id == run.id).order_by(table.id))
+            return [row for row in rows if state in (None, row.state)]
+
+    async def attempt(
+        self, rollout: tables.Rollout, number: int = 1, *, kind: str | None, reward: float | None
+    ) -> None:
+        """An attempt that ended; without a kind its lease ran out."""
+        state = "expired" if kind is None else "settled"
+        await builders.add_attempt(self.database, rollout, number, state=state, finished_at=LONG_AGO)
+        if kind is not None:
+            await builders.add_outcome(self.database, rollout, number, kind=kind, reward=reward)
+
+    async def finish_all(self, run: tables.Run, reward: float = 1.0) -> None:
+        for rollout in await self.rollouts(run, "queued"):
+            await self.attempt(rollout, kind="succeeded", reward=reward)
+
+    async def credit_and_train(self, run: tables.Run, step: int) -> None:
+        """What credit and trainer write for a step: every complete training group is consumed by it."""
+        groups = [
+            group for group in await self.groups(run) if group.evaluation_id is None and group.state == "complete"
+        ]
+        async with self.database.read() as session:
+            consumed = set(await session.scalars(select(tables.StepGroup.group_id)))
+        async with self.database.session() as session:
+            now = datetime.now(tz=UTC)
+            session.add(tables.Step(run_id=run.id, number=step, metrics={}, checkpoint="c", started_at=now))
+            for group in groups[: step * run.config["sampling"]["groups_per_step"]]:
+                if group.id not in consumed:
+                    session.add(_credited(group))
+                    await session.flush()
+                    session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=step, verdict="trained"))
+        await builders.add_policy_version(self.database, run, step)
+
+    async def intend(self, run: tables.Run, intent: str) -> None:
+        async with self.database.session() as session:
+            await session.execute(update(tables.Run).where(tables.Run.id == run.id).values(intent=intent))
+
+    async def close(self) -> None:
+        await self.queue.close()
+        await self.notifications.close()
+
+
+def _credited(group: tables.Group, verdict: str = "credited") -> tables.GroupCredit:
+    return tables.GroupCredit(
+        group_id=group.id,
+        run_id=group.run_id,
+        verdict=verdict,
+        credit_version=1,
+        counted_siblings=group.size,
+        has_variance=True,
+    )
+
+
+@pytest.fixture
+async def scene(database: Database, redis_url: str):
+    made = Scene(database, redis_url)
+    yield made
+    await made.close()
+
+
+def document(steps: int = 2, **sampling: Any) -> dict[str, Any]:
+    values = {"group_size": 2, "groups_per_step": 2, "max_policy_lag": 1, "max_attempts": 3, **sampling}
+    return builders.run_document(sampling=values, training={"steps": steps})
+
+
+async def add_run(scene: Scene, *, version: int | None = 0, tasks: int = 4, **changes: Any) -> tables.Run:
+    dataset = await builders.add_dataset(
+        scene.database, [{"question": str(n)} for n in range(tasks)], name=ids.new_id("questions")
+    )
+    run = await builders.add_run(
+        scene.database, dataset_id=dataset.id, config=changes.pop("config", document()), **changes
+    )
+    async with scene.database.session() as session:
+        await session.delete(await session.get_one(tables.RunStatus, run.id))
+    if version is not None:
+        await builders.add_policy_version(scene.database, run, version)
+    return run
+
+
+async def test_a_run_goes_from_its_first_group_to_completed(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("running", None)
+    assert [(group.id, group.admitted_version) for group in await scene.groups(run)] == [
+        (f"{run.id}.{number}", 0) for number in range(4)
+    ]
+    assert await scene.queue.depth() == 8
+    assert scene.trainers.wanted == {run.id: 0}
+
+    await scene.finish_all(run)
+    await scene.tick()
+    assert {group.state for group in await scene.groups(run)} == {"complete"}
+    assert {(row.state, row.attempt, row.reward, row.reason) for row in await scene.rollouts(run)} == {
+        ("finished", 1, 1.0, "succeeded")
+    }
+
+    await scene.credit_and_train(run, 1)
+    await scene.tick(2)
+    assert scene.fleet.served is not None
+    assert scene.fleet.served.version == 1
+    await scene.credit_and_train(run, 2)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("completed", None)
+    assert len(await scene.groups(run)) == 4
+    assert scene.trainers.wanted == {}
+
+
+async def test_a_second_controller_makes_no_second_row(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    before = [rollout.id for rollout in await scene.rollouts(run)]
+    await scene.another_controller().tick()
+    assert [rollout.id for rollout in await scene.rollouts(run)] == before
+    assert await scene.queue.depth() == len(before)
+
+
+async def test_failures_of_the_platform_are_retried_then_excluded_and_never_rewarded(scene: Scene) -> None:
+    run = await add_run(scene, config=document(max_attempts=2))
+    await scene.tick(2)
+    lost, broken, *others = await scene.rollouts(run)
+    await scene.attempt(lost, kind=None, reward=None)
+    await scene.attempt(broken, kind="infra_error", reward=None)
+    await scene.tick()
+    assert {rollout.state for rollout in (await scene.rollouts(run))[:2]} == {"queued"}
+
+    await scene.attempt(lost, 2, kind="succeeded", reward=0.5)
+    await scene.attempt(broken, 2, kind="infra_error", reward=None)
+    for rollout in others:
+        await scene.attempt(rollout, kind="agent_error", reward=None)
+    await scene.tick()
+    rows = [(row.state, row.attempt, row.reward, row.reason) for row in await scene.rollouts(run)]
+    assert rows[:3] == [
+        ("finished", 2, 0.5, "succeeded"),
+        ("excluded", None, None, "infra_error"),
+        ("finished", 1, 0.0, "agent_error"),
+    ]
+    assert {group.state for group in await scene.groups(run)} == {"complete"}
+
+
+async def test_a_timeout_that_waited_for_an_engine_is_tried_again(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    held, slow, failed, *_ = await scene.rollouts(run)
+    now = time.time_ns()
+    times = {"state": "settled", "started_at": LONG_AGO - timedelta(seconds=10), "finished_at": LONG_AGO}
+    for rollout, kind in ((held, "timeout"), (slow, "timeout"), (failed, "agent_error")):
+        await builders.add_attempt(scene.database, rollout, **times)
+        await builders.add_outcome(scene.database, rollout, kind=kind, reward=None)
+    await builders.add_call(scene.database, held, status="aborted", queued_seconds=9.0)
+    # Six calls that waited for a second at the same time, of ten that the agent had.
+    for _ in range(6):
+        await builders.add_call(scene.database, slow, queued_seconds=1.0, sequence=now)
+    await builders.add_call(scene.database, failed, status="failed")
+    await scene.tick()
+    assert [(row.state, row.reason) for row in (await scene.rollouts(run))[:3]] == [
+        ("queued", None),
+        ("finished", "timeout"),
+        ("queued", None),
+    ]
+
+
+async def test_a_reward_from_the_door_stands_for_a_missing_one(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    rewarded, silent, *_ = await scene.rollouts(run)
+    for rollout in (rewarded, silent):
+        await scene.attempt(rollout, kind="succeeded", reward=None)
+    async with scene.database.session() as session:
+        session.add(
+            tables.Reward(
+                rollout_id=rewarded.id, attempt=1, key="k", run_id=run.id, source="door", name="reward", value=0.7
+            )
+        )
+    await scene.tick()
+    assert [(row.state, row.reward, row.reason) for row in (await scene.rollouts(run))[:2]] == [
+        ("finished", 0.0, "succeeded"),
+        ("finished", 0.0, "no_reward"),
+    ]
+
+
+async def test_excluded_and_stale_groups_are_replaced_by_new_tasks(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    excluded, stale, *_ = await scene.groups(run)
+    async with scene.database.session() as session:
+        session.add_all([_credited(excluded, "excluded"), _credited(stale)])
+        await session.flush()
+        session.add(tables.StepGroup(group_id=stale.id, run_id=run.id, step=None, verdict="stale"))
+    await scene.tick()
+    assert [group.number for group in await scene.groups(run)] == [0, 1, 2, 3, 4, 5]
+
+
+async def test_flushing_redis_costs_one_look(scene: Scene, redis_url: str) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    depth = await scene.queue.depth()
+    await scene.queue._redis.flushall()
+    await scene.tick()
+    assert await scene.queue.depth() == depth == len(await scene.rollouts(run))
+
+
+async def test_runs_take_turns_on_the_engines(scene: Scene) -> None:
+    first = await add_run(scene, created_at=LONG_AGO)
+    second = await add_run(scene)
+    await scene.tick(2)
+    assert await scene.phase(second) == ("pending", f"waiting for an engine: {first.id} has them")
+    assert await scene.groups(second) == []
+    await scene.intend(first, "cancelled")
+    await scene.tick(3)
+    assert await scene.phase(first) == ("cancelled", None)
+    assert {row.state for row in await scene.rollouts(first)} == {"cancelled"}
+    assert {group.state for group in await scene.groups(first)} == {"cancelled"}
+    assert await scene.phase(second) == ("running", None)
+    assert len(await scene.groups(second)) == 4
+    assert scene.fleet.served is not None
+    assert scene.fleet.served.run_id == second.id
+
+
+async def test_a_paused_run_admits_nothing_and_goes_on_where_it_stopped(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    await scene.intend(run, "paused")
+    await scene.finish_all(run)
+    await scene.tick()
+    await scene.credit_and_train(run, 1)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("paused", None)
+    assert scene.trainers.wanted == {}
+    admitted = len(await scene.groups(run))
+    await scene.intend(run, "running")
+    await scene.tick(2)
+    assert await scene.phase(run) == ("running", None)
+    assert len(await scene.groups(run)) == admitted == 4
+
+
+async def test_a_run_whose_agent_never_works_fails_with_the_cause(database: Database, redis_url: str) -> None:
+    scene = Scene(database, redis_url, barren_groups=2)
+    run = await add_run(scene)
+    await scene.tick(2)
+    for rollout in await scene.rollouts(run):
+        await builders.add_attempt(database, rollout, state="settled", finished_at=LONG_AGO)
+        await builders.add_outcome(
+            database, rollout, kind="agent_error", reward=None, detail="exited with code 1", stderr_tail="no module x"
+        )
+    await scene.tick()
+    assert await scene.phase(run) == (
+        "failed",
+        "no rollout succeeds: agent_error: exited with code 1: no module x",
+    )
+    await scene.close()
+
+
+async def test_a_trainer_that_is_given_up_fails_its_run(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    scene.trainers.failures = {run.id: "out of memory"}
+    await scene.tick()
+    assert await scene.phase(run) == ("failed", "out of memory")
+    assert {row.state for row in await scene.rollouts(run)} == {"cancelled"}
+    assert scene.trainers.wanted == {}
+
+
+async def test_nothing_is_sampled_before_the_trainer_has_made_version_0(scene: Scene) -> None:
+    run = await add_run(scene, version=None)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("running", "the trainer is preparing policy version 0")
+    assert scene.trainers.wanted == {run.id: 0}
+    assert await scene.groups(run) == []
+
+
+async def add_evaluation(scene: Scene, run: tables.Run, number: int, version: int | None, **columns: Any) -> None:
+    async with scene.database.session() as session:
+        values = {"rollouts_per_task": 1, "max_tasks": 3, **columns}
+        session.add(
+            tables.Evaluation(
+                id=ids.evaluation_id(run.id, number),
+                run_id=run.id,
+                number=number,
+                dataset_id=run.dataset_id,
+                policy_version=version,
+                **values,
+            )
+        )
+
+
+async def test_evaluations_run_before_and_after_training_on_their_versions(scene: Scene) -> None:
+    run = await add_run(scene, config=document(steps=1, max_policy_lag=0))
+    await add_evaluation(scene, run, 1, 0)
+    await add_evaluation(scene, run, 2, None)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("evaluating", None)
+    assert scene.fleet.pinned
+    assert [group.id for group in await scene.groups(run)] == [f"{run.id}.e1.{number}" for number in range(3)]
+    await scene.finish_all(run)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("running", None)
+    assert not scene.fleet.pinned
+    await scene.finish_all(run)
+    await scene.tick()
+    await scene.credit_and_train(run, 1)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("evaluating", None)
+    last = [group for group in await scene.groups(run) if group.evaluation_id == f"{run.id}.e2"]
+    assert [(group.number, group.admitted_version) for group in last] == [(0, 1), (1, 1), (2, 1)]
+    await scene.finish_all(run)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("completed", None)
+
+    await add_evaluation(scene, run, 3, 0, max_tasks=1)
+    await scene.tick(3)
+    assert await scene.phase(run) == ("evaluating", None)
+    assert scene.fleet.served is not None
+    assert scene.fleet.served.version == 0
+    await scene.finish_all(run)
+    await scene.tick(2)
+    assert await scene.phase(run) == ("completed", None)
+
+
+async def test_an_evaluation_of_another_version_waits_for_open_groups(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    await scene.credit_and_train(run, 1)
+    await scene.tick(2)
+    assert [group.admitted_version for group in await scene.groups(run)] == [0, 0, 0, 0]
+    await scene.credit_and_train(run, 2)
+    await add_evaluation(scene, run, 1, 0)
+    await builders.add_group(scene.database, run, 9)
+    await scene.tick(2)
+    assert scene.fleet.served is not None
+    assert (scene.fleet.served.version, scene.fleet.pinned) == (2, False)
+    await scene.finish_all(run)
+    await scene.tick(2)
+    assert (scene.fleet.served.version, scene.fleet.pinned) == (0, True)
+    assert {one.id for one in await scene.groups(run) if one.state == "open"} == {f"{run.id}.e1.{n}" for n in range(3)}

@@ -1,0 +1,294 @@
+"""The credit worker on Postgres: what it takes, what it writes, and what happens when two of them, or a kill, meet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from leyden.libs.service import Checks
+from leyden.libs.store import samples as store
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.services.credit import worker
+from leyden.services.credit.settings import Settings
+from leyden.services.credit.worker import credit_pending, work
+from tests.builders import add_call, add_group, add_run, add_tool_span, finish_rollout, run_document
+
+CREDIT = {
+    "rule": {"type": "discounted", "gamma": 0.5},
+    "air": {"weights": {"search": 0.2}},
+    "baseline": {"type": "mean"},
+}
+
+
+async def add_run_with_credit(database: Database, **credit: Any) -> tables.Run:
+    return await add_run(database, config=run_document(credit={**CREDIT, **credit}))
+
+
+async def complete(database: Database, group: tables.Group) -> None:
+    async with database.session() as session:
+        row = await session.get_one(tables.Group, group.id)
+        row.state, row.finished_at = "complete", datetime.now(tz=UTC)
+
+
+async def add_complete_group(
+    database: Database, run: tables.Run, number: int = 0, rewards: Sequence[float] = (1.0, 0.0)
+) -> tables.Group:
+    """Rollouts of two calls each; the first used a search, which worked for the first sibling alone."""
+    group, rollouts = await add_group(database, run, number, size=len(rewards))
+    for sibling, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
+        first = await add_call(database, rollout, [1, 2], [3, 4], policy_version=1, temperature=0.8)
+        status = "error" if sibling else "ok"
+        await add_tool_span(database, rollout, "search", status=status, response_id=f"chatcmpl-{first.id}")
+        await add_call(database, rollout, [1, 2, 3, 4, 5], [6], policy_version=2, temperature=0.8)
+        await finish_rollout(database, rollout, reward=reward)
+    await complete(database, group)
+    return group
+
+
+async def rows(database: Database, table: Any, *order: Any) -> Sequence[Any]:
+    async with database.read() as session:
+        return (await session.scalars(select(table).order_by(*order))).all()
+
+
+async def test_a_complete_group_becomes_credits_and_samples(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    group = await add_complete_group(database, run)
+    assert await credit_pending(database, 8) == [group.id]
+    assert await credit_pending(database, 8) == []
+    (verdict,) = await rows(database, tables.GroupCredit)
+    assert (verdict.verdict, verdict.has_variance, verdict.counted_siblings) == ("credited", True, 2)
+    assert (verdict.min_policy_version, verdict.reward_mean, verdict.reward_std) == (1, 0.5, 0.5)
+    # Sibling 0: G2 = 1, G1 = 0.2 + 0.5; sibling 1: 0 and 0. Values 0.85 and 0, mean 0.425.
+    found = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id, tables.CallCredit.depth)
+    assert [one.return_ for one in found] == pytest.approx([0.7, 1.0, 0.0, 0.0])
+    assert [one.advantage for one in found] == pytest.approx([0.275, 0.575, -0.425, -0.425])
+    assert [one.tools["calls"] for one in found] == [
+        [{"tool": "search", "status": "ok", "source": "response_id"}],
+        [],
+        [{"tool": "search", "status": "error", "source": "response_id"}],
+        [],
+    ]
+    assert [one.state_key for one in found] == ["", "search:ok", "", "search:error"]
+    first, second = await rows(database, tables.Sample, tables.Sample.id)
+    assert (first.id, first.group_id, first.length, first.trained_tokens) == (f"{group.id}.0:0", group.id, 6, 3)
+    assert np.frombuffer(first.token_ids, "<i4").tolist() == [1, 2, 3, 4, 5, 6]
+    assert np.frombuffer(first.mask, np.uint8).tolist() == [0, 0, 1, 1, 0, 1]
+    assert np.frombuffer(first.policy_versions, "<i4").tolist() == [-1, -1, 1, 1, -1, 2]
+    expected = np.array([0, 0, 0.275, 0.275, 0, 0.575])
+    np.testing.assert_allclose(np.frombuffer(first.advantages, "<f4"), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        np.frombuffer(second.advantages, "<f4"), np.array([0, 0, 1, 1, 0, 1]) * -0.425, rtol=1e-6
+    )
+
+
+async def test_only_complete_training_groups_of_living_runs_are_taken(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    await add_group(database, run, 0)
+    cancelled, _ = await add_group(database, run, 1)
+    ended = await add_run_with_credit(database)
+    await add_complete_group(database, ended)
+    async with database.session() as session:
+        (await session.get_one(tables.Group, cancelled.id)).state = "cancelled"
+        (await session.get_one(tables.RunStatus, ended.id)).phase = "failed"
+        session.add(
+            tables.Evaluation(
+                id=f"{run.id}.e0", run_id=run.id, number=0, dataset_id=run.dataset_id, rollouts_per_task=1
+            )
+        )
+    group, rollouts = await add_group(database, run, 0, evaluation_id=f"{run.id}.e0")
+    for rollout in rollouts:
+        await finish_rollout(database, rollout)
+    await complete(database, group)
+    assert await credit_pending(database, 8) == []
+
+
+async def test_what_was_excluded_is_left_out_and_never_zero(database: Database) -> None:
+    run = await add_run_with_credit(database, rule={"type": "identical"}, air=None)
+    group, rollouts = await add_group(database, run, size=3)
+    for rollout, reward in zip(rollouts, (1.0, 0.5, None), strict=True):
+        await add_call(database, rollout)
+        if reward is not None:
+            await finish_rollout(database, rollout, reward=reward)
+    async with database.session() as session:
+        (await session.get_one(tables.Rollout, rollouts[2].id)).state = "excluded"
+    await complete(database, group)
+    await credit_pending(database, 8)
+    (verdict,) = await rows(database, tables.GroupCredit)
+    assert (verdict.counted_siblings, verdict.reward_mean) == (2, 0.75)
+    found = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id)
+    assert [(one.rollout_id, one.advantage) for one in found] == [(rollouts[0].id, 0.25), (rollouts[1].id, -0.25)]
+
+
+async def test_a_group_with_too_few_siblings_is_excluded(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    await add_complete_group(database, run, rewards=(1.0,))
+    await credit_pending(database, 8)
+    (verdict,) = await rows(database, tables.GroupCredit)
+    assert (verdict.verdict, verdict.min_policy_version) == ("excluded", None)
+    assert "min_siblings" in verdict.reason
+    assert await rows(database, tables.Sample) == []
+
+
+async def test_only_the_counted_attempt_is_seen(database: Database) -> None:
+    run = await add_run_with_credit(database, rule={"type": "identical"}, air=None)
+    group, rollouts = await add_group(database, run)
+    for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
+        await add_call(database, rollout, attempt=2)
+        await add_call(database, rollout)
+        await finish_rollout(database, rollout, reward=reward)
+        async with database.session() as session:
+            for attempt, value in ((1, 0.5), (2, 100.0)):
+                given = {"key": "k", "run_id": run.id, "source": "door", "name": "r", "value": value}
+                session.add(tables.Reward(rollout_id=rollout.id, attempt=attempt, **given))
+            session.add(tables.ExternalReward(rollout_id=rollout.id, key="k", name="human", value=0.25))
+    await complete(database, group)
+    await credit_pending(database, 8)
+    (verdict,) = await rows(database, tables.GroupCredit)
+    assert verdict.reward_mean == 1.25
+    assert len(await rows(database, tables.CallCredit)) == 2
+
+
+async def test_groups_that_were_left_behind_are_found_by_the_look_at_all(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    left, fresh = [await add_complete_group(database, run, number) for number in range(2)]
+    async with database.session() as session:
+        for group, ago in ((left, 86_400), (fresh, 0)):
+            row = await session.get_one(tables.Group, group.id)
+            row.finished_at = datetime.now(tz=UTC) - timedelta(seconds=ago)
+    assert await credit_pending(database, 8, recent=True) == [fresh.id]
+    assert await credit_pending(database, 8, recent=True) == []
+    assert await credit_pending(database, 8) == [left.id]
+
+
+async def test_two_workers_credit_every_group_once(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    groups = [(await add_complete_group(database, run, number)).id for number in range(6)]
+    found: list[str] = []
+
+    async def drain() -> None:
+        while batch := await credit_pending(database, 1):
+            found.extend(batch)
+
+    await asyncio.gather(drain(), drain(), drain())
+    assert sorted(found) == sorted(groups)
+    assert len(await rows(database, tables.GroupCredit)) == 6
+    assert len(await rows(database, tables.Sample)) == 12
+
+
+async def test_a_second_verdict_is_refused_with_all_it_brings(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    await add_complete_group(database, run)
+    async with database.session() as session:
+        groups = await store.lock_pending_groups(session, 1)
+        results = worker.compute(groups, await store.load_siblings(session, groups))
+        await worker._write(session, results)
+    before = await rows(database, tables.Sample, tables.Sample.id)
+    with pytest.raises(IntegrityError):
+        async with database.session() as session:
+            await worker._write(session, results)
+    assert [row.token_ids for row in await rows(database, tables.Sample, tables.Sample.id)] == [
+        row.token_ids for row in before
+    ]
+
+
+async def test_dying_before_the_commit_leaves_the_group_to_the_next(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await add_run_with_credit(database)
+    group = await add_complete_group(database, run)
+    written = worker.write_credit
+
+    async def dies(*arguments: Any) -> None:
+        await written(*arguments)
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "write_credit", dies)
+        with pytest.raises(ConnectionError):
+            await credit_pending(database, 1)
+    assert await rows(database, tables.Sample) == []
+    assert await credit_pending(database, 1) == [group.id]
+
+
+async def test_a_broken_record_excludes_its_group_and_no_other(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    broken, rollouts = await add_group(database, run, 0)
+    for rollout in rollouts:
+        await add_call(database, rollout, generator_logprobs=b"\0\0\0\0")
+        await finish_rollout(database, rollout)
+    await complete(database, broken)
+    good = await add_complete_group(database, run, 1)
+    assert set(await credit_pending(database, 8)) == {broken.id, good.id}
+    verdicts = {row.group_id: row.verdict for row in await rows(database, tables.GroupCredit)}
+    assert verdicts == {broken.id: "excluded", good.id: "credited"}
+
+
+@pytest.mark.parametrize("kept", [None, 3])
+async def test_calls_that_continue_others_are_credited_as_if_they_were_whole(
+    database: Database, kept: int | None
+) -> None:
+    """Args: kept: how many tokens of the first call the second keeps; None: all"""
+    run = await add_run_with_credit(database)
+    groups, samples = [], []
+    for number, is_whole in enumerate((True, False)):
+        group, rollouts = await add_group(database, run, number)
+        for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
+            first = await add_call(database, rollout, (1, 2), (3, 4))
+            asked, count = (1, 2, 3, 4, 5), kept or 4
+            shown = {} if is_whole else {"continues": first.id, "kept_tokens": kept, "prompt_tokens": 5}
+            await add_call(database, rollout, asked if is_whole else asked[count:], (6,), **shown)
+            await finish_rollout(database, rollout, reward=reward)
+        await complete(database, group)
+        groups.append(group.id)
+    assert set(await credit_pending(database, 8)) == set(groups)
+    for group_id in groups:
+        made = [row for row in await rows(database, tables.Sample, tables.Sample.id) if row.group_id == group_id]
+        samples.append([(row.length, row.token_ids, row.mask, row.advantages, row.generator_logprobs) for row in made])
+    assert samples[0] == samples[1]
+    assert [len(row[1]) for row in samples[1]] == [24, 24]
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"continues": "c" * 25}, "which is not in the store"),
+        ({"prompt_tokens": 4}, "the prompt has not the length that was recorded"),
+    ],
+)
+async def test_a_group_with_a_call_that_cannot_be_made_whole_is_excluded(
+    database: Database, columns: dict[str, Any], reason: str
+) -> None:
+    run = await add_run_with_credit(database)
+    group, rollouts = await add_group(database, run, 0)
+    for rollout in rollouts:
+        await add_call(database, rollout, **columns)
+        await finish_rollout(database, rollout)
+    await complete(database, group)
+    await credit_pending(database, 8)
+    (verdict,) = await rows(database, tables.GroupCredit)
+    assert (verdict.verdict, reason in verdict.reason) == ("excluded", True)
+
+
+async def test_the_worker_takes_groups_as_they_complete_and_stops(database: Database, redis_url: str) -> None:
+    run = await add_run_with_credit(database)
+    stop, checks = asyncio.Event(), Checks()
+    settings = Settings(port=0, database_url=database.dsn, redis_url=redis_url, poll_seconds=0.05)
+    task = asyncio.create_task(work(settings, stop, checks))
+    try:
+        await add_complete_group(database, run)
+        async with asyncio.timeout(60):
+            while not await rows(database, tables.GroupCredit):
+                await asyncio.sleep(0.02)
+        assert await checks.run() == {"database": "ok"}
+    finally:
+        stop.set()
+        async with asyncio.timeout(60):
+            await task

@@ -1,0 +1,367 @@
+"""The OpenAI client against the gateway: answers, streams, and the record behind each of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from openai.types.chat import ChatCompletionChunk
+
+from leyden.libs.contracts.capability import Scope
+from leyden.libs.queue.notifications import Notifications
+from leyden.libs.store.attempts import AttemptKey
+from tests import builders
+from tests.fakes.chat_model import EOS
+from tests.fakes.engine import logprob_of
+from tests.fakes.gateway import scene
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+def ids(data: bytes) -> list[int]:
+    return np.frombuffer(data, "<i4").tolist()
+
+
+def floats(data: bytes) -> list[float]:
+    return np.frombuffer(data, "<f4").tolist()
+
+
+async def collect(stream: Any) -> list[ChatCompletionChunk]:
+    return [chunk async for chunk in stream]
+
+
+def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
+    deltas = [choice for chunk in chunks for choice in chunk.choices if choice.index == index]
+    return "".join(choice.delta.content or "" for choice in deltas)
+
+
+async def test_an_answer_is_what_was_sampled_and_its_record_holds_every_token(tmp_path, database):
+    async with scene(tmp_path, database, says="Hello.") as stage, stage.client() as client:
+        answer = await client.chat.completions.create(model="any-name", messages=HI, seed=7, temperature=0.5)
+        (call,) = await stage.calls()
+        (asked,) = stage.engine.requests
+        prompt = stage.model.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n").tolist()
+        sampled = [*stage.model.encode("Hello.").tolist(), EOS]
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hello.", "stop")
+    assert (answer.id, answer.model) == (f"chatcmpl-{call.id}", "any-name")
+    assert answer.system_fingerprint == f"{stage.run_id}:0"
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(prompt), len(sampled))
+    assert (asked["input_ids"], asked["rid"], asked["return_logprob"]) == (prompt, call.id, True)
+    assert asked["sampling_params"] == {
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "top_k": -1,
+        "max_new_tokens": 4095 - len(prompt),
+        "stop": [],
+        "stop_token_ids": [EOS],
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "no_stop_trim": True,
+        "sampling_seed": 7,
+    }
+    assert (call.rollout_id, call.attempt, call.request_id, call.choice) == (stage.rollout_id, 1, call.id, 0)
+    assert (call.status, call.trainable, call.finish_reason) == ("completed", True, "stop")
+    assert (ids(call.prompt_ids), ids(call.sampled_ids)) == (prompt, sampled)
+    assert floats(call.generator_logprobs) == [logprob_of(position) for position in range(len(sampled))]
+    assert ids(call.policy_versions) == [0] * len(sampled)
+    assert (call.min_policy_version, call.max_policy_version, call.temperature) == (0, 0, 0.5)
+    assert call.messages == {"messages": HI, "tools": None}
+    assert call.request == {"model": "any-name", "seed": 7, "temperature": 0.5}
+    assert call.response == {"role": "assistant", "content": "Hello.", "refusal": None}
+    assert 0 <= call.queued_seconds <= call.total_seconds
+
+
+async def test_a_stream_brings_the_same_text_token_by_token_and_usage_where_asked(tmp_path, database):
+    async with scene(tmp_path, database, says="Héllo 😀.") as stage, stage.client() as client:
+        options: Any = {"include_usage": True}
+        stream = await client.chat.completions.create(
+            model="m", messages=HI, stream=True, stream_options=options, logprobs=True
+        )
+        chunks = await collect(stream)
+        (call,) = await stage.calls()
+    assert text_of(chunks) == "Héllo 😀."
+    assert {chunk.id for chunk in chunks} == {f"chatcmpl-{call.id}"}
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == call.completion_tokens == len("Héllo 😀.".encode()) + 1
+    spelled = [
+        entry.logprob for chunk in chunks for c in chunk.choices if c.logprobs for entry in c.logprobs.content or []
+    ]
+    assert spelled == floats(call.generator_logprobs)
+    assert call.first_token_seconds is not None
+
+
+async def test_a_character_of_several_tokens_is_never_shown_in_halves(tmp_path, database):
+    async with scene(tmp_path, database, says="日本語") as stage, stage.client() as client:
+        chunks = await collect(await client.chat.completions.create(model="m", messages=HI, stream=True))
+    assert text_of(chunks) == "日本語"
+    assert not any("\ufffd" in (choice.delta.content or "") for chunk in chunks for choice in chunk.choices)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_n_answers_are_n_records_of_one_request_with_seeds_of_their_own(tmp_path, database, stream):
+    texts = ["one", "two", "three"]
+    async with (
+        scene(tmp_path, database, says=lambda body: _by_seed(body, texts), engine={"tokens_per_chunk": 2}) as stage,
+        stage.client() as client,
+    ):
+        answer: Any = await client.chat.completions.create(model="m", messages=HI, n=3, seed=40, stream=stream)
+        chunks = await collect(answer) if stream else []
+        calls = await stage.calls()
+    shown = [text_of(chunks, i) for i in range(3)] if stream else [c.message.content for c in answer.choices]
+    assert shown == texts
+    assert [call.choice for call in calls] == [0, 1, 2]
+    assert {call.request_id for call in calls} == {calls[0].id}
+    assert len({call.id for call in calls}) == 3
+
+
+def _by_seed(body: dict[str, Any], texts: list[str]) -> list[int]:
+    # A letter's token is its place in the byte alphabet, which begins with "!".
+    return [*(ord(letter) - ord("!") for letter in texts[body["sampling_params"]["sampling_seed"] - 40]), EOS]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_stop_string_ends_the_answer_and_nothing_of_it_is_shown(tmp_path, database, stream):
+    async with scene(tmp_path, database, says="Thought: x\nObservation: y") as stage, stage.client() as client:
+        answer: Any = await client.chat.completions.create(
+            model="m", messages=HI, stop=["Observation:", "never"], stream=stream
+        )
+        chunks = await collect(answer) if stream else []
+        (call,) = await stage.calls()
+        sampled = stage.model.decode(ids(call.sampled_ids))
+    shown = text_of(chunks) if stream else answer.choices[0].message.content
+    assert shown == "Thought: x\n"
+    assert sampled == "Thought: x\nObservation:"
+    assert call.finish_reason == "stop"
+
+
+async def test_max_tokens_ends_the_answer_by_length(tmp_path, database):
+    async with scene(tmp_path, database, says="Hello.") as stage, stage.client() as client:
+        answer = await client.chat.completions.create(model="m", messages=HI, max_completion_tokens=3)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hel", "length")
+
+
+async def test_log_probabilities_are_given_with_alternatives(tmp_path, database):
+    async with scene(tmp_path, database, says="ab") as stage, stage.client() as client:
+        answer = await client.chat.completions.create(model="m", messages=HI, logprobs=True, top_logprobs=2)
+    assert answer.choices[0].logprobs is not None
+    content = answer.choices[0].logprobs.content or []
+    assert [(entry.token, entry.logprob, entry.bytes) for entry in content[:2]] == [
+        ("a", logprob_of(0), [97]),
+        ("b", logprob_of(1), [98]),
+    ]
+    assert [len(entry.top_logprobs) for entry in content] == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"temperature": 0}, "sampled with temperature"),
+        ({"top_p": 0.9, "presence_penalty": 1}, "sampled with top_p, presence_penalty"),
+        ({"logit_bias": {"5": 10}}, "sampled with logit_bias"),
+        ({"extra_body": {"top_k": 20, "min_p": 0.1}}, "sampled with top_k, min_p"),
+        ({"temperature": 1.3, "stop": "x", "top_p": 1}, None),
+    ],
+)
+async def test_what_a_trainer_cannot_reproduce_is_said_in_the_record(tmp_path, database, parameters, reason):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        await client.chat.completions.create(model="m", messages=HI, **parameters)
+        (call,) = await stage.calls()
+    assert (call.trainable, call.untrainable_reason) == (reason is None, reason)
+
+
+async def test_a_call_without_temperature_gets_its_runs(tmp_path, database):
+    document = builders.run_document(sampling={"group_size": 2, "groups_per_step": 1, "temperature": 0.8})
+    async with scene(tmp_path, database, run=document) as stage, stage.client() as client:
+        await client.chat.completions.create(model="m", messages=HI)
+        await client.chat.completions.create(model="m", messages=HI, temperature=1)
+    assert [asked["sampling_params"]["temperature"] for asked in stage.engine.requests] == [0.8, 1.0]
+
+
+async def test_fields_that_change_nothing_are_accepted_and_recorded(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        await client.chat.completions.create(
+            model="m", messages=HI, user="u", metadata={"a": "b"}, store=False, service_tier="auto", verbosity="low"
+        )
+        (call,) = await stage.calls()
+    assert call.request["metadata"] == {"a": "b"}
+    assert call.trainable
+
+
+async def test_the_trace_of_the_caller_is_recorded(tmp_path, database):
+    trace, span = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        headers = {"traceparent": f"00-{trace}-{span}-01"}
+        await client.chat.completions.create(model="m", messages=HI, extra_headers=headers)
+        (call,) = await stage.calls()
+    assert (call.trace_id, call.parent_span_id) == (trace, span)
+
+
+async def test_text_that_postgres_cannot_hold_is_answered_and_recorded(tmp_path, database):
+    async with scene(tmp_path, database, says="\x00!") as stage, stage.client() as client:
+        answer = await client.chat.completions.create(
+            model="m",
+            messages=[
+                {
+                    "role": "user",
+                    "content": "a\x00b \\u0000 \ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16"),
+                }
+            ],
+        )
+        (call,) = await stage.calls()
+    assert answer.choices[0].message.content == "\x00!"
+    assert call.response is not None
+    assert call.response["content"] == "\ufffd!"
+    assert call.messages["messages"][0]["content"] == "a\ufffdb \\u0000 😀"
+
+
+async def test_the_models_list_names_one_and_any_is_served(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        assert [model.id async for model in client.models.list()] == ["model"]
+        assert (await client.models.retrieve("gpt-9/x")).id == "gpt-9/x"
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"best_of": 3}, "best_of", "unknown_parameter"),
+        ({"functions": []}, "functions", "unknown_parameter"),
+        ({"temperature": 3}, "temperature", "invalid_value"),
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"n": 0}, "n", "invalid_value"),
+        ({"n": 65}, "n", "invalid_value"),
+        ({"stop": ["a"] * 5}, None, "invalid_value"),
+        ({"messages": []}, "messages", "invalid_value"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages.0.role", "invalid_value"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages.0.content", "invalid_value"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages.0.content",
+            "unsupported_content",
+        ),
+        ({"messages": None}, "messages", "missing_required_parameter"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
+    ],
+)
+async def test_a_wrong_body_is_refused_as_openai_does(tmp_path, database, change, param, code):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="m", messages=HI, extra_body=change)
+        assert await stage.calls() == []
+    assert refused.value.code == code
+    assert param is None or refused.value.param == param
+    assert refused.value.type == "invalid_request_error"
+
+
+async def test_a_prompt_beyond_the_context_is_refused_as_openai_does(tmp_path, database):
+    async with scene(tmp_path, database, context_length=64) as stage, stage.client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 64}])
+        assert stage.engine.requests == []
+    assert refused.value.code == "context_length_exceeded"
+
+
+async def test_a_prompt_with_a_token_that_the_model_does_not_have_reaches_no_engine(tmp_path, database, monkeypatch):
+    monkeypatch.setattr("tests.fakes.chat_model.VOCAB_SIZE", EOS)
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="m", messages=HI)
+        assert stage.engine.requests == []
+    assert refused.value.param == "messages"
+
+
+async def test_what_the_engine_refuses_is_a_bad_request_with_its_reason(tmp_path, database):
+    refuses = (
+        400,
+        {"error": {"message": "The input (70 tokens) is longer than the model's context length (64 tokens)."}},
+    )
+    async with scene(tmp_path, database, engine={"refuses": refuses}) as stage, stage.client() as client:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(model="m", messages=HI)
+    assert refused.value.code == "context_length_exceeded"
+
+
+async def test_a_body_that_is_no_json_or_too_large_is_refused(tmp_path, database):
+    async with scene(tmp_path, database, max_body_bytes=2000) as stage, httpx.AsyncClient() as http:
+        url = f"{stage.gateway.base_url(stage.rollout_id)}/chat/completions"
+        headers = {"authorization": f"Bearer {stage.gateway.key(stage.rollout_id)}"}
+        broken = await http.post(url, content=b'{"model": ', headers=headers)
+        large = await http.post(url, content=b" " * 3000, headers=headers)
+        unknown = await http.get(f"{stage.gateway.base_url(stage.rollout_id)}/embeddings", headers=headers)
+    assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_json")
+    assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
+
+
+async def test_a_key_opens_its_own_door_alone(tmp_path, database):
+    async with scene(tmp_path, database) as stage:
+        door = stage.gateway
+        cases = {
+            "none": ("", 401),
+            "garbage": ("sk-123", 401),
+            "expired": (door.key(stage.rollout_id, lasts_seconds=-60), 401),
+            "another rollout's": (door.key(f"{stage.run_id}.0.1"), 403),
+            "another attempt's": (door.key(stage.rollout_id, 2), 403),
+            "another scope's": (door.key(stage.rollout_id, scope=Scope.TELEMETRY), 403),
+        }
+        statuses = {}
+        for name, (key, _) in cases.items():
+            async with stage.client() as client:
+                with pytest.raises(openai.APIStatusError) as refused:
+                    await client.with_options(api_key=key or "-").chat.completions.create(model="m", messages=HI)
+                statuses[name] = refused.value.status_code
+        assert stage.engine.requests == []
+    assert statuses == {name: status for name, (_, status) in cases.items()}
+
+
+async def test_a_key_opens_nothing_once_its_attempt_has_ended(tmp_path, database, redis_url):
+    async with scene(tmp_path, database, redis_url=redis_url) as stage, stage.client() as client:
+        await client.chat.completions.create(model="m", messages=HI)
+        await builders.end_attempt(database, stage.rollout_id, state="settled")
+        async with stage.another_gateway() as other, other.client(stage.rollout_id) as late:
+            for ask in (late.chat.completions.create(model="m", messages=HI), late.models.retrieve("m")):
+                with pytest.raises(openai.PermissionDeniedError) as refused:
+                    await ask
+                assert refused.value.code == "ended"
+        assert len(stage.engine.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_in_hand_ends_with_its_attempt_and_is_recorded(tmp_path, database, redis_url, stream):
+    begun, notifications = asyncio.Event(), Notifications(redis_url)
+
+    def pace(tokens: int) -> Any:
+        if tokens == 3:
+            begun.set()
+            return asyncio.Event().wait()
+        return None
+
+    async with (
+        scene(tmp_path, database, engine={"pace": pace}, redis_url=redis_url, keepalive_after_seconds=600) as stage,
+        stage.client() as client,
+    ):
+        asked = asyncio.create_task(_whole(client, stream=stream))
+        async with asyncio.timeout(60):
+            await begun.wait()
+        await builders.end_attempt(database, stage.rollout_id)
+        await notifications.publish_ended([AttemptKey(stage.rollout_id, 1)])
+        with pytest.raises(openai.APIError) as refused:
+            await asked
+        (call,) = await stage.calls()
+    await notifications.close()
+    assert refused.value.code == "ended"
+    assert (call.status, call.trainable, call.untrainable_reason) == ("aborted", False, "its attempt ended")
+
+
+async def _whole(client: openai.AsyncOpenAI, *, stream: bool) -> None:
+    answer: Any = await client.chat.completions.create(model="m", messages=HI, stream=stream)
+    if stream:
+        await collect(answer)

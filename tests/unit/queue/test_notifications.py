@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from redis.asyncio import Redis
+
+from leyden.libs.queue.notifications import Notifications, PendingVersion, Topic
+from leyden.libs.store.attempts import AttemptKey
+
+LONG = 60.0
+SOON = 0.02
+
+
+@pytest.fixture
+async def pair(redis_url: str) -> AsyncIterator[tuple[Notifications, Notifications]]:
+    giver, waiter = Notifications(redis_url), Notifications(redis_url)
+    yield giver, waiter
+    await giver.close()
+    await waiter.close()
+
+
+async def test_a_waiter_wakes_when_one_of_its_topics_is_given(pair: tuple[Notifications, Notifications]) -> None:
+    giver, waiter = pair
+    waiting = asyncio.create_task(waiter.wait(Topic.RUNS, Topic.GROUPS, timeout_seconds=LONG))
+    await asyncio.sleep(SOON)
+    await giver.notify(Topic.GROUPS, Topic.SAMPLES)
+    assert await waiting is True
+
+
+async def test_a_hint_given_while_nobody_waits_is_not_missed_and_counts_once(
+    pair: tuple[Notifications, Notifications],
+) -> None:
+    giver, waiter = pair
+    await giver.notify(Topic.RUNS)
+    await giver.notify(Topic.RUNS)
+    assert await waiter.wait(Topic.RUNS, timeout_seconds=LONG) is True
+    assert await waiter.wait(Topic.RUNS, timeout_seconds=SOON) is False
+
+
+async def test_every_waiter_is_woken(pair: tuple[Notifications, Notifications], redis_url: str) -> None:
+    giver, waiter = pair
+    other = Notifications(redis_url)
+    waiting = [asyncio.create_task(one.wait(Topic.VERSIONS, timeout_seconds=LONG)) for one in (waiter, other)]
+    await asyncio.sleep(SOON)
+    await giver.notify(Topic.VERSIONS)
+    assert await asyncio.gather(*waiting) == [True, True]
+    await other.close()
+
+
+async def test_other_topics_do_not_wake(pair: tuple[Notifications, Notifications]) -> None:
+    giver, waiter = pair
+    await giver.notify(Topic.OUTCOMES)
+    assert await waiter.wait(Topic.ENGINES, timeout_seconds=SOON) is False
+
+
+async def test_a_flush_loses_no_later_hint(pair: tuple[Notifications, Notifications], redis_url: str) -> None:
+    giver, waiter = pair
+    await giver.notify(Topic.RUNS)
+    assert await waiter.wait(Topic.RUNS, timeout_seconds=LONG) is True
+    async with Redis.from_url(redis_url) as client:
+        await client.flushall()
+    waiting = asyncio.create_task(waiter.wait(Topic.RUNS, timeout_seconds=LONG))
+    await asyncio.sleep(SOON)
+    await giver.notify(Topic.RUNS)
+    assert await waiting is True
+
+
+async def test_a_cancelled_wait_leaves_the_waiter_usable(pair: tuple[Notifications, Notifications]) -> None:
+    giver, waiter = pair
+    waiting = asyncio.create_task(waiter.wait(Topic.RUNS, timeout_seconds=LONG))
+    await asyncio.sleep(SOON)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await giver.notify(Topic.RUNS)
+    assert await waiter.wait(Topic.RUNS, timeout_seconds=LONG) is True
+
+
+async def test_a_version_that_comes_is_heard_by_everybody_who_listens(
+    pair: tuple[Notifications, Notifications], redis_url: str
+) -> None:
+    giver, listener = pair
+    coming = PendingVersion("run-a", 3, "/runs/run-a/versions/3")
+    heard = [asyncio.ensure_future(anext(one.coming_versions())) for one in (giver, listener)]
+    while not all(one.done() for one in heard):
+        # Nobody may have listened yet; what was published before is not heard.
+        await giver.publish_version(coming)
+        await asyncio.sleep(0.02)
+    assert [one.result() for one in heard] == [coming, coming]
+
+
+async def heard_by(redis: Redis, channel: str) -> None:
+    """Returns once somebody listens to what is published under a name."""
+    async with asyncio.timeout(LONG):
+        while (await redis.pubsub_numsub(channel))[0][1] == 0:
+            await asyncio.sleep(SOON)
+
+
+ODD = [
+    *("", "[", "null", "7", "{}", "[]", '"run-a"', '["run-a", 3]', '["run-a", 3, "/w/3", 1]', "[" * 100_000),
+    *(
+        '["run-a", "3", "/w/3"]',
+        '["run-a", true, "/w/3"]',
+        '["run-a", 3.5, "/w/3"]',
+        '[1, 3, "/w/3"]',
+        '["run-a", 3, null]',
+    ),
+]
+
+
+async def test_what_is_no_version_is_not_heard_and_what_comes_after_it_is(
+    pair: tuple[Notifications, Notifications], redis_url: str
+) -> None:
+    giver, listener = pair
+    coming = PendingVersion("run-a", 3, "/runs/run-a/versions/3")
+    heard = asyncio.ensure_future(anext(listener.coming_versions()))
+    async with Redis.from_url(redis_url) as client:
+        await heard_by(client, "{leyden:wake}:coming")
+        for odd in (*ODD, b"\xff\xfe"):
+            await client.publish("{leyden:wake}:coming", odd)
+    await giver.publish_version(coming)
+    assert await asyncio.wait_for(heard, LONG) == coming
+
+
+@pytest.mark.parametrize(
+    "odd", ["", "[", "7", "{}", '["r"]', '[["r"]]', '[["r", "1"]]', '[["r", 1, 2]]', "[" * 100_000]
+)
+async def test_an_end_that_cannot_be_read_may_be_that_of_any_attempt(
+    pair: tuple[Notifications, Notifications], redis_url: str, odd: str
+) -> None:
+    giver, listener = pair
+    ends = listener.ends()
+    # That of the subscription.
+    heard = [await asyncio.wait_for(anext(ends), LONG)]
+    async with Redis.from_url(redis_url) as client:
+        await client.publish("{leyden:wake}:ends", odd)
+    await giver.publish_ended([AttemptKey("r", 1)])
+    heard += [await asyncio.wait_for(anext(ends), LONG) for _ in range(2)]
+    assert heard == [None, None, [AttemptKey("r", 1)]]
+
+
+async def test_without_redis_giving_does_nothing_and_waiting_is_sleeping() -> None:
+    notifications = Notifications("redis://127.0.0.1:1/0")
+    await notifications.notify(Topic.RUNS)
+    assert await notifications.wait(Topic.RUNS, timeout_seconds=SOON) is False
+    await notifications.close()
