@@ -60,7 +60,7 @@ def kill(platform: Platform, victim: str, run_id: str) -> bool:
 def fault_points() -> list[str]:
     """Every point at which a service may be killed, as the sources name them."""
     sources = [*(ROOT / "services").rglob("*.py"), *(ROOT / "libs").rglob("*.py")]
-    found = {point for file in sources for point in re.findall(r'\bpasses\("([\w.]+)"\)', file.read_text())}
+    found = {point for file in sources for point in re.findall(r'\bfault_point\("([\w.]+)"\)', file.read_text())}
     return sorted(point for point in found if point.split(".")[0] in SERVICES)
 
 

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from leyden.libs.cli.platform import Options, Platform
 from leyden.libs.cli.services import INTERNAL_PORTS
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from leyden.services.engine.tiny import make_tiny_model
 from tests.fakes.stub_engine import stub_engine
 from tests.invariants import violations
@@ -161,7 +161,7 @@ def _servers_cpu(platform: Platform) -> dict[str, float]:
     return {"postgres": seconds, "agents": float(sum(one.children_user + one.children_system for one in forks))}
 
 
-def watch(platform: Platform, client: Leyden, run_id: str, rollouts: int) -> list[Look]:
+def watch(platform: Platform, client: Client, run_id: str, rollouts: int) -> list[Look]:
     """Looks at equal distances until the run has ended."""
     looks: list[Look] = []
     while True:
@@ -310,7 +310,7 @@ def grow(folder: Path, rollouts: int) -> Found:
     """Runs it and measures."""
     with (
         stubbed_platform(folder) as platform,
-        Leyden(platform.facts.url("api"), platform.token, patience_seconds=60) as client,
+        Client(platform.facts.url("api"), platform.token, patience_seconds=60) as client,
     ):
         client.upload_dataset("growth", [{"number": number} for number in range(64)])
         run_id = client.create_run(run_document(rollouts)).id

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
 from leyden.services.engine.tiny import make_tiny_model
 from tests.chaos import VICTIMS, Chaos, RunWatch, kill, trainer_pid
@@ -82,7 +82,7 @@ class Found:
     versions_not_reproduced: int = 0
     words: list[str] = field(default_factory=list)
 
-    def examine(self, platform: Platform, client: Leyden, run_id: str, log: Path) -> None:
+    def examine(self, platform: Platform, client: Client, run_id: str, log: Path) -> None:
         """Asks everything about a run that should have completed."""
         dsn, run = platform.facts.database_url, client.run(run_id)
         lost = lost_calls(dsn, run_id, log)
@@ -122,7 +122,7 @@ def soak(folder: Path, kills: int, seed: int, steps: int) -> tuple[Found, dict[s
     armory = FaultInjector(folder / "faults")
     with (
         small_platform(folder, **armory.environment, RUNNER_LEASE_SECONDS=str(LEASE_SECONDS)) as platform,
-        Leyden(platform.facts.url("api"), platform.token, patience_seconds=120) as client,
+        Client(platform.facts.url("api"), platform.token, patience_seconds=120) as client,
     ):
         client.upload_dataset("bandit", [{"number": number} for number in range(16)])
         chaos, disturbed = Chaos(platform, dice, armory, 1.5 * LEASE_SECONDS), time.monotonic()

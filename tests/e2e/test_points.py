@@ -16,7 +16,7 @@ import psycopg
 import pytest
 
 from leyden.libs.cli.platform import Platform
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from leyden.libs.contracts import api
 from leyden.libs.faults import FaultInjector
 from tests.invariants import violations
@@ -56,7 +56,7 @@ def platform(tmp_path: Path, armory: FaultInjector) -> Iterator[Platform]:
 class Trainings:
     """Runs of the witness, one after another, for as long as somebody waits for something to happen in one."""
 
-    def __init__(self, client: Leyden, log: Path) -> None:
+    def __init__(self, client: Client, log: Path) -> None:
         self._client, self._log = client, log
         self.ids: list[str] = []
 
@@ -112,7 +112,7 @@ def fire(armory: FaultInjector, trainings: Trainings) -> None:
 
 @pytest.mark.timeout(900)
 def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_doubled(
-    platform: Platform, client: Leyden, armory: FaultInjector, tmp_path: Path
+    platform: Platform, client: Client, armory: FaultInjector, tmp_path: Path
 ) -> None:
     log = tmp_path / "witness.log"
     log.touch()

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from leyden.libs.capability import KeyRing, sign
 from leyden.libs.cli.platform import Platform
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from leyden.libs.contracts.capability import Capability, Scope
 from tests.soak import bandit_run, small_platform
 
@@ -81,7 +81,7 @@ def errors(platform: Platform, secrets: dict[str, str]) -> Iterator[str]:
 def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
     with small_platform(tmp_path, LEYDEN_LOG_LEVEL="debug") as platform:
         facts = platform.facts
-        with Leyden(facts.url("api"), platform.token, patience_seconds=60) as client:
+        with Client(facts.url("api"), platform.token, patience_seconds=60) as client:
             headers = {"authorization": f"Bearer {platform.token}"}
             asked = {"name": "ci", "scopes": ["read"]}
             token = httpx.post(f"{facts.url('api')}/v1/tokens", json=asked, headers=headers, timeout=60).json()["token"]

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from leyden.libs.contracts.api import Run
 from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from leyden.services.engine.tiny import make_tiny_model
@@ -39,7 +39,7 @@ class Stage:
     """Args: database: of the superuser, past the proxy; received: what agents were answered, one id a line"""
 
     platform: Platform
-    client: Leyden
+    client: Client
     servers: tuple[EmbeddedPostgres, EmbeddedRedis]
     database: str
     redis: str
@@ -137,7 +137,7 @@ def stage(folder: Path, environment: dict[str, dict[str, str]] | None = None) ->
         stack.callback(platform.stop)
         platform.ready(2 * PATIENCE_SECONDS)
         engine_proxy.target = ("127.0.0.1", platform.facts.ports["engine"])
-        client = stack.enter_context(Leyden(platform.facts.url("api"), platform.token, patience_seconds=60))
+        client = stack.enter_context(Client(platform.facts.url("api"), platform.token, patience_seconds=60))
         client.upload_dataset("bandit", [{"number": number} for number in range(16)])
         received, servers = open_to_agents(folder / "received.log"), (postgres, redis)
         yield Stage(platform, client, servers, database, cache, postgres_proxy, redis_proxy, engine_proxy, received)

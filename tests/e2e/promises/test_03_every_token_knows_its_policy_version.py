@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from leyden.libs.cli.platform import Platform
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from leyden.services.trainer.model import load_model
 from tests.chaos import RunWatch, kill
 from tests.invariants import lost_calls, violations
@@ -26,7 +26,7 @@ TOKENS = 192
 WAIT_SECONDS = 240.0
 
 
-def _wait_for_steps(client: Leyden, run_id: str, steps: int) -> None:
+def _wait_for_steps(client: Client, run_id: str, steps: int) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while client.run(run_id).progress.step < steps:
         assert time.monotonic() < deadline, f"step {steps} was not made: {client.run(run_id)}"
@@ -53,7 +53,7 @@ def _gaps(path: str, calls: Sequence[tuple[NDArray[np.int32], NDArray[np.int32],
 
 @pytest.mark.timeout(900)
 def test_tokens_name_the_weights_that_sampled_them_and_a_late_group_is_refused(
-    platform: Platform, client: Leyden, received: Path, tmp_path: Path
+    platform: Platform, client: Client, received: Path, tmp_path: Path
 ) -> None:
     gate = received.with_name("gate")
     document = bandit_run(

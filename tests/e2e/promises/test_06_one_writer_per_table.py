@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from leyden.libs.cli.platform import Platform
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from leyden.libs.contracts.api import ApiScope, RewardRequest
 from leyden.libs.store.tables import Base
 from tests.chaos import kill
@@ -56,7 +56,7 @@ def named_writers(table: type[Base]) -> set[str]:
 
 @pytest.mark.timeout(900)
 def test_every_row_was_written_by_the_service_that_its_table_names(
-    platform: Platform, client: Leyden, received: Path
+    platform: Platform, client: Client, received: Path
 ) -> None:
     with psycopg.connect(platform.facts.database_url, autocommit=True) as connection:
         for statement in AUDIT:

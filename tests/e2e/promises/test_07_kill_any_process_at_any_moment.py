@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from tests.chaos import VICTIMS, Chaos, RunWatch
 from tests.invariants import lost_calls, violations
 from tests.replay import differing_versions
@@ -32,7 +32,7 @@ def _disturb(chaos: Chaos, due: list[str], watch: RunWatch, run_id: str, dice: r
             due.insert(0, victim)
 
 
-def _learned(client: Leyden, run_id: str) -> float:
+def _learned(client: Client, run_id: str) -> float:
     """The mean reward of the last steps, of STEPS."""
     rewards = [step.reward_mean or 0.0 for step in client.steps(run_id)][-LEARNED_STEPS:]
     assert len(rewards) == LEARNED_STEPS
@@ -45,7 +45,7 @@ def test_a_training_killed_twenty_six_times_is_the_training_that_was_not(tmp_pat
     received.touch()
     with (
         small_platform(tmp_path, RUNNER_LEASE_SECONDS="6") as platform,
-        Leyden(platform.facts.url("api"), platform.token, patience_seconds=120) as client,
+        Client(platform.facts.url("api"), platform.token, patience_seconds=120) as client,
     ):
         client.upload_dataset("bandit", [{"number": number} for number in range(16)])
         undisturbed = client.create_run(bandit_run(received, "undisturbed", STEPS, **RATE))

@@ -13,7 +13,7 @@ import pytest
 
 from leyden.libs.cli.platform import Platform
 from leyden.libs.cli.services import SERVICES
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from tests.chaos import RunWatch
 from tests.invariants import lost_calls, violations
 from tests.soak import bandit_run
@@ -46,7 +46,7 @@ def until(condition: Callable[[], object], words: str) -> None:
         time.sleep(0.05)
 
 
-def nobody_noticed(platform: Platform, client: Leyden, run_id: str, log: Path) -> None:
+def nobody_noticed(platform: Platform, client: Client, run_id: str, log: Path) -> None:
     """The run completed, every agent got all its answers at its first attempt, and the store has all of them."""
     assert RunWatch(platform, run_id).wait_for_end(WAIT_SECONDS), client.run(run_id)
     ended = client.run(run_id)
@@ -60,7 +60,7 @@ def nobody_noticed(platform: Platform, client: Leyden, run_id: str, log: Path) -
 
 @pytest.mark.timeout(900)
 def test_agents_go_on_calling_while_a_training_changes_their_weights(
-    platform: Platform, client: Leyden, received: Path
+    platform: Platform, client: Client, received: Path
 ) -> None:
     steps = 6
     run = client.create_run(patient_run(received, steps, calls=6))
@@ -72,7 +72,7 @@ def test_agents_go_on_calling_while_a_training_changes_their_weights(
 
 @pytest.mark.timeout(900)
 def test_every_service_is_replaced_under_agents_that_go_on_calling(
-    platform: Platform, client: Leyden, received: Path
+    platform: Platform, client: Client, received: Path
 ) -> None:
     gate = received.with_name("gate")
     # Enough steps for the last runner to have some of them, too.

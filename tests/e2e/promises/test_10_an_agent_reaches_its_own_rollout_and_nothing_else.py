@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from leyden.libs.cli.platform import Platform
-from leyden.libs.client import Leyden
+from leyden.libs.client import Client
 from tests.faults.stage import until
 from tests.soak import bandit_run
 
@@ -58,7 +58,7 @@ def counts(platform: Platform, run_id: str) -> dict[str, int]:
 
 
 @pytest.mark.timeout(900)
-def test_an_agent_reaches_its_own_rollout_and_nothing_else(platform: Platform, client: Leyden, received: Path) -> None:
+def test_an_agent_reaches_its_own_rollout_and_nothing_else(platform: Platform, client: Client, received: Path) -> None:
     run = client.create_run(burglary(platform, received))
     deadline = time.monotonic() + RUN_SECONDS
     while len(tried := outcomes(platform, run.id)) < 2:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from leyden.libs.faults import FaultInjector
-from tests.contract import test_engine_kills, test_trainer_kills
+from tests.contract.engine import test_kills as engine_kills
+from tests.contract.trainer import test_kills as trainer_kills
 from tests.e2e import test_points
 
-PASSING = "from leyden.libs.faults import passes; fault_point('there'); print('alive')"
+PASSING = "from leyden.libs.faults import fault_point; fault_point('there'); print('alive')"
 
 
 def _pass(armory: FaultInjector | None) -> subprocess.CompletedProcess[str]:
@@ -47,9 +48,9 @@ def test_arming_a_point_twice_is_refused(tmp_path: Path) -> None:
 def test_every_point_in_the_code_is_described_and_has_a_test_that_kills_there() -> None:
     root = Path(__file__).resolve().parents[3]
     code = "\n".join(path.read_text() for part in ("libs", "services") for path in sorted((root / part).rglob("*.py")))
-    points = set(re.findall(r'(?:\bpasses\(|\bmoment=)"([a-z]+\.[a-z_]+)"', code))
+    points = set(re.findall(r'(?:\bfault_point\(|\bmoment=)"([a-z]+\.[a-z_]+)"', code))
     described = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", (root / "docs/adr/0010-fault-points.md").read_text(), re.M)
     killed = {f"{service}.{moment}" for service, moments in test_points.POINTS.items() for moment in moments}
-    killed |= {*test_trainer_kills.POINTS, *test_engine_kills.POINTS, *test_points.API_POINTS}
+    killed |= {*trainer_kills.POINTS, *engine_kills.POINTS, *test_points.API_POINTS}
     assert sorted(described) == sorted(points)
     assert set(described) == killed

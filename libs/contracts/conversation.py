@@ -1,0 +1,75 @@
+"""A conversation in Leyden's own form: what `model_calls` stores, whatever wire format the agent spoke.
+
+The gateway's dialects translate wire formats into these nouns; credit, API, CLI and reports read nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+Json = dict[str, Any]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class Dialect(StrEnum):
+    """The wire format of a request; the column `model_calls.dialect`."""
+
+    CHAT_COMPLETIONS = "chat_completions"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool call of an assistant: `arguments` is JSON text, exactly as sampled or as the agent sent it back."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message of a conversation; `content` is text, parts joined by newlines.
+
+    `tool_calls` belongs to assistants, `tool_call_id` to the tool result that answers one of them.
+    """
+
+    role: Role
+    content: str
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+def turn_json(turn: Turn) -> Json:
+    """The turn as a JSON object without its empty optional fields."""
+    document: Json = {"role": turn.role, "content": turn.content}
+    if turn.name is not None:
+        document["name"] = turn.name
+    if turn.tool_calls:
+        document["tool_calls"] = [
+            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in turn.tool_calls
+        ]
+    if turn.tool_call_id is not None:
+        document["tool_call_id"] = turn.tool_call_id
+    return document
+
+
+def parse_turn(document: Mapping[str, Any]) -> Turn:
+    """The turn of a stored JSON object, which was validated when it was recorded."""
+    return Turn(
+        role=document["role"],
+        content=document["content"],
+        name=document.get("name"),
+        tool_calls=tuple(
+            ToolCall(call["id"], call["name"], call["arguments"]) for call in document.get("tool_calls", ())
+        ),
+        tool_call_id=document.get("tool_call_id"),
+    )
+
+
+def parse_turns(documents: Iterable[Mapping[str, Any]]) -> tuple[Turn, ...]:
+    """The turns of a stored JSON array."""
+    return tuple(map(parse_turn, documents))
