@@ -1,0 +1,111 @@
+"""The gateway's nouns, with no wire format in them: dialects translate requests into these and answers out of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
+
+__all__ = ["Answer", "Dialect", "Json", "ModelRequest", "SampledTokens", "Sampling", "ToolCall", "Turn"]
+
+GREEDY_BELOW = 1e-6
+"""Temperatures that engines treat as 0 (SGLang's own bound)."""
+
+TopLogprobs = list[tuple[float, int]]
+"""Log-probability and token of the likeliest alternatives, best first."""
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the engine chooses tokens. `temperature` and `max_tokens` are None where the request names none."""
+
+    temperature: float | None = None
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    min_tokens: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Json = field(default_factory=dict)
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    max_tokens: int | None = None
+
+    def untrainable_reason(self, temperature: float) -> str | None:
+        """Names the parameters under which the recorded log-probabilities are not the policy's own; None when none is.
+
+        Args: temperature: the effective one; greedy decoding is no sample of the policy
+        """
+        changed = {
+            "temperature": temperature < GREEDY_BELOW,
+            "top_p": self.top_p != 1.0,
+            "top_k": self.top_k > 0,
+            "min_p": self.min_p > 0,
+            "min_tokens": self.min_tokens > 0,
+            "frequency_penalty": self.frequency_penalty != 0,
+            "presence_penalty": self.presence_penalty != 0,
+            "repetition_penalty": self.repetition_penalty != 1.0,
+            "logit_bias": bool(self.logit_bias),
+        }
+        names = [name for name, is_changed in changed.items() if is_changed]
+        return f"sampled with {', '.join(names)}" if names else None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """A validated request to the model, whatever dialect it came in.
+
+    `tools` are JSON objects in the form that chat templates read: {"type": "function", "function": {…}}. `parameters` is
+    the request as the agent sent it, without conversation and tools. `body_sha256` recognises an SDK's retry.
+    """
+
+    dialect: Dialect
+    model: str
+    turns: tuple[Turn, ...]
+    tools: tuple[Json, ...]
+    parses_tool_calls: bool
+    parallel_tool_calls: bool
+    stream: bool
+    include_usage: bool
+    choices: int
+    logprobs: bool
+    top_logprobs: int
+    sampling: Sampling
+    template_options: Json
+    parameters: Json
+    body_sha256: bytes
+
+
+@dataclass(slots=True, eq=False)
+class SampledTokens:
+    """The tokens of one choice while they arrive; lists have one entry per token. Times are `time.perf_counter()`."""
+
+    call_id: str
+    index: int
+    seed: int | None
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    policy_versions: list[int] = field(default_factory=list)
+    top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+    accepted_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One finished choice: the assistant's turn as the record keeps it, and why it ended.
+
+    `finish_reason` is stop, length or tool_calls.
+    """
+
+    index: int
+    turn: Turn
+    finish_reason: str
+    tokens: SampledTokens
