@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from redis.asyncio import Redis
@@ -28,22 +28,12 @@ HINT_SECONDS = 1.0
 AWAY_SECONDS = 5.0
 """How long no hint is given after one that Redis did not take, so that a silent Redis slows nobody down."""
 _ENDS = "{leyden:wake}:ends"
-_COMING = "{leyden:wake}:coming"
 
 T = TypeVar("T")
 limited_log = RateLimitedLogger(logger())
 
 
-class PendingVersion(NamedTuple):
-    """A policy version whose folder can be read, while nothing records it yet: it may never come."""
-
-    run_id: str
-    version: int
-    path: str
-
-
 _ENDED: TypeAdapter[list[AttemptKey] | None] = TypeAdapter(list[AttemptKey] | None)
-_ANNOUNCED: TypeAdapter[PendingVersion] = TypeAdapter(PendingVersion)
 
 
 class Topic(StrEnum):
@@ -100,17 +90,6 @@ class Notifications:
         """What is announced from now on, for ever; None where any may have ended, as one was missed or is odd."""
         async for heard in self._hear(_ENDS):
             yield None if heard is None else _read(_ENDED, heard, _ENDS)
-
-    async def publish_version(self, coming: PendingVersion) -> None:
-        """Tells who keeps the engines of weights that are about to be recorded."""
-        await self._give(lambda: self._redis.publish(_COMING, json.dumps(coming)))
-
-    async def coming_versions(self) -> AsyncIterator[PendingVersion]:
-        """What is announced from now on, for ever; announcements may be missed."""
-        async for heard in self._hear(_COMING):
-            coming = None if heard is None else _read(_ANNOUNCED, heard, _COMING)
-            if coming is not None:
-                yield coming
 
     async def _hear(self, name: str) -> AsyncIterator[str | None]:
         """What is published under a name from now on, for ever; None where something may have been missed."""

@@ -1,9 +1,8 @@
 """Brings every engine to the wanted policy version, over SGLang's control endpoints, and notices when one falls back.
 
-A version changes as: prepare, where the engine can (it reads weights, and computes by them what is in flight, while it
-serves) -> pause (in-flight requests go back to the engine's queue, new ones are held) -> load -> continue, the last in
-a `finally`. Agents never see it: the gateway waits. The engine's own word (`/model_info`) decides what it serves, never
-what we believe; an engine that restarted with other weights is seen at the next look and brought back.
+A version changes in three calls: pause (requests in flight return to the engine's queue, new ones wait), load, continue,
+the last in a `finally`. Agents never see it: the gateway waits. `/model_info` decides which version an engine serves. The
+next poll finds an engine that restarted with other weights and brings it back.
 """
 
 from __future__ import annotations
@@ -98,19 +97,6 @@ class EngineClient:
         answer.raise_for_status()
         return str(_document(answer).get("weight_version"))
 
-    async def prepare(self, wanted: Wanted, *, compute_ahead: bool) -> None:
-        """Has the engine read weights ahead of the update to them, which then holds nobody for long.
-
-        An engine that has no such route, as SGLang, reads them in the update.
-
-        Args:   compute_ahead: whether what is in flight goes on by these weights, and is to be computed by them, too
-        Raises: EngineRefused: the weights cannot be loaded, the old ones stay; httpx.HTTPError: it does not answer.
-        """
-        body = {"model_path": wanted.path, "compute_ahead": compute_ahead}
-        answer = await self._send("/prepare_weights_from_disk", body, self._update_seconds)
-        if answer.status_code == httpx.codes.BAD_REQUEST:
-            raise EngineRefused(str(_document(answer).get("message"))[:500])
-
     async def update(self, wanted: Wanted) -> None:
         """Pauses, loads and continues. Safe to repeat.
 
@@ -144,14 +130,11 @@ class EngineClient:
             raise EngineRefused(str(told.get("message"))[:500])
 
     async def _post(self, path: str, body: dict[str, object], seconds: float | None = None) -> httpx.Response:
-        answer = await self._send(path, body, seconds)
+        limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
+        answer = await self._http.post(self.url + path, json=body, timeout=limit, headers=self._keys.control)
         if answer.status_code >= 400:
             raise EngineRefused(f"{path} answered {answer.status_code}: {answer.text[:500]}")
         return answer
-
-    async def _send(self, path: str, body: dict[str, object], seconds: float | None = None) -> httpx.Response:
-        limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
-        return await self._http.post(self.url + path, json=body, timeout=limit, headers=self._keys.control)
 
 
 class Fleet:
@@ -166,37 +149,13 @@ class Fleet:
         self._seen: dict[str, SeenEngine] = {}
         self._resumed: set[str] = set()
         self._refused: dict[str, tuple[Wanted, float]] = {}
-        self._pinned = False
-        self._coming: Wanted | None = None
-        self._offered: set[str] = set()
 
     def want(self, wanted: Wanted | None) -> None:
         """Changes what engines should serve; None leaves them as they are."""
         if wanted is not None and wanted != self._wanted:
             self._wanted = wanted
-            # What was to come next is wanted itself by now, or will not be served next.
-            self._coming = None
             for changed in self._changed.values():
                 changed.set()
-
-    def pin(self, pinned: bool) -> None:
-        """Whether engines stay at what they should serve, as in an evaluation: nothing that comes is prepared then."""
-        self._pinned = pinned
-        if pinned:
-            self._coming = None
-
-    def expect(self, coming: Wanted) -> None:
-        """Has engines prepare the version after the one that they should serve, while its step is being recorded.
-
-        Told again, the step was made again, and its files are others.
-        """
-        wanted = self._wanted
-        if wanted is None or self._pinned or (coming.run_id, coming.version) != (wanted.run_id, wanted.version + 1):
-            return
-        self._coming = coming
-        self._offered.clear()
-        for changed in self._changed.values():
-            changed.set()
 
     def wants(self, run_id: str, version: int) -> bool:
         """Whether this is what engines are being brought to already."""
@@ -225,7 +184,6 @@ class Fleet:
             seconds = self._settings.engine_update_seconds
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._forget_others())
-                group.create_task(self._hear())
                 for url in self._changed:
                     group.create_task(self._keep(EngineClient(url, http, update_seconds=seconds, keys=keys)))
 
@@ -240,10 +198,6 @@ class Fleet:
                 await asyncio.sleep(self._settings.engine_poll_seconds)
             else:
                 return
-
-    async def _hear(self) -> None:
-        async for coming in self._notifications.coming_versions():
-            self.expect(Wanted(coming.run_id, coming.version, coming.path))
 
     async def _keep(self, client: EngineClient) -> None:
         changed = self._changed[client.url]
@@ -266,16 +220,8 @@ class Fleet:
         try:
             await self._resume_once(client)
             seen = await _look(client)
-            # What follows may take minutes, in which an engine that is back serves.
-            await self._note(seen)
-            seen, prepared = await self._prepare_coming(client, seen)
-            # It may be recorded by now.
-            wanted = self._wanted
             if wanted is not None and (seen.run_id, seen.policy_version) != (wanted.run_id, wanted.version):
                 fault_point("controller.version_noticed")
-                # What is in flight for another run is answered by no weights of this one. What was prepared a moment
-                # ago is only compared with the files on record.
-                await client.prepare(wanted, compute_ahead=seen.run_id == wanted.run_id and prepared != wanted)
                 await self._note(SeenEngine(client.url, EngineState.UPDATING, detail=f"loading {wanted.version}"))
                 seen = await _correct(client, wanted)
         # AttributeError: what the HTTP client makes of a connection that is reset while it opens.
@@ -288,26 +234,6 @@ class Fleet:
                 self._refused[client.url] = (wanted, time.monotonic() + self._settings.engine_refusal_seconds)
             seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=str(error))
         await self._note(seen)
-
-    async def _prepare_coming(self, client: EngineClient, seen: SeenEngine) -> tuple[SeenEngine, Wanted | None]:
-        """Has an engine prepare what follows the version that it serves, once.
-
-        Returns: what it serves; what was prepared just now
-        """
-        coming = self._coming
-        if coming is None or client.url in self._offered:
-            return seen, None
-        if (seen.run_id, seen.policy_version) != (coming.run_id, coming.version - 1):
-            return seen, None
-        self._offered.add(client.url)
-        try:
-            await client.prepare(coming, compute_ahead=True)
-        # Only a hint: nobody asked for these weights yet, and an engine that takes long may serve meanwhile.
-        except (EngineRefused, httpx.ReadTimeout) as error:
-            limited_log.warning("coming weights not prepared", url=client.url, cause=_cause(error))
-            return await _look(client), None
-        # Files that were replaced meanwhile were not prepared.
-        return seen, coming if client.url in self._offered else None
 
     async def _resume_once(self, client: EngineClient) -> None:
         """At first sight: a controller that was killed between pause and continue left the engine paused."""

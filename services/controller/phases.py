@@ -43,22 +43,16 @@ def next_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]
 
 
 def wanted_version(run: RunFacts) -> int | None:
-    """The version that engines should serve: the newest, or the one they are kept at. None before version 0."""
-    pinned = pinned_version(run)
-    return run.latest_version if pinned is None else pinned
-
-
-def pinned_version(run: RunFacts) -> int | None:
-    """The version of the due evaluation, where engines stay until its end whatever comes; None where the newest serves.
+    """The version that engines should serve: that of the due evaluation, else the newest. None before version 0.
 
     An evaluation that has not begun lets open training groups end on the newest version first.
     """
     due = due_evaluation(run)
     if due is None:
-        return None
+        return run.latest_version
     evaluation, version = due
     waits = run.open_training_groups and not evaluation.groups
-    return None if waits else version
+    return run.latest_version if waits else version
 
 
 def trained(run: RunFacts) -> bool:

@@ -143,13 +143,12 @@ class Controller:
             await self._notifications.notify(*topics)
 
     async def direct_engines(self, run: store.RunFacts) -> None:
-        """Tells the fleet which version of the active run to serve, and whether it stays there whatever comes."""
+        """Tells the fleet which version of the active run to serve."""
         version = phases.wanted_version(run)
         if version is not None and not self._fleet.wants(run.id, version):
             async with self._database.read() as session:
                 path = await store.version_path(session, run.id, version)
             self._fleet.want(Wanted(run.id, version, path))
-        self._fleet.pin(phases.pinned_version(run) is not None)
 
     def direct_trainers(self, active: store.RunFacts | None) -> None:
         """Keeps a trainer for the active run while it has steps to do."""

@@ -16,7 +16,6 @@ CONTROL = frozenset(
         "/continue_generation",
         "/flush_cache",
         "/pause_generation",
-        "/prepare_weights_from_disk",
         "/update_weight_version",
         "/update_weights_from_disk",
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -83,12 +83,10 @@ class PrefixCache:
         """Stores keys and values [n, L, 2, K, D] at slots that `claim` gave; must follow it at once."""
         self._store.index_copy_(0, torch.from_numpy(slots), kv)
 
-    def flush(self, keep: Callable[[Hashable], bool] = lambda _: False) -> None:
-        """Forgets every namespace but those to keep."""
-        self._roots = {name: root for name, root in self._roots.items() if keep(name)}
-        used = [node.slots for node in self._nodes()]
-        free = np.setdiff1d(np.arange(len(self._store)), np.concatenate(used) if used else [])
-        self._free = free[::-1].tolist()
+    def flush(self) -> None:
+        """Forgets everything."""
+        self._roots = {}
+        self._free = list(range(len(self._store) - 1, -1, -1))
 
     def _walk(self, namespace: Hashable, token_ids: TokenIds) -> Iterator[tuple[_Node, Slots]]:
         """Nodes that spell a prefix of `token_ids`, from the root on; the last one is split where it diverges."""

@@ -17,7 +17,6 @@ import torch
 from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
 from leyden.services.engine import metrics
-from leyden.services.engine.coming import Coming
 from leyden.services.engine.config import ModelConfig, read_config
 from leyden.services.engine.errors import BadRequest, EngineError
 from leyden.services.engine.gate import Gate
@@ -57,9 +56,7 @@ class Engine:
         self._metrics_name = self.served_model_name
         self._scheduler = _build_scheduler(settings, self.config)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._slices: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._live: dict[str, Sequence] = {}
-        self._coming = Coming(self._scheduler, self._load, lambda compute: self._call(compute, is_slice=True))
         self._frozen = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -81,7 +78,6 @@ class Engine:
 
     async def stop(self) -> None:
         """Aborts what is in flight and ends the thread."""
-        self._coming.stop()
         await self.abort_all()
         self._stopping = True
         self._commands.put(_nothing)
@@ -143,13 +139,6 @@ class Engine:
         """Empties the prefix cache; False when a request holds a row."""
         return await self._call(self._scheduler.flush_cache)
 
-    async def prepare_weights(self, folder: Path, *, compute_ahead: bool) -> None:
-        """Returns once an update to these weights is short; as `Coming.prepare`.
-
-        Raises:  WeightsRefused: nothing was changed
-        """
-        await self._coming.prepare(folder, compute_ahead=compute_ahead)
-
     async def update_weights(self, folder: Path, version: str | None, flush_cache: bool) -> bool:
         """Serves the weights in `folder` from now on; False when the cache could not be flushed, the weights being new.
 
@@ -159,12 +148,12 @@ class Engine:
         """
         started = time.monotonic()
         async with self.gate.update():
-            model = await asyncio.to_thread(self._coming.take, folder)
+            model = await asyncio.to_thread(self._load, folder)
             fault_point("engine.weights_read")
 
             def swap() -> bool:
                 self._scheduler.replace_model(model, version)
-                return not flush_cache or self._scheduler.forget_old_weights()
+                return not flush_cache or self._scheduler.flush_cache()
 
             flushed = await self._call(swap)
         fault_point("engine.weights_swapped")
@@ -227,8 +216,8 @@ class Engine:
         stops = StopStrings(self.text, sampling.stop) if sampling.stop else None
         return Sequence(prompt, np.array(ids, np.int32), draw, stops, group_rid, changed, streams)
 
-    async def _call(self, function: Callable[[], T], *, is_slice: bool = False) -> T:
-        """Runs a function between two steps, on the engine's thread; a slice before what came while it was computed."""
+    async def _call(self, function: Callable[[], T]) -> T:
+        """Runs a function between two steps, on the engine's thread."""
         if not self.alive:
             raise EngineError("the engine's thread has ended: restart the process")
         future: Future[T] = Future()
@@ -246,18 +235,11 @@ class Engine:
             if awaited:
                 future.set_result(result)
 
-        if is_slice:
-            self._slices.put(command)
-            # Where the thread waits for commands, this one ends the wait.
-            self._commands.put(_nothing)
-        else:
-            self._commands.put(command)
+        self._commands.put(command)
         return await asyncio.wrap_future(future)
 
     def _run(self) -> None:
         while not self._stopping:
-            if not self._slices.empty():
-                self._slices.get()()
             working = self._scheduler.has_work and not self._frozen
             self._run_commands(wait=not working)
             if not self._scheduler.has_work or self._frozen:

@@ -7,7 +7,6 @@ size. What a token attends to is the business of the `Attention` given to `Model
 from __future__ import annotations
 
 import copy
-import itertools
 from typing import Protocol
 
 import torch
@@ -26,25 +25,18 @@ class Attention(Protocol):
         ...
 
 
-_epochs = itertools.count()
-
-
 class Model:
-    """Weights and the arithmetic on them. Everything but the linear products is float32.
-
-    `epoch` is a number of its own for each set of weights: it keeps apart what they computed.
-    """
+    """Weights and the arithmetic on them. Everything but the linear products is float32."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         self.weights = weights
-        self.epoch = next(_epochs)
         self._cos, self._sin = _rotary_tables(config)
 
     def with_weights(self, weights: Weights) -> Model:
         """The same model with other weights; this one stays as it is."""
         other = copy.copy(self)
-        other.weights, other.epoch = weights, next(_epochs)
+        other.weights = weights
         return other
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:

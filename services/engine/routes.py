@@ -52,12 +52,6 @@ class UpdateBody(_Body):
     flush_cache: bool = True
 
 
-class PrepareBody(_Body):
-    model_path: Path
-    # False where requests in flight do not go on by these weights.
-    compute_ahead: bool = True
-
-
 class VersionBody(_Body):
     new_version: str
     abort_all_requests: bool = True
@@ -279,16 +273,6 @@ async def pause_generation(body: PauseBody, request: Request) -> Response:
 async def continue_generation(_body: ContinueBody, request: Request) -> Response:
     await engine_of(request).resume()
     return JsonResponse({"message": "Generation continued successfully.", "status": "ok"})
-
-
-@router.post("/prepare_weights_from_disk")
-async def prepare_weights_from_disk(body: PrepareBody, request: Request) -> Response:
-    """Not SGLang's: what an update reads is read before it, while generation goes on."""
-    try:
-        await engine_of(request).prepare_weights(body.model_path, compute_ahead=body.compute_ahead)
-    except WeightsRefused as error:
-        return _updated(False, f"Failed to prepare weights: {error}. The served ones are the same as before.")
-    return _updated(True, "Succeeded to prepare model weights.")
 
 
 @router.post("/update_weights_from_disk")

@@ -54,7 +54,7 @@ class Totals:
 class Scheduler:
     """All sequences in flight. One thread calls it; nothing in it blocks.
 
-    `version` labels tokens; the model's epoch keeps apart what its weights and others put into the cache.
+    `version` labels tokens. `epoch` counts the weights served so far; the cache has a namespace for each.
     """
 
     model: Model
@@ -62,6 +62,7 @@ class Scheduler:
     sampler: Sampler
     version: str
     totals: Totals = field(default_factory=Totals)
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         self._reset()
@@ -112,13 +113,6 @@ class Scheduler:
         self.cache.flush()
         return True
 
-    def forget_old_weights(self) -> bool:
-        """Empties the cache of all that the model did not compute; refused while a sequence has a row."""
-        if self.running or self.prefilling:
-            return False
-        self.cache.flush(keep=lambda name: isinstance(name, Namespace) and name.epoch == self.model.epoch)
-        return True
-
     def drop_all(self, finish: Finish) -> list[Sequence]:
         """Ends everything and forgets all that was computed, after an error that leaves rows in doubt."""
         dropped = self.in_flight
@@ -131,6 +125,7 @@ class Scheduler:
     def replace_model(self, model: Model, version: str | None) -> None:
         """Serves other weights from the next step on; rows keep what the old ones computed."""
         self.model = model
+        self.epoch += 1
         self.version = self.version if version is None else version
 
     @torch.no_grad()
@@ -167,7 +162,7 @@ class Scheduler:
             self._seat_all(chosen)
 
     def _cached_length(self, sequence: Sequence, token_ids: TokenIds) -> int:
-        sequence.namespace = Namespace(self.model.epoch, sequence.prompt.salt)
+        sequence.namespace = Namespace(self.epoch, sequence.prompt.salt)
         return len(self.cache.find(sequence.namespace, token_ids[: sequence.needed_from]))
 
     def _seat_all(self, chosen: list[tuple[Sequence, TokenIds, int]]) -> None:
@@ -304,7 +299,7 @@ class Scheduler:
         namespace, row = sequence.namespace, sequence.row
         assert namespace is not None
         assert row is not None
-        if namespace.epoch != self.model.epoch:
+        if namespace.epoch != self.epoch:
             return
         known, slots = self.cache.claim(namespace, sequence.token_ids()[: sequence.computed])
         if len(slots):

@@ -17,7 +17,6 @@ from leyden.services.engine.config import ModelConfig
 from leyden.services.engine.errors import WeightsRefused
 
 Products = Literal["float32", "bfloat16"]
-FileMarks = tuple[tuple[str, int, int, int], ...]
 
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -81,18 +80,6 @@ def load_weights(folder: Path, config: ModelConfig, products: Products = "float3
     weights = _read(_Reader(folder, config, products))
     trim_malloc()
     return weights
-
-
-def file_marks(folder: Path) -> FileMarks:
-    """What tells whether the weight files of a folder are still the same ones; empty where there are none.
-
-    Raises:  WeightsRefused: the folder cannot be read
-    """
-    try:
-        found = [(str(file), file.stat()) for file in sorted(folder.glob("*.safetensors"))]
-    except (OSError, ValueError) as error:
-        raise WeightsRefused(f"{str(folder)!r:.200} is no folder: {error}") from error
-    return tuple((name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in found)
 
 
 def _read(reader: _Reader) -> Weights:

@@ -16,7 +16,7 @@ from prometheus_client import Counter, Gauge
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.faults import fault_point
-from leyden.libs.queue.notifications import Notifications, PendingVersion, Topic
+from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks, pause
 from leyden.libs.store import training
 from leyden.libs.store.database import AWAY, Database, cause
@@ -223,7 +223,6 @@ class Trainer:
         self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
         self.saver = Saver(self.settings, self.config, self.database, self.lock, self.learner)
         self._holding = holding(self.lock)
-        self._loop = asyncio.get_running_loop()
 
     async def train(self, stop: asyncio.Event) -> None:
         """Makes steps until the last one is made or `stop` is set.
@@ -311,13 +310,8 @@ class Trainer:
         )
         began = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
-        export = export_weights(model_of(self.learner), self.base, folder, self._holding, self._announce)
+        export = export_weights(model_of(self.learner), self.base, folder, self._holding)
         return {**metrics, "export_seconds": time.perf_counter() - began}, export
-
-    def _announce(self, folder: Path) -> None:
-        """Lets engines read the weights of a step that is about to be recorded; for threads."""
-        coming = PendingVersion(self.settings.run_id, self.learner.step, str(folder))
-        asyncio.run_coroutine_threadsafe(self.notifications.publish_version(coming), self._loop).result()
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:
         STEPS.inc()

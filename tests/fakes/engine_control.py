@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -12,26 +11,15 @@ from aiohttp import web
 
 @dataclass
 class FakeEngineControl:
-    """One engine. `bad_paths` cannot be loaded; `url` is set while it runs; SGLang's never `prepares`.
-
-    `looks` counts how often somebody asked what it serves.
-    A preparation waits for `preparing`, which is set.
-    """
+    """One engine. `bad_paths` cannot be loaded; `url` is set while it runs."""
 
     weight_version: str = "default"
     paused: bool = False
-    prepares: bool = False
     bad_paths: set[str] = field(default_factory=set)
     journal: list[str] = field(default_factory=list)
     url: str = ""
-    looks: int = 0
-    preparing: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self.preparing.set()
 
     async def model_info(self, _request: web.Request) -> web.Response:
-        self.looks += 1
         return web.json_response({"model_path": "m", "weight_version": self.weight_version})
 
     async def pause(self, request: web.Request) -> web.Response:
@@ -44,14 +32,6 @@ class FakeEngineControl:
         self.journal.append("continue")
         self.paused = False
         return web.json_response({})
-
-    async def prepare(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        path = body["model_path"]
-        self.journal.append(f"prepare {path}" + (" and compute ahead" if body["compute_ahead"] else ""))
-        await self.preparing.wait()
-        bad = path in self.bad_paths
-        return web.json_response({"success": not bad, "message": "no such file"}, status=400 if bad else 200)
 
     async def update(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -70,8 +50,6 @@ async def running(engine: FakeEngineControl, port: int = 0) -> AsyncIterator[Fak
     app.router.add_post("/pause_generation", engine.pause)
     app.router.add_post("/continue_generation", engine.resume)
     app.router.add_post("/update_weights_from_disk", engine.update)
-    if engine.prepares:
-        app.router.add_post("/prepare_weights_from_disk", engine.prepare)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()

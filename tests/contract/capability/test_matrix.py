@@ -135,7 +135,6 @@ ENGINE = {
     **dict.fromkeys(
         [("POST", f"/{name}") for name in ("abort_request", "pause_generation", "continue_generation")], CONTROL
     ),
-    ("POST", "/prepare_weights_from_disk"): Row(for_engine(engine_admin=400), {"model_path": "/nowhere"}),
     ("POST", "/update_weights_from_disk"): Row(for_engine(engine_admin=400), {"model_path": "/nowhere"}),
     ("POST", "/update_weight_version"): Row(for_engine(engine_admin=200), {"new_version": "run-a:1"}),
 }

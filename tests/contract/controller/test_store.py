@@ -24,17 +24,13 @@ LONG_AGO = datetime.now(tz=UTC) - timedelta(hours=1)
 
 
 class ObedientFleet(Fleet):
-    """Engines that serve at once what they should; `served` tells what, `pinned` whether they stay there."""
+    """Engines that serve at once what they should; `served` says what."""
 
     def __init__(self) -> None:
         self.served: Wanted | None = None
-        self.pinned = False
 
     def want(self, wanted: Wanted | None) -> None:
         self.served = wanted or self.served
-
-    def pin(self, pinned: bool) -> None:
-        self.pinned = pinned
 
     def wants(self, run_id: str, version: int) -> bool:
         return self.served is not None and (self.served.run_id, self.served.version) == (run_id, version)
@@ -390,12 +386,12 @@ async def test_evaluations_run_before_and_after_training_on_their_versions(scene
     await add_evaluation(scene, run, 2, None)
     await scene.tick(2)
     assert await scene.phase(run) == ("evaluating", None)
-    assert scene.fleet.pinned
+    assert scene.fleet.served is not None
+    assert scene.fleet.served.version == 0
     assert [group.id for group in await scene.groups(run)] == [f"{run.id}.e1.{number}" for number in range(3)]
     await scene.finish_all(run)
     await scene.tick(2)
     assert await scene.phase(run) == ("running", None)
-    assert not scene.fleet.pinned
     await scene.finish_all(run)
     await scene.tick()
     await scene.credit_and_train(run, 1)
@@ -430,8 +426,8 @@ async def test_an_evaluation_of_another_version_waits_for_open_groups(scene: Sce
     await builders.add_group(scene.database, run, 9)
     await scene.tick(2)
     assert scene.fleet.served is not None
-    assert (scene.fleet.served.version, scene.fleet.pinned) == (2, False)
+    assert scene.fleet.served.version == 2
     await scene.finish_all(run)
     await scene.tick(2)
-    assert (scene.fleet.served.version, scene.fleet.pinned) == (0, True)
+    assert scene.fleet.served.version == 0
     assert {one.id for one in await scene.groups(run) if one.state == "open"} == {f"{run.id}.e1.{n}" for n in range(3)}

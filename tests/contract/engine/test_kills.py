@@ -1,4 +1,4 @@
-"""The engine as a process, killed while it prepares new weights beside streams: nobody loses an answer by it."""
+"""The engine as a process, killed in the middle of a weight update beside streams: no stream loses its answer."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.controller.engines import Wanted
-from leyden.services.engine.ahead import SLICE
 from leyden.services.engine.tiny import make_tiny_model
 from tests import builders
 from tests.contract.controller.test_engines import fleet_of
 from tests.contract.gateway.test_process import free_port
 from tests.fakes.gateway import GatewayUnderTest, all_calls, running_gateway
 
-POINTS = ("engine.slice_computed",)
-STREAMS, TOKENS = 3, 1500
+POINTS = ("engine.weights_read", "engine.weights_swapped")
+STREAMS, TOKENS, TOKENS_BEFORE = 3, 1500, 500
 END_OF_TURN = 258
 BIAS = -100.0
 """Keeps answers from ending early."""
@@ -92,8 +91,9 @@ class Agent:
                 self.finish = chunk.choices[0].finish_reason
 
 
-async def test_an_engine_killed_while_it_prepares_weights_costs_no_answer_and_no_label(
-    database: Database, redis_url: str, tiny_model: Path, tmp_path: Path
+@pytest.mark.parametrize("point", POINTS)
+async def test_an_engine_killed_in_a_weight_update_costs_no_answer_and_no_label(
+    database: Database, redis_url: str, tiny_model: Path, tmp_path: Path, point: str
 ) -> None:
     weights = [tiny_model, make_tiny_model(tmp_path / "new", seed=1)]
     run = await builders.add_run(database)
@@ -113,8 +113,8 @@ async def test_an_engine_killed_while_it_prepares_weights_costs_no_answer_and_no
             for agent in agents:
                 asking.create_task(agent.ask())
             await came_true(lambda: all(agent.has_begun for agent in agents))
-            await holds(url, 3 * SLICE)
-            armory.arm(*POINTS)
+            await holds(url, TOKENS_BEFORE)
+            armory.arm(point)
             fleet.want(Wanted(run.id, 1, str(weights[1])))
             async with asyncio.timeout(120):
                 assert await engine.wait() == -signal.SIGKILL

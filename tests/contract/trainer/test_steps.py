@@ -16,7 +16,6 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.libs.queue.notifications import Notifications, PendingVersion
 from leyden.libs.service import Checks
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
@@ -123,27 +122,6 @@ async def test_each_sample_is_trained_by_one_step_and_each_step_makes_a_version(
     steps = await case.rows(tables.Step)
     assert sorted(step.number for step in steps) == [1, 2]  # type: ignore[attr-defined]
     assert {"loss", "gradient_norm", "step_seconds", "policy_lag_max"} <= set(steps[0].metrics)  # type: ignore[attr-defined]
-
-
-async def test_each_version_is_announced_with_its_folder_before_it_is_recorded(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    announced, announce = [], Notifications.publish_version
-
-    async def noted(notifications: Notifications, coming: PendingVersion) -> None:
-        announced.append((coming, describe(Path(coming.path)).content_sha256, sorted(await case.versions())))
-        await announce(notifications, coming)
-
-    monkeypatch.setattr(Notifications, "publish_version", noted)
-    await case.open(steps=2)
-    for number in range(4):
-        await case.add_group(number)
-    await case.train()
-    versions = await case.versions()
-    assert announced == [
-        (PendingVersion(case.run.id, number, versions[number].path), versions[number].content_sha256, [*range(number)])
-        for number in (1, 2)
-    ]
 
 
 async def test_stale_groups_are_refused_and_never_trained(case: Case) -> None:

@@ -9,7 +9,7 @@ import pytest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.groups import EvaluationFacts, RunFacts
-from leyden.services.controller.phases import active_run, due_evaluation, next_phase, pinned_version, wanted_version
+from leyden.services.controller.phases import active_run, due_evaluation, next_phase, wanted_version
 
 CONFIG = RunConfig.model_validate({"name": "r", "dataset": "d", "agent": {"command": ["a"]}, "training": {"steps": 3}})
 
@@ -101,20 +101,18 @@ def test_evaluations_are_due_in_order_once_their_version_can_be_served() -> None
 
 
 @pytest.mark.parametrize(
-    ("facts", "version", "is_pinned"),
+    ("facts", "version"),
     [
-        (run(latest_version=None), None, False),
-        (run(), 1, False),
-        (run(evaluations=(evaluation(version=0),)), 0, True),
+        (run(latest_version=None), None),
+        (run(), 1),
+        (run(evaluations=(evaluation(version=0),)), 0),
         # The newest, which is not left for the next one either.
-        (run(evaluations=(evaluation(version=1),)), 1, True),
-        (run(evaluations=(evaluation(version=2),)), 1, False),
-        (run(evaluations=(evaluation(version=0),), open_training_groups=1), 1, False),
+        (run(evaluations=(evaluation(version=1),)), 1),
+        (run(evaluations=(evaluation(version=2),)), 1),
+        (run(evaluations=(evaluation(version=0),), open_training_groups=1), 1),
         # Begun: the engines stay, whatever the trainer makes meanwhile.
-        (run(evaluations=(evaluation(version=0, groups=1, open_groups=1),), open_training_groups=1), 0, True),
+        (run(evaluations=(evaluation(version=0, groups=1, open_groups=1),), open_training_groups=1), 0),
     ],
 )
-def test_engines_serve_the_newest_version_or_that_of_an_evaluation(
-    facts: RunFacts, version: int | None, is_pinned: bool
-) -> None:
-    assert (wanted_version(facts), pinned_version(facts)) == (version, version if is_pinned else None)
+def test_engines_serve_the_newest_version_or_that_of_an_evaluation(facts: RunFacts, version: int | None) -> None:
+    assert wanted_version(facts) == version

@@ -75,15 +75,3 @@ def test_flush_forgets_everything() -> None:
     cache.flush()
     assert (found(cache, [1, 2]), cache.used_tokens) == ([], 0)
     assert store(cache, [5, 6, 7, 8]) == 4
-
-
-def test_flush_keeps_the_namespaces_it_is_told_to_keep() -> None:
-    cache = small_cache(capacity=8)
-    store(cache, [1, 2, 3], "old")
-    store(cache, [1, 2, 4, 5], "new")
-    store(cache, [1, 2, 6], "new")
-    cache.flush(keep=lambda name: name == "new")
-    assert (found(cache, [1, 2, 3], "old"), cache.used_tokens) == ([], 5)
-    assert store(cache, [7, 8, 9], "new") == 3
-    kept = [found(cache, ids, "new") for ids in ([1, 2, 4, 5], [1, 2, 6], [7, 8, 9])]
-    assert kept == [[1, 2, 4, 5], [1, 2, 6], [7, 8, 9]]

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from redis.asyncio import Redis
 
-from leyden.libs.queue.notifications import Notifications, PendingVersion, Topic
+from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store.attempts import AttemptKey
 
 LONG = 60.0
@@ -76,52 +76,6 @@ async def test_a_cancelled_wait_leaves_the_waiter_usable(pair: tuple[Notificatio
         await waiting
     await giver.notify(Topic.RUNS)
     assert await waiter.wait(Topic.RUNS, timeout_seconds=LONG) is True
-
-
-async def test_a_version_that_comes_is_heard_by_everybody_who_listens(
-    pair: tuple[Notifications, Notifications], redis_url: str
-) -> None:
-    giver, listener = pair
-    coming = PendingVersion("run-a", 3, "/runs/run-a/versions/3")
-    heard = [asyncio.ensure_future(anext(one.coming_versions())) for one in (giver, listener)]
-    while not all(one.done() for one in heard):
-        # Nobody may have listened yet; what was published before is not heard.
-        await giver.publish_version(coming)
-        await asyncio.sleep(0.02)
-    assert [one.result() for one in heard] == [coming, coming]
-
-
-async def heard_by(redis: Redis, channel: str) -> None:
-    """Returns once somebody listens to what is published under a name."""
-    async with asyncio.timeout(LONG):
-        while (await redis.pubsub_numsub(channel))[0][1] == 0:
-            await asyncio.sleep(SOON)
-
-
-ODD = [
-    *("", "[", "null", "7", "{}", "[]", '"run-a"', '["run-a", 3]', '["run-a", 3, "/w/3", 1]', "[" * 100_000),
-    *(
-        '["run-a", "3", "/w/3"]',
-        '["run-a", true, "/w/3"]',
-        '["run-a", 3.5, "/w/3"]',
-        '[1, 3, "/w/3"]',
-        '["run-a", 3, null]',
-    ),
-]
-
-
-async def test_what_is_no_version_is_not_heard_and_what_comes_after_it_is(
-    pair: tuple[Notifications, Notifications], redis_url: str
-) -> None:
-    giver, listener = pair
-    coming = PendingVersion("run-a", 3, "/runs/run-a/versions/3")
-    heard = asyncio.ensure_future(anext(listener.coming_versions()))
-    async with Redis.from_url(redis_url) as client:
-        await heard_by(client, "{leyden:wake}:coming")
-        for odd in (*ODD, b"\xff\xfe"):
-            await client.publish("{leyden:wake}:coming", odd)
-    await giver.publish_version(coming)
-    assert await asyncio.wait_for(heard, LONG) == coming
 
 
 @pytest.mark.parametrize(
