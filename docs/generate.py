@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from leyden.libs.service.start import variable
+from leyden.libs.service.startup import variable
 
 FOLDER = Path(__file__).parent / "reference"
 SERVICES = ("api", "controller", "runner", "gateway", "collector", "credit", "trainer", "engine")

@@ -1,7 +1,4 @@
-"""Pure ASGI middleware: nothing here buffers, so that a stream leaves as it comes.
-
-`RequestContext` gives each request an id, a span, a log line and a metric; `BodyLimit` bounds what a client may send.
-"""
+"""Request ids, spans, logs and metrics, as pure ASGI middleware: it buffers nothing, so streams leave as they come."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import asyncio
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 
 from prometheus_client import Histogram
@@ -18,11 +15,12 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from leyden.libs.service.problems import Problem, problem_response
+from leyden.libs.service.errors import problem_response
+from leyden.libs.service.limits import header
 from leyden.libs.telemetry import SECONDS_BUCKETS, bind, logger, span
 
 QUIET_PATHS = frozenset({"/", "/healthz", "/readyz", "/metrics"})
-"""Neither logged nor measured: what watchers ask, all day long."""
+"""Neither logged nor measured: watchers ask for them all day long."""
 _REQUEST_ID = re.compile(r"[\w.:-]{1,128}")
 
 _STOPPING = problem_response(503, "the process is stopping: try again", cause="stopping", headers={"retry-after": "1"})
@@ -40,9 +38,9 @@ REQUEST_SECONDS = Histogram(
 class RequestContext:
     """Binds request id and trace id to logs, continues the caller's trace, logs and measures the answer.
 
-    Also the place where an exception that no handler knows ends: it is logged once and answered by `unexpected`, or,
-    when the answer has begun, raised on so that the server cuts the connection. A request that is cancelled because the
-    process stops is answered with 503. Paths are logged without their query.
+    An exception without a handler ends here: this logs it once and sends the answer of `unexpected`. Once the answer
+    has started, it raises the exception on, and the server cuts the connection. A request that a stop of the process
+    cancels gets 503. Logs show paths without their query.
     """
 
     def __init__(self, app: ASGIApp, *, service: str, unexpected: Callable[[Exception], Response]) -> None:
@@ -54,21 +52,21 @@ class RequestContext:
         if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send, _request_id(_header(scope, b"x-request-id")))
-        with span(f"{self._service} request", parent=_header(scope, b"traceparent")) as current:
+        answer = _Answer(send, _request_id(header(scope, b"x-request-id")))
+        with span(f"{self._service} request", parent=header(scope, b"traceparent")) as current:
             trace_id = f"{current.get_span_context().trace_id:032x}"
             with bind(request_id=answer.request_id, trace_id=trace_id):
                 try:
                     await self._answered(scope, receive, answer)
                 finally:
                     current.update_name(f"{scope['method']} {_route(scope)}")
-                    self._tell(scope, answer)
+                    self._report(scope, answer)
 
     async def _answered(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         try:
             await self._app(scope, receive, answer.send)
         except ClientDisconnect:
-            # Nobody is left to be answered.
+            # The client is gone.
             return
         except asyncio.CancelledError:
             if answer.status is not None:
@@ -80,9 +78,9 @@ class RequestContext:
                 raise
             await self._unexpected(error)(scope, receive, answer.send)
 
-    def _tell(self, scope: Scope, answer: _Answer) -> None:
-        seconds = time.perf_counter() - answer.began
-        # No status: the client left, or the process is stopping, before an answer began.
+    def _report(self, scope: Scope, answer: _Answer) -> None:
+        seconds = time.perf_counter() - answer.started
+        # No status: the client left before the answer started.
         status = str(answer.status or 499)
         _seconds_of(self._service, scope["method"], _route(scope), status).observe(seconds)
         log.info(
@@ -95,12 +93,12 @@ class RequestContext:
 
 
 class _Answer:
-    """Watches an answer pass by: its status, and the request id added to its headers."""
+    """Notes the status of an answer and adds the request id to its headers."""
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
         self.request_id = request_id
-        self.began = time.perf_counter()
+        self.started = time.perf_counter()
         self.status: int | None = None
 
     async def send(self, message: Message) -> None:
@@ -110,55 +108,8 @@ class _Answer:
         await self._send(message)
 
 
-class BodyLimit:
-    """Raises `Problem` 413 where a route reads a body beyond the limit, declared or chunked.
-
-    Args: limits: path prefixes with a limit of their own, the first match counts.
-    """
-
-    def __init__(self, app: ASGIApp, *, max_bytes: int, limits: Mapping[str, int]) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-        self._limits = dict(limits)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        limit = self._limit(scope["path"])
-        declared = _header(scope, b"content-length") or "0"
-        received = 0
-
-        async def receive_bounded() -> Message:
-            nonlocal received
-            if declared.isdecimal() and int(declared) > limit:
-                raise _too_large(limit)
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > limit:
-                raise _too_large(limit)
-            return message
-
-        await self._app(scope, receive_bounded, send)
-
-    def _limit(self, path: str) -> int:
-        return next((limit for prefix, limit in self._limits.items() if path.startswith(prefix)), self._max_bytes)
-
-
-def _too_large(limit: int) -> Problem:
-    return Problem(413, f"the body exceeds {limit} bytes", cause="too_large")
-
-
-def _header(scope: Scope, name: bytes) -> str | None:
-    """The first header of this lower-case name."""
-    for given, value in scope["headers"]:
-        if given == name:
-            return str(value, "latin-1")
-    return None
-
-
 def _request_id(given: str | None) -> str:
-    # It only has to be another one: what the system has of chance costs a call of it.
+    # Unique is enough: a secret one would cost a system call.
     return given if given and _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
 
 

@@ -17,9 +17,10 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from leyden.libs.service.errors import on_http_exception, unexpected_response
 from leyden.libs.service.health import Checks
-from leyden.libs.service.middleware import BodyLimit, RequestContext
-from leyden.libs.service.problems import on_http_exception, unexpected_response
+from leyden.libs.service.limits import BodyLimit
+from leyden.libs.service.middleware import RequestContext
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 ErrorHandler = Callable[[Request, Any], Awaitable[Response]]

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import resource
 import select
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
 from http import HTTPStatus
@@ -28,7 +26,8 @@ from starlette.types import ASGIApp, Scope
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from leyden.libs.service.problems import problem_response
+from leyden.libs.service.errors import problem_response
+from leyden.libs.service.limits import RESERVED_FILES, Limits
 from leyden.libs.service.turns import Turns
 
 REFUSALS = Counter("leyden_http_refusals_total", "Connections refused or cut before or beside an answer.", ["cause"])
@@ -39,9 +38,6 @@ REST_SECONDS = 30.0
 """How long a client may go on sending a body that was answered early: many read nothing before all is sent."""
 CLOSING_SECONDS = 0.5
 """How long a process that stops waits for the request of a connection that it has just accepted."""
-RESERVED_FILES = 256
-"""Descriptors left for everything that is no connection."""
-
 Write = Callable[[bytes], bool]
 """Writes a piece of an answer's body at once and tells whether the client keeps up. One that does not is waited for by
 sending, be it nothing, before more is written."""
@@ -49,25 +45,6 @@ _WRITE = "leyden.write"
 _UPGRADE = re.compile(rb"\n(?i:upgrade)(?=[ \t]*:)")
 _LEFT = getattr(select, "POLLRDHUP", select.POLLHUP)
 """That the other side sends no more; only Linux tells it while something is left to read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What one process takes from its clients; the fields of `DoorSettings` with the same names explain them."""
-
-    header_seconds: float = 20.0
-    body_grace_seconds: float = 60.0
-    body_bytes_per_second: int = 1000
-    unread_seconds: float = 300.0
-    idle_seconds: float = 75.0
-    max_connections: int = 8192
-    max_header_bytes: int = 32768
-
-    def within(self, open_files: int) -> Limits:
-        """The same, with no more connections than a process with so many descriptors can have."""
-        if open_files == resource.RLIM_INFINITY:
-            return self
-        return replace(self, max_connections=max(1, min(self.max_connections, open_files - RESERVED_FILES)))
 
 
 def writer_of(scope: Scope) -> Write | None:

@@ -1,16 +1,49 @@
-"""Settings that every service has: its own carry its prefix (`GATEWAY_PORT`), the shared ones `LEYDEN_`."""
+"""The settings of every service: its own have its prefix (`GATEWAY_PORT`), shared ones have `LEYDEN_`.
+
+The types of addresses refuse a malformed one at the start, not at the first connection. Their messages never show the
+address, which may hold a password.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from leyden.libs.service.addresses import HttpAddress, PostgresAddress, RedisAddress
-from leyden.libs.service.protocol import Limits
+from leyden.libs.service.limits import Limits
+
+_ACCOUNT = r"([^@\s]*@)?"
+_HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/?#@\[\]]+)"
+_PORT = r"(:(?P<port>\d{1,5}))?"
+_REST = r"(/[^\s?#]*)?(\?\S*)?"
+
+
+def _address(pattern: str, example: str) -> AfterValidator:
+    compiled = re.compile(pattern, re.ASCII)
+
+    def check(address: str) -> str:
+        found = compiled.fullmatch(address)
+        if found is None or int(found.groupdict().get("port") or 0) > 65535:
+            raise ValueError(f"should be an address such as {example}")
+        return address
+
+    return AfterValidator(check)
+
+
+HttpAddress = Annotated[str, _address(rf"https?://{_ACCOUNT}{_HOST}{_PORT}(/\S*)?", "http://host:4318")]
+PostgresAddress = Annotated[
+    str,
+    _address(
+        rf"postgres(ql)?(\+psycopg)?://{_ACCOUNT}{_HOST}?{_PORT}{_REST}", "postgresql://user:password@host:5432/name"
+    ),
+]
+RedisAddress = Annotated[
+    str, _address(rf"rediss?://{_ACCOUNT}{_HOST}?{_PORT}(/\d*)?(\?\S*)?|unix://{_ACCOUNT}/\S+", "redis://host:6379/0")
+]
 
 
 class ServiceSettings(BaseSettings):
@@ -59,8 +92,8 @@ class ServiceSettings(BaseSettings):
     """Where the platform's own traces go, as `http://host:4318`; unset: nowhere."""
 
 
-class DoorSettings(ServiceSettings):
-    """Base of the settings of services with a door: an HTTP port that others use, and what it bears from them."""
+class HttpSettings(ServiceSettings):
+    """Base of the settings of services with an HTTP port, with the bounds on its clients."""
 
     host: str = "127.0.0.1"
     """Address that the HTTP port binds; 0.0.0.0 in a container."""
@@ -85,5 +118,8 @@ class DoorSettings(ServiceSettings):
 
     @property
     def limits(self) -> Limits:
-        """What a connection is held to."""
+        """The bounds on clients."""
         return Limits(**{field.name: getattr(self, field.name) for field in fields(Limits)})
+
+
+DoorSettings = HttpSettings

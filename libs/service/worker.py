@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from leyden.libs.service.health import Checks
-from leyden.libs.service.http import internal_door, run_until_signal
+from leyden.libs.service.server import run_until_signal, serving_internal
 from leyden.libs.service.settings import ServiceSettings
 from leyden.libs.telemetry import logger
 
@@ -25,7 +25,7 @@ def run_worker(name: str, settings: ServiceSettings, loop: Loop) -> None:
 
     async def main(stop: asyncio.Event) -> None:
         checks = Checks()
-        async with internal_door(settings, checks) as port:
+        async with serving_internal(settings, checks) as port:
             log.info(f"{name} started", internal_port=port)
             await _bounded(loop(stop, checks), stop, settings.shutdown_seconds)
             log.info(f"{name} stopped")

@@ -1,6 +1,6 @@
 """`python -m leyden.services.api`: serves until SIGTERM."""
 
-from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.services.api.settings import Settings
 
 

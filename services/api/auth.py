@@ -13,7 +13,7 @@ from fastapi.security.utils import get_authorization_scheme_param
 
 from leyden.libs.contracts.api import ApiScope, Token
 from leyden.libs.service import Problem
-from leyden.libs.service.bodies import JsonRoute
+from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.access import find_token
 from leyden.libs.store.database import Database
 

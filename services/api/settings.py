@@ -7,11 +7,11 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from leyden.libs.service import DoorSettings
+from leyden.libs.service import HttpSettings
 from leyden.libs.service.secrets import read_secret
 
 
-class Settings(DoorSettings):
+class Settings(HttpSettings):
     """Where it listens, who is the first administrator, and how much one request may bring."""
 
     model_config = SettingsConfigDict(env_prefix="API_")

@@ -1,6 +1,6 @@
 """Starts the collector: `python -m leyden.services.collector`."""
 
-from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import configure_logs, configure_tracing
 from leyden.services.collector.settings import Settings
 

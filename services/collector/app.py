@@ -16,7 +16,7 @@ from leyden.libs.queue.attempt_liveness import AttemptLiveness
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import Budget, Overloaded, Problem
 from leyden.libs.service.app import create_app
-from leyden.libs.service.problems import on_http_exception, on_validation_error
+from leyden.libs.service.errors import on_http_exception, on_validation_error
 from leyden.libs.store.calls import StoreAway
 from leyden.libs.store.database import Database
 from leyden.libs.store.spans import AttemptEnded, RewardConflict, TelemetryRefused

@@ -28,7 +28,7 @@ async def read_body(
                 size += len(part)
                 if size > max_bytes:
                     raise Problem(413, f"the body exceeds {max_bytes} bytes", cause="too_large")
-                share.take(len(part))
+                share.acquire(len(part))
                 parts.append(part)
     except TimeoutError as error:
         raise Problem(408, f"the body did not arrive within {seconds:g} s", cause="too_slow") from error

@@ -21,7 +21,7 @@ from leyden.libs.contracts.rewards import RewardValue
 from leyden.libs.contracts.strict import BadJson, read_json
 from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
 from leyden.libs.service import Budget, JsonResponse, Problem
-from leyden.libs.service.bodies import JsonRoute
+from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.spans import DOOR, NewReward
 from leyden.services.collector.batch import BatchWriter
 from leyden.services.collector.conventions import Limits, Sender
@@ -154,7 +154,7 @@ async def _stored(
         decoding: asyncio.Semaphore = request.app.state.decoding
         rows = await _decoded(decode, body, _sender(capability), Scope.REWARD in capability.scopes, decoding)
         # Rows wait for their commit longer than they take to decode.
-        share.take(len(rows) * ROW_BYTES)
+        share.acquire(len(rows) * ROW_BYTES)
         await writer.store(rows)
     return rows
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field
 from pydantic_settings import SettingsConfigDict
 
-from leyden.libs.service import DoorSettings
+from leyden.libs.service import HttpSettings
 
 
-class Settings(DoorSettings):
+class Settings(HttpSettings):
     """How much the collector takes, and how it writes."""
 
     model_config = SettingsConfigDict(env_prefix="COLLECTOR_")

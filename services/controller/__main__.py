@@ -1,7 +1,7 @@
 """Runs the controller: `python -m leyden.services.controller`."""
 
 from leyden.libs.service import run_worker
-from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import configure_logs, configure_tracing
 from leyden.services.controller.settings import Settings
 

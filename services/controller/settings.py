@@ -8,8 +8,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from leyden.libs.service import ServiceSettings
-from leyden.libs.service.addresses import HttpAddress
+from leyden.libs.service import HttpAddress, ServiceSettings
 
 
 class Settings(ServiceSettings):

@@ -1,6 +1,6 @@
 """Starts a credit worker: `python -m leyden.services.credit`."""
 
-from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import configure_logs, configure_tracing
 from leyden.services.credit.settings import Settings
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 from leyden.libs.service import run_http
-from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import configure_logs, configure_tracing
 from leyden.services.engine.settings import Settings
 

@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from leyden.libs.service import DoorSettings
+from leyden.libs.service import HttpSettings
 
 
-class Settings(DoorSettings):
+class Settings(HttpSettings):
     """Settings of the engine, prefix `ENGINE_`."""
 
     model_config = SettingsConfigDict(env_prefix="ENGINE_", protected_namespaces=())

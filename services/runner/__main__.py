@@ -1,7 +1,7 @@
 """Runs the runner: `python -m leyden.services.runner`."""
 
 from leyden.libs.service import run_worker
-from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import configure_logs, configure_tracing
 from leyden.services.runner.settings import Settings
 

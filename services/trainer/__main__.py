@@ -3,7 +3,7 @@
 import argparse
 
 from leyden.libs.service import run_worker
-from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import bind, configure_logs, configure_tracing
 from leyden.services.trainer.memory import keep_freed_memory
 from leyden.services.trainer.settings import Settings

@@ -20,8 +20,7 @@ from starlette.routing import Route
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.api import ApiScope
 from leyden.libs.contracts.capability import Capability, Scope
-from leyden.libs.service import Checks
-from leyden.libs.service.internal import create_internal_app
+from leyden.libs.service import Checks, create_internal_app
 from leyden.libs.store import access, tables
 from leyden.libs.store.database import Database
 from leyden.services.api.app import create_app as create_api

@@ -34,7 +34,7 @@ async def test_a_bomb_costs_the_bound_and_not_its_size() -> None:
 async def test_the_budget_is_shared_and_given_back() -> None:
     budget = Budget(1000)
     with budget.share() as held:
-        held.take(600)
+        held.acquire(600)
         with pytest.raises(Overloaded):
             await read(pieces(b"x" * 300, b"x" * 300), budget=budget)
         assert await read(pieces(b"x" * 400), budget=budget) == b"x" * 400

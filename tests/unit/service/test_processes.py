@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[3]
 
 PROGRAM = """
 import asyncio, sys
-from leyden.libs.service import DoorSettings, pause, run_http, run_worker
+from leyden.libs.service import HttpSettings, pause, run_http, run_worker
 from leyden.libs.service.app import create_app
 from leyden.libs.telemetry import configure_logs, logger
 
 configure_logs("sample")
-settings = DoorSettings(shutdown_seconds=1 if sys.argv[1] == "stubborn" else 60)
+settings = HttpSettings(shutdown_seconds=1 if sys.argv[1] == "stubborn" else 60)
 
 async def loop(stop, checks):
     await stop.wait()
@@ -108,7 +108,7 @@ def test_a_loop_that_breaks_ends_the_process_with_its_traceback(started: object)
 def test_a_process_may_have_as_many_open_files_as_it_is_allowed_to() -> None:
     program = """
 import resource
-from leyden.libs.service.http import run_until_signal
+from leyden.libs.service.server import run_until_signal
 
 async def main(stop):
     print(resource.getrlimit(resource.RLIMIT_NOFILE))

@@ -2,10 +2,10 @@ import pytest
 from pydantic import ValidationError
 from pydantic_settings import SettingsConfigDict
 
-from leyden.libs.service import DoorSettings
+from leyden.libs.service import HttpSettings
 
 
-class Settings(DoorSettings):
+class Settings(HttpSettings):
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
     hold_seconds: float = 3.0

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from leyden.libs.service import DoorSettings
+from leyden.libs.service import HttpSettings
 from leyden.libs.service.errors import Misconfigured
-from leyden.libs.service.start import exit_on_config_error
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.services.controller.settings import Settings as ControllerSettings
 from leyden.services.gateway.settings import Settings as GatewaySettings
 from leyden.services.runner.settings import Settings as RunnerSettings
@@ -63,8 +63,8 @@ def test_a_runner_that_cannot_make_agents_their_user_says_so_in_a_line() -> None
         (ControllerSettings, "CONTROLLER_TRAINER_COMMAND", "[]", "list should have at least 1 item after validation"),
         (RunnerSettings, "RUNNER_GATEWAY_URL", "gateway", "should be an address such as http://host:4318"),
         (RunnerSettings, "RUNNER_HIDDEN_PATHS", "/var/lib", "should be JSON"),
-        (DoorSettings, "LEYDEN_LOG_LEVEL", "loud", "should be 'debug', 'info', 'warning' or 'error'"),
-        (DoorSettings, "LEYDEN_OTLP_ENDPOINT", "http://host:99999", "should be an address such as http://host:4318"),
+        (HttpSettings, "LEYDEN_LOG_LEVEL", "loud", "should be 'debug', 'info', 'warning' or 'error'"),
+        (HttpSettings, "LEYDEN_OTLP_ENDPOINT", "http://host:99999", "should be an address such as http://host:4318"),
     ],
 )
 def test_a_wrong_value_is_one_line_with_its_variable(
@@ -98,7 +98,7 @@ def test_a_wrong_value_is_one_line_with_its_variable(
 def test_what_is_no_address_is_told_without_its_password(
     name: str, addresses: list[str], example: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = {told(DoorSettings, monkeypatch, **{name: address}) for address in addresses}
+    lines = {told(HttpSettings, monkeypatch, **{name: address}) for address in addresses}
     assert lines == {f"{name}: should be an address such as {example}{END}"}
 
 
@@ -115,7 +115,7 @@ def test_what_is_no_address_is_told_without_its_password(
     ],
 )
 def test_addresses_stay_as_they_are_written(name: str, address: str) -> None:
-    assert getattr(DoorSettings(**{name: address}), name) == address
+    assert getattr(HttpSettings(**{name: address}), name) == address
 
 
 def test_each_wrong_variable_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_each_wrong_variable_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("error", [RuntimeError("a fault of ours"), ValueError("of ours, too")])
 def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
-    @exit_on_config_error(DoorSettings)
+    @exit_on_config_error(HttpSettings)
     def main() -> None:
         raise error
 
@@ -138,7 +138,7 @@ def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
 
 
 def test_the_words_of_who_may_correct_it_become_a_line() -> None:
-    @exit_on_config_error(DoorSettings)
+    @exit_on_config_error(HttpSettings)
     def main() -> None:
         raise Misconfigured("cannot read it:\n  line 1\nwrite it")
 

@@ -1,4 +1,4 @@
-"""JSON bodies as our doors read them: strictly, and refused with what is wrong, where, and what to write."""
+"""Strict JSON bodies: a refusal names the fault, its place and the remedy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
 from leyden.libs.contracts.strict import BadJson, read_json
-from leyden.libs.service.problems import Problem
+from leyden.libs.service.errors import Problem
 
 JSON = "application/json"
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read by `leyden.libs.contracts.strict`: `APIRouter(route_class=JsonRoute)`.
+    """A route that reads its body with `leyden.libs.contracts.strict`: `APIRouter(route_class=JsonRoute)`.
 
-    400 for what is not JSON that can be kept, 415 for another content type and for compressed bodies, 422 for a
-    parameter of the address that is unknown or repeated.
+    It answers 400 to a body that is no JSON or that Postgres cannot store, 415 to another content type and to a
+    compressed body, 422 to an unknown or repeated parameter of the address.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -48,7 +48,7 @@ class _StrictRequest(Request):
 
 
 def _check_query(request: Request, parameters: Mapping[str, bool]) -> None:
-    """Raises: Problem: a parameter is unknown, or one of which only one can count comes twice"""
+    """Raises: Problem: a parameter is unknown, or comes twice and is no list"""
     counts = Counter(name for name, _ in request.query_params.multi_items())
     for name, count in counts.items():
         if name not in parameters:

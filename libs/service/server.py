@@ -24,12 +24,11 @@ import uvloop
 from starlette.applications import Starlette
 
 from leyden.libs.service.errors import CannotListen
-from leyden.libs.service.health import Checks
-from leyden.libs.service.internal import create_internal_app
+from leyden.libs.service.health import Checks, create_internal_app, report_readiness
+from leyden.libs.service.limits import Limits
 from leyden.libs.service.memory import freeze_heap
-from leyden.libs.service.protocol import Limits, Protocol
-from leyden.libs.service.readiness import tell_readiness
-from leyden.libs.service.settings import DoorSettings, ServiceSettings
+from leyden.libs.service.protocol import Protocol
+from leyden.libs.service.settings import HttpSettings, ServiceSettings
 from leyden.libs.service.turns import Turns
 from leyden.libs.telemetry import logger
 
@@ -181,7 +180,7 @@ async def _end_of(task: asyncio.Task[None], hurry: asyncio.Event) -> None:
 
 
 @contextlib.asynccontextmanager
-async def internal_door(settings: ServiceSettings, checks: Checks) -> AsyncIterator[int]:
+async def serving_internal(settings: ServiceSettings, checks: Checks) -> AsyncIterator[int]:
     """Serves health and metrics inside the block, tells a supervisor of readiness, and yields the port."""
     app = create_internal_app(checks)
     async with serving(
@@ -191,15 +190,15 @@ async def internal_door(settings: ServiceSettings, checks: Checks) -> AsyncItera
         descriptor=settings.internal_fd,
         shutdown_seconds=INTERNAL_STOP_SECONDS,
     ) as port:
-        telling = asyncio.create_task(tell_readiness(settings.ready_fd, checks), name="readiness")
+        reporting = asyncio.create_task(report_readiness(settings.ready_fd, checks), name="readiness")
         try:
             yield port
         finally:
-            telling.cancel()
-            await asyncio.wait({telling})
+            reporting.cancel()
+            await asyncio.wait({reporting})
 
 
-def run_http(name: str, app: Starlette, settings: DoorSettings) -> None:
+def run_http(name: str, app: Starlette, settings: HttpSettings) -> None:
     """Serves until SIGTERM or SIGINT; returns when the last answer has left or `shutdown_seconds` are over.
 
     Health and metrics have a port of their own, which outlasts the door.
@@ -209,7 +208,7 @@ def run_http(name: str, app: Starlette, settings: DoorSettings) -> None:
 
     async def main(stop: asyncio.Event) -> None:
         limits = settings.limits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        door = serving(
+        server = serving(
             app,
             settings.host,
             settings.port,
@@ -217,7 +216,7 @@ def run_http(name: str, app: Starlette, settings: DoorSettings) -> None:
             limits=limits,
             shutdown_seconds=settings.shutdown_seconds,
         )
-        async with internal_door(settings, checks) as internal_port, door as port:
+        async with serving_internal(settings, checks) as internal_port, server as port:
             checks.starting = False
             freeze_heap()
             log.info(f"{name} listening", host=settings.host, port=port, internal_port=internal_port)

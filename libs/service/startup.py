@@ -1,4 +1,4 @@
-"""The start of a process: what a wrong setting or an unusable file makes of it is one line, not a traceback."""
+"""The start of a process: a wrong setting or an unusable file ends it with one line and no traceback."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ P = ParamSpec("P")
 
 
 def exit_on_config_error(settings: type[BaseSettings]) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Makes of a process's main function one that ends with status 1 and a line on stderr where the operator is to
-    correct something: a line for each variable, or the words of a `Misconfigured`. Values are never shown.
+    """Decorates a process's main function: status 1 and a line on stderr replace the traceback of a wrong setting.
+
+    Each wrong variable has a line; a `Misconfigured` is one. No line shows a value.
     """
 
     def decorated(main: Callable[P, None]) -> Callable[P, None]:
         @wraps(main)
-        def told(*args: P.args, **kwargs: P.kwargs) -> None:
+        def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
             try:
                 main(*args, **kwargs)
             except ValidationError as error:
-                # Another document that is wrong is a fault of ours, and a traceback helps.
+                # Another invalid document is a fault of ours, and a traceback helps.
                 if error.title != settings.__name__:
                     raise
                 raise SystemExit("\n".join(_lines(settings, error))) from None
@@ -34,7 +35,7 @@ def exit_on_config_error(settings: type[BaseSettings]) -> Callable[[Callable[P, 
             except Misconfigured as error:
                 raise SystemExit(" ".join(str(error).split())) from None
 
-        return told
+        return guarded
 
     return decorated
 
@@ -65,5 +66,5 @@ def _wanted(message: str) -> str:
 
 
 def _named(settings: type[BaseSettings], message: str) -> str:
-    """The variable of the field that a source of settings complains of; only its words name it."""
+    """The variable of the field in the message of a settings source, which names it in words alone."""
     return next((variable(settings, name) for name in settings.model_fields if f'"{name}"' in message), message)
