@@ -1,0 +1,194 @@
+"""Asks engines for tokens over HTTP, through whatever happens to the engines.
+
+An engine that dies, that is paused with abort, or that is given to another run costs a call nothing but time. The
+client keeps the tokens that came so far and asks for the rest after them, so that each token was sampled by the policy
+version that it names, after exactly the tokens before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import time
+from collections.abc import AsyncIterator, Callable
+from functools import lru_cache
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+import orjson
+
+from leyden.libs.telemetry import inject, logger
+from leyden.services.gateway.conversation import SampledTokens
+from leyden.services.gateway.engine.pool import Endpoint, EnginePool, HoldTimeout
+from leyden.services.gateway.engine.sglang import EngineLost, EngineRequest, SampleBuilder, refusal, request_body
+from leyden.services.gateway.metrics import ENGINE_RETRIES
+
+CONNECT_SECONDS = 5.0
+ABORT_SECONDS = 5.0
+"""How long the client waits for the rest of an aborted answer."""
+RETRY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0)
+ERROR_BYTES = 64 * 1024
+"""The client reads no more of an error's body."""
+
+log = logger()
+
+
+class EngineClient:
+    """One HTTP session to all engines; create it inside a running loop.
+
+    Args: silence_seconds: an engine that sends nothing for this long while it owes an answer is lost; hold_seconds: how
+        long a call may go without tokens
+    """
+
+    def __init__(self, pool: EnginePool, *, api_key: str | None, silence_seconds: float, hold_seconds: float) -> None:
+        self._pool = pool
+        self._hold_seconds = hold_seconds
+        self._silence_seconds = silence_seconds
+        self._authorization = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            headers={"accept-encoding": "identity", "content-type": "application/json"},
+            timeout=aiohttp.ClientTimeout(total=None, connect=CONNECT_SECONDS, sock_read=silence_seconds),
+        )
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self._session.close()
+
+    async def sample(self, request: EngineRequest, tokens: SampledTokens, on_progress: Callable[[], None]) -> None:
+        """Adds tokens to the choice until it is finished.
+
+        When cancelled, it aborts the request at the engine and keeps the tokens that came until then.
+
+        Args: on_progress: called after new tokens; with `request.stream` false once for each engine that answered
+        Raises: Unavailable: no engine served the run for too long; BadRequest: the engine refuses the request
+        """
+        hold = HoldTimeout(self._hold_seconds)
+        tries = failures = 0
+        while tokens.finish is None:
+            endpoint = await self._pool.pick(request.run_id, request.rollout_id, hold)
+            before = len(tokens.ids)
+            try:
+                await self._request(endpoint, request, tokens, _request_id(tokens.call_id, tries), on_progress)
+            except EngineLost as lost:
+                log.info("engine request lost", engine=endpoint.url, cause=lost.cause, detail=str(lost)[:200])
+                ENGINE_RETRIES.labels(lost.cause).inc()
+                if len(tokens.ids) > before:
+                    hold.renew()
+                    failures = 0
+                if lost.cause != "aborted":
+                    self._pool.mark_unhealthy(endpoint.url)
+                await asyncio.sleep(min(hold.remaining(), RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]))
+                failures += 1
+            tries += 1
+        tokens.ended_at = time.perf_counter()
+
+    async def _request(
+        self,
+        endpoint: Endpoint,
+        request: EngineRequest,
+        tokens: SampledTokens,
+        request_id: str,
+        on_progress: Callable[[], None],
+    ) -> None:
+        """Sends one request to one engine.
+
+        Raises: EngineLost: the answer ended before the choice was finished
+        """
+        if len(tokens.ids) >= request.max_tokens:
+            tokens.finish = "length"
+            return
+        builder = SampleBuilder(request, tokens, on_progress)
+        body = request_body(request, tokens, request_id, endpoint.weight_version)
+        # A task of its own: the answer is read on while a cancelled call aborts it.
+        exchange = asyncio.create_task(self._generate(endpoint, body, builder, is_stream=request.stream))
+        try:
+            await asyncio.shield(exchange)
+        except asyncio.CancelledError:
+            await self._abort(endpoint, request_id, exchange)
+            raise
+        finally:
+            exchange.cancel()
+        if tokens.finish is None:
+            cause = "aborted" if builder.was_aborted else "connection"
+            raise EngineLost(cause, "the answer ended before it was finished")
+
+    async def _generate(self, endpoint: Endpoint, body: bytes, builder: SampleBuilder, *, is_stream: bool) -> None:
+        try:
+            async with await self._post(endpoint, "/generate", body) as response:
+                if response.status != 200:
+                    raise refusal(response.status, await _error_text(response))
+                if not is_stream:
+                    builder.add_event(await response.read())
+                    return
+                async for event in _events(response):
+                    builder.add_event(event)
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineLost("connection", f"{type(error).__name__}: {error}") from error
+
+    async def _abort(self, endpoint: Endpoint, request_id: str, exchange: asyncio.Task[None]) -> None:
+        """Stops generation and waits shortly for the tokens made until then.
+
+        An engine with another key for control routes refuses the gateway's key. Such an engine stops when the
+        connection is closed.
+        """
+        try:
+            async with asyncio.timeout(ABORT_SECONDS):
+                body = orjson.dumps({"rid": request_id})
+                async with await self._post(endpoint, "/abort_request", body) as response:
+                    response.raise_for_status()
+                await asyncio.wait({exchange})
+        except (aiohttp.ClientError, OSError) as error:
+            log.info("abort not delivered", engine=endpoint.url, error=str(error))
+
+    async def _post(self, endpoint: Endpoint, path: str, body: bytes) -> aiohttp.ClientResponse:
+        # aiohttp makes an authorization of its own from a user and password in the URL.
+        headers = {} if "@" in endpoint.url else dict(self._authorization)
+        if (traceparent := inject()) is not None:
+            headers["traceparent"] = traceparent
+        # aiohttp's `sock_read` starts only when the body is sent. Bodies are BytesIO: aiohttp warns of large bytes.
+        async with asyncio.timeout(self._silence_seconds):
+            return await self._session.post(
+                f"{endpoint.url}{path}",
+                data=io.BytesIO(body),
+                headers=headers,
+                proxy=_proxy_of(endpoint.url),
+                allow_redirects=False,
+            )
+
+
+@lru_cache(maxsize=1024)
+def _proxy_of(url: str) -> str | None:
+    """The proxy that the environment names for an engine.
+
+    Why: aiohttp's `trust_env` reads the environment and ~/.netrc in two threads for each request, which takes 0.4 ms.
+    """
+    parts = urlsplit(url)
+    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
+
+
+async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """The data of server-sent events, without the end mark."""
+    rest = b""
+    async for piece in response.content.iter_any():
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            data = line.removeprefix(b"data:").strip()
+            if line.startswith(b"data:") and data != b"[DONE]":
+                yield data
+
+
+async def _error_text(response: aiohttp.ClientResponse) -> str:
+    body = b""
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) >= ERROR_BYTES:
+            break
+    return body[:ERROR_BYTES].decode(errors="replace")
+
+
+def _request_id(call_id: str, tries: int) -> str:
+    # An engine refuses a request id that is still live: each try has its own.
+    return f"{call_id}-{tries}" if tries else call_id

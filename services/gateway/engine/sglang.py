@@ -1,0 +1,279 @@
+"""SGLang's `/generate`: the body of a request, and answers turned into tokens that were checked one by one.
+
+Wrong values in an engine's answer must be found here: a recorded token is trained.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from leyden.libs.contracts.ids import parse_weight_version
+from leyden.services.gateway.conversation import Json, SampledTokens, Sampling
+from leyden.services.gateway.errors import BadRequest, Unavailable
+
+MIN_LOGPROB = -1e30
+MAX_LOGPROB = 0.01
+"""Rounding lets a log-probability exceed 0 by a little."""
+
+_OVERFLOW_HINTS = ("context length", "longer than", "exceeds the maximum", "maximum allowed length")
+
+
+class EngineLost(Exception):
+    """An engine did not finish a request; the client may send it again. `cause` is a metric's label."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        super().__init__(detail)
+        self.cause = cause
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """The parameters that all choices of a model call share. `max_tokens` already fits into the context.
+
+    Args: prompt_ids: [T] every id is in the vocabulary: one id beyond it kills a real engine
+    """
+
+    run_id: str
+    rollout_id: str
+    prompt_ids: npt.NDArray[np.int32]
+    sampling: Sampling
+    temperature: float
+    max_tokens: int
+    vocab_size: int
+    top_logprobs: int
+    eos_ids: Sequence[int]
+    stream: bool
+
+
+def request_body(request: EngineRequest, tokens: SampledTokens, request_id: str, weight_version: str | None) -> bytes:
+    """The JSON of `/generate` that asks for the tokens after those which the choice already has."""
+    sampling, sampled = request.sampling, len(tokens.ids)
+    parameters: Json = {
+        "temperature": request.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_new_tokens": request.max_tokens - sampled,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(request.eos_ids),
+        # SGLang would otherwise hide special tokens and cut the stop string from the text.
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "no_stop_trim": True,
+        **_optional_parameters(sampling, sampled),
+    }
+    if tokens.seed is not None:
+        parameters["sampling_seed"] = tokens.seed
+    body: Json = {
+        "input_ids": np.concatenate([request.prompt_ids, np.asarray(tokens.ids, dtype=np.int32)]),
+        "rid": request_id,
+        "sampling_params": parameters,
+        "return_logprob": True,
+        "top_logprobs_num": request.top_logprobs,
+        "stream": request.stream,
+    }
+    if weight_version is not None:
+        # Isolates the prefix cache: keys and values of other weights must never serve this prompt.
+        body["extra_key"] = weight_version
+    return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _optional_parameters(sampling: Sampling, sampled: int) -> Json:
+    values: Json = {
+        "min_p": sampling.min_p,
+        "min_new_tokens": max(0, sampling.min_tokens - sampled),
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
+        "logit_bias": sampling.logit_bias,
+    }
+    chosen = {name: value for name, value in values.items() if value}
+    if sampling.repetition_penalty != 1.0:
+        chosen["repetition_penalty"] = sampling.repetition_penalty
+    return chosen
+
+
+class SampleBuilder:
+    """Adds the tokens of one engine request to a choice.
+
+    An event is cumulative (it repeats all tokens of the request so far) or incremental (it has the new tokens alone,
+    as with `--incremental-streaming-output`). A whole answer is one cumulative event.
+
+    Versions: SGLang 0.5.23 reports the spans of weight versions with the last event alone. A token gets a provisional
+    version from its own event, which is one token off where the weights changed; the last event's spans replace the
+    provisional versions. They stay where a stream breaks off before its last event.
+    """
+
+    def __init__(self, request: EngineRequest, tokens: SampledTokens, on_progress: Callable[[], None]) -> None:
+        self.was_aborted = False
+        self._request = request
+        self._tokens = tokens
+        self._on_progress = on_progress
+        self._base = len(tokens.ids)
+        self._sent_at = time.perf_counter()
+
+    def add_event(self, data: bytes) -> None:
+        """Adds the tokens that the event has beyond those received so far: all of them, or none where it is wrong.
+
+        Raises: EngineLost: the answer is malformed, or another run's weights sampled a part of it (the tokens before
+            that part are added); BadRequest: the engine refuses the request
+        """
+        try:
+            document = orjson.loads(data)
+            if "error" in document:
+                error = document["error"]
+                raise refusal(int(error.get("code") or 500), str(error.get("message")))
+            self._add(document["meta_info"], document.get("output_ids") or [])
+        # A wrong value raises one of these before any token of the event is added.
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise EngineLost("malformed", f"{type(error).__name__}: {error}") from error
+
+    def _add(self, meta: Json, ids: list[int]) -> None:
+        entries = meta.get("output_token_logprobs") or []
+        finish = _finish_of(meta.get("finish_reason"))
+        received = len(self._tokens.ids) - self._base
+        total = meta.get("completion_tokens")
+        start = 0 if total is None else total - len(ids)
+        if len(ids) != len(entries):
+            if finish == "abort":
+                # SGLang repeats the last token of an incremental stream when it aborts a request that waits.
+                ids, entries, start = [], [], received
+            elif finish is not None:
+                raise ValueError(f"{len(ids)} tokens with {len(entries)} log-probabilities")
+        end = start + min(len(ids), len(entries))
+        self._check_range(start, end, received, finish)
+        self._extend(meta, ids, entries, start, end, is_last=finish is not None)
+        if finish == "abort":
+            self.was_aborted = True
+        elif finish is not None:
+            self._tokens.accepted_at = self._tokens.accepted_at or self._sent_at
+            self._tokens.finish = "length" if finish == "length" else "stop"
+
+    def _check_range(self, start: int, end: int, received: int, finish: str | None) -> None:
+        """Raises: ValueError: the event's tokens [start, end) cannot follow the received ones"""
+        budget = self._request.max_tokens - self._base
+        if not 0 <= start <= received:
+            raise ValueError(f"tokens from number {start} on after {received} tokens")
+        if end > budget:
+            raise ValueError(f"{end} tokens where {budget} were asked for")
+        if finish in {"stop", "length"} and not 0 < end >= received:
+            raise ValueError(f"an answer of {end} tokens after {received} tokens")
+
+    def _extend(
+        self, meta: Json, ids: list[int], entries: list[Sequence[Any]], start: int, end: int, *, is_last: bool
+    ) -> None:
+        tokens, run_id = self._tokens, self._request.run_id
+        received = len(tokens.ids) - self._base
+        end = max(end, received)
+        spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": received, "end": end}]
+        first = 0 if is_last and spans[0]["start"] == 0 else received
+        versions = _policy_versions(spans, first, end, run_id)
+        own_end = first + len(versions)
+        if own_end < received:
+            # The agent may have read these tokens already; the call cannot take them back.
+            message = "The engine was given to another run while it answered; try again."
+            raise Unavailable(message, code="engine_unavailable", retry_after_seconds=1)
+        new = slice(received - start, own_end - start)
+        logprobs = [self._logprob(token, entry) for token, entry in zip(ids[new], entries[new], strict=True)]
+        tops = self._top_logprobs(meta, new, len(logprobs)) if self._request.top_logprobs else []
+        tokens.policy_versions[self._base + first :] = versions
+        if logprobs:
+            if not tokens.ids:
+                tokens.accepted_at = self._sent_at
+                tokens.first_token_at = time.perf_counter() if self._request.stream else None
+                tokens.cached_tokens = int(meta.get("cached_tokens") or 0)
+            tokens.ids += ids[new]
+            tokens.logprobs += logprobs
+            tokens.top_logprobs += tops
+            self._on_progress()
+        if own_end < end:
+            raise EngineLost("wrong_run", "the engine has changed to another run")
+
+    def _top_logprobs(self, meta: Json, new: slice, count: int) -> list[list[tuple[float, int]]]:
+        tops = (meta.get("output_top_logprobs") or [])[new]
+        if len(tops) != count:
+            raise ValueError(f"{count} tokens with {len(tops)} lists of likely alternatives")
+        return [[(self._logprob(entry[1], entry), entry[1]) for entry in top or []] for top in tops]
+
+    def _logprob(self, token: int, entry: Sequence[Any]) -> float:
+        """Returns the log-probability of a token once both are valid."""
+        logprob, named = entry[0], entry[1]
+        if type(token) is not int or named != token or not 0 <= token < self._request.vocab_size:
+            raise ValueError(f"{token!r} with the log-probability of {named!r} is no token")
+        if type(logprob) not in {float, int} or not MIN_LOGPROB <= logprob <= MAX_LOGPROB:
+            raise ValueError(f"{logprob!r} is no log-probability")
+        return float(logprob)
+
+
+def _finish_of(reason: Json | None) -> str | None:
+    """None, "abort", "length", or "stop" for any other type.
+
+    Raises: EngineLost, BadRequest: the engine aborted the request because of an error
+    """
+    if reason is None:
+        return None
+    kind = str(reason["type"])
+    if kind == "abort" and (status := reason.get("status_code")) is not None:
+        raise refusal(int(status), str(reason.get("message")))
+    return kind if kind in {"abort", "length"} else "stop"
+
+
+def _policy_versions(spans: list[Json], start: int, end: int, run_id: str) -> list[int]:
+    """The policy version of each token in [start, end), cut before the first that another run's weights sampled.
+
+    Raises: ValueError: the spans leave tokens out; EngineLost: the engine does not say which weights it serves
+    """
+    versions: list[int] = []
+    for span in spans:
+        first, last = max(span["start"], start), min(span["end"], end)
+        if last <= first:
+            continue
+        if first != start + len(versions):
+            raise ValueError("spans of weight versions do not follow one another")
+        try:
+            serving, version = _parsed_version(str(span["version"]))
+        except ValueError as error:
+            raise EngineLost("wrong_run", str(error)) from error
+        if serving != run_id:
+            return versions
+        versions += [version] * (last - first)
+    if len(versions) < end - start:
+        raise ValueError("spans of weight versions end before the tokens")
+    return versions
+
+
+@lru_cache(maxsize=1024)
+def _parsed_version(text: str) -> tuple[str, int]:
+    # Every event of a stream repeats it.
+    return parse_weight_version(text)
+
+
+def refusal(status: int, text: str) -> Exception:
+    """The exception for an engine's error: `BadRequest` when the request is at fault, else `EngineLost`."""
+    message = _message(text)
+    if status not in {400, 413, 422}:
+        return EngineLost("refused", f"HTTP {status}: {message}")
+    overflow = any(hint in message.lower() for hint in _OVERFLOW_HINTS)
+    return BadRequest(
+        f"The engine refuses the request: {message}",
+        param="messages" if overflow else None,
+        code="context_length_exceeded" if overflow else "engine_refused",
+    )
+
+
+def _message(text: str) -> str:
+    try:
+        document = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text[:500]
+    if isinstance(document, dict):
+        inner = document.get("error")
+        found = inner.get("message") if isinstance(inner, dict) else document.get("message", inner)
+        return str(found or text)[:500]
+    return text[:500]

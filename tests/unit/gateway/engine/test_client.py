@@ -1,0 +1,420 @@
+"""Requests to engines that answer, refuse, break off, fall silent or die, and calls that are cancelled meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from prometheus_client import REGISTRY
+
+from leyden.services.gateway.conversation import SampledTokens, Sampling
+from leyden.services.gateway.engine import EngineClient, EnginePool, EngineRequest, client
+from leyden.services.gateway.errors import BadRequest, Unavailable
+
+LONG = 60.0
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+END = b"0\r\n\r\n"
+
+
+def answered(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+def event(*tokens: int, finish: Any = None, version: int = 0) -> bytes:
+    """A cumulative event, or a whole answer."""
+    meta = {
+        "finish_reason": finish,
+        "weight_version": f"run-a:{version}",
+        "output_token_logprobs": [[-0.5, token, None] for token in tokens],
+    }
+    return orjson.dumps({"text": "", "output_ids": tokens, "meta_info": meta})
+
+
+def chunk(data: bytes) -> bytes:
+    text = b"data: " + data + b"\n\n"
+    return b"%x\r\n%s\r\n" % (len(text), text)
+
+
+STOP = {"type": "stop", "matched": 2}
+ABORT = {"type": "abort", "message": "Aborted"}
+HELLO = answered(event(7, 2, finish=STOP))
+OK = answered(b"")
+
+
+class Server:
+    """Answers requests with the bytes that it is given, one list of pieces for each.
+
+    None closes the connection, b"wait" waits for `go_on`, and b"abort" for a request to abort.
+    """
+
+    def __init__(self, *answers: Sequence[bytes | None]) -> None:
+        self._answers = list(answers)
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.aborts: list[str] = []
+        self.abort_answer: bytes | None = OK
+        self.connections = 0
+        self.url = ""
+        self.go_on, self.aborted, self.is_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @property
+    def bodies(self) -> list[Any]:
+        return [orjson.loads(body) for _, _, body in self.requests]
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        async with server:
+            yield
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while await self._answer(reader, writer):
+                pass
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.is_left.set()
+        finally:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
+        headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        if first.startswith("POST /abort_request"):
+            self.aborts.append(orjson.loads(body)["rid"])
+            self.aborted.set()
+            if self.abort_answer is not None:
+                writer.write(self.abort_answer)
+            return self.abort_answer is not None
+        self.requests.append((first, headers, body))
+        for piece in self._answers.pop(0):
+            if piece is None:
+                return False
+            if piece in {b"wait", b"abort"}:
+                waited = self.go_on if piece == b"wait" else self.aborted
+                await waited.wait()
+            else:
+                writer.write(piece)
+                await writer.drain()
+        return True
+
+
+class Client:
+    """An `EngineClient` for one server, and what its calls count."""
+
+    def __init__(self, inner: EngineClient, pool: EnginePool) -> None:
+        self.inner, self.pool = inner, pool
+        self.progress = 0
+
+    def _progressed(self) -> None:
+        self.progress += 1
+
+    async def sample(self, tokens: SampledTokens | None = None, **fields: Any) -> SampledTokens:
+        tokens = tokens or new_tokens()
+        async with asyncio.timeout(LONG):
+            await self.inner.sample(request(**fields), tokens, self._progressed)
+        return tokens
+
+
+def new_tokens() -> SampledTokens:
+    return SampledTokens("call", 0, None)
+
+
+def request(**fields: Any) -> EngineRequest:
+    values: dict[str, Any] = {
+        "run_id": "run-a",
+        "rollout_id": "run-a.0.0",
+        "prompt_ids": np.array([1], dtype=np.int32),
+        "sampling": Sampling(),
+        "temperature": 1.0,
+        "max_tokens": 8,
+        "vocab_size": 100,
+        "top_logprobs": 0,
+        "eos_ids": (2,),
+        "stream": True,
+    }
+    return EngineRequest(**{**values, **fields})
+
+
+@asynccontextmanager
+async def client_of(
+    *urls: str, api_key: str | None = None, silence_seconds: float = LONG, hold_seconds: float = LONG
+) -> AsyncIterator[Client]:
+    async def nothing() -> Sequence[Any]:
+        return ()
+
+    pool = EnginePool(nothing, static_urls=urls, poll_seconds=0.01)
+    inner = EngineClient(pool, api_key=api_key, silence_seconds=silence_seconds, hold_seconds=hold_seconds)
+    try:
+        yield Client(inner, pool)
+    finally:
+        await inner.close()
+
+
+def lost(cause: str) -> float:
+    return REGISTRY.get_sample_value("gateway_engine_retries_total", {"cause": cause}) or 0.0
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LONG):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+async def test_events_are_added_as_they_come() -> None:
+    server = Server([CHUNKED, chunk(event(7)), b"wait", chunk(event(7, 2, finish=STOP)), chunk(b"[DONE]"), END])
+    async with server.serving(), client_of(server.url) as engines:
+        tokens = new_tokens()
+        sampling = asyncio.create_task(engines.sample(tokens))
+        await until(lambda: tokens.ids == [7])
+        server.go_on.set()
+        await sampling
+    assert (tokens.ids, tokens.finish, engines.progress) == ([7, 2], "stop", 2)
+    assert tokens.ended_at is not None and tokens.first_token_at is not None
+
+
+async def test_a_stream_cut_anywhere_says_the_same() -> None:
+    events = [event(7), event(7, 8), event(7, 8, 2, finish=STOP)]
+    frames = [b": ping\n\n", *(b"data:%b\r\n\r\n" % data for data in events), b"id: 1\n", b"data: [DONE]\n\n"]
+    body = b"".join(frames)
+    for length in (1, 2, 7, 50, len(body)):
+        pieces = [body[start : start + length] for start in range(0, len(body), length)]
+        chunks = [b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces]
+        server = Server([CHUNKED, *chunks, END])
+        async with server.serving(), client_of(server.url) as engines:
+            assert (await engines.sample()).ids == [7, 8, 2]
+
+
+async def test_connections_are_used_again_and_carry_the_key() -> None:
+    server = Server([HELLO], [CHUNKED, chunk(event(2, finish=STOP)), END], [HELLO])
+    async with server.serving(), client_of(server.url, api_key="secret") as engines:
+        for stream in (False, True, False):
+            await engines.sample(stream=stream)
+    assert server.connections == 1
+    first, headers, _ = server.requests[0]
+    assert first == "POST /generate HTTP/1.1"
+    assert (headers["authorization"], headers["content-type"]) == ("Bearer secret", "application/json")
+    assert headers["accept-encoding"] == "identity"
+    assert server.bodies[0]["input_ids"] == [1]
+
+
+async def test_an_account_in_the_address_stands_in_for_the_key() -> None:
+    server = Server([HELLO])
+    async with server.serving():
+        url = server.url.replace("//", "//a:b%20c@")
+        async with client_of(url, api_key="secret") as engines:
+            await engines.sample(stream=False)
+    assert server.requests[0][1]["authorization"] == "Basic YTpiIGM="
+
+
+async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    proxy = Server([HELLO])
+    async with proxy.serving():
+        monkeypatch.setenv("http_proxy", proxy.url)
+        async with client_of("http://engine.example") as engines:
+            await engines.sample(stream=False)
+    assert proxy.requests[0][0] == "POST http://engine.example/generate HTTP/1.1"
+
+
+async def test_a_prompt_of_megabytes_is_sent() -> None:
+    server = Server([HELLO])
+    prompt = np.full(500_000, 99, dtype=np.int32)
+    async with server.serving(), client_of(server.url) as engines:
+        await engines.sample(stream=False, prompt_ids=prompt)
+    assert server.bodies[0]["input_ids"] == prompt.tolist()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [None],
+        [b"HTTP/1.1 200 OK\r\ncontent-len", None],
+        [b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{", None],
+        [CHUNKED, chunk(event(7)), None],
+        [CHUNKED, b"no length\r\n"],
+        [CHUNKED, END],
+        [b"SSH-2.0-OpenSSH\r\n"],
+        [b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000],
+        [answered(b"", "302 Found\r\nlocation: http://127.0.0.1:9/")],
+        [answered(b"busy", "503 Service Unavailable")],
+        [CHUNKED, chunk(b"no json"), END],
+        [CHUNKED, chunk(b'{"error":{"message":"out of memory","code":500}}'), END],
+    ],
+)
+async def test_an_engine_that_breaks_off_is_asked_again_for_the_rest(broken: Sequence[bytes | None]) -> None:
+    rest = [CHUNKED, chunk(event(8, 2, finish=STOP)), END]
+    server = Server(broken, rest)
+    async with server.serving(), client_of(server.url) as engines:
+        tokens = await engines.sample()
+    came = tokens.ids[:-2]
+    assert tokens.ids in ([8, 2], [7, 8, 2])
+    assert server.bodies[1]["input_ids"] == [1, *came]
+    assert [body["rid"] for body in server.bodies] == ["call", "call-1"]
+    assert server.bodies[1]["sampling_params"]["max_new_tokens"] == 8 - len(came)
+
+
+async def test_a_failed_engine_is_left_for_another() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{free.getsockname()[1]}"
+    server = Server(*[[HELLO]] * 20)
+    before = lost("connection")
+    async with server.serving(), client_of(dead, server.url) as engines:
+        for number in range(20):
+            await engines.sample(rollout_id=f"run-a.0.{number}", stream=False)
+    assert len(server.requests) == 20
+    # The pool avoids the dead engine after its first failure.
+    assert 1 <= lost("connection") - before <= 3
+
+
+async def test_an_engine_that_aborts_by_itself_is_asked_for_the_rest_and_stays_healthy() -> None:
+    first = [CHUNKED, chunk(event(7, finish=ABORT)), chunk(b"[DONE]"), END]
+    server = Server(first, [CHUNKED, chunk(event(2, finish=STOP)), END])
+    before = lost("aborted")
+    async with server.serving(), client_of(server.url, "http://127.0.0.1:9") as engines:
+        rollout = next(name for name in map(str, range(99)) if engines.pool._choose("run-a", name).url == server.url)
+        tokens = await engines.sample(rollout_id=rollout)
+    assert (tokens.ids, server.bodies[1]["input_ids"], lost("aborted") - before) == ([7, 2], [1, 7], 1)
+
+
+async def test_a_choice_that_has_all_its_tokens_is_finished_without_a_request() -> None:
+    server = Server([CHUNKED, chunk(event(7, 8)), None])
+    async with server.serving(), client_of(server.url) as engines:
+        tokens = await engines.sample(max_tokens=2)
+    assert (tokens.ids, tokens.finish, len(server.requests)) == ([7, 8], "length", 1)
+
+
+async def test_a_request_that_the_engine_refuses_is_not_sent_again() -> None:
+    text = b'{"error":{"message":"The input is longer than the context length"}}'
+    server = Server([answered(text, "400 Bad Request")], [HELLO])
+    async with server.serving(), client_of(server.url) as engines:
+        with pytest.raises(BadRequest) as refused:
+            await engines.sample()
+        await engines.sample(stream=False)
+    assert (refused.value.code, server.connections) == ("context_length_exceeded", 1)
+
+
+async def test_an_endless_refusal_is_read_in_part() -> None:
+    endless = [b"HTTP/1.1 400 Bad Request\r\ncontent-length: 999999999\r\n\r\n", b"x" * 200_000, b"wait"]
+    server = Server(endless)
+    async with server.serving(), client_of(server.url) as engines:
+        with pytest.raises(BadRequest):
+            await engines.sample()
+        server.go_on.set()
+        await server.is_left.wait()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("head", [[], [CHUNKED], [CHUNKED, chunk(event(7))]])
+async def test_an_engine_that_falls_silent_is_lost(head: Sequence[bytes], stream: bool) -> None:
+    server = Server([*head, b"wait"], [CHUNKED, chunk(event(2, finish=STOP)), END] if stream else [HELLO])
+    async with server.serving(), client_of(server.url, silence_seconds=0.2) as engines:
+        tokens = await engines.sample(stream=stream)
+        server.go_on.set()
+        await server.is_left.wait()
+    assert tokens.ids[-1] == 2 and len(server.requests) == 2
+
+
+@contextmanager
+def deaf() -> Iterator[str]:
+    """The address of a server that accepts connections and reads nothing from them."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(64)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("prompt_tokens", [1, 5_000_000])
+async def test_an_engine_that_reads_nothing_is_lost(prompt_tokens: int) -> None:
+    prompt = np.ones(prompt_tokens, dtype=np.int32)
+    with deaf() as url:
+        async with client_of(url, silence_seconds=0.2, hold_seconds=0.3) as engines:
+            with pytest.raises(Unavailable):
+                await engines.sample(prompt_ids=prompt)
+
+
+async def test_a_call_gives_up_when_no_engine_answers_in_time() -> None:
+    async with client_of("http://127.0.0.1:9", hold_seconds=0.2) as engines:
+        tokens = new_tokens()
+        with pytest.raises(Unavailable) as refused:
+            await engines.sample(tokens)
+    assert (refused.value.code, tokens.finish) == ("engine_unavailable", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_cancelled_call_aborts_and_keeps_the_tokens_that_came_until_then(stream: bool) -> None:
+    last = event(7, 8, finish=ABORT)
+    streamed = [CHUNKED, chunk(event(7)), b"abort", chunk(last), chunk(b"[DONE]"), END]
+    server = Server(streamed if stream else [b"abort", answered(last)], [HELLO])
+    async with server.serving(), client_of(server.url) as engines:
+        tokens = new_tokens()
+        sampling = asyncio.create_task(engines.sample(tokens, stream=stream))
+        await until(lambda: bool(tokens.ids if stream else server.requests))
+        sampling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sampling
+        assert (tokens.ids, server.aborts) == ([7, 8], ["call"])
+        # The answer was read to its end, so that its connection serves the next call.
+        await engines.sample(stream=False)
+    assert server.connections == 2
+
+
+@pytest.mark.parametrize("refusal", [answered(b"", "401 Unauthorized"), None])
+async def test_a_cancelled_call_leaves_an_engine_that_does_not_abort(refusal: bytes | None) -> None:
+    server = Server([CHUNKED, chunk(event(7)), b"wait"])
+    server.abort_answer = refusal
+    async with server.serving(), client_of(server.url) as engines:
+        tokens = new_tokens()
+        sampling = asyncio.create_task(engines.sample(tokens))
+        await until(lambda: bool(tokens.ids))
+        sampling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sampling
+        server.go_on.set()
+        await server.is_left.wait()
+    assert (tokens.ids, server.aborts) == ([7], ["call"])
+
+
+async def test_a_cancelled_call_waits_for_the_rest_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "ABORT_SECONDS", 0.1)
+    server = Server([CHUNKED, chunk(event(7)), b"wait"])
+    async with server.serving(), client_of(server.url) as engines:
+        tokens = new_tokens()
+        sampling = asyncio.create_task(engines.sample(tokens))
+        await until(lambda: bool(tokens.ids))
+        sampling.cancel()
+        async with asyncio.timeout(LONG):
+            with pytest.raises(asyncio.CancelledError):
+                await sampling
+        server.go_on.set()
+        await server.is_left.wait()
+
+
+async def test_a_call_cancelled_twice_waits_for_nothing_more() -> None:
+    server = Server([CHUNKED, chunk(event(7)), b"wait"])
+    async with server.serving(), client_of(server.url) as engines:
+        sampling = asyncio.create_task(engines.sample())
+        await until(lambda: bool(server.requests))
+        sampling.cancel()
+        await server.aborted.wait()
+        sampling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sampling
+        server.go_on.set()
+        await server.is_left.wait()
+
+
+async def test_a_call_cancelled_while_no_engine_serves_it_sends_nothing() -> None:
+    async with client_of() as engines:
+        sampling = asyncio.create_task(engines.sample())
+        await asyncio.sleep(0.05)
+        sampling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sampling
