@@ -4,12 +4,13 @@
 >>> with Client("http://127.0.0.1:8000", token) as client:  # doctest: +SKIP
 ...     client.upload_dataset("questions", Path("train.jsonl"))
 
-`leyden.services` and `leyden.libs` are the folders `services/` and `libs/` of the repository (ADR 19).
+`leyden.services`, `leyden.libs` and `leyden.examples` are the folders of these names in the repository (ADR 19).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+# Read by type checkers, as the one of `typing` is, whose import would make the start of each agent slower.
+TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from leyden.libs.client import (
@@ -27,7 +28,7 @@ __all__ = ["Client", "Conflict", "Forbidden", "LeydenError", "NotFound", "Refuse
 
 
 def __getattr__(name: str) -> object:
-    """Imports the client when somebody asks for it: services start without httpx."""
+    """Imports the client on first use: services start without httpx."""
     if name in __all__:
         from leyden.libs import client
 

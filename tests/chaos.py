@@ -15,8 +15,9 @@ import psutil
 import psycopg
 import redis
 
-from leyden.libs.cli.platform import ROOT, Platform
+from leyden.libs.cli.platform import Platform
 from leyden.libs.faults import FaultInjector
+from tests.shared import ROOT
 
 SERVICES = ("gateway", "runner", "collector", "credit", "controller", "api", "engine", "trainer")
 SERVERS = {"postgres": "postgres/data/postmaster.pid", "redis": "redis/redis.pid"}

@@ -18,11 +18,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leyden.libs.cli.platform import ROOT
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ConsumptionVerdict
 from leyden.libs.store import training
 from leyden.libs.store.database import Database, ReadSession
+from tests.shared import ROOT
 
 if TYPE_CHECKING:
     from leyden.services.trainer.step import Learner

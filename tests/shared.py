@@ -1,4 +1,4 @@
-"""Files that agents write to: each agent may be a user of its own, to whom the folders of pytest are closed."""
+"""The checkout, and files that agents write to: pytest's folders are closed to the user that an agent becomes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def open_to_agents(path: Path) -> Path:

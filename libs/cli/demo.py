@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import leyden
 from leyden.libs.cli.report import Trajectory, render_report
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Evaluation, Fact, Rollout, Run, Step
 from leyden.libs.contracts.config import RunConfig
 
-AGENT = Path(__file__).parents[2] / "examples" / "flight_agent"
+AGENT = (Path(leyden.__file__).parent / "examples" / "flight_agent").resolve()
 TRAINING_TASKS, HELD_OUT_TASKS = 400, 200
 ENDED = {"completed", "failed", "cancelled"}
 AIR_WEIGHTS = {"memory": 0.3, "search": 0.2}

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from leyden.libs.cli.context import Home, context_of
+from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.demo import (
     HELD_OUT_TASKS,
     DemoOptions,
@@ -26,7 +26,7 @@ from leyden.libs.cli.demo import (
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import console
 from leyden.libs.cli.phases import in_words, phases_of
-from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.cli.platform import Platform, platform_options
 from leyden.libs.cli.watch import evaluation_table, watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Run
@@ -75,9 +75,10 @@ def demo(
         # Not resolved: a virtual environment's interpreter is a link, and the link is what makes it one.
         agent_python=str(agent_python.absolute()) if agent_python else DemoOptions.agent_python,
     )
-    folder = context_of(ctx, home).home
+    context = context_of(ctx, home)
+    folder = context.home
     tasks = write_tasks(folder / "demo" / f"tasks-{seed}", options)
-    with _platform(folder) as platform, Client(platform.facts.url("api"), platform.token) as client:
+    with _platform(context) as platform, Client(platform.facts.url("api"), platform.token) as client:
         run, resumed = find_or_create_run(client, options, tasks, fresh=fresh)
         console.print(f"{'resuming' if resumed else 'created'} run {run.id}: evaluate, {steps} steps, evaluate again")
         _show(client, run, folder / "demo", require_rise=require_rise)
@@ -103,9 +104,9 @@ def _show(client: Client, run: Run, folder: Path, *, require_rise: bool) -> None
 
 
 @contextlib.contextmanager
-def _platform(home: Path) -> Iterator[Platform]:
+def _platform(context: Context) -> Iterator[Platform]:
     """The whole platform while the demo runs; Ctrl-C ends it in order and says how to go on."""
-    platform = Platform(home, Options(free_ports=True), report=_say)
+    platform = Platform(context.home, platform_options(context.settings, free_ports=True), report=_say)
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         platform.start()

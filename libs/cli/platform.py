@@ -28,7 +28,6 @@ from urllib.parse import urlsplit
 
 import httpx
 
-import leyden
 from leyden.libs.cli import control_files
 from leyden.libs.cli.listeners import Listeners, open_listeners
 from leyden.libs.cli.managed_service import Child, Ending, Kept, RollFailed
@@ -41,9 +40,8 @@ from leyden.libs.cli.record import (
     write_record,
 )
 from leyden.libs.cli.services import HURRY_SECONDS, SERVICES, STOP_ORDER, WITHOUT_STORE, Facts, environment
-from leyden.libs.cli.settings import inherited_environment
+from leyden.libs.cli.settings import Settings, inherited_environment
 
-ROOT = Path(leyden.__file__).resolve().parent.parent
 LOG_BYTES = 20 * 2**20
 TICK_SECONDS = 0.1
 LOOK_SECONDS = 2.0
@@ -79,6 +77,16 @@ class Options:
     services: tuple[str, ...] = SERVICES
     database_url: str | None = None
     redis_url: str | None = None
+
+
+def platform_options(settings: Settings, *, free_ports: bool) -> Options:
+    """The options of `leyden up` and `leyden demo`: the servers and the model that the settings name."""
+    return Options(
+        model_path=settings.model_path,
+        free_ports=free_ports,
+        database_url=settings.database_url,
+        redis_url=settings.redis_url,
+    )
 
 
 class Platform:
@@ -313,9 +321,7 @@ class Platform:
         return [sys.executable, "-P", launcher, str(os.getpid()), *arguments]
 
     def _environment(self) -> dict[str, str]:
-        inherited = inherited_environment()
-        paths = [str(ROOT), *filter(None, [inherited.get("PYTHONPATH")])]
-        return inherited | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
+        return inherited_environment() | {"PYTHONUNBUFFERED": "1"}
 
     def _keep_running(self, names: Collection[str] | None = None) -> None:
         if self._misled is not None and self._misled.is_over():

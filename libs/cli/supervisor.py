@@ -20,7 +20,7 @@ from leyden.libs.cli import control_files
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import AsJson, console, print_facts, print_json, print_table
-from leyden.libs.cli.platform import AlreadyRunning, Options, Platform, PlatformError, readiness, stop_servers
+from leyden.libs.cli.platform import AlreadyRunning, Platform, PlatformError, platform_options, readiness, stop_servers
 from leyden.libs.cli.record import PlatformRecord, ServiceRecord, read_record, write_record
 from leyden.libs.cli.watch import OVER
 from leyden.libs.client import LeydenError
@@ -49,14 +49,7 @@ def up(
         _detach(context, free_ports)
         _print_platform(context, as_json)
         return
-    settings = context.settings
-    options = Options(
-        model_path=settings.model_path,
-        free_ports=free_ports,
-        database_url=settings.database_url,
-        redis_url=settings.redis_url,
-    )
-    platform = Platform(context.home, options, report=_say)
+    platform = Platform(context.home, platform_options(context.settings, free_ports=free_ports), report=_say)
     with _ends_on_signal(platform):
         platform.start()
         try:
@@ -108,7 +101,7 @@ def _detach(context: Context, free_ports: bool) -> None:
         began = log.tell()
         child = subprocess.Popen(
             [*command, *(["--free-ports"] if free_ports else [])],
-            cwd=Path(__file__).resolve().parent.parent.parent,
+            cwd=context.home,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import leyden
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import logger
 from leyden.services.runner.folder import AttemptFolder
@@ -31,7 +32,7 @@ from leyden.services.runner.walls import USABLE_LANDLOCK, Walls, landlock_abi
 
 log = logger()
 
-ROOT = str(Path(__file__).resolve().parents[2])
+ROOT = str(Path(leyden.__file__).resolve().parents[1])
 UIDS = 20_000
 """User ids that attempts take in turn: long before one comes again, nothing of its last attempt is left."""
 UIDS_FROM = 1_900_000_000

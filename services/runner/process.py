@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import leyden
 from leyden.services.runner import keeper
 from leyden.services.runner.walls import Walls, no_walls
 
-_ROOT = str(Path(keeper.__file__).resolve().parents[2])
+_ROOT = str(Path(leyden.__file__).resolve().parents[1])
 ANSWER_SECONDS = 10.0
 _KEEPER = "import sys; sys.path.append(sys.argv[1]); from leyden.services.runner.keeper import main; main()"
 

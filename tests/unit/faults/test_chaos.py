@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import re
 
-from leyden.libs.cli.platform import ROOT
 from tests.chaos import SERVICES, fault_points
+from tests.shared import ROOT
 
 
 def test_a_soak_finds_every_point_at_which_a_service_may_be_killed() -> None:
