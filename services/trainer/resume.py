@@ -23,10 +23,10 @@ from leyden.libs.telemetry import logger
 from leyden.services.trainer.batch import Sample
 from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
-    Holding,
+    LockCheck,
     Progress,
-    alone,
     describe,
+    no_lock,
     optimizer_state,
     save_checkpoint,
 )
@@ -64,7 +64,7 @@ def decode_samples(rows: Iterable[tables.Sample], trained: set[str]) -> tuple[li
 class Origin:
     """Where a run's learner comes from: the store's record, the base model, and what computes.
 
-    Args: holding: asked before a checkpoint is written
+    Args: check_lock: called before a checkpoint is written
     """
 
     database: Database
@@ -72,7 +72,7 @@ class Origin:
     config: RunConfig
     base: Path
     accelerator: Accelerator
-    holding: Holding = alone
+    check_lock: LockCheck = no_lock
 
     async def learner(self, interrupted: Callable[[], bool]) -> Learner:
         """The learner right after the run's last committed step, or of version 0, which is on record already.
@@ -120,7 +120,7 @@ class Origin:
             )
         difference = adopt_weights(learner, weights)
         progress = Progress(self.run_id, learner.step, version.content_sha256)
-        save_checkpoint(optimizer_state(learner.optimizer), progress, checkpoint, self.holding)
+        save_checkpoint(optimizer_state(learner.optimizer), progress, checkpoint, self.check_lock)
         log.info("step made again", step=learner.step, largest_difference=difference)
 
     async def _version(self, number: int) -> training.Version:

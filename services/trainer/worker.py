@@ -30,12 +30,13 @@ from leyden.services.trainer.checkpoint import (
     clear_scratch,
     describe,
     export_weights,
+    optimizer_state,
     version_folder,
 )
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import make_accelerator, model_of
 from leyden.services.trainer.resume import Origin, decode_samples
-from leyden.services.trainer.saving import PHASE_SECONDS, Saver, holding
+from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.step import Learner, Metrics, optimizer_step
 
@@ -188,7 +189,7 @@ async def _open_trainer(
             await training.add_base_version(session, run_id, _version(0, export))
         await notifications.notify(Topic.VERSIONS)
     accelerator = make_accelerator(settings.device, config.training.precision)
-    origin = Origin(database, run_id, config, base, accelerator, holding(lock))
+    origin = Origin(database, run_id, config, base, accelerator, lock_check(lock))
     learner = await origin.learner(stop.is_set)
     log.info("learner ready", step=learner.step, device=str(accelerator.device))
     return Trainer(settings, config, base, database, notifications, lock, learner)
@@ -221,8 +222,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
-        self.saver = Saver(self.settings, self.config, self.database, self.lock, self.learner)
-        self._holding = holding(self.lock)
+        self.saver = Saver(self.settings, self.config.training.keep_checkpoints, self.database, self.lock)
+        self._check_lock = lock_check(self.lock)
 
     async def train(self, stop: asyncio.Event) -> None:
         """Makes steps until the last one is made or `stop` is set.
@@ -292,7 +293,8 @@ class Trainer:
         fault_point("trainer.committed")
         await self.notifications.notify(Topic.VERSIONS)
         await self.saver.finish()
-        self.saver.save(Progress(self.settings.run_id, number, export.content_sha256))
+        state = optimizer_state(self.learner.optimizer)
+        self.saver.save(state, Progress(self.settings.run_id, number, export.content_sha256))
         self._report(metrics, selection)
         self.gate.pass_through(metrics.get("logprob_gap_mean"))
 
@@ -306,11 +308,11 @@ class Trainer:
             self.config,
             still=still,
             interrupted=interrupted,
-            before_update=self.saver.finish_saving,
+            before_update=self.saver.wait_written,
         )
         began = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
-        export = export_weights(model_of(self.learner), self.base, folder, self._holding)
+        export = export_weights(model_of(self.learner), self.base, folder, self._check_lock)
         return {**metrics, "export_seconds": time.perf_counter() - began}, export
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:

@@ -19,7 +19,6 @@ from tests.contract.trainer.test_steps import Case
 POINTS = (
     "trainer.weights_written",
     "trainer.version_unnamed",
-    "trainer.announced",
     "trainer.exported",
     "trainer.step_written",
     "trainer.committed",

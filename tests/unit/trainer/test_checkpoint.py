@@ -1,4 +1,5 @@
 import errno
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ from leyden.libs.store.locks import LockLost
 from leyden.services.trainer import checkpoint
 from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
+    LockCheck,
     Progress,
     clear_scratch,
     describe,
     export_weights,
+    no_lock,
     optimizer_state,
     remove_folder,
     save_checkpoint,
@@ -95,32 +98,40 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_a_version_can_be_read_whole_before_it_is_durable(tiny_model: Path, tmp_path: Path, synced: list[str]) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
-    step(learner, 0)
-    announced = []
-
-    def announce(folder: Path) -> None:
-        announced.append((folder, describe(folder), list(synced)))
-
-    export = export_weights(learner.policy.model, tiny_model, tmp_path / "versions" / "1", announce=announce)
-    assert announced == [(export.path, export, [])]
-    assert sorted(synced) == sorted([*(file.name for file in export.path.iterdir()), "1", "versions"])
+def write_checkpoint(folder: Path, check_lock: LockCheck = no_lock) -> None:
+    save_checkpoint({"random": torch.get_rng_state()}, Progress("run-a", 1, "hash"), folder, check_lock)
 
 
-def test_a_checkpoint_has_its_name_only_once_it_is_durable(
-    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["version", "checkpoint"])
+def test_a_folder_has_its_name_only_once_it_is_durable(
+    tiny_model: Path, tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    folder, at_the_name = tmp_path / "checkpoints" / "1", []
+    folder, at_the_name = tmp_path / "parent" / "1", []
 
     def fault_point(point: str) -> None:
-        if point == "trainer.checkpoint_unnamed":
+        if point == f"trainer.{kind}_unnamed":
             at_the_name.extend(synced)
 
     monkeypatch.setattr(checkpoint, "fault_point", fault_point)
-    save_checkpoint({"random": torch.get_rng_state()}, Progress("run-a", 1, "hash"), folder)
-    assert sorted(at_the_name[:2]) == ["optimizer.safetensors", "progress.json"]
-    assert synced == [*at_the_name, "checkpoints"]
+    if kind == "version":
+        export_weights(start_learner(tiny_model, CONFIG, CPU).policy.model, tiny_model, folder)
+    else:
+        write_checkpoint(folder)
+    assert sorted(at_the_name[:-1]) == sorted(file.name for file in folder.iterdir())
+    assert at_the_name[-1].startswith(".1.")
+    assert synced == [*at_the_name, "parent"]
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large") as caught:
+            write_checkpoint(tmp_path / "checkpoints" / "1")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 @pytest.mark.parametrize("lost_at", ["the beginning", "the end"])
@@ -131,13 +142,13 @@ def test_who_lost_the_run_leaves_the_folder_of_another(tiny_model: Path, tmp_pat
     answers = iter([] if lost_at == "the beginning" else [None])
     scratches: list[str] = []
 
-    def holding() -> None:
+    def check_lock() -> None:
         scratches.extend(entry.name for entry in tmp_path.iterdir() if entry.name != "1")
         if next(answers, "lost") == "lost":
             raise LockLost("another trainer may have gone on")
 
     with pytest.raises(LockLost):
-        export_weights(learner.policy.model, tiny_model, tmp_path / "1", holding)
+        export_weights(learner.policy.model, tiny_model, tmp_path / "1", check_lock)
     assert describe(tmp_path / "1").content_sha256 == old.content_sha256
     assert len(scratches) == (0 if lost_at == "the beginning" else 1)
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
@@ -161,31 +172,33 @@ def test_a_step_is_made_again_where_the_files_of_the_first_cannot_be_removed(
 @pytest.mark.parametrize("is_lost", [True, False])
 @pytest.mark.parametrize("by", ["replaced", "removed"])
 def test_a_version_that_was_named_is_taken_for_no_other(
-    tiny_model: Path, tmp_path: Path, by: str, is_lost: bool
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, is_lost: bool
 ) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     folder, others = tmp_path / "versions" / "1", tmp_path / "others"
     others.mkdir()
     (others / "model.safetensors").write_bytes(b"of another trainer")
-    announced = []
+    another_came: list[Path] = []
 
-    def another_comes(_: Path) -> None:
-        announced.append(folder)
-        remove_folder(folder)
-        if by == "replaced":
-            others.rename(folder)
+    def sync(path: Path) -> None:
+        if path == folder.parent:
+            another_came.append(folder)
+            remove_folder(folder)
+            if by == "replaced":
+                others.rename(folder)
 
-    def holding() -> None:
-        if announced and is_lost:
+    def check_lock() -> None:
+        if another_came and is_lost:
             raise LockLost("another trainer may have gone on")
 
+    monkeypatch.setattr(checkpoint, "_sync", sync)
     with pytest.raises(LockLost if is_lost else OSError, match="go" if is_lost else str(folder)):
-        export_weights(learner.policy.model, tiny_model, folder, holding, another_comes)
+        export_weights(learner.policy.model, tiny_model, folder, check_lock)
     assert [file.name for file in folder.parent.glob("*/*")] == (["model.safetensors"] if by == "replaced" else [])
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
-def test_an_announced_version_that_cannot_be_brought_to_the_disk_is_removed(
+def test_a_version_that_cannot_be_brought_to_the_disk_gets_no_name(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
@@ -195,35 +208,15 @@ def test_an_announced_version_that_cannot_be_brought_to_the_disk_is_removed(
         tried.append(path)
         raise OSError(errno.ENOSPC, "no room on the disk")
 
-    def holding() -> None:
+    def check_lock() -> None:
         if tried and is_lost:
             raise LockLost("another trainer may have gone on")
 
     monkeypatch.setattr(checkpoint, "_sync", sync)
     folder = tmp_path / "versions" / "1"
     with pytest.raises(LockLost if is_lost else OSError, match="go" if is_lost else "no room"):
-        export_weights(learner.policy.model, tiny_model, folder, holding)
-    # Whoever lost the run removes nothing: the folder may be another's.
-    assert [entry.name for entry in folder.parent.iterdir()] == (["1"] if is_lost else [])
-
-
-def test_a_folder_that_replaced_a_version_is_left_where_it_cannot_be_brought_to_the_disk(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learner = start_learner(tiny_model, CONFIG, CPU)
-    folder, others = tmp_path / "versions" / "1", tmp_path / "others"
-    others.mkdir()
-
-    def sync(_: Path) -> None:
-        if others.exists():
-            remove_folder(folder)
-            others.rename(folder)
-        raise OSError(errno.ENOSPC, "no room on the disk")
-
-    monkeypatch.setattr(checkpoint, "_sync", sync)
-    with pytest.raises(OSError, match="no room"):
-        export_weights(learner.policy.model, tiny_model, folder)
-    assert list(folder.parent.iterdir()) == [folder]
+        export_weights(learner.policy.model, tiny_model, folder, check_lock)
+    assert list(folder.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
@@ -236,14 +229,14 @@ def test_files_that_another_trainer_cleared_are_a_lost_run_and_no_trouble_with_f
         clear_scratch(tmp_path, "run-a")
         cleared.append(moment)
 
-    def holding() -> None:
+    def check_lock() -> None:
         if cleared and is_lost:
             raise LockLost("another trainer may have gone on")
 
     monkeypatch.setattr(checkpoint, "fault_point", clear)
     folder = tmp_path / "run-a" / "checkpoints" / "1"
     with pytest.raises(LockLost if is_lost else FileNotFoundError):
-        save_checkpoint({"random": torch.get_rng_state()}, Progress("run-a", 1, "hash"), folder, holding)
+        write_checkpoint(folder, check_lock)
     assert cleared == ["trainer.state_written"]
     assert list(folder.parent.iterdir()) == []
 
