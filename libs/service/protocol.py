@@ -21,16 +21,13 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from prometheus_client import Counter
 from starlette.types import ASGIApp, Scope
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from leyden.libs.service.errors import problem_response
-from leyden.libs.service.limits import RESERVED_FILES, Limits
+from leyden.libs.service.limits import REFUSALS, RESERVED_FILES, Limits
 from leyden.libs.service.turns import Turns
-
-REFUSALS = Counter("leyden_http_refusals_total", "Connections refused or cut before or beside an answer.", ["cause"])
 
 LINGER_SECONDS = 2.0
 """How long a refused client may go on sending, so that it reads why before the connection is gone."""

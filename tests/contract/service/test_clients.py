@@ -12,15 +12,11 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from leyden.libs.service import JsonResponse, Limits, serving
 from leyden.libs.service.app import create_app
-from leyden.libs.service.protocol import writer_of
 from leyden.libs.telemetry import inject
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -185,41 +181,6 @@ async def test_a_request_sent_ahead_does_not_go_on_with_the_trace_of_the_one_bef
     assert answers.count(trace.encode()) == 1
 
 
-class Writer:
-    """Writes past all layers until its client is behind, and ends when it has read everything."""
-
-    def __init__(self) -> None:
-        self.pieces = 0
-        self.is_waiting = asyncio.Event()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        write = writer_of(scope)
-        assert write is not None
-        with pytest.raises(RuntimeError, match="between its beginning and its end"):
-            write(b"early")
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        keeps_up = True
-        while keeps_up:
-            keeps_up = write(b"x" * 2**16)
-            self.pieces += 1
-        self.is_waiting.set()
-        await send({"type": "http.response.body", "body": b"", "more_body": True})
-        assert write(b"end")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def test_who_writes_past_all_layers_is_told_that_its_client_is_behind_and_nothing_is_lost() -> None:
-    endpoint = Writer()
-    app = Starlette(routes=[Route("/", endpoint)])
-    async with serving(app, shutdown_seconds=1) as port, connected(port) as (reader, writer):
-        writer.write(b"GET / HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
-        await asyncio.wait_for(endpoint.is_waiting.wait(), 60)
-        head, _, body = (await told(reader)).partition(b"\r\n\r\n")
-    assert b"transfer-encoding: chunked" in head
-    piece = b"10000\r\n" + b"x" * 2**16 + b"\r\n"
-    assert body == piece * endpoint.pieces + b"3\r\nend\r\n0\r\n\r\n"
-
-
 @pytest.mark.parametrize(
     ("data", "status"),
     [
@@ -360,3 +321,21 @@ async def test_an_early_answer_reaches_who_is_still_sending() -> None:
     async with door() as (_, port), httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"http://127.0.0.1:{port}/echo", content=endless())
         assert answer.status_code == 413
+
+
+async def test_a_client_that_drips_the_rest_of_an_answered_body_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("leyden.libs.service.limits.REST_SECONDS", 1.0)
+    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+        writer.write(b"POST /nowhere HTTP/1.1\r\nhost: a\r\ncontent-length: 5000\r\n\r\n")
+        dripping = asyncio.create_task(drip(writer, b"a" * 5000))
+        assert (await told(reader)).startswith(b"HTTP/1.1 404")
+        dripping.cancel()
+
+
+async def test_empty_lines_before_a_request_keep_no_connection() -> None:
+    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+        dripping = asyncio.create_task(drip(writer, b"\r\n" * 2500))
+        assert await told(reader) == b""
+        dripping.cancel()
