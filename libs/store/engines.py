@@ -1,4 +1,4 @@
-"""What the controller last saw of every engine."""
+"""The status of every engine at the controller's last poll."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from leyden.libs.store.database import Session
 
 
 @dataclass(frozen=True)
-class SeenEngine:
-    """What an engine serves, or why it does not."""
+class EngineStatus:
+    """The version that an engine serves, or why it serves none."""
 
     url: str
     state: EngineState
@@ -24,8 +24,8 @@ class SeenEngine:
     detail: str | None = None
 
 
-async def write_engines(session: Session, engines: Sequence[SeenEngine]) -> None:
-    """Writes what was seen; one row per url."""
+async def write_engines(session: Session, engines: Sequence[EngineStatus]) -> None:
+    """Writes statuses, one row per url."""
     if not engines:
         return
     statement = insert(tables.Engine)
@@ -37,5 +37,5 @@ async def write_engines(session: Session, engines: Sequence[SeenEngine]) -> None
 
 
 async def forget_other_engines(session: Session, urls: Sequence[str]) -> None:
-    """Removes engines that are no longer configured, so that no request is sent to them."""
+    """Removes engines that no longer exist, so that no request is sent to them."""
     await session.execute(delete(tables.Engine).where(tables.Engine.url.not_in(urls)))

@@ -1,8 +1,8 @@
-"""How many groups may be sampled now, and of which tasks. Pure functions; `worker` gives the numbers.
+"""The groups that may be sampled now: how many, and of which tasks. Pure functions over `RunFacts`.
 
-The bound on policy lag is kept here, by counting: a group admitted as the n-th that will count is consumed by step
-n // groups_per_step + 1, so while engines serve version v only the groups of steps up to v + max_policy_lag + 1 may be
-admitted, and a token sampled now is trained at most `max_policy_lag` versions late.
+Counting keeps the bound on policy lag. Step n // groups_per_step + 1 consumes the n-th group that counts, so while
+engines serve version v only the groups of steps up to v + max_policy_lag + 1 may be admitted. A token sampled now is
+then trained at most `max_policy_lag` versions late.
 """
 
 from __future__ import annotations
@@ -13,15 +13,36 @@ from functools import lru_cache
 
 from leyden.libs.contracts.config import Sampling
 from leyden.libs.contracts.ids import group_id
-from leyden.libs.store.groups import NewGroup
+from leyden.libs.contracts.states import RunPhase
+from leyden.libs.store.groups import EvaluationFacts, NewGroup, RunFacts
+from leyden.services.controller.phases import due_evaluation
+
+MAX_EVALUATION_GROUPS = 1000
+"""Groups of an evaluation admitted in one tick."""
+
+
+def groups_to_admit(run: RunFacts, served_version: int) -> list[NewGroup]:
+    """Returns the groups to admit: those of the due evaluation, else those of training.
+
+    Args: served_version: the oldest version of the run that an engine serves
+    """
+    due = due_evaluation(run)
+    if run.phase is RunPhase.EVALUATING and due is not None:
+        evaluation, version = due
+        return evaluation_groups(run.id, evaluation, version) if served_version == version else []
+    if run.phase is not RunPhase.RUNNING or due is not None:
+        return []
+    steps, counting = run.config.training.steps, run.counting_groups
+    count = training_groups_wanted(run.config.sampling, steps=steps, served_version=served_version, counting=counting)
+    return training_groups(run, count, served_version)
 
 
 def training_groups_wanted(sampling: Sampling, *, steps: int, served_version: int, counting: int) -> int:
-    """How many training groups to admit now.
+    """Returns how many training groups to admit now.
 
-    Args: served_version: the oldest version that an engine of the run serves; counting: groups admitted so far that
-        count or still may: all except cancelled ones, those that credit excluded and those that the trainer refused as
-        stale. What does not count is thereby replaced, and the trainer never starves.
+    Args: served_version: see `groups_to_admit`; counting: groups admitted so far that count or still may: all except
+        cancelled ones, those that credit excluded and those that the trainer refused as stale. The count replaces
+        those, so the trainer never starves.
 
     With 8 groups a step and a lag of 1: 16 while version 0 is served, 8 more with every version, none beyond the last
     step's:
@@ -34,60 +55,43 @@ def training_groups_wanted(sampling: Sampling, *, steps: int, served_version: in
     return max(0, reachable_steps * sampling.groups_per_step - counting)
 
 
-def training_groups(
-    run_id: str,
-    dataset_id: str,
-    sampling: Sampling,
-    *,
-    task_count: int,
-    first_number: int,
-    count: int,
-    served_version: int,
-) -> list[NewGroup]:
-    """The next groups of a run: every epoch is a new seeded shuffle of all tasks."""
+def training_groups(run: RunFacts, count: int, served_version: int) -> list[NewGroup]:
+    """Returns the run's next groups: every epoch is a new seeded shuffle of all tasks."""
+    sampling = run.config.sampling
     return [
         NewGroup(
-            id=group_id(run_id, number),
-            run_id=run_id,
+            id=group_id(run.id, number),
+            run_id=run.id,
             evaluation_id=None,
             number=number,
-            dataset_id=dataset_id,
-            task_number=task_of(sampling.seed, number, task_count),
+            dataset_id=run.dataset_id,
+            task_number=task_of(sampling.seed, number, run.task_count),
             size=sampling.group_size,
             admitted_version=served_version,
         )
-        for number in range(first_number, first_number + count)
+        for number in range(run.next_group, run.next_group + count)
     ]
 
 
-def evaluation_groups(
-    run_id: str,
-    evaluation_id: str,
-    dataset_id: str,
-    *,
-    first_number: int,
-    count: int,
-    rollouts_per_task: int,
-    version: int,
-) -> list[NewGroup]:
-    """The next groups of an evaluation: task n is group n, in the order of the dataset."""
+def evaluation_groups(run_id: str, evaluation: EvaluationFacts, version: int) -> list[NewGroup]:
+    """Returns the evaluation's next groups: group n does task n, in the order of the dataset."""
     return [
         NewGroup(
-            id=group_id(evaluation_id, number),
+            id=group_id(evaluation.id, number),
             run_id=run_id,
-            evaluation_id=evaluation_id,
+            evaluation_id=evaluation.id,
             number=number,
-            dataset_id=dataset_id,
+            dataset_id=evaluation.dataset_id,
             task_number=number,
-            size=rollouts_per_task,
+            size=evaluation.rollouts_per_task,
             admitted_version=version,
         )
-        for number in range(first_number, first_number + count)
+        for number in range(evaluation.groups, min(evaluation.expected, evaluation.groups + MAX_EVALUATION_GROUPS))
     ]
 
 
 def task_of(seed: int, number: int, task_count: int) -> int:
-    """The task of the run's group `number`: position `number mod task_count` in the shuffle of its epoch."""
+    """Returns the task of the run's group `number`: position `number mod task_count` in the shuffle of its epoch."""
     epoch, position = divmod(number, task_count)
     return _shuffled(seed, epoch, task_count)[position]
 

@@ -1,30 +1,28 @@
-"""Brings every engine to the wanted policy version, over SGLang's control endpoints, and notices when one falls back.
+"""Brings every engine to the target version, and brings back an engine that restarted with other weights.
 
-A version changes in three calls: pause (requests in flight return to the engine's queue, new ones wait), load, continue,
-the last in a `finally`. Agents never see it: the gateway waits. `/model_info` decides which version an engine serves. The
-next poll finds an engine that restarted with other weights and brings it back.
+A version changes in three calls: pause (requests in flight return to the engine's queue, new ones wait), load and
+continue. Agents never see it: the gateway waits. `/model_info` alone says which version an engine serves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import httpx
 from prometheus_client import Counter, Gauge, Histogram
 
-from leyden.libs.contracts.ids import parse_weight_version, weight_version
+from leyden.libs.contracts.ids import parse_weight_version
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import pause
-from leyden.libs.service.secrets import read_secret
 from leyden.libs.store.database import AWAY, Database, cause
-from leyden.libs.store.engines import SeenEngine, forget_other_engines, write_engines
+from leyden.libs.store.engines import EngineStatus, forget_other_engines, write_engines
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
+from leyden.services.controller.engine_client import EngineClient, EngineRefused, TargetVersion
+from leyden.services.controller.engine_discovery import EngineDiscovery
 from leyden.services.controller.settings import Settings
 
 log = logger()
@@ -32,257 +30,169 @@ limited_log = RateLimitedLogger(log)
 
 UPDATES = Counter("controller_engine_updates_total", "Weight updates of engines.", ["result"])
 UPDATE_SECONDS = Histogram("controller_engine_update_seconds", "Pause to continue.", buckets=SECONDS_BUCKETS)
-SERVING = Gauge("controller_engines_serving", "Engines that serve the wanted version.")
+SERVING = Gauge("controller_engines_serving", "Engines that serve the target version.")
 
 
-class EngineRefused(Exception):
-    """The engine answered, and did not do what it was asked; the message is its own."""
+@dataclass(eq=False)
+class FleetMember:
+    """One engine: its status at the last poll, and the target that it last refused, with the time to offer it again."""
+
+    client: EngineClient
+    target_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    status: EngineStatus | None = None
+    resumed: bool = False
+    refused: TargetVersion | None = None
+    retry_at: float = 0.0
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The policy that every engine should serve."""
-
-    run_id: str
-    version: int
-    path: str
-
-
-@dataclass(frozen=True)
-class EngineKeys:
-    """What opens the engines: SGLang's control routes refuse the API key where there is an admin key."""
-
-    api_key: str | None = None
-    admin_key: str | None = None
-
-    @classmethod
-    def of(cls, settings: Settings) -> EngineKeys:
-        """The keys that settings name.
-
-        Raises: SecretError: a key's file cannot be used
-        """
-        return cls(
-            read_secret(settings.engine_api_key, settings.engine_api_key_file),
-            read_secret(settings.engine_admin_key, settings.engine_admin_key_file),
-        )
-
-    @property
-    def looking(self) -> dict[str, str]:
-        """Headers of a look at what the engine serves."""
-        return {} if self.api_key is None else {"authorization": f"Bearer {self.api_key}"}
-
-    @property
-    def control(self) -> dict[str, str]:
-        """Headers of a change."""
-        return self.looking if self.admin_key is None else {"authorization": f"Bearer {self.admin_key}"}
-
-
-class EngineClient:
-    """The control endpoints of one engine. Bodies are always JSON: SGLang answers 400 to an empty one."""
-
-    def __init__(
-        self, url: str, http: httpx.AsyncClient, *, update_seconds: float, keys: EngineKeys = EngineKeys()
-    ) -> None:
-        self.url = url
-        self._http = http
-        self._update_seconds = update_seconds
-        self._keys = keys
-
-    async def weight_version(self) -> str:
-        """What the engine says that it serves.
-
-        Raises: httpx.HTTPError: it does not answer; ValueError: what it answers is not what an engine answers
-        """
-        answer = await self._http.get(f"{self.url}/model_info", headers=self._keys.looking)
-        answer.raise_for_status()
-        return str(_document(answer).get("weight_version"))
-
-    async def update(self, wanted: Wanted) -> None:
-        """Pauses, loads and continues. Safe to repeat.
-
-        Raises: EngineRefused: the weights could not be loaded, the old ones stay; httpx.HTTPError: it does not answer.
-        """
-        await self._post("/pause_generation", {"mode": "retract"})
-        fault_point("controller.engine_paused")
-        try:
-            await self._load(wanted)
-        finally:
-            # Shielded: an engine that stays paused would hold every agent for good.
-            resuming = asyncio.ensure_future(self.resume())
-            # Whoever waited may be cancelled: an exception that nobody fetches is no accident.
-            resuming.add_done_callback(lambda task: task.cancelled() or task.exception())
-            await asyncio.shield(resuming)
-
-    async def resume(self) -> None:
-        """Lets a paused engine go on; changes nothing on one that is not paused."""
-        await self._post("/continue_generation", {})
-
-    async def _load(self, wanted: Wanted) -> None:
-        body = {
-            "model_path": wanted.path,
-            "weight_version": weight_version(wanted.run_id, wanted.version),
-            "flush_cache": True,
-        }
-        answer = await self._post("/update_weights_from_disk", body, seconds=self._update_seconds)
-        fault_point("controller.engine_loaded")
-        told = _document(answer)
-        if not told.get("success"):
-            raise EngineRefused(str(told.get("message"))[:500])
-
-    async def _post(self, path: str, body: dict[str, object], seconds: float | None = None) -> httpx.Response:
-        limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
-        answer = await self._http.post(self.url + path, json=body, timeout=limit, headers=self._keys.control)
-        if answer.status_code >= 400:
-            raise EngineRefused(f"{path} answered {answer.status_code}: {answer.text[:500]}")
-        return answer
-
-
+@dataclass
 class Fleet:
-    """Every configured engine, and what it was last seen serving."""
+    """Every engine that discovery lists."""
 
-    def __init__(self, settings: Settings, database: Database, notifications: Notifications) -> None:
-        self._settings = settings
-        self._database = database
-        self._notifications = notifications
-        self._wanted: Wanted | None = None
-        self._changed = {url: asyncio.Event() for url in settings.engine_urls}
-        self._seen: dict[str, SeenEngine] = {}
-        self._resumed: set[str] = set()
-        self._refused: dict[str, tuple[Wanted, float]] = {}
+    settings: Settings
+    discovery: EngineDiscovery
+    database: Database
+    notifications: Notifications
 
-    def want(self, wanted: Wanted | None) -> None:
-        """Changes what engines should serve; None leaves them as they are."""
-        if wanted is not None and wanted != self._wanted:
-            self._wanted = wanted
-            for changed in self._changed.values():
-                changed.set()
+    def __post_init__(self) -> None:
+        self._target: TargetVersion | None = None
+        self._members: dict[str, FleetMember] = {}
+        self._listed: frozenset[str] | None = None
 
-    def wants(self, run_id: str, version: int) -> bool:
-        """Whether this is what engines are being brought to already."""
-        return self._wanted is not None and (self._wanted.run_id, self._wanted.version) == (run_id, version)
+    def set_target(self, target: TargetVersion) -> None:
+        """Changes the version that engines should serve."""
+        if target != self._target:
+            self._target = target
+            for member in self._members.values():
+                member.target_changed.set()
+
+    def has_target(self, run_id: str, version: int) -> bool:
+        """Whether engines are being brought to this version already."""
+        return self._target is not None and (self._target.run_id, self._target.version) == (run_id, version)
 
     def served_version(self, run_id: str) -> int | None:
-        """The oldest version that a serving engine has of the run; None when none serves it."""
+        """Returns the oldest version of the run that an engine serves; None when no engine serves the run."""
         versions = [
-            engine.policy_version
-            for engine in self._seen.values()
-            if engine.state is EngineState.SERVING and engine.run_id == run_id and engine.policy_version is not None
+            status.policy_version
+            for status in self._statuses()
+            if status.state is EngineState.SERVING and status.run_id == run_id and status.policy_version is not None
         ]
         return min(versions, default=None)
 
     def trouble(self) -> str | None:
-        """Why no engine serves or will soon, for people; None when one does."""
-        if any(engine.state is not EngineState.UNREACHABLE for engine in self._seen.values()):
+        """Says, for users, why no engine serves or will soon; None when one does."""
+        if self._listed == frozenset():
+            return "there is no engine"
+        if any(status.state is not EngineState.UNREACHABLE for status in self._statuses()):
             return None
-        return "; ".join(f"{engine.url}: {engine.detail}" for engine in self._seen.values() if engine.detail) or None
+        return "; ".join(f"{status.url}: {status.detail}" for status in self._statuses() if status.detail) or None
 
-    async def keep(self) -> None:
-        """Looks and corrects, for ever; each engine by itself, so that one that hangs does not hold up the others."""
-        keys = EngineKeys.of(self._settings)
-        timeout = httpx.Timeout(self._settings.engine_answer_seconds)
-        async with httpx.AsyncClient(timeout=timeout, trust_env=False) as http:
-            seconds = self._settings.engine_update_seconds
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._forget_others())
-                for url in self._changed:
-                    group.create_task(self._keep(EngineClient(url, http, update_seconds=seconds, keys=keys)))
+    async def run(self) -> None:
+        """Follows discovery for ever. Each engine has a task of its own, so that one that hangs delays no other."""
+        timeout = httpx.Timeout(self.settings.engine_answer_seconds)
+        tasks: dict[str, asyncio.Task[None]] = {}
+        async with httpx.AsyncClient(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    urls = await self.discovery.urls()
+                    for url in urls - tasks.keys():
+                        member = self.add(EngineClient(url, http, self.settings))
+                        tasks[url] = group.create_task(self._follow(member), name=f"engine {url}")
+                    for url in tasks.keys() - urls:
+                        tasks[url].cancel()
+                        await asyncio.wait({tasks.pop(url)})
+                        del self._members[url]
+                    await self._forget_others(urls)
+                except AWAY as error:
+                    limited_log.warning("engines not listed", cause=cause(error))
+                await asyncio.sleep(self.settings.engine_poll_seconds)
 
-    async def _forget_others(self) -> None:
-        """Once, as soon as the store can be reached."""
+    def add(self, client: EngineClient) -> FleetMember:
+        """Makes an engine a member; whoever adds it reconciles it."""
+        self._members[client.url] = FleetMember(client)
+        return self._members[client.url]
+
+    def _statuses(self) -> list[EngineStatus]:
+        return [member.status for member in self._members.values() if member.status is not None]
+
+    async def _forget_others(self, urls: frozenset[str]) -> None:
+        """Removes the rows of engines that no longer exist, so that no gateway sends requests to them."""
+        if urls == self._listed:
+            return
+        async with self.database.session() as session:
+            await forget_other_engines(session, sorted(urls))
+        self._listed = urls
+
+    async def _follow(self, member: FleetMember) -> None:
         while True:
+            member.target_changed.clear()
             try:
-                async with self._database.session() as session:
-                    await forget_other_engines(session, self._settings.engine_urls)
+                await self._reconcile(member)
             except AWAY as error:
-                limited_log.warning("engines not noted", cause=cause(error))
-                await asyncio.sleep(self._settings.engine_poll_seconds)
-            else:
-                return
-
-    async def _keep(self, client: EngineClient) -> None:
-        changed = self._changed[client.url]
-        while True:
-            changed.clear()
-            try:
-                await self._look_and_correct(client)
-            except AWAY as error:
-                limited_log.warning("engines not noted", cause=cause(error))
-            # The loop must live: the engine is looked at again.
+                limited_log.warning("engines not stored", cause=cause(error))
+            # The loop must live: the next poll tries again.
             except Exception:
-                log.exception("engine not seen", url=client.url)
-            await pause(changed, self._settings.engine_poll_seconds)
+                log.exception("engine not reconciled", url=member.client.url)
+            await pause(member.target_changed, self.settings.engine_poll_seconds)
 
-    async def _look_and_correct(self, client: EngineClient) -> None:
-        wanted = self._wanted
-        refused, until = self._refused.get(client.url, (None, 0.0))
-        if refused == wanted and time.monotonic() < until:
+    async def _reconcile(self, member: FleetMember) -> None:
+        """Polls an engine, updates it where it serves another version than the target, and stores its status."""
+        target, client = self._target, member.client
+        if target == member.refused and time.monotonic() < member.retry_at:
             return
         try:
-            await self._resume_once(client)
-            seen = await _look(client)
-            if wanted is not None and (seen.run_id, seen.policy_version) != (wanted.run_id, wanted.version):
+            await self._resume_once(member)
+            status = await _poll(client)
+            if target is not None and (status.run_id, status.policy_version) != (target.run_id, target.version):
                 fault_point("controller.version_noticed")
-                await self._note(SeenEngine(client.url, EngineState.UPDATING, detail=f"loading {wanted.version}"))
-                seen = await _correct(client, wanted)
-        # AttributeError: what the HTTP client makes of a connection that is reset while it opens.
+                updating = EngineStatus(client.url, EngineState.UPDATING, detail=f"loading {target.version}")
+                await self._store(member, updating)
+                status = await _update(client, target)
+        # AttributeError: the HTTP client's answer to a connection that is reset while it opens.
         except (httpx.HTTPError, ValueError, AttributeError) as error:
-            self._resumed.discard(client.url)
-            seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=_cause(error))
+            member.resumed = False
+            detail = f"{type(error).__name__}: {error}"[:500]
+            status = EngineStatus(client.url, EngineState.UNREACHABLE, detail=detail)
         except EngineRefused as error:
             UPDATES.labels("refused").inc()
-            if wanted is not None:
-                self._refused[client.url] = (wanted, time.monotonic() + self._settings.engine_refusal_seconds)
-            seen = SeenEngine(client.url, EngineState.UNREACHABLE, detail=str(error))
-        await self._note(seen)
+            if target is not None:
+                member.refused = target
+                member.retry_at = time.monotonic() + self.settings.engine_refusal_seconds
+            status = EngineStatus(client.url, EngineState.UNREACHABLE, detail=str(error))
+        await self._store(member, status)
 
-    async def _resume_once(self, client: EngineClient) -> None:
-        """At first sight: a controller that was killed between pause and continue left the engine paused."""
-        if client.url not in self._resumed:
-            await client.resume()
-            self._resumed.add(client.url)
+    async def _resume_once(self, member: FleetMember) -> None:
+        """At the first poll: a controller that was killed between pause and continue left the engine paused."""
+        if not member.resumed:
+            await member.client.resume()
+            member.resumed = True
 
-    async def _note(self, seen: SeenEngine) -> None:
-        """Keeps what was seen, and writes it where it is new."""
-        if self._seen.get(seen.url) == seen:
+    async def _store(self, member: FleetMember, status: EngineStatus) -> None:
+        """Stores a status that differs from the last one."""
+        if member.status == status:
             return
-        async with self._database.session() as session:
-            await write_engines(session, [seen])
-        self._seen[seen.url] = seen
-        log.info("engine seen", url=seen.url, state=seen.state, version=seen.policy_version, detail=seen.detail)
-        SERVING.set(_count_serving(list(self._seen.values()), self._wanted))
-        await self._notifications.notify(Topic.ENGINES)
+        async with self.database.session() as session:
+            await write_engines(session, [status])
+        member.status = status
+        log.info("engine seen", url=status.url, state=status.state, version=status.policy_version, detail=status.detail)
+        SERVING.set(sum(self._serves_target(one) for one in self._statuses()))
+        await self.notifications.notify(Topic.ENGINES)
+
+    def _serves_target(self, status: EngineStatus) -> bool:
+        return status.state is EngineState.SERVING and self.has_target(status.run_id or "", status.policy_version or 0)
 
 
-async def _look(client: EngineClient) -> SeenEngine:
-    told = await client.weight_version()
+async def _poll(client: EngineClient) -> EngineStatus:
+    label = await client.weight_version()
     try:
-        run_id, version = parse_weight_version(told)
+        run_id, version = parse_weight_version(label)
     except ValueError:
-        return SeenEngine(client.url, EngineState.UPDATING, detail=f"serves {told!r}, which no run gave it")
-    return SeenEngine(client.url, EngineState.SERVING, run_id, version)
+        return EngineStatus(client.url, EngineState.UPDATING, detail=f"serves {label!r}, which no run gave it")
+    return EngineStatus(client.url, EngineState.SERVING, run_id, version)
 
 
-async def _correct(client: EngineClient, wanted: Wanted) -> SeenEngine:
+async def _update(client: EngineClient, target: TargetVersion) -> EngineStatus:
     with UPDATE_SECONDS.time():
-        await client.update(wanted)
+        await client.update(target)
     UPDATES.labels("done").inc()
-    return await _look(client)
-
-
-def _count_serving(engines: Sequence[SeenEngine], wanted: Wanted | None) -> int:
-    if wanted is None:
-        return 0
-    target = (EngineState.SERVING, wanted.run_id, wanted.version)
-    return sum((engine.state, engine.run_id, engine.policy_version) == target for engine in engines)
-
-
-def _document(answer: httpx.Response) -> dict[str, Any]:
-    """Raises ValueError where the answer is no JSON object."""
-    document = answer.json()
-    if not isinstance(document, dict):
-        raise ValueError(f"{answer.url.path} answered {str(document)[:100]!r}, no JSON object")
-    return document
-
-
-def _cause(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
+    return await _poll(client)

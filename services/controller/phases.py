@@ -42,7 +42,7 @@ def next_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]
     return run.phase, run.reason
 
 
-def wanted_version(run: RunFacts) -> int | None:
+def target_version(run: RunFacts) -> int | None:
     """The version that engines should serve: that of the due evaluation, else the newest. None before version 0.
 
     An evaluation that has not begun lets open training groups end on the newest version first.

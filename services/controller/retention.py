@@ -23,7 +23,7 @@ FREED = Counter("controller_pruned_bytes_total", "What that gave back on the dis
 LOOK_SECONDS = 60.0
 
 
-async def keep_pruning(settings: Settings, database: Database) -> None:
+async def prune_forever(settings: Settings, database: Database) -> None:
     """Looks every minute, until cancelled; returns at once where everything is kept."""
     if settings.retention_days is None:
         return

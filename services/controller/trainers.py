@@ -1,122 +1,109 @@
-"""Starts, watches and stops trainer processes. A trainer itself makes sure that it is the only one of its run."""
+"""Keeps a trainer for the active run: starts it again when it ends early, and gives up when it ends too often."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import sys
-from pathlib import Path
 
 from prometheus_client import Counter
 
 from leyden.libs.telemetry import logger
-from leyden.services.controller import launch
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainer_backend import (
+    TrainerAttempt,
+    TrainerBackend,
+    TrainerRefused,
+    TrainerState,
+    TrainerStatus,
+)
 
 log = logger()
 
-STARTS = Counter("controller_trainer_starts_total", "Trainer processes started.")
+STARTS = Counter("controller_trainer_starts_total", "Trainers started.")
 
+POLL_SECONDS = 0.2
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
-LAST_WORDS_BYTES = 4000
-
-_LAUNCH = str(Path(launch.__file__).resolve())
 
 
-class Trainers:
-    """One supervised process per run that wants one."""
+class TrainerSupervisor:
+    """One supervised trainer for each run that needs one."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, backend: TrainerBackend) -> None:
         self._settings = settings
-        self._watched: dict[str, asyncio.Task[None]] = {}
+        self._backend = backend
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._steps: dict[str, int] = {}
-        self._failed: dict[str, str] = {}
+        self._waiting: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
 
-    def want(self, steps_done: dict[str, int]) -> None:
-        """Says which runs need a trainer, and how far each is: a step made since the last crash forgives it."""
+    def reconcile(self, steps_done: dict[str, int]) -> None:
+        """Starts and stops trainers, so that exactly these runs have one.
+
+        Args: steps_done: by run; a step since the last crash sets the count of crashes back to zero
+        """
         self._steps = dict(steps_done)
-        for run_id in self._watched.keys() - steps_done.keys():
-            self._watched[run_id].cancel()
-        self._watched = {run_id: task for run_id, task in self._watched.items() if not task.done()}
-        for run_id in steps_done.keys() - self._watched.keys() - self._failed.keys():
-            self._watched[run_id] = asyncio.create_task(self._supervise(run_id), name=f"trainer {run_id}")
+        for run_id in self._tasks.keys() - steps_done.keys():
+            self._tasks[run_id].cancel()
+        self._tasks = {run_id: task for run_id, task in self._tasks.items() if not task.done()}
+        for run_id in steps_done.keys() - self._tasks.keys() - self._failures.keys():
+            self._tasks[run_id] = asyncio.create_task(self._supervise(run_id), name=f"trainer {run_id}")
 
-    def take_failures(self) -> dict[str, str]:
-        """Runs whose trainer was given up since the last call, and its last words."""
-        failed, self._failed = self._failed, {}
-        return failed
+    def pop_failures(self) -> dict[str, str]:
+        """Returns the runs given up since the last call, with the reason."""
+        failures, self._failures = self._failures, {}
+        return failures
 
-    async def stop(self) -> None:
-        """Stops every trainer and waits for its end."""
-        tasks = list(self._watched.values())
-        for task in tasks:
+    def waiting_reason(self, run_id: str) -> str | None:
+        """Says, for users, why the run's trainer does not run yet; None where it runs."""
+        return self._waiting.get(run_id)
+
+    async def close(self) -> None:
+        """Supervises no longer. The backend decides which trainers end with this process."""
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await self._backend.close()
 
     async def _supervise(self, run_id: str) -> None:
-        failures, kills, steps = 0, 0, self._steps.get(run_id, 0)
+        ends, kills, steps = 0, 0, self._steps.get(run_id, 0)
         while True:
             try:
-                code = await self._run_once(run_id)
-            except OSError as error:
-                self._failed[run_id] = f"the trainer could not be started: {error}"
+                status = await self._run(await self._next_attempt(run_id))
+            except TrainerRefused as error:
+                self._failures[run_id] = f"the trainer could not be started: {error}"
                 return
             if self._steps.get(run_id, 0) > steps:
-                failures, kills, steps = 0, 0, self._steps[run_id]
-            # A signal came from outside: it says little about the run, and much patience costs little.
-            failures, kills = failures + (code >= 0), kills + (code < 0)
-            log.warning("trainer ended", run_id=run_id, exit_code=code, failures=failures, kills=kills)
-            if failures > self._settings.trainer_restarts or kills > self._settings.trainer_kills:
-                words = await asyncio.to_thread(last_words, self._log_file(run_id))
-                times = failures + kills
-                self._failed[run_id] = f"the trainer ended with code {code} {times} times without a step: {words}"
+                ends, kills, steps = 0, 0, self._steps[run_id]
+            # A kill says little about the run, so more of them are allowed.
+            ends, kills = ends + (status.state is TrainerState.ENDED), kills + (status.state is TrainerState.KILLED)
+            log.warning("trainer ended", run_id=run_id, reason=status.reason, ends=ends, kills=kills)
+            if ends > self._settings.trainer_restarts or kills > self._settings.trainer_kills:
+                self._failures[run_id] = f"the trainer ended {ends + kills} times without a step: {status.reason}"
                 return
-            await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** max(0, failures - 1)))
+            await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** max(0, ends - 1)))
 
-    async def _run_once(self, run_id: str) -> int:
-        """Runs the trainer to its end. Cancelling stops it: SIGTERM, a while, SIGKILL of its session."""
-        process = await self._start(run_id)
-        STARTS.inc()
-        log.info("trainer started", run_id=run_id, pid=process.pid)
+    async def _next_attempt(self, run_id: str) -> TrainerAttempt:
+        """Returns the attempt that runs already, as after a change of leaders, or a new one."""
+        last = TrainerAttempt(run_id, await self._backend.last_attempt(run_id))
+        if last.number and not (await self._backend.status(last)).state.is_over:
+            return last
+        return TrainerAttempt(run_id, last.number + 1)
+
+    async def _run(self, attempt: TrainerAttempt) -> TrainerStatus:
+        """Runs one attempt to its end. Cancelling stops the trainer, unless the run still needs it."""
         try:
-            return await process.wait()
+            await self._backend.start(attempt)
+            STARTS.inc()
+            while not (status := await self._backend.status(attempt)).state.is_over:
+                self._waiting.pop(attempt.run_id, None)
+                if status.state is TrainerState.WAITING:
+                    self._waiting[attempt.run_id] = status.reason
+                await asyncio.sleep(POLL_SECONDS)
+            return status
+        except asyncio.CancelledError:
+            # `close` cancels as well, and leaves the trainers to the backend.
+            if attempt.run_id not in self._steps:
+                await asyncio.shield(asyncio.ensure_future(self._backend.stop(attempt)))
+            raise
         finally:
-            if process.returncode is None:
-                await asyncio.shield(asyncio.ensure_future(self._end(process)))
-
-    async def _start(self, run_id: str) -> asyncio.subprocess.Process:
-        self._settings.log_folder.mkdir(parents=True, exist_ok=True)
-        with self._log_file(run_id).open("ab") as output:
-            return await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", _LAUNCH, str(os.getpid())),
-                *(*self._settings.trainer_command, "--run-id", run_id),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(self._settings.trainer_stop_seconds):
-                await process.wait()
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-
-    def _log_file(self, run_id: str) -> Path:
-        return self._settings.log_folder / f"trainer-{run_id}.log"
-
-
-def last_words(path: Path) -> str:
-    """The last line that a process wrote, bounded; empty when it wrote none."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LAST_WORDS_BYTES))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1][:1000] if lines else ""
+            self._waiting.pop(attempt.run_id, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
 from psycopg import OperationalError
@@ -23,16 +24,19 @@ from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, inject, logger, span
 from leyden.services.controller import admission, phases, settling
-from leyden.services.controller.engines import Fleet, Wanted
-from leyden.services.controller.retention import keep_pruning
+from leyden.services.controller.engine_client import TargetVersion
+from leyden.services.controller.engine_discovery import StaticEngines
+from leyden.services.controller.engines import Fleet
+from leyden.services.controller.process_trainers import ProcessTrainers
+from leyden.services.controller.retention import prune_forever
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainers import Trainers
+from leyden.services.controller.trainers import TrainerSupervisor
 
 log = logger()
 limited_log = RateLimitedLogger(log)
 
 LEADING = Gauge("controller_leading", "1 while this process leads.")
-TICK_SECONDS = Histogram("controller_tick_seconds", "One look at everything.", buckets=SECONDS_BUCKETS)
+TICK_SECONDS = Histogram("controller_tick_seconds", "Duration of one tick.", buckets=SECONDS_BUCKETS)
 TICK_FAILURES = Counter("controller_tick_failures_total", "Ticks that raised.")
 GROUPS_ADMITTED = Counter("controller_groups_admitted_total", "Groups admitted.", ["kind"])
 ROLLOUTS_ENDED = Counter("controller_rollouts_ended_total", "Rollouts that ended.", ["state", "reason"])
@@ -42,38 +46,63 @@ ROLLOUTS_QUEUED = Gauge("controller_rollouts_queued", "Rollouts that wait for an
 LOCK_NAME = "controller"
 CLIENT = "leyden-controller"
 SHORTEST_PAUSE_SECONDS = 0.1
-MAX_EVALUATION_GROUPS = 1000
-"""Groups of an evaluation admitted in one tick."""
 
 
+@dataclass
 class Controller:
-    """Everything that leading needs; `tick` is the whole of it."""
+    """Leads: `tick` does everything once."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        database: Database,
-        queue: RolloutQueue,
-        notifications: Notifications,
-        fleet: Fleet,
-        trainers: Trainers,
-    ) -> None:
-        self._settings = settings
-        self._database = database
-        self._queue = queue
-        self._notifications = notifications
-        self._fleet = fleet
-        self._trainers = trainers
+    settings: Settings
+    database: Database
+    queue: RolloutQueue
+    notifications: Notifications
+    fleet: Fleet
+    trainers: TrainerSupervisor
+
+    def __post_init__(self) -> None:
         self._finished_evaluations: set[str] = set()
         self._enqueued_at = 0.0
         self._enqueued: set[str] = set()
 
-    async def tick(self) -> None:
-        """Settles what ended, moves runs on, admits what may be sampled, and hands it to the runners.
+    async def lead(self, lock: AdvisoryLock, stop: asyncio.Event) -> None:
+        """Ticks until asked to stop.
 
-        What is only looked at is one transaction: a tick in which nothing happened costs a few milliseconds.
+        Raises: LockLost: another controller may lead; what must end with this one has ended by then
         """
-        async with self._database.session() as session:
+        log.info("leading")
+        LEADING.set(1)
+        background = [
+            asyncio.create_task(self.fleet.run(), name="engines"),
+            asyncio.create_task(prune_forever(self.settings, self.database), name="retention"),
+        ]
+        try:
+            while not stop.is_set():
+                await lock.check()
+                try:
+                    with TICK_SECONDS.time():
+                        await self.tick()
+                except AWAY as error:
+                    TICK_FAILURES.inc()
+                    limited_log.warning("store away", cause=cause(error))
+                # The loop must live: the next tick sees the same rows.
+                except Exception:
+                    TICK_FAILURES.inc()
+                    log.exception("tick failed")
+                for task in background:
+                    if task.done():
+                        task.result()
+                await _until_next(self.notifications, stop, self.settings.tick_seconds)
+        finally:
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, self.trainers.close(), return_exceptions=True)
+
+    async def tick(self) -> None:
+        """Settles ended attempts, moves runs on, admits groups, and enqueues rollouts.
+
+        One transaction does all the reading, so an idle tick costs a few milliseconds.
+        """
+        async with self.database.session() as session:
             resolutions, complete = await self.settle(session)
             if complete:
                 fault_point("controller.groups_completed")
@@ -82,20 +111,20 @@ class Controller:
             queued = await store.queued_rollouts(session)
         if complete:
             fault_point("controller.committed")
-        await self._tell(resolutions, complete, moved)
-        await self._notifications.publish_ended(
+        await self._report(resolutions, complete, moved)
+        await self.notifications.publish_ended(
             None if any(one.phase is RunPhase.CANCELLED for one in moved) else expired
         )
         active = next((run for run in runs if run.id == phases.active_run(runs)), None)
-        self.direct_trainers(active)
+        self.reconcile_trainers(active)
         admitted: list[str] = []
         if active is not None:
-            await self.direct_engines(active)
+            await self.set_engine_target(active)
             admitted = await self.admit(active)
         await self.enqueue(queued, admitted)
 
     async def settle(self, session: Session) -> tuple[list[store.Resolution], list[str]]:
-        """Ends rollouts whose last attempt ended, and groups whose rollouts all have; both as they were ended."""
+        """Ends rollouts whose last attempt ended, and groups whose rollouts all have; returns both."""
         ended = await store.ended_attempts(session)
         if not ended:
             return [], []
@@ -105,7 +134,7 @@ class Controller:
         await store.resolve_rollouts(session, resolutions)
         complete = await store.complete_groups(session)
         if complete:
-            barren = await store.runs_without_success(session, self._settings.barren_groups)
+            barren = await store.runs_without_success(session, self.settings.barren_groups)
             await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in barren.items()})
         return resolutions, complete
 
@@ -118,10 +147,10 @@ class Controller:
         return [AttemptKey(one.rollout_id, one.attempt) for one in expired]
 
     async def move_runs(self, session: Session) -> tuple[list[store.RunFacts], list[store.Phase]]:
-        """Writes phases that changed and cancels the work of runs that ended early; the runs as they are now."""
-        await _fail(session, self._trainers.take_failures())
+        """Writes changed phases and cancels the work of runs that ended early; returns the runs as they are now."""
+        await _fail(session, self.trainers.pop_failures())
         runs = await store.load_runs(session, self._finished_evaluations)
-        moved = _moves(runs, phases.active_run(runs), self._fleet)
+        moved = _moves(runs, phases.active_run(runs), self.fleet, self.trainers)
         if moved:
             await store.write_phases(session, moved)
             cancelled = [one.run_id for one in moved if one.phase is RunPhase.CANCELLED]
@@ -130,40 +159,40 @@ class Controller:
         self._finished_evaluations |= {one.id for run in runs for one in run.evaluations if one.finished}
         return runs, moved
 
-    async def _tell(
+    async def _report(
         self, resolutions: Sequence[store.Resolution], complete: Sequence[str], moved: Sequence[store.Phase]
     ) -> None:
-        """Counts, logs and wakes, once it is committed."""
+        """Counts, logs and notifies, after the commit."""
         for resolution in resolutions:
             ROLLOUTS_ENDED.labels(resolution.state, resolution.reason).inc()
         for one in moved:
             log.info("run moved", run_id=one.run_id, phase=one.phase, reason=one.reason)
         topics = [topic for topic, changed in ((Topic.GROUPS, complete), (Topic.RUNS, moved)) if changed]
         if topics:
-            await self._notifications.notify(*topics)
+            await self.notifications.notify(*topics)
 
-    async def direct_engines(self, run: store.RunFacts) -> None:
-        """Tells the fleet which version of the active run to serve."""
-        version = phases.wanted_version(run)
-        if version is not None and not self._fleet.wants(run.id, version):
-            async with self._database.read() as session:
+    async def set_engine_target(self, run: store.RunFacts) -> None:
+        """Points the engines at the version of the active run that they should serve."""
+        version = phases.target_version(run)
+        if version is not None and not self.fleet.has_target(run.id, version):
+            async with self.database.read() as session:
                 path = await store.version_path(session, run.id, version)
-            self._fleet.want(Wanted(run.id, version, path))
+            self.fleet.set_target(TargetVersion(run.id, version, path))
 
-    def direct_trainers(self, active: store.RunFacts | None) -> None:
+    def reconcile_trainers(self, active: store.RunFacts | None) -> None:
         """Keeps a trainer for the active run while it has steps to do."""
         at_work = {RunPhase.RUNNING, RunPhase.EVALUATING}
         wanted = active is not None and active.phase in at_work and not phases.trained(active)
-        self._trainers.want({active.id: active.steps_done} if active is not None and wanted else {})
+        self.trainers.reconcile({active.id: active.steps_done} if active is not None and wanted else {})
 
     async def admit(self, run: store.RunFacts) -> list[str]:
-        """Writes the groups that may be sampled now; the ids of their rollouts."""
-        served = self._fleet.served_version(run.id)
-        groups = [] if served is None else groups_to_admit(run, served)
+        """Writes the groups that may be sampled now; returns the ids of their rollouts."""
+        served = self.fleet.served_version(run.id)
+        groups = [] if served is None else admission.groups_to_admit(run, served)
         if not groups:
             return []
         rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
-        async with self._database.session() as session:
+        async with self.database.session() as session:
             await store.admit_groups(session, groups, {rollout_id: _trace(rollout_id) for rollout_id in rollout_ids})
             fault_point("controller.groups_written")
         fault_point("controller.admitted")
@@ -172,81 +201,52 @@ class Controller:
         return rollout_ids
 
     async def enqueue(self, queued: Sequence[store.QueuedRollout], admitted: Sequence[str]) -> None:
-        """Hands waiting rollouts to the runners: new ones at once, all every few seconds, since Redis may forget."""
+        """Enqueues waiting rollouts: new ones at once, all of them every few seconds, since Redis may be wiped."""
         due = [one.rollout_id for one in queued if self._is_due(one)] + list(admitted)
         ROLLOUTS_QUEUED.set(len(queued) + len(admitted))
-        if time.monotonic() - self._enqueued_at > self._settings.enqueue_again_seconds:
+        if time.monotonic() - self._enqueued_at > self.settings.enqueue_again_seconds:
             self._enqueued.clear()
             self._enqueued_at = time.monotonic()
         fresh = [rollout_id for rollout_id in due if rollout_id not in self._enqueued]
         try:
-            await self._queue.enqueue(fresh)
+            await self.queue.enqueue(fresh)
             if fresh:
                 fault_point("controller.enqueued")
         except QueueUnavailable as error:
             limited_log.warning("rollouts not enqueued", cause=str(error))
             return
-        # A rollout that is retried within this time waits for the next full look.
+        # A rollout that is retried within this time waits until all are enqueued again.
         self._enqueued.update(fresh)
 
     def _is_due(self, queued: store.QueuedRollout) -> bool:
         if queued.waited_seconds is None:
             return True
-        return queued.waited_seconds >= settling.retry_seconds(queued.attempt, self._settings.retry_seconds)
+        return queued.waited_seconds >= settling.retry_seconds(queued.attempt, self.settings.retry_seconds)
 
 
 def _trace(rollout_id: str) -> str:
-    """The trace context that a rollout's attempts continue."""
+    """Returns the trace context that the rollout's attempts continue."""
     with span("rollout admitted", attributes={"rollout.id": rollout_id}):
         return inject() or ""
 
 
-def groups_to_admit(run: store.RunFacts, served: int) -> list[store.NewGroup]:
-    """The groups of a run that may be sampled while its engines serve a version: an evaluation's, else training's."""
-    due = phases.due_evaluation(run)
-    if run.phase is RunPhase.EVALUATING and due is not None:
-        evaluation, version = due
-        if served != version:
-            return []
-        return admission.evaluation_groups(
-            run.id,
-            evaluation.id,
-            evaluation.dataset_id,
-            first_number=evaluation.groups,
-            count=min(MAX_EVALUATION_GROUPS, evaluation.expected - evaluation.groups),
-            rollouts_per_task=evaluation.rollouts_per_task,
-            version=version,
-        )
-    if run.phase is not RunPhase.RUNNING or due is not None:
-        return []
-    sampling = run.config.sampling
-    count = admission.training_groups_wanted(
-        sampling, steps=run.config.training.steps, served_version=served, counting=run.counting_groups
-    )
-    return admission.training_groups(
-        run.id,
-        run.dataset_id,
-        sampling,
-        task_count=run.task_count,
-        first_number=run.next_group,
-        count=count,
-        served_version=served,
-    )
-
-
-def _moves(runs: Sequence[store.RunFacts], active: str | None, fleet: Fleet) -> list[store.Phase]:
+def _moves(
+    runs: Sequence[store.RunFacts], active: str | None, fleet: Fleet, trainers: TrainerSupervisor
+) -> list[store.Phase]:
     moves = []
     for run in runs:
         phase, reason = phases.next_phase(run, active)
         if run.id == active and reason is None and phase in {RunPhase.RUNNING, RunPhase.EVALUATING}:
-            reason = _waits_for(run, fleet)
+            reason = _waits_for(run, fleet, trainers)
         if (phase, reason) != (run.phase, run.reason):
             moves.append(store.Phase(run.id, phase, reason))
     return moves
 
 
-def _waits_for(run: store.RunFacts, fleet: Fleet) -> str | None:
-    """Why the active run does not sample, for people."""
+def _waits_for(run: store.RunFacts, fleet: Fleet, trainers: TrainerSupervisor) -> str | None:
+    """Says, for users, why the active run does not sample."""
+    if waiting := trainers.waiting_reason(run.id):
+        return f"the trainer waits: {waiting}"
     if run.latest_version is None:
         return "the trainer is preparing policy version 0"
     trouble = fleet.trouble()
@@ -274,7 +274,10 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
             lock = AdvisoryLock(settings.database_url, LOCK_NAME, CLIENT, answer_seconds=answer_seconds)
             try:
                 if await lock.acquire():
-                    await lead(settings, database, queue, notifications, lock, stop)
+                    # Here alone the settings decide where trainers and engines are.
+                    trainers = TrainerSupervisor(settings, ProcessTrainers(settings))
+                    fleet = Fleet(settings, StaticEngines(frozenset(settings.engine_urls)), database, notifications)
+                    await Controller(settings, database, queue, notifications, fleet, trainers).lead(lock, stop)
             except (OperationalError, LockLost) as error:
                 limited_log.warning("not leading", cause=cause(error))
             finally:
@@ -287,48 +290,10 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
         await database.close()
 
 
-async def lead(
-    settings: Settings,
-    database: Database,
-    queue: RolloutQueue,
-    notifications: Notifications,
-    lock: AdvisoryLock,
-    stop: asyncio.Event,
-) -> None:
-    """Ticks until asked to stop, or raises LockLost: whatever this process started is stopped by then."""
-    log.info("leading")
-    LEADING.set(1)
-    trainers = Trainers(settings)
-    fleet = Fleet(settings, database, notifications)
-    controller = Controller(settings, database, queue, notifications, fleet, trainers)
-    keeping = asyncio.create_task(fleet.keep(), name="engines")
-    pruning = asyncio.create_task(keep_pruning(settings, database), name="retention")
-    try:
-        while not stop.is_set():
-            await lock.check()
-            try:
-                with TICK_SECONDS.time():
-                    await controller.tick()
-            except AWAY as error:
-                TICK_FAILURES.inc()
-                limited_log.warning("store away", cause=cause(error))
-            # The loop must live: the next tick sees the same rows.
-            except Exception:
-                TICK_FAILURES.inc()
-                log.exception("tick failed")
-            if keeping.done():
-                keeping.result()
-            await _until_next(notifications, stop, settings.tick_seconds)
-    finally:
-        keeping.cancel()
-        pruning.cancel()
-        await asyncio.gather(keeping, pruning, trainers.stop(), return_exceptions=True)
-
-
 async def _until_next(notifications: Notifications, stop: asyncio.Event, seconds: float) -> None:
-    """Sleeps until something changed, the time is over, or the end is asked for.
+    """Sleeps until something changed, the time is over, or the controller shall stop.
 
-    Never shorter than `SHORTEST_PAUSE_SECONDS`: outcomes come in bursts, and one look settles them all.
+    At least `SHORTEST_PAUSE_SECONDS`: outcomes come in bursts, and one tick settles them all.
     """
     if await pause(stop, SHORTEST_PAUSE_SECONDS):
         return

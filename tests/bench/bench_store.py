@@ -272,15 +272,8 @@ async def _settle(store: Stored, database: Database, redis_url: str, run: tables
 async def _admit(database: Database, run: tables.Run) -> list[str]:
     async with database.session() as session:
         [facts] = [one for one in await groups.load_runs(session) if one.id == run.id]
-        admitted = admission.training_groups(
-            run.id,
-            run.dataset_id,
-            Sampling(group_size=SIBLINGS),
-            task_count=facts.task_count,
-            first_number=facts.next_group,
-            count=ROLLOUTS // SIBLINGS,
-            served_version=0,
-        )
+        config = facts.config.model_copy(update={"sampling": Sampling(group_size=SIBLINGS)})
+        admitted = admission.training_groups(replace(facts, config=config), ROLLOUTS // SIBLINGS, served_version=0)
         await groups.admit_groups(session, admitted, {})
     return [rollout for group in admitted for rollout in group.rollout_ids]
 

@@ -23,7 +23,9 @@ from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import ServiceSettings, serving
 from leyden.libs.store.database import Database
-from leyden.services.controller.engines import Fleet, Wanted
+from leyden.services.controller.engine_client import TargetVersion
+from leyden.services.controller.engine_discovery import StaticEngines
+from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import Settings as ControllerSettings
 from leyden.services.engine.app import create_engine_app
 from leyden.services.engine.auth import CONTROL
@@ -78,9 +80,9 @@ async def test_gateway_and_controller_open_the_engine_each_with_its_key(tmp_path
             engine_api_key_file=keys["api"],
             engine_admin_key_file=keys["admin"],
         )
-        fleet = Fleet(settings, database, notifications)
-        fleet.want(Wanted(run.id, 1, str(tiny_model)))
-        keeping = asyncio.create_task(fleet.keep())
+        fleet = Fleet(settings, StaticEngines(frozenset(settings.engine_urls)), database, notifications)
+        fleet.set_target(TargetVersion(run.id, 1, str(tiny_model)))
+        running_fleet = asyncio.create_task(fleet.run())
 
         async def serves() -> bool:
             return fleet.served_version(run.id) == 1
@@ -103,9 +105,9 @@ async def test_gateway_and_controller_open_the_engine_each_with_its_key(tmp_path
                 ]
                 expected = 200 if name == "gateway" else 401
                 assert [answer.status_code for answer in answers] == [expected] * 2, name
-        keeping.cancel()
+        running_fleet.cancel()
         with suppress(asyncio.CancelledError):
-            await keeping
+            await running_fleet
     await notifications.close()
 
 

@@ -14,7 +14,9 @@ from sqlalchemy import select
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.controller.engines import Fleet, Wanted
+from leyden.services.controller.engine_client import TargetVersion
+from leyden.services.controller.engine_discovery import StaticEngines
+from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import Settings
 from tests.fakes.engine_control import FakeEngineControl, running
 from tests.faults.proxy import FaultProxy, Trouble
@@ -31,14 +33,14 @@ async def fleet_of(
         engine_refusal_seconds=0.3,
         engine_update_seconds=update_seconds,
     )
-    fleet = Fleet(settings, database, notifications)
-    keeping = asyncio.create_task(fleet.keep())
+    fleet = Fleet(settings, StaticEngines(frozenset(settings.engine_urls)), database, notifications)
+    task = asyncio.create_task(fleet.run())
     try:
         yield fleet
     finally:
-        keeping.cancel()
+        task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await keeping
+            await task
         await notifications.close()
 
 
@@ -60,9 +62,9 @@ async def test_engines_are_paused_loaded_and_continued_in_this_order(database: D
     async with AsyncExitStack() as stack:
         one, two = [await stack.enter_async_context(running(FakeEngineControl())) for _ in range(2)]
         async with fleet_of(database, redis_url, one.url, two.url) as fleet:
-            fleet.want(Wanted("run-a", 0, "/w/0"))
+            fleet.set_target(TargetVersion("run-a", 0, "/w/0"))
             await until(lambda: fleet.served_version("run-a") == 0 and two.weight_version == "run-a:0")
-            fleet.want(Wanted("run-a", 1, "/w/1"))
+            fleet.set_target(TargetVersion("run-a", 1, "/w/1"))
             await until(lambda: "run-a:1" == one.weight_version == two.weight_version)
             await until(lambda: not one.paused and not two.paused and fleet.served_version("run-a") == 1)
             assert one.journal == [
@@ -79,7 +81,7 @@ async def test_weights_that_cannot_be_loaded_are_told_and_the_engine_goes_on(
 ) -> None:
     engine = FakeEngineControl(weight_version="run-a:0", bad_paths={"/w/1"})
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
-        fleet.want(Wanted("run-a", 1, "/w/1"))
+        fleet.set_target(TargetVersion("run-a", 1, "/w/1"))
         await until(lambda: fleet.trouble() is not None)
         assert "no such file" in (fleet.trouble() or "")
         assert not engine.paused
@@ -89,7 +91,7 @@ async def test_weights_that_cannot_be_loaded_are_told_and_the_engine_goes_on(
 
 async def test_an_engine_that_restarted_is_brought_back(database: Database, redis_url: str) -> None:
     async with running(FakeEngineControl()) as engine, fleet_of(database, redis_url, engine.url) as fleet:
-        fleet.want(Wanted("run-a", 3, "/w/3"))
+        fleet.set_target(TargetVersion("run-a", 3, "/w/3"))
         await until(lambda: fleet.served_version("run-a") == 3)
         engine.weight_version = "default"
         await until(lambda: engine.weight_version == "run-a:3")
@@ -115,7 +117,7 @@ async def test_an_engine_that_is_away_is_marked_and_found_again(database: Databa
 async def test_an_engine_left_paused_by_a_killed_controller_goes_on(database: Database, redis_url: str) -> None:
     engine = FakeEngineControl(weight_version="run-a:2", paused=True)
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
-        fleet.want(Wanted("run-a", 2, "/w/2"))
+        fleet.set_target(TargetVersion("run-a", 2, "/w/2"))
         await until(lambda: fleet.served_version("run-a") == 2)
         assert not engine.paused
 
@@ -129,6 +131,34 @@ async def test_engines_no_longer_configured_are_forgotten(database: Database, re
         assert await rows(database) == {engine.url: ("serving", "run-a", 0)}
 
 
+async def test_engines_come_and_go_with_discovery(database: Database, redis_url: str) -> None:
+    class Discovery:
+        found: frozenset[str] = frozenset()
+
+        async def urls(self) -> frozenset[str]:
+            return self.found
+
+    discovery, notifications = Discovery(), Notifications(redis_url)
+    fleet = Fleet(Settings(engine_poll_seconds=0.05), discovery, database, notifications)
+    fleet.set_target(TargetVersion("run-a", 1, "/w/1"))
+    async with AsyncExitStack() as stack:
+        one, two = [await stack.enter_async_context(running(FakeEngineControl())) for _ in range(2)]
+        task = asyncio.create_task(fleet.run())
+        await until(lambda: fleet.trouble() == "there is no engine")
+        discovery.found = frozenset({one.url})
+        await until(lambda: fleet.served_version("run-a") == 1)
+        discovery.found = frozenset({two.url})
+        await until(lambda: two.weight_version == "run-a:1" and fleet.served_version("run-a") == 1)
+        polled = len(one.journal)
+        await asyncio.sleep(0.2)
+        assert await rows(database) == {two.url: ("serving", "run-a", 1)}
+        assert len(one.journal) == polled
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    await notifications.close()
+
+
 async def test_an_engine_that_hangs_in_the_middle_of_an_update_does_not_hold_up_another(
     database: Database, redis_url: str
 ) -> None:
@@ -136,11 +166,11 @@ async def test_an_engine_that_hangs_in_the_middle_of_an_update_does_not_hold_up_
     async with running(one), running(two):
         with FaultProxy.of(one.url) as proxy:
             async with fleet_of(database, redis_url, proxy.url(one.url), two.url) as fleet:
-                fleet.want(Wanted("run-a", 0, "/w/0"))
+                fleet.set_target(TargetVersion("run-a", 0, "/w/0"))
                 await until(lambda: one.weight_version == two.weight_version == "run-a:0")
                 proxy.trouble = Trouble(hang=True)
                 for version in (1, 2):
-                    fleet.want(Wanted("run-a", version, f"/w/{version}"))
+                    fleet.set_target(TargetVersion("run-a", version, f"/w/{version}"))
                     await until(lambda: two.weight_version == f"run-a:{version}")  # noqa: B023
                 proxy.heal()
                 await until(lambda: one.weight_version == "run-a:2" and not one.paused, 60)

@@ -14,9 +14,10 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.controller.engines import Fleet, Wanted
+from leyden.services.controller.engine_client import TargetVersion
+from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainers import Trainers
+from leyden.services.controller.trainers import TrainerSupervisor
 from leyden.services.controller.worker import Controller
 from tests import builders
 
@@ -27,12 +28,12 @@ class ObedientFleet(Fleet):
     """Engines that serve at once what they should; `served` says what."""
 
     def __init__(self) -> None:
-        self.served: Wanted | None = None
+        self.served: TargetVersion | None = None
 
-    def want(self, wanted: Wanted | None) -> None:
-        self.served = wanted or self.served
+    def set_target(self, target: TargetVersion) -> None:
+        self.served = target
 
-    def wants(self, run_id: str, version: int) -> bool:
+    def has_target(self, run_id: str, version: int) -> bool:
         return self.served is not None and (self.served.run_id, self.served.version) == (run_id, version)
 
     def served_version(self, run_id: str) -> int | None:
@@ -42,19 +43,23 @@ class ObedientFleet(Fleet):
         return None
 
 
-class NoTrainers(Trainers):
+class NoTrainers(TrainerSupervisor):
     """Remembers what was wanted, and starts nothing."""
 
     def __init__(self) -> None:
         self.wanted: dict[str, int] = {}
         self.failures: dict[str, str] = {}
+        self.reason: str | None = None
 
-    def want(self, steps_done: dict[str, int]) -> None:
+    def reconcile(self, steps_done: dict[str, int]) -> None:
         self.wanted = steps_done
 
-    def take_failures(self) -> dict[str, str]:
+    def pop_failures(self) -> dict[str, str]:
         failures, self.failures = self.failures, {}
         return failures
+
+    def waiting_reason(self, run_id: str) -> str | None:
+        return self.reason
 
 
 class Scene:
@@ -361,6 +366,10 @@ async def test_nothing_is_sampled_before_the_trainer_has_made_version_0(scene: S
     run = await add_run(scene, version=None)
     await scene.tick(2)
     assert await scene.phase(run) == ("running", "the trainer is preparing policy version 0")
+    scene.trainers.reason = "no node has a free GPU"
+    await scene.tick()
+    assert await scene.phase(run) == ("running", "the trainer waits: no node has a free GPU")
+    scene.trainers.reason = None
     assert scene.trainers.wanted == {run.id: 0}
     assert await scene.groups(run) == []
 

@@ -1,6 +1,6 @@
 """An engine that restarts, vanishes, refuses and is left paused by a controller that died, against a model.
 
-Whatever happened before, one look brings it to the wanted version where it can be, and the store says what it serves.
+One reconciliation brings it to the target version where that is possible, and the store says what it serves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from hypothesis.stateful import initialize, rule
 
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
-from leyden.services.controller.engines import EngineClient, Fleet, Wanted
+from leyden.services.controller.engine_client import EngineClient, TargetVersion
+from leyden.services.controller.engine_discovery import StaticEngines
+from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import Settings
 from tests.contract.gateway.test_process import free_port
 from tests.fakes.engine_control import FakeEngineControl, running
@@ -32,7 +34,7 @@ class EngineMachine(StoreMachine):
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.notifications = Notifications(NO_REDIS)
-        self.living: contextlib.AbstractAsyncContextManager[Any] | None = None
+        self.server: contextlib.AbstractAsyncContextManager[Any] | None = None
         self.http = self.await_(self._client())
         self.start()
         self.become_leader()
@@ -50,50 +52,49 @@ class EngineMachine(StoreMachine):
     @rule()
     def start(self) -> None:
         """With the weights that it was started with, not those that it served before."""
-        if self.living is None:
+        if self.server is None:
             self.engine.weight_version, self.engine.paused = "default", False
-            self.living = running(self.engine, self.port)
-            self.await_(self.living.__aenter__())
+            self.server = running(self.engine, self.port)
+            self.await_(self.server.__aenter__())
 
     @rule()
     def vanish(self) -> None:
-        living, self.living = self.living, None
-        if living is not None:
-            self.await_(living.__aexit__(None, None, None))
+        server, self.server = self.server, None
+        if server is not None:
+            self.await_(server.__aexit__(None, None, None))
 
     @rule(left_paused=st.booleans())
     def become_leader(self, left_paused: bool = False) -> None:
         """Another controller leads; the last one may have died between pause and continue."""
-        self.engine.paused = self.engine.paused or (left_paused and self.living is not None)
+        self.engine.paused = self.engine.paused or (left_paused and self.server is not None)
         settings = Settings(engine_urls=[self.url], engine_refusal_seconds=0.0)
-        self.fleet = Fleet(settings, self.database, self.notifications)
-        self.client = EngineClient(self.url, self.http, update_seconds=5.0)
-        self.wanted: Wanted | None = None
+        self.fleet = Fleet(settings, StaticEngines(frozenset({self.url})), self.database, self.notifications)
+        self.member = self.fleet.add(EngineClient(self.url, self.http, settings))
+        self.target: TargetVersion | None = None
 
     @rule(version=st.integers(0, 3))
-    def want(self, version: int) -> None:
-        self.wanted = Wanted(RUN, version, f"/weights/{version}")
-        self.fleet.want(self.wanted)
+    def set_target(self, version: int) -> None:
+        self.target = TargetVersion(RUN, version, f"/weights/{version}")
+        self.fleet.set_target(self.target)
 
     @rule(versions=st.frozensets(st.integers(0, 3), max_size=2))
     def damage(self, versions: frozenset[int]) -> None:
         self.engine.bad_paths = {f"/weights/{version}" for version in versions}
 
     @rule()
-    def look(self) -> None:
+    def reconcile(self) -> None:
         before = self.engine.weight_version
-        self.await_(self.fleet._look_and_correct(self.client))
-        wanted = self.wanted
-        told = None if wanted is None else f"{RUN}:{wanted.version}"
-        served = (
-            before if told is None or (wanted and wanted.path in self.engine.bad_paths and told != before) else told
-        )
-        if self.living is None:
+        self.await_(self.fleet._reconcile(self.member))
+        target = self.target
+        label = None if target is None else f"{RUN}:{target.version}"
+        refused = target is not None and target.path in self.engine.bad_paths and label != before
+        served = before if label is None or refused else label
+        if self.server is None:
             assert self.stored() == ("unreachable", None, None)
             return
         assert not self.engine.paused
         assert self.engine.weight_version == served
-        if wanted is not None and served != told:
+        if target is not None and served != label:
             assert self.stored() == ("unreachable", None, None)
         elif served == "default":
             assert self.stored() == ("updating", None, None)
@@ -103,9 +104,9 @@ class EngineMachine(StoreMachine):
         assert (version is None) == (self.stored()[0] != "serving")
 
     @rule(version=st.integers(0, 3))
-    def want_and_look(self, version: int) -> None:
-        self.want(version)
-        self.look()
+    def set_target_and_reconcile(self, version: int) -> None:
+        self.set_target(version)
+        self.reconcile()
 
     def stored(self) -> tuple[str, str | None, int | None]:
         async def read() -> tuple[str, str | None, int | None]:

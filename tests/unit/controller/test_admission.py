@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from leyden.libs.contracts.config import Sampling
 from leyden.services.controller.admission import evaluation_groups, task_of, training_groups, training_groups_wanted
+from tests.unit.controller.test_phases import CONFIG, evaluation, run
 
 
 @pytest.mark.parametrize(
@@ -79,17 +80,14 @@ def test_the_order_of_tasks_is_seeded_and_changes_with_the_epoch() -> None:
 
 
 def test_ids_of_groups_are_deterministic() -> None:
-    made = training_groups(
-        "run-a", "d", Sampling(group_size=2), task_count=3, first_number=4, count=2, served_version=1
-    )
+    config = CONFIG.model_copy(update={"sampling": Sampling(group_size=2)})
+    made = training_groups(run(config=config, task_count=3, next_group=4), 2, served_version=1)
     assert [(group.id, group.number, group.admitted_version, group.rollout_ids) for group in made] == [
         ("run-a.4", 4, 1, ["run-a.4.0", "run-a.4.1"]),
         ("run-a.5", 5, 1, ["run-a.5.0", "run-a.5.1"]),
     ]
-    [one] = evaluation_groups("run-a", "run-a.e1", "d", first_number=2, count=1, rollouts_per_task=1, version=9)
-    assert (one.id, one.evaluation_id, one.task_number, one.rollout_ids) == (
-        "run-a.e1.2",
-        "run-a.e1",
-        2,
-        ["run-a.e1.2.0"],
+    [one] = evaluation_groups("run-a", evaluation(groups=2, expected=3), 9)
+    assert (one.id, one.evaluation_id, one.task_number, one.rollout_ids, one.admitted_version) == (
+        *("e1.2", "e1", 2),
+        *(["e1.2.0"], 9),
     )

@@ -9,7 +9,7 @@ import pytest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.groups import EvaluationFacts, RunFacts
-from leyden.services.controller.phases import active_run, due_evaluation, next_phase, wanted_version
+from leyden.services.controller.phases import active_run, due_evaluation, next_phase, target_version
 
 CONFIG = RunConfig.model_validate({"name": "r", "dataset": "d", "agent": {"command": ["a"]}, "training": {"steps": 3}})
 
@@ -115,4 +115,4 @@ def test_evaluations_are_due_in_order_once_their_version_can_be_served() -> None
     ],
 )
 def test_engines_serve_the_newest_version_or_that_of_an_evaluation(facts: RunFacts, version: int | None) -> None:
-    assert wanted_version(facts) == version
+    assert target_version(facts) == version

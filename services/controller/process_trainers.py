@@ -1,0 +1,93 @@
+"""Trainers as processes of the controller's machine; they die with the controller."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from leyden.libs.telemetry import logger
+from leyden.services.controller import launch
+from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerRefused, TrainerState, TrainerStatus
+
+log = logger()
+
+LAST_LINE_BYTES = 4000
+
+_LAUNCH = str(Path(launch.__file__).resolve())
+
+
+class ProcessTrainers:
+    """A `TrainerBackend`: one process per attempt, in a session of its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._processes: dict[TrainerAttempt, asyncio.subprocess.Process] = {}
+
+    async def last_attempt(self, run_id: str) -> int:
+        # Processes of a former leader have died with it.
+        return max((attempt.number for attempt in self._processes if attempt.run_id == run_id), default=0)
+
+    async def start(self, attempt: TrainerAttempt) -> None:
+        if attempt in self._processes:
+            return
+        try:
+            process = await self._spawn(attempt.run_id)
+        except OSError as error:
+            raise TrainerRefused(str(error)) from error
+        self._processes[attempt] = process
+        log.info("trainer started", trainer=attempt.name, pid=process.pid)
+
+    async def status(self, attempt: TrainerAttempt) -> TrainerStatus:
+        process = self._processes[attempt]
+        code = process.returncode
+        if code is None:
+            return TrainerStatus(TrainerState.RUNNING, f"process {process.pid}")
+        line = await asyncio.to_thread(last_line, self._log_file(attempt.run_id))
+        if code < 0:
+            return TrainerStatus(TrainerState.KILLED, f"killed by signal {-code}: {line}")
+        return TrainerStatus(TrainerState.ENDED, f"exit code {code}: {line}")
+
+    async def stop(self, attempt: TrainerAttempt) -> None:
+        process = self._processes.get(attempt)
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._settings.trainer_stop_seconds):
+                await process.wait()
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+    async def close(self) -> None:
+        await asyncio.gather(*map(self.stop, self._processes))
+
+    async def _spawn(self, run_id: str) -> asyncio.subprocess.Process:
+        self._settings.log_folder.mkdir(parents=True, exist_ok=True)
+        with self._log_file(run_id).open("ab") as output:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-I", "-S", _LAUNCH, str(os.getpid())),
+                *(*self._settings.trainer_command, "--run-id", run_id),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    def _log_file(self, run_id: str) -> Path:
+        return self._settings.log_folder / f"trainer-{run_id}.log"
+
+
+def last_line(path: Path) -> str:
+    """Returns the last line of a file, bounded; empty where there is none."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LAST_LINE_BYTES))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return lines[-1][:1000] if lines else ""

@@ -1,0 +1,67 @@
+"""The place where trainers run: processes of this machine today; Jobs of a Kubernetes cluster can be another."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+
+class TrainerAttempt(NamedTuple):
+    """One start of a run's trainer; a run's attempts count from 1."""
+
+    run_id: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        """The same for the same attempt, so that creating it twice finds the first one."""
+        return f"trainer-{self.run_id}-{self.number}"
+
+
+class TrainerState(StrEnum):
+    """WAITING: created, not started yet, as while no node has room. ENDED: by itself, so the run is to blame.
+    KILLED: by a signal, an eviction or a lost node, which says little about the run."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    ENDED = "ended"
+    KILLED = "killed"
+
+    @property
+    def is_over(self) -> bool:
+        return self in {TrainerState.ENDED, TrainerState.KILLED}
+
+
+class TrainerStatus(NamedTuple):
+    """An attempt's state, and the reason for it in words for users."""
+
+    state: TrainerState
+    reason: str
+
+
+class TrainerRefused(Exception):
+    """The backend cannot start this trainer, and trying again will not help; the message says why."""
+
+
+class TrainerBackend(Protocol):
+    """Starts, reports on and stops attempts; every method may be repeated. The run's lock admits one trainer."""
+
+    async def last_attempt(self, run_id: str) -> int:
+        """Returns the number of the run's newest attempt that the backend knows, over or not; 0 for none."""
+
+    async def start(self, attempt: TrainerAttempt) -> None:
+        """Starts an attempt, or adopts the one that has its name.
+
+        Raises: TrainerRefused
+        """
+
+    async def status(self, attempt: TrainerAttempt) -> TrainerStatus: ...
+
+    async def stop(self, attempt: TrainerAttempt) -> None:
+        """Asks every process of the trainer to end, and returns once all have.
+
+        The processes agree on the step after which they end; the backend kills those that take too long.
+        """
+
+    async def close(self) -> None:
+        """Ends whatever dies with the controller. A trainer that outlives it stays, for the next leader to adopt."""
