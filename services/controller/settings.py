@@ -47,7 +47,7 @@ class Settings(ServiceSettings):
     trainer_command: list[str] = Field(
         default_factory=lambda: [sys.executable, "-m", "leyden.services.trainer"], min_length=1
     )
-    """How a trainer is started, as a JSON list; `--run-id` and the run follow. Several GPUs: `torchrun` and options."""
+    """Command that starts a trainer, as a JSON list; `--run-id` and the run follow. A trainer is one process."""
     trainer_restarts: int = Field(default=3, ge=0)
     """Restarts of a trainer that failed, in a row without a step in between, before the run fails with its words."""
     trainer_kills: int = Field(default=30, ge=0)
