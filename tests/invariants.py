@@ -31,7 +31,7 @@ _DIFFERENCES = """
     CROSS JOIN LATERAL (VALUES
         ('has no record', c.id IS NULL),
         ('is another attempt''s', (c.rollout_id, c.attempt) <> (x.rollout_id, x.attempt)),
-        ('has another message', x.answer #> '{choices,0,message}' <> c.response),
+        ('has another message', x.turn <> c.answer),
         ('ended otherwise', x.answer #>> '{choices,0,finish_reason}' <> c.finish_reason),
         ('counts other tokens', (x.answer #>> '{usage,prompt_tokens}', x.answer #>> '{usage,completion_tokens}',
                                  x.answer #>> '{usage,prompt_tokens_details,cached_tokens}')
@@ -88,11 +88,13 @@ def lost_calls(dsn: str, run_id: str, received: Path) -> list[str]:
     answers, asked, told = _read(received, run_id)
     with psycopg.connect(dsn) as connection:
         connection.execute(questions()[0])
-        connection.execute("CREATE TEMP TABLE received (id text, rollout_id text, attempt int, answer jsonb)")
+        connection.execute(
+            "CREATE TEMP TABLE received (id text, rollout_id text, attempt int, answer jsonb, turn jsonb)"
+        )
         connection.execute("CREATE TEMP TABLE asked (rollout_id text, attempt int, times bigint)")
         connection.execute("CREATE TEMP TABLE told (rollout_id text, attempt int, span_id text)")
         with connection.cursor() as cursor:
-            cursor.executemany("INSERT INTO received VALUES (%s, %s, %s, %s)", answers)
+            cursor.executemany("INSERT INTO received VALUES (%s, %s, %s, %s, %s)", answers)
             cursor.executemany("INSERT INTO asked VALUES (%s, %s, %s)", asked)
             cursor.executemany("INSERT INTO told VALUES (%s, %s, %s)", told)
         lost = connection.execute(_DIFFERENCES, {"run": run_id}).fetchall()
@@ -115,19 +117,32 @@ def _read(received: Path, run_id: str) -> tuple[_Rows, _Rows, _Rows]:
     asked: dict[tuple[str, int], int] = {}
     for line in received.read_text().splitlines():
         if not line.startswith("{"):
-            answers.append((line.strip(), None, None, None))
+            answers.append((line.strip(), None, None, None, None))
             continue
         told = json.loads(line)
         place = (told["rollout"], int(told["attempt"]))
         if not told["rollout"].startswith(f"{run_id}."):
             continue
         if "answer" in told:
-            answers.append((told["answer"]["id"], *place, _NUL.sub(r"\1\\ufffd", json.dumps(told["answer"]))))
+            answer = told["answer"]
+            turn = _turn(answer["choices"][0]["message"])
+            answers.append((answer["id"], *place, _storable(answer), _storable(turn)))
         elif "span" in told:
             spans.append((*place, told["span"]))
         else:
             asked[place] = asked.get(place, 0) + 1
     return answers, [(*place, times) for place, times in asked.items()], spans
+
+
+def _turn(message: dict[str, Any]) -> dict[str, Any]:
+    """The turn that `model_calls.answer` holds for a chat completion's message."""
+    turn = {"role": message["role"], "content": message.get("content") or ""}
+    calls = [{"id": call["id"], **call["function"]} for call in message.get("tool_calls") or ()]
+    return {**turn, "tool_calls": calls} if calls else turn
+
+
+def _storable(document: object) -> str:
+    return _NUL.sub(r"\1\\ufffd", json.dumps(document))
 
 
 def _damaged(connection: psycopg.Connection[Any], run_id: str) -> list[Any]:

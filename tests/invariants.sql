@@ -1,7 +1,7 @@
 -- What the store must say of a run after anything was killed. Every row that a question returns is a broken promise.
 --
---     python -m tests.truth DSN RUN           every question with its rows; exit status 1 when there are any
---     psql DSN -v run=RUN -f tests/truth.sql  the same by hand
+--     python -m tests.invariants DSN RUN           every question with its rows; exit status 1 when there are any
+--     psql DSN -v run=RUN -f tests/invariants.sql  the same by hand
 --
 -- The run should be over: what is still under way is told as not terminal.
 
@@ -20,21 +20,19 @@ CREATE OR REPLACE FUNCTION pg_temp.float32s(packed bytea) RETURNS double precisi
           FROM unnest(pg_temp.int32s(packed)) WITH ORDINALITY AS word (bits, i)) AS words
 $$;
 
--- Calls as they were asked: a row holds what it adds to what it keeps of the call that it continues.
-CREATE OR REPLACE FUNCTION pg_temp.whole(run text) RETURNS TABLE (id text, prompt_ids bytea, messages bigint)
+-- Calls in full: a row holds what its call adds to the beginning of its parent, whose answer counts as its last turn.
+CREATE OR REPLACE FUNCTION pg_temp.full_calls(run text) RETURNS TABLE (id text, prompt_ids bytea, turns bigint)
 LANGUAGE sql STABLE AS $$
-    WITH RECURSIVE asked AS (
-        SELECT c.rollout_id, c.attempt, c.id, c.prompt_ids, c.sampled_ids,
-               jsonb_array_length(c.messages -> 'messages')::bigint AS messages FROM model_calls c
-        WHERE c.run_id = run AND c.continues IS NULL
+    WITH RECURSIVE call AS (
+        SELECT c.rollout_id, c.attempt, c.id, c.prompt_ids, c.sampled_ids, jsonb_array_length(c.turns)::bigint AS turns
+        FROM model_calls c WHERE c.run_id = run AND c.parent_call_id IS NULL
         UNION ALL
         SELECT c.rollout_id, c.attempt, c.id,
-               CASE WHEN c.kept_tokens IS NULL THEN a.prompt_ids || a.sampled_ids
-                    ELSE substr(a.prompt_ids || a.sampled_ids, 1, 4 * c.kept_tokens) END || c.prompt_ids, c.sampled_ids,
-               coalesce(c.kept_messages, a.messages) + jsonb_array_length(c.messages -> 'messages')
-        FROM asked a JOIN model_calls c ON c.run_id = run AND c.continues = a.id
-        WHERE c.rollout_id = a.rollout_id AND c.attempt = a.attempt)
-    SELECT asked.id, asked.prompt_ids, asked.messages FROM asked
+               substr(p.prompt_ids || p.sampled_ids, 1, 4 * greatest(c.shared_tokens, 0)) || c.prompt_ids, c.sampled_ids,
+               c.shared_turns + jsonb_array_length(c.turns)
+        FROM call p JOIN model_calls c ON c.run_id = run AND c.parent_call_id = p.id
+        WHERE c.rollout_id = p.rollout_id AND c.attempt = p.attempt)
+    SELECT call.id, call.prompt_ids, call.turns FROM call
 $$;
 
 \echo question: rollouts that are not terminal
@@ -167,25 +165,27 @@ SELECT c.id, c.rollout_id, c.attempt FROM model_calls c
 LEFT JOIN attempts a ON a.rollout_id = c.rollout_id AND a.number = c.attempt
 WHERE c.run_id = :'run' AND a.number IS NULL;
 
-\echo question: calls that continue none of their attempt
-SELECT id, continues FROM model_calls WHERE run_id = :'run' AND id NOT IN (SELECT w.id FROM pg_temp.whole(:'run') w);
+\echo question: calls whose parent is none of their attempt
+SELECT id, parent_call_id FROM model_calls WHERE run_id = :'run'
+AND id NOT IN (SELECT f.id FROM pg_temp.full_calls(:'run') f);
 
-\echo question: calls that keep more of another one than it has, or one part without the other
-SELECT c.id, c.continues, c.kept_messages, c.kept_tokens FROM model_calls c
-LEFT JOIN model_calls e ON e.run_id = c.run_id AND e.id = c.continues LEFT JOIN pg_temp.whole(:'run') w ON w.id = e.id
+\echo question: calls that share more of their parent than it has
+SELECT c.id, c.parent_call_id, c.shared_turns, c.shared_tokens FROM model_calls c
+LEFT JOIN model_calls p ON p.run_id = c.run_id AND p.id = c.parent_call_id
+LEFT JOIN pg_temp.full_calls(:'run') f ON f.id = p.id
 WHERE c.run_id = :'run' AND (
-    (c.kept_messages IS NULL) <> (c.kept_tokens IS NULL) OR c.continues IS NULL AND c.kept_tokens IS NOT NULL
-    OR c.kept_messages NOT BETWEEN 0 AND w.messages
-    OR c.kept_tokens NOT BETWEEN 0 AND (length(w.prompt_ids) + length(e.sampled_ids)) / 4);
+    c.shared_turns NOT BETWEEN 0 AND coalesce(f.turns + (p.answer IS NOT NULL)::int, 0)
+    OR c.shared_tokens NOT BETWEEN 0 AND coalesce((length(f.prompt_ids) + length(p.sampled_ids)) / 4, 0));
 
 \echo question: calls whose columns contradict each other
-SELECT id, status FROM model_calls JOIN pg_temp.whole(:'run') w USING (id) WHERE run_id = :'run' AND (
-    length(w.prompt_ids) <> 4 * prompt_tokens OR length(sampled_ids) <> 4 * completion_tokens
+SELECT id, status FROM model_calls JOIN pg_temp.full_calls(:'run') f USING (id) WHERE run_id = :'run' AND (
+    length(f.prompt_ids) <> 4 * prompt_tokens OR length(sampled_ids) <> 4 * completion_tokens
     OR length(generator_logprobs) <> 4 * completion_tokens OR length(policy_versions) <> 4 * completion_tokens
     OR cached_tokens > prompt_tokens
     OR (min_policy_version IS NULL) <> (completion_tokens = 0)
-    OR status = 'completed' AND (response IS NULL OR finish_reason IS NULL OR prompt_tokens = 0)
-    OR status <> 'completed' AND (response IS NOT NULL OR trainable));
+    OR parent_call_id IS NULL AND tools IS NULL OR answer ->> 'role' <> 'assistant'
+    OR status = 'completed' AND (answer IS NULL OR finish_reason IS NULL OR prompt_tokens = 0)
+    OR status <> 'completed' AND (answer IS NOT NULL OR trainable));
 
 \echo question: sampled tokens with an impossible probability
 SELECT c.id, p FROM model_calls c CROSS JOIN unnest(pg_temp.float32s(c.generator_logprobs)) AS p
@@ -252,7 +252,7 @@ SELECT id FROM samples WHERE run_id = :'run' AND (
 WITH learnable AS (
     SELECT c.rollout_id, w.prompt_ids, c.sampled_ids, c.generator_logprobs, c.policy_versions, c.prompt_tokens,
            c.completion_tokens, min(c.id) AS id, count(*) AS calls
-    FROM model_calls c JOIN pg_temp.whole(:'run') w ON w.id = c.id JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt AND r.state = 'finished'
+    FROM model_calls c JOIN pg_temp.full_calls(:'run') w ON w.id = c.id JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt AND r.state = 'finished'
     JOIN group_credits g ON g.group_id = r.group_id AND g.verdict = 'credited'
     WHERE c.run_id = :'run' AND c.status = 'completed' AND c.trainable AND c.temperature > 0
     AND c.prompt_tokens > 0 AND c.completion_tokens > 0

@@ -240,7 +240,6 @@ def _trajectory(trajectory: Trajectory) -> str:
 
 
 def _call(number: int, call: Call, spans: Sequence[Span]) -> str:
-    asked = last_question(call)
     facts = [f"{call.completion_tokens} tokens", f"log-probability {sum(call.logprobs):.2f}"]
     if call.credit is not None:
         facts += [
@@ -251,17 +250,26 @@ def _call(number: int, call: Call, spans: Sequence[Span]) -> str:
     tools = "".join(
         _tool(span) for span in spans if span.kind == "tool" and span.response_id == f"chatcmpl-{call.request_id}"
     )
-    said = escape(str((call.response or {}).get("content") or json.dumps((call.response or {}).get("tool_calls"))))
     return (
-        f"<div class='call'><p class='muted'>call {number}: {escape(asked)}</p><pre class='said'>{said}</pre>"
+        f"<div class='call'><p class='muted'>call {number}: {escape(last_question(call))}</p>"
+        f"<pre class='said'>{escape(answer_text(call))}</pre>"
         f"{tools}<p class='muted'>{escape(' · '.join(facts))}</p></div>"
     )
 
 
 def last_question(call: Call) -> str:
-    """The last message that the model was sent, or why it cannot be shown."""
-    messages = call.messages.get("messages") or [{}]
-    return str(call.messages.get("error") or messages[-1].get("content", ""))
+    """The content of the last turn that the model was sent, or the reason why it cannot be shown."""
+    if call.turns is None:
+        return call.missing_parent or ""
+    return call.turns[-1].content if call.turns else ""
+
+
+def answer_text(call: Call) -> str:
+    """The model's answer: its text and the tool calls in it."""
+    if call.answer is None:
+        return "(nothing)"
+    tool_calls = [f"{tool.name}({tool.arguments})" for tool in call.answer.tool_calls]
+    return "\n".join(filter(None, [call.answer.content, *tool_calls])) or "(nothing)"
 
 
 def _tool(span: Span) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.output import AsJson, Count, cell, console, print_facts, print_json, print_table
-from leyden.libs.cli.report import last_question
+from leyden.libs.cli.report import answer_text, last_question
 from leyden.libs.contracts.api import Call, RolloutDetail, Span
 
 app = typer.Typer(no_args_is_help=True, help="Rollouts: what each agent did, token by token.")
@@ -96,7 +96,7 @@ def _print_rollout(rollout: RolloutDetail) -> None:
 def _print_call(number: int, call: Call, spans: Sequence[Span], tokens: bool) -> None:
     console.print(Text(f"\ncall {number}  {call.id}  {call.status}", style="bold"))
     console.print(Text(last_question(call)[-600:], style="dim"))
-    console.print(Text(said(call)))
+    console.print(Text(answer_text(call)))
     versions = sorted(set(call.policy_versions))
     print_facts(
         [
@@ -123,14 +123,6 @@ def _credit(call: Call) -> list[tuple[str, object]]:
     names = ("intermediate", "return", "baseline", "advantage")
     words = ", ".join(f"{name} {cell(value)}" for name, value in zip(names, parts, strict=True))
     return [("credit", f"{words} (state {credit.state_key or 'start'})")]
-
-
-def said(call: Call) -> str:
-    """What the model answered: its text, or the tool calls it made."""
-    response = call.response or {}
-    text = str(response.get("content") or "")
-    asked = [f"{t['function']['name']}({t['function']['arguments']})" for t in response.get("tool_calls") or []]
-    return "\n".join(filter(None, [text, *asked])) or "(nothing)"
 
 
 def _print_span(span: Span) -> None:

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.libs.contracts.rewards import RewardValue
 
-Json = dict[str, Any]
 Item = TypeVar("Item")
 
 
@@ -322,15 +322,23 @@ class Call(_Body):
     status: str
     trainable: bool
     untrainable_reason: str | None
+    dialect: Dialect
+    """The wire format that the agent spoke."""
     request: Json
-    messages: Json
-    """`{messages, tools}` as sent; `{error}` where a call that this one continues is lost."""
-    response: Json | None
+    """The parameters of the request, without conversation and tools."""
+    turns: tuple[Turn, ...] | None
+    """The conversation that the model was sent; null with `missing_parent`."""
+    tools: tuple[Json, ...] | None
+    """The tools that the model was offered; null with `missing_parent`."""
+    missing_parent: str | None = None
+    """The reason where `turns`, `tools` and `prompt_ids` cannot be read: an earlier call is not in the store."""
+    answer: Turn | None
+    """The assistant's turn; null where the call failed or was aborted."""
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
     prompt_ids: list[int] | None = None
-    """Only with `prompt=true`, and never where a call that this one continues is lost."""
+    """Only with `prompt=true`; null with `missing_parent`."""
     sampled_ids: list[int]
     logprobs: list[float]
     """Of the engine, natural log, one per sampled token."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, select, text, update
 
-from leyden.libs.contracts.api import ApiScope, Json, Token
+from leyden.libs.contracts.api import ApiScope, Token
+from leyden.libs.contracts.conversation import Json
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 

@@ -26,6 +26,7 @@ _NULL = _length(-1)
 _DATA: dict[str, Callable[[Any], Piece]] = {
     "text": lambda text: text.encode(),
     "bytea": lambda data: data,
+    "json": lambda text: text,
     "jsonb": lambda text: text,
     "bool": struct.Struct(">?").pack,
     "int4": struct.Struct(">i").pack,

@@ -20,14 +20,13 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn, PGresult
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
+from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.binary import HEADER, TRAILER, Piece, encoded, formats, row_pieces
-from leyden.libs.store.chains import LostCall, Whole, whole_calls
+from leyden.libs.store.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.connection import BoundedConnection, arguments, connect
 from leyden.libs.store.database import AWAY, RECYCLE_SECONDS, Database, ReadSession, cause
-
-Json = dict[str, Any]
 
 UNSENT_BYTES = 2**20
 """What libpq may hold of a batch before it is waited for."""
@@ -54,8 +53,9 @@ class CallRefused(Exception):
 class NewCall:
     """One row of `model_calls`, columns in the table's words; arrays as bytes.
 
-    `continues`: an earlier call of the attempt, durable; then `messages` and `prompt_ids` are those after it, or after
-    its first `kept_messages` and `kept_tokens`
+    A call with a parent, an earlier and durable call of its attempt, holds only what it adds: `turns` follow the first
+    `shared_turns` turns of the parent (its turns, then its answer), `prompt_ids` the first `shared_tokens` tokens (its
+    prompt, then its sampled tokens); `tools` is None where they are the parent's.
     """
 
     run_id: str
@@ -69,9 +69,14 @@ class NewCall:
     trainable: bool
     untrainable_reason: str | None
     request_sha256: bytes
+    dialect: Dialect
     request: Json
-    messages: Json | JsonText
-    response: Json | None
+    parent_call_id: str | None
+    shared_turns: int
+    shared_tokens: int
+    turns: Sequence[Turn]
+    tools: Sequence[Json] | None
+    answer: Turn | None
     prompt_ids: Piece
     sampled_ids: bytes
     generator_logprobs: bytes
@@ -88,9 +93,6 @@ class NewCall:
     queued_seconds: float
     first_token_seconds: float | None
     total_seconds: float
-    continues: str | None = None
-    kept_messages: int | None = None
-    kept_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +107,11 @@ class ServingEngine:
 _COLUMNS = tuple(field.name for field in fields(NewCall))
 _OTHER_TYPES = {
     "attempt": "int4", "choice": "int4", "sequence": "int8", "trainable": "bool", "request_sha256": "bytea",
-    "request": "jsonb", "messages": "jsonb", "response": "jsonb", "prompt_ids": "bytea", "sampled_ids": "bytea",
-    "generator_logprobs": "bytea", "policy_versions": "bytea", "prompt_tokens": "int4", "completion_tokens": "int4",
+    "request": "jsonb", "shared_turns": "int4", "shared_tokens": "int4", "turns": "jsonb", "tools": "json",
+    "answer": "jsonb", "prompt_ids": "bytea", "sampled_ids": "bytea", "generator_logprobs": "bytea",
+    "policy_versions": "bytea", "prompt_tokens": "int4", "completion_tokens": "int4",
     "cached_tokens": "int4", "min_policy_version": "int4", "max_policy_version": "int4", "temperature": "float8",
-    "queued_seconds": "float8", "first_token_seconds": "float8", "total_seconds": "float8", "kept_messages": "int4",
-    "kept_tokens": "int4",
+    "queued_seconds": "float8", "first_token_seconds": "float8", "total_seconds": "float8",
 }  # fmt: skip
 _TYPES = [_OTHER_TYPES.get(name, "text") for name in _COLUMNS]
 _NAMES = sql.SQL(", ").join(map(sql.Identifier, _COLUMNS))
@@ -280,10 +282,10 @@ def storable_json(document: object) -> JsonText:
 
 async def completed_calls(
     session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, except_ids: Collection[str]
-) -> list[tuple[tables.ModelCall, Whole]]:
-    """Completed calls of an attempt that are not known yet, oldest first, choices of a request in order.
+) -> list[tuple[tables.ModelCall, FullCall]]:
+    """Completed calls of an attempt, oldest first, choices of a request in order, without those that lack a parent.
 
-    Those of which a part is lost are not among them.
+    Args: except_ids: calls that the reader has already
     """
     table = tables.ModelCall
     rows = await session.scalars(
@@ -298,8 +300,8 @@ async def completed_calls(
         .order_by(table.sequence, table.choice)
     )
     calls = rows.all()
-    asked = zip(calls, await whole_calls(session, calls), strict=True)
-    return [(call, one) for call, one in asked if not isinstance(one, LostCall)]
+    found = zip(calls, await full_calls(session, calls), strict=True)
+    return [(call, full) for call, full in found if not isinstance(full, MissingParent)]
 
 
 async def completed_requests(
@@ -307,7 +309,7 @@ async def completed_requests(
 ) -> Sequence[tables.ModelCall]:
     """The completed calls that answered one body within an attempt, latest request first, its choices in order.
 
-    Of messages and prompts they hold what their rows do.
+    Their rows hold only what each call adds to its parent.
     """
     table = tables.ModelCall
     rows = await session.scalars(
@@ -381,15 +383,17 @@ async def _done(connection: BoundedConnection) -> None:
             raise error_from_result(result)
 
 
+def _document(value: object) -> object:
+    if isinstance(value, Turn):
+        return turn_json(value)
+    return list(map(_document, value)) if isinstance(value, tuple | list) else value
+
+
 def _values(call: NewCall) -> list[object]:
     """The columns in their order, JSON as text."""
     # `dataclasses.astuple` would copy the documents.
-    values = (getattr(call, name) for name in _COLUMNS)
+    values = (_document(getattr(call, name)) for name in _COLUMNS)
     return [
-        _json_text(value) if kind == "jsonb" and value is not None else value
+        storable_json(value) if kind in {"json", "jsonb"} and value is not None else value
         for value, kind in zip(values, _TYPES, strict=True)
     ]
-
-
-def _json_text(document: Json | JsonText) -> bytes:
-    return document if isinstance(document, bytes) else storable_json(document)

@@ -1,6 +1,8 @@
-"""Calls made whole: a row of `model_calls` holds what it adds to the call that it continues, or to the beginning of it.
+"""Reads model calls in full: a row stores only what its call adds to its parent call.
 
-All calls of a chain belong to one attempt, and each was durable before the next one was asked.
+A call's conversation begins with the first `shared_turns` turns of its parent: the parent's turns, then its answer. Its
+prompt begins with the first `shared_tokens` tokens of its parent: the parent's prompt, then its sampled tokens. All
+calls of a chain belong to one attempt, and each was durable before the gateway served the next one.
 """
 
 from __future__ import annotations
@@ -10,109 +12,112 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from sqlalchemy import text
 
+from leyden.libs.contracts.conversation import Json, Turn, parse_turn, parse_turns
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 
-Json = dict[str, Any]
+TOKEN_BYTES = 4
 
 
-class Whole(NamedTuple):
-    """A call as it was asked: prompt_ids is int32[prompt_tokens], messages `{messages, tools}`."""
+class FullCall(NamedTuple):
+    """A call with all that it shares: prompt_ids is int32[prompt_tokens]; depth counts the parents that were read."""
 
+    turns: tuple[Turn, ...]
+    tools: tuple[Json, ...]
     prompt_ids: bytes
-    messages: Json
+    depth: int
 
 
-class Link(Protocol):
-    """What a call's row holds of its prompt and answer."""
+class MissingParent(LookupError):
+    """The parent of a call, or an earlier one, is not in the store."""
+
+
+class TokenRow(Protocol):
+    """The columns from which `full_prompt` joins a prompt."""
 
     @property
     def id(self) -> str: ...
     @property
-    def continues(self) -> str | None: ...
+    def parent_call_id(self) -> str | None: ...
+    @property
+    def shared_tokens(self) -> int: ...
     @property
     def prompt_ids(self) -> bytes: ...
     @property
     def sampled_ids(self) -> bytes: ...
-    @property
-    def kept_tokens(self) -> int | None: ...
 
 
-L = TypeVar("L", bound=Link)
-TOKEN_BYTES = 4
+R = TypeVar("R", bound=TokenRow)
 
-
-class LostCall(LookupError):
-    """A call continues one that is not in the store."""
-
-
-_CONTINUED = text("""
-    WITH RECURSIVE continued (id, continues) AS (
-        SELECT id, continues FROM model_calls WHERE run_id = :run AND id = ANY(:calls)
+_ANCESTORS = text("""
+    WITH RECURSIVE ancestor (id, parent_call_id) AS (
+        SELECT id, parent_call_id FROM model_calls WHERE run_id = :run AND id = ANY(:calls)
         UNION
-        SELECT m.id, m.continues FROM continued c JOIN model_calls m ON m.run_id = :run AND m.id = c.continues
+        SELECT m.id, m.parent_call_id FROM ancestor a JOIN model_calls m ON m.run_id = :run AND m.id = a.parent_call_id
     )
-    SELECT m.id, m.continues, m.kept_messages, m.kept_tokens, m.messages, m.prompt_ids, m.sampled_ids
-    FROM continued c JOIN model_calls m ON m.run_id = :run AND m.id = c.id
+    SELECT m.id, m.parent_call_id, m.shared_turns, m.shared_tokens, m.turns, m.tools, m.answer, m.prompt_ids,
+           m.sampled_ids
+    FROM ancestor a JOIN model_calls m ON m.run_id = :run AND m.id = a.id
 """)
 
 
-async def whole_calls(session: ReadSession, calls: Sequence[tables.ModelCall]) -> list[Whole | LostCall]:
-    """Calls of one run as they were asked, each that cannot be made whole with the reason."""
-    known: dict[str, Any] = {call.id: call for call in calls}
-    missing = {call.continues for call in calls if call.continues is not None} - known.keys()
-    if missing:
-        rows = await session.execute(_CONTINUED, {"run": calls[0].run_id, "calls": sorted(missing)})
-        known = {row.id: row for row in rows} | known
-    return [_whole_or_lost(known, call) for call in calls]
+async def full_calls(session: ReadSession, rows: Sequence[tables.ModelCall]) -> list[FullCall | MissingParent]:
+    """The calls of one run in full, in one statement; a call without all its ancestors comes as the error."""
+    by_id: dict[str, Any] = {row.id: row for row in rows}
+    unread = {row.parent_call_id for row in rows if row.parent_call_id is not None} - by_id.keys()
+    if unread:
+        ancestors = await session.execute(_ANCESTORS, {"run": rows[0].run_id, "calls": sorted(unread)})
+        by_id = {row.id: row for row in ancestors} | by_id
+    return [_full_or_missing(by_id, row) for row in rows]
 
 
-def _whole_or_lost(known: Mapping[str, Any], call: Any) -> Whole | LostCall:
+def _full_or_missing(by_id: Mapping[str, Any], row: Any) -> FullCall | MissingParent:
     try:
-        return whole_call(known, call)
-    except LostCall as error:
+        return full_call(by_id, row)
+    except MissingParent as error:
         return error
 
 
-def whole_call(known: Mapping[str, Any], call: Any) -> Whole:
-    """A call as it was asked.
+def full_call(by_id: Mapping[str, Any], row: Any) -> FullCall:
+    """The call of a row in full.
 
-    Args: known: rows by id, all that it continues
-    Raises: LostCall
+    Args: by_id: rows by call id, with all ancestors of the call
+    Raises: MissingParent
     """
-    chain = _chain(known, call)
-    messages: list[Json] = []
+    chain = _chain(by_id, row)
+    turns: list[Turn] = []
+    tools: Sequence[Json] = ()
     for one in chain:
-        if one.kept_messages is not None:
-            del messages[one.kept_messages :]
-        messages += one.messages["messages"]
-    return Whole(_prompt(chain), {**chain[0].messages, "messages": messages})
+        turns = [*turns[: one.shared_turns], *parse_turns(one.turns)]
+        tools = tools if one.tools is None else one.tools
+        if one is not row and one.answer is not None:
+            turns.append(parse_turn(one.answer))
+    return FullCall(tuple(turns), tuple(tools), _prompt(chain), len(chain) - 1)
 
 
-def whole_prompt(known: Mapping[str, Link], call: Link) -> bytes:
-    """int32[prompt_tokens] of a call.
+def full_prompt(by_id: Mapping[str, TokenRow], row: TokenRow) -> bytes:
+    """int32[prompt_tokens] of the call of a row.
 
-    Args, raises: as `whole_call`
+    Args, raises: as `full_call`
     """
-    return _prompt(_chain(known, call))
+    return _prompt(_chain(by_id, row))
 
 
-def _chain(known: Mapping[str, L], call: L) -> list[L]:
-    """What the call continues from the first on, and the call."""
-    chain = [call]
-    while (earlier := chain[-1].continues) is not None:
-        if earlier not in known:
-            raise LostCall(f"call {chain[-1].id} continues {earlier}, which is not in the store")
-        chain.append(known[earlier])
+def _chain(by_id: Mapping[str, R], row: R) -> list[R]:
+    """The ancestors of a row, the oldest first, and the row."""
+    chain = [row]
+    while (parent := chain[-1].parent_call_id) is not None:
+        if parent not in by_id:
+            raise MissingParent(f"call {chain[-1].id} has the parent {parent}, which is not in the store")
+        chain.append(by_id[parent])
     return chain[::-1]
 
 
-def _prompt(chain: Sequence[Link]) -> bytes:
+def _prompt(chain: Sequence[TokenRow]) -> bytes:
     ids = bytearray()
     for one in chain:
-        if one.kept_tokens is not None:
-            del ids[TOKEN_BYTES * one.kept_tokens :]
+        del ids[TOKEN_BYTES * one.shared_tokens :]
         ids += one.prompt_ids
-        ids += one.sampled_ids
-    del ids[len(ids) - len(chain[-1].sampled_ids) :]
+        if one is not chain[-1]:
+            ids += one.sampled_ids
     return bytes(ids)

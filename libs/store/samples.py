@@ -30,9 +30,9 @@ class SiblingRows(NamedTuple):
     """What the counted attempts of finished siblings left, each list in a stable order.
 
     rollouts: id, group_id, reward
-    calls: rollout_id, id, continues, kept_tokens, request_id, choice, sequence, status, trainable, prompt_ids (after
-        those that it keeps of the call that it continues), prompt_tokens (of all), sampled_ids, generator_logprobs,
-        policy_versions, temperature, tool_calls (JSON list or null)
+    calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable, prompt_ids
+        (after the shared tokens), prompt_tokens (of the complete prompt), sampled_ids, generator_logprobs,
+        policy_versions, temperature, tool_calls ([{id, name, arguments}] or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; tools
     alone rewards: rollout_id, value, response_id, tool_call_id, call_id; the doors', telemetry's and people's
     """
@@ -125,9 +125,9 @@ _ROLLOUTS = text("""
 """)
 
 _CALLS = text("""
-    SELECT c.rollout_id, c.id, c.continues, c.kept_tokens, c.request_id, c.choice, c.sequence, c.status, c.trainable,
-           c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions, c.temperature,
-           c.response -> 'tool_calls' AS tool_calls
+    SELECT c.rollout_id, c.id, c.parent_call_id, c.shared_tokens, c.request_id, c.choice, c.sequence, c.status,
+           c.trainable, c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions,
+           c.temperature, c.answer -> 'tool_calls' AS tool_calls
     FROM rollouts r
     JOIN model_calls c ON c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = r.attempt
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND c.run_id = ANY(:runs)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     ARRAY,
+    JSON,
     BigInteger,
     Boolean,
     CheckConstraint,
@@ -145,7 +146,7 @@ class Run(Base):
         primary_key=True, comment="run-<random>; groups, rollouts and samples begin with it."
     )
     name: Mapped[str] = mapped_column(comment="Chosen by whoever made it.")
-    config: Mapped[Json] = mapped_column(comment="libs.contracts.config.RunConfig.")
+    config: Mapped[Json] = mapped_column(comment="The run's document (RunConfig).")
     dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"), comment="Its training tasks.")
     intent: Mapped[str] = mapped_column(
         default=RunIntent.RUNNING, comment="running, paused or cancelled: what the controller works towards."
@@ -317,51 +318,61 @@ class Outcome(Base):
 
 
 class ModelCall(Base):
-    """Writer: gateway. One request to the model, as sampled; durable before its last byte leaves. Partitioned by run.
+    """Writer: gateway. One choice of one request to the model, as sampled; durable before its last byte leaves.
+    Partitioned by run.
 
-    One row per choice: a request with n > 1 writes n rows that share `request_id`.
+    A request for n choices writes n rows that share `request_id`. A row that names a parent call stores only what it
+    adds to it.
     """
 
     __tablename__ = "model_calls"
     run_id: Mapped[str] = mapped_column(primary_key=True, comment="Partition key.")
-    id: Mapped[str] = mapped_column(
-        primary_key=True, comment="c + 24 hex; the id in the answer is chatcmpl-<request_id>."
-    )
+    id: Mapped[str] = mapped_column(primary_key=True, comment="c and 24 hex digits.")
     rollout_id: Mapped[str] = mapped_column(comment="From the path that the agent called.")
     attempt: Mapped[int] = mapped_column(comment="From the path that the agent called.")
     request_id: Mapped[str] = mapped_column(comment="The id of the request's first choice.")
-    choice: Mapped[int] = mapped_column(comment="Index among n choices.")
+    choice: Mapped[int] = mapped_column(comment="Index among the choices of the request.")
     sequence: Mapped[int] = mapped_column(
-        BigInteger, comment="Nanoseconds since the epoch at arrival: orders the calls of an attempt."
+        BigInteger, comment="Arrival in nanoseconds since the epoch: orders the calls of an attempt."
     )
     status: Mapped[str] = mapped_column(comment="completed, aborted (the client hung up) or failed.")
-    trainable: Mapped[bool] = mapped_column(Boolean, comment="Whether its tokens may enter the loss.")
+    trainable: Mapped[bool] = mapped_column(Boolean, comment="True when the loss may see its tokens.")
     untrainable_reason: Mapped[str | None] = mapped_column(
-        comment="Parameters a trainer cannot reproduce, or how the call ended."
+        comment="The parameters that a trainer cannot reproduce, or how the call ended."
     )
     request_sha256: Mapped[bytes] = mapped_column(
-        comment="Digest of the body: with a retry count it identifies an SDK's repeat."
+        comment="Digest of the body; the gateway recognises the retry of an SDK by it."
     )
-    request: Mapped[Json] = mapped_column(comment="The body without messages and tools: sampling parameters as sent.")
-    continues: Mapped[str | None] = mapped_column(
-        comment="An earlier call of the attempt: its messages, and its prompt and sampled tokens, come before those of "
-        "this row, all or as many as are kept. Null where the row has all. The view whole_calls shows calls whole."
+    dialect: Mapped[str] = mapped_column(comment="The wire format that the agent spoke.")
+    request: Mapped[Json] = mapped_column(
+        comment="The parameters of the request: its body without conversation and tools."
     )
-    kept_messages: Mapped[int | None] = mapped_column(
-        comment="How many messages of the call that it continues come before those of this row; null: all."
+    parent_call_id: Mapped[str | None] = mapped_column(
+        comment="An earlier call of the same attempt whose beginning this row shares; null where the row is complete."
     )
-    kept_tokens: Mapped[int | None] = mapped_column(
-        comment="How many tokens of the call that it continues, of its prompt and then of those sampled, come before "
-        "those of this row; null: all."
+    shared_turns: Mapped[int] = mapped_column(
+        server_default="0",
+        comment="The conversation begins with this many turns of the parent: its turns, then its answer.",
     )
-    messages: Mapped[Json] = mapped_column(
-        comment="{messages, tools} as sent; {messages} alone, those after what it keeps of the call that it continues."
+    shared_tokens: Mapped[int] = mapped_column(
+        server_default="0",
+        comment="The prompt begins with this many tokens of the parent: its prompt, then its sampled tokens.",
     )
-    response: Mapped[Json | None] = mapped_column(
-        comment="The choice's message as answered; null when failed before one."
+    turns: Mapped[list[Json]] = mapped_column(
+        JSONB,
+        comment="The turns of the conversation after the shared ones:"
+        " [{role, content, name, tool_calls, tool_call_id}].",
+    )
+    # JSONB would reorder the members, and a chat template writes them in the order that the agent sent.
+    tools: Mapped[list[Json] | None] = mapped_column(
+        JSON(none_as_null=True),
+        comment="The tools of the request, members in the order sent; null where the row has the tools of its parent.",
+    )
+    answer: Mapped[Json | None] = mapped_column(
+        JSONB(none_as_null=True), comment="The assistant's turn; null where the call failed or was aborted."
     )
     prompt_ids: Mapped[bytes] = mapped_column(
-        comment="int32[prompt_tokens], without the tokens that it keeps of the call that it continues."
+        comment="int32[prompt_tokens - shared_tokens]: the tokens of the prompt after the shared ones."
     )
     sampled_ids: Mapped[bytes] = mapped_column(comment="int32[completion_tokens]")
     generator_logprobs: Mapped[bytes] = mapped_column(
@@ -370,15 +381,17 @@ class ModelCall(Base):
     policy_versions: Mapped[bytes] = mapped_column(
         comment="int32[completion_tokens]: the version that sampled each token."
     )
-    prompt_tokens: Mapped[int] = mapped_column(comment="Tokens of the whole prompt.")
+    prompt_tokens: Mapped[int] = mapped_column(comment="Length of the complete prompt, shared tokens included.")
     completion_tokens: Mapped[int] = mapped_column(comment="Length of sampled_ids.")
-    cached_tokens: Mapped[int] = mapped_column(comment="Of the prompt, served from the engine's prefix cache.")
+    cached_tokens: Mapped[int] = mapped_column(
+        comment="Tokens of the prompt that the engine found in its prefix cache."
+    )
     min_policy_version: Mapped[int | None] = mapped_column(comment="Over its tokens; null without any.")
     max_policy_version: Mapped[int | None] = mapped_column(comment="Over its tokens; null without any.")
-    temperature: Mapped[float] = mapped_column(comment="Effective.")
+    temperature: Mapped[float] = mapped_column(comment="The effective one.")
     finish_reason: Mapped[str | None] = mapped_column(comment="stop, length, tool_calls or abort; null when it failed.")
-    trace_id: Mapped[str | None] = mapped_column(comment="From traceparent, hex.")
-    parent_span_id: Mapped[str | None] = mapped_column(comment="From traceparent, hex.")
+    trace_id: Mapped[str | None] = mapped_column(comment="Hex, from the traceparent header.")
+    parent_span_id: Mapped[str | None] = mapped_column(comment="Hex, from the traceparent header.")
     queued_seconds: Mapped[float] = mapped_column(comment="Arrival to the engine's acceptance, holds included.")
     first_token_seconds: Mapped[float | None] = mapped_column(comment="Arrival to the first token.")
     total_seconds: Mapped[float] = mapped_column(comment="Arrival to the last token.")
@@ -570,7 +583,7 @@ class PolicyVersion(Base):
 
 
 class StateTransition(Base):
-    """Writer: migrations. Which state may follow which (libs.contracts.states); triggers refuse every other change."""
+    """Writer: migrations. The transitions of states that the triggers allow; they refuse every other change."""
 
     __tablename__ = "state_transitions"
     entity: Mapped[str] = mapped_column(primary_key=True, comment="run, group, rollout or attempt.")

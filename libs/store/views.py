@@ -9,10 +9,11 @@ from typing import Any, cast
 from sqlalchemy import ColumnElement, Row, Select, func, select, text, tuple_
 
 from leyden.libs.contracts import api
+from leyden.libs.contracts.conversation import parse_turn
 from leyden.libs.contracts.ids import run_of
 from leyden.libs.contracts.states import RolloutState
 from leyden.libs.store import tables
-from leyden.libs.store.chains import LostCall, Whole, whole_calls
+from leyden.libs.store.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.paging import decode_cursor, page
 
@@ -211,9 +212,7 @@ async def list_calls(
 ) -> api.Page[api.Call]:
     """Model calls of a rollout in the order they arrived, with their credit.
 
-    Where a call that one continues is lost, its messages are `{error}`, and its prompt's token ids null.
-
-    Args: attempt: null for all; prompt: whether the prompt's token ids are given too
+    Args: attempt: None for all; prompt: whether the prompt's token ids are given too
     """
     call, credit = tables.ModelCall, tables.CallCredit
     conditions = [call.run_id == run_of(rollout_id), call.rollout_id == rollout_id]
@@ -224,9 +223,9 @@ async def list_calls(
     same = (credit.run_id == call.run_id) & (credit.call_id == call.id)
     query = select(call, credit).outerjoin(credit, same).where(*conditions).order_by(call.sequence, call.id)
     rows = (await session.execute(query.limit(limit + 1))).all()
-    asked = await whole_calls(session, [row[0] for row in rows])
+    found = await full_calls(session, [row[0] for row in rows])
     return page(
-        [(*row, one) for row, one in zip(rows, asked, strict=True)],
+        [(*row, full) for row, full in zip(rows, found, strict=True)],
         limit,
         lambda row: _call(*row, prompt=prompt),
         lambda row: (row[0].sequence, row[0].id),
@@ -234,22 +233,22 @@ async def list_calls(
 
 
 def _call(
-    row: tables.ModelCall, credit: tables.CallCredit | None, asked: Whole | LostCall, *, prompt: bool
+    row: tables.ModelCall, credit: tables.CallCredit | None, full: FullCall | MissingParent, *, prompt: bool
 ) -> api.Call:
-    if isinstance(asked, LostCall):
-        prompt_ids, messages = None, {"error": str(asked)}
-    else:
-        prompt_ids, messages = _ints(asked.prompt_ids) if prompt else None, asked.messages
-    arrays = {
-        "prompt_ids": prompt_ids,
+    values: dict[str, Any] = {
         "sampled_ids": _ints(row.sampled_ids),
         "logprobs": _floats(row.generator_logprobs),
         "policy_versions": _ints(row.policy_versions),
+        "answer": None if row.answer is None else parse_turn(row.answer),
+        "credit": None if credit is None else api.CallCredit.model_validate(_columns(credit, api.CallCredit)),
+        **dict.fromkeys(("turns", "tools", "prompt_ids", "missing_parent")),
     }
-    apart = {*arrays, "messages", "credit"}
-    plain = {name: getattr(row, name) for name in api.Call.model_fields if name not in apart}
-    shown = None if credit is None else api.CallCredit.model_validate(_columns(credit, api.CallCredit))
-    return api.Call(**plain, **arrays, messages=messages, credit=shown)
+    if isinstance(full, MissingParent):
+        values["missing_parent"] = str(full)
+    else:
+        values |= {"turns": full.turns, "tools": full.tools, "prompt_ids": _ints(full.prompt_ids) if prompt else None}
+    columns = {name: getattr(row, name) for name in api.Call.model_fields.keys() - values.keys()}
+    return api.Call(**columns, **values)
 
 
 def _columns(row: object, model: type[api.CallCredit]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from leyden.libs.contracts.ids import sample_id
 from leyden.libs.contracts.states import CallStatus, GroupVerdict
-from leyden.libs.store.chains import LostCall, whole_prompt
+from leyden.libs.store.chains import MissingParent, full_prompt
 from leyden.libs.store.samples import NewCallCredit, NewGroupCredit, NewSample, PendingGroup, SiblingRows
 from leyden.services.credit.group import CREDIT_VERSION, CallCredit, Credited, Excluded
 from leyden.services.credit.paths import Path
@@ -20,16 +20,16 @@ from leyden.services.credit.records import LOGPROB, TOKEN, AskedTool, BrokenReco
 def rollouts_by_group(rows: SiblingRows) -> dict[str, list[Rollout]]:
     """The finished siblings of each group, in order.
 
-    Raises: BrokenRecord: a call contradicts itself, or continues one that is missing
+    Raises: BrokenRecord: a call contradicts itself, or its parent is missing
     """
     groups: dict[str, list[Rollout]] = defaultdict(list)
     rollouts: dict[str, Rollout] = {}
     for row in rows.rollouts:
         rollouts[row.id] = Rollout(row.id, row.reward)
         groups[row.group_id].append(rollouts[row.id])
-    known = {row.id: row for row in rows.calls}
+    by_id = {row.id: row for row in rows.calls}
     for row in rows.calls:
-        rollouts[row.rollout_id].calls.append(_call(row, known))
+        rollouts[row.rollout_id].calls.append(_call(row, by_id))
     for row in rows.spans:
         rollouts[row.rollout_id].spans.append(_span(row))
     for row in rows.rewards:
@@ -75,13 +75,13 @@ def _reason(result: Credited | Excluded) -> str | None:
     return None if any(result.samples.values()) else "no call of its rollouts can be trained"
 
 
-def _call(row: Any, known: Mapping[str, Any]) -> Call:
+def _call(row: Any, by_id: Mapping[str, Any]) -> Call:
     try:
-        prompt = whole_prompt(known, row)
-    except LostCall as error:
+        prompt = full_prompt(by_id, row)
+    except MissingParent as error:
         raise BrokenRecord(str(error)) from error
     if len(prompt) != TOKEN.itemsize * row.prompt_tokens:
-        raise BrokenRecord(f"call {row.id}: the prompt has not the length that was recorded")
+        raise BrokenRecord(f"call {row.id}: its prompt has another length than its row says")
     return Call(
         id=row.id,
         request_id=row.request_id,
@@ -99,10 +99,7 @@ def _call(row: Any, known: Mapping[str, Any]) -> Call:
 
 
 def _asked(tool_calls: Sequence[Mapping[str, Any]] | None) -> tuple[AskedTool, ...]:
-    return tuple(
-        AskedTool(str((call.get("function") or {}).get("name") or ""), str(call.get("id") or ""))
-        for call in tool_calls or ()
-    )
+    return tuple(AskedTool(call["name"], call["id"]) for call in tool_calls or ())
 
 
 def _span(row: Any) -> ToolSpan:

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from leyden.libs.contracts.conversation import ToolCall, Turn
 from leyden.services.gateway.choice import Choice
 from leyden.services.gateway.render import ChatModel
 from leyden.services.gateway.request import ChatRequest, Json
@@ -124,18 +125,28 @@ def finished_answer(model: ChatModel, request: ChatRequest, choice: Choice) -> A
     finish: str = "stop" if stop is not None else (choice.finish or "stop")
     content, calls = parse_calls(content) if request.calls_tools else (content, ())
     kept = calls if request.parallel_tool_calls else calls[:1]
-    message: Json = {"role": "assistant", "content": content or (None if kept else ""), "refusal": None}
+    tool_calls = (
+        ToolCall(f"call_{choice.call_id}_{number}", call.name, call.arguments) for number, call in enumerate(kept)
+    )
+    message = message_of(Turn("assistant", content, tool_calls=tuple(tool_calls)))
     if kept:
-        message["tool_calls"] = [
-            {
-                "id": f"call_{choice.call_id}_{number}",
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for number, call in enumerate(kept)
-        ]
         finish = "tool_calls" if finish == "stop" else finish
     return Answer(choice.index, message, finish, logprobs_of(model, request, choice, 0))
+
+
+def message_of(turn: Turn) -> Json:
+    """An assistant's turn as OpenAI spells it."""
+    message: Json = {
+        "role": "assistant",
+        "content": turn.content or (None if turn.tool_calls else ""),
+        "refusal": None,
+    }
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in turn.tool_calls
+        ]
+    return message
 
 
 def shown_ids(model: ChatModel, choice: Choice) -> list[int]:

@@ -59,8 +59,8 @@ class Sampling:
 class ModelRequest:
     """A validated request to the model, whatever dialect it came in.
 
-    `tools` are JSON objects in the form that chat templates read: {"type": "function", "function": {…}}. `parameters` is
-    the request as the agent sent it, without conversation and tools. `body_sha256` recognises an SDK's retry.
+    `tools` are JSON objects in the form that chat templates read: {"type": "function", "function": {…}}. `parameters`
+    is the request as the agent sent it, without conversation and tools. `body_sha256` recognises an SDK's retry.
     """
 
     dialect: Dialect

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from leyden.libs.capability import CapabilityError, Cause
+from leyden.libs.contracts.conversation import Dialect
 from leyden.libs.contracts.ids import new_call_id, weight_version
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.faults import fault_point
@@ -369,9 +370,14 @@ def _row(
         trainable=reason is None,
         untrainable_reason=reason,
         request_sha256=call.digest,
+        dialect=Dialect.CHAT_COMPLETIONS,
         request=call.request.recorded,
-        messages=added.messages,
-        response=None if answer is None else answer.message,
+        parent_call_id=added.continues,
+        shared_turns=added.shared_turns,
+        shared_tokens=added.shared_tokens,
+        turns=call.request.turns[added.shared_turns :],
+        tools=call.request.tools if added.continues is None else None,
+        answer=None if answer is None else parse_answer(answer.message),
         prompt_ids=added.ids.astype("<i4", copy=False).data.cast("B"),
         sampled_ids=_packed("i", choice.sampled_ids),
         generator_logprobs=_packed("f", choice.logprobs),
@@ -388,9 +394,6 @@ def _row(
         queued_seconds=(choice.accepted_at or ended_at) - call.arrived_at,
         first_token_seconds=None if choice.first_token_at is None else choice.first_token_at - call.arrived_at,
         total_seconds=ended_at - call.arrived_at,
-        continues=added.continues,
-        kept_messages=added.kept_messages,
-        kept_tokens=added.kept_tokens,
     )
 
 

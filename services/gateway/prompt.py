@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from leyden.libs.store.calls import JsonText
 from leyden.services.gateway.sent import Sent
 from leyden.services.gateway.tokens import TokenIds, Tokens
 
@@ -53,17 +52,16 @@ class Added(NamedTuple):
     """What a row holds of a call that was sent this: messages and prompt tokens after what it keeps of the call that it
     continues.
 
-    Kept are all messages and tokens where no number is told; what continues no call holds all. `chain_bytes`: of this
-    row and those before it in its chain
+    `shared_turns`, `shared_tokens`: how many are kept; what continues no call holds all. `chain_bytes`: of this row and
+    those before it in its chain
     """
 
     sent: Sent
     chain_bytes: int
     continues: str | None
-    messages: JsonText
     ids: TokenIds
-    kept_messages: int | None = None
-    kept_tokens: int | None = None
+    shared_turns: int = 0
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +93,12 @@ class Prompt:
         if earlier is not None and sent.opening is not None and earlier.sent_sha256 == sent.opening_sha256:
             before = earlier.prompt.length + len(earlier.sampled_ids)
             messages, ids = sent.after(sent.opening.end), self.ids[before:]
-            return Added(sent, earlier.chain_bytes + len(messages) + ids.nbytes, earlier.call_id, messages, ids)
+            chain_bytes = earlier.chain_bytes + len(messages) + ids.nbytes
+            return Added(sent, chain_bytes, earlier.call_id, ids, len(sent.opening.turns), before)
         ids, whole_bytes = self.ids, len(sent.messages) + len(sent.tools) + self.ids.nbytes
         if recorded is not None and sent.sha256 is not None and recorded.tools == sent.tools:
             kept = self.tokens.common(recorded.prompt)
             chain_bytes = recorded.chain_bytes + len(sent.messages) - recorded.end + ids[kept:].nbytes
             if chain_bytes <= MOST_READ * whole_bytes:
-                messages = sent.after(recorded.end)
-                return Added(sent, chain_bytes, recorded.call_id, messages, ids[kept:], recorded.count, kept)
-        return Added(sent, whole_bytes, None, sent.whole(), ids)
+                return Added(sent, chain_bytes, recorded.call_id, ids[kept:], recorded.count, kept)
+        return Added(sent, whole_bytes, None, ids)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from leyden.libs.contracts.conversation import Turn, parse_turn
 from leyden.libs.contracts.ids import weight_version
 from leyden.libs.store.calls import (
     QuickReader,
@@ -18,16 +19,16 @@ from leyden.libs.store.calls import (
     default_temperature,
     reading,
 )
-from leyden.libs.store.chains import Whole
+from leyden.libs.store.chains import FullCall
 from leyden.libs.store.database import Database
 from leyden.libs.store.tables import ModelCall
-from leyden.services.gateway.answer import Answer, Completion
+from leyden.services.gateway.answer import Answer, Completion, message_of
 from leyden.services.gateway.choice import Choice
 from leyden.services.gateway.door import Door
 from leyden.services.gateway.engines import Endpoint
 from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.history import StoredAnswer
-from leyden.services.gateway.request import Json, parse_answer, parse_conversation
+from leyden.services.gateway.request import Json
 from leyden.services.gateway.written import Conversation
 
 T = TypeVar("T")
@@ -77,7 +78,7 @@ class Reader:
                 return []
             async with reading(self._database) as session:
                 calls = await completed_calls(session, door.run_id, door.rollout_id, door.attempt, except_ids=known)
-                return [_stored_answer(row, asked) for row, asked in calls]
+                return [_stored_answer(row, full) for row, full in calls]
 
         return await self._held(read)
 
@@ -109,15 +110,18 @@ class Reader:
                 await asyncio.sleep(RETRY_SECONDS)
 
 
-def _stored_answer(row: ModelCall, asked: Whole) -> StoredAnswer:
-    turns, tools = parse_conversation(asked.messages)
+def _stored_answer(row: ModelCall, full: FullCall) -> StoredAnswer:
     return StoredAnswer(
         row.id,
-        Conversation(turns, tools, row.request.get("chat_template_kwargs") or {}),
-        parse_answer(row.response or {"role": "assistant"}),
-        np.frombuffer(asked.prompt_ids, dtype="<i4"),
+        Conversation(full.turns, full.tools, row.request.get("chat_template_kwargs") or {}),
+        _answer_turn(row),
+        np.frombuffer(full.prompt_ids, dtype="<i4"),
         np.frombuffer(row.sampled_ids, dtype="<i4"),
     )
+
+
+def _answer_turn(row: ModelCall) -> Turn:
+    return Turn("assistant", "") if row.answer is None else parse_turn(row.answer)
 
 
 def _completion(rows: Sequence[ModelCall], spell: SpellLogprobs) -> Completion:
@@ -143,4 +147,4 @@ def _answer(row: ModelCall, spell: SpellLogprobs) -> Answer:
         sampled_ids=np.frombuffer(row.sampled_ids, dtype="<i4").tolist(),
         logprobs=np.frombuffer(row.generator_logprobs, dtype="<f4").tolist(),
     )
-    return Answer(row.choice, row.response or {}, row.finish_reason or "stop", spell(choice))
+    return Answer(row.choice, message_of(_answer_turn(row)), row.finish_reason or "stop", spell(choice))

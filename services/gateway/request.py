@@ -15,6 +15,9 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from leyden.libs.contracts.conversation import Json as Json
+from leyden.libs.contracts.conversation import ToolCall as ToolCall
+from leyden.libs.contracts.conversation import Turn as Turn
 from leyden.libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
 from leyden.libs.store.calls import storable_json
 from leyden.services.gateway.errors import BadRequest
@@ -43,7 +46,6 @@ MAX_VALUES = 100_000
 GREEDY_BELOW = 1e-6
 """Temperatures that engines take for 0 (SGLang's own bound)."""
 
-Json = dict[str, Any]
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -130,26 +132,6 @@ class _Body(BaseModel):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
     response_format: _ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One tool call of an assistant: `arguments` is JSON text, exactly as sampled or as the agent echoed it."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """One message of a conversation, content parts joined by newlines."""
-
-    role: str
-    content: str
-    name: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,14 +293,14 @@ def body_schema(ref_template: str) -> Json:
 
 
 def parse_conversation(conversation: Json) -> tuple[tuple[Turn, ...], tuple[Json, ...]]:
-    """Turns and tools of a recorded `{messages, tools}`; it was validated when it was recorded."""
+    """Turns and tools of `{messages, tools}`."""
     messages = [_Message.model_validate(message) for message in conversation["messages"]]
     turns = tuple(_turn(message, index) for index, message in enumerate(messages))
     return turns, tuple(conversation.get("tools") or ())
 
 
 def parse_answer(response: Json) -> Turn:
-    """The assistant's turn out of a recorded answer."""
+    """The assistant's turn out of an answer."""
     return _turn(_Message.model_validate(response), 0)
 
 

@@ -28,6 +28,7 @@ import orjson
 
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.contracts.conversation import turn_json
 from leyden.libs.contracts.ids import run_of
 from leyden.libs.store.calls import completed_calls
 from leyden.libs.store.database import Database
@@ -234,12 +235,12 @@ async def _stored(database: Database, session: Session) -> list[dict[str, Any]]:
     return [
         {
             "id": row.id,
-            "messages": asked.messages["messages"],
-            "prompt": np.frombuffer(asked.prompt_ids, "<i4"),
+            "messages": [turn_json(turn) for turn in full.turns],
+            "prompt": np.frombuffer(full.prompt_ids, "<i4"),
             "sampled": np.frombuffer(row.sampled_ids, "<i4"),
-            "answer": (row.response or {})["content"],
+            "answer": (row.answer or {})["content"],
         }
-        for row, asked in found
+        for row, full in found
     ]
 
 

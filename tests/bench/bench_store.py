@@ -17,6 +17,7 @@ from psycopg import sql
 
 from leyden.libs.contracts import ids
 from leyden.libs.contracts.config import Sampling
+from leyden.libs.contracts.conversation import Turn, turn_json
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
@@ -156,8 +157,14 @@ def _prove(connection: psycopg.Connection[Any], call: NewCall) -> None:
     """Raises where a call is stored otherwise than it was given."""
     question = sql.SQL("SELECT {} FROM model_calls WHERE run_id = %s AND id = %s").format(_COLUMNS)
     row = connection.execute(question, (call.run_id, call.id)).fetchone()
-    if row != tuple(getattr(call, field.name) for field in fields(NewCall)):
+    if row != tuple(_as_stored(getattr(call, field.name)) for field in fields(NewCall)):
         raise AssertionError(f"call {call.id} is stored otherwise than it was given")
+
+
+def _as_stored(value: object) -> object:
+    if isinstance(value, Turn):
+        return turn_json(value)
+    return list(map(_as_stored, value)) if isinstance(value, tuple) else value
 
 
 async def _add_calls(store: Stored, calls: Sequence[NewCall], present: int) -> None:

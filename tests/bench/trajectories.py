@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from leyden.libs.contracts import ids
+from leyden.libs.contracts.conversation import Dialect, Turn
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.store.calls import NewCall
 
@@ -26,14 +27,15 @@ def made_call(
     sampled: Sequence[int],
     version: int = 0,
     *,
-    continues: NewCall | None = None,
+    parent: NewCall | None = None,
 ) -> NewCall:
     """A completed call whose texts are as long as its tokens say.
 
-    Args: prompt: its tokens after those of the call that it continues
+    Args: prompt: its tokens after all tokens of the parent
     """
     call_id = ids.new_call_id()
     draw = np.random.default_rng(rng.getrandbits(32))
+    shared_tokens = parent.prompt_tokens + parent.completion_tokens if parent else 0
     text, half = _text(rng, len(prompt)), len(prompt) * CHARACTERS_A_TOKEN // 3
     return NewCall(
         run_id=run_id,
@@ -47,17 +49,19 @@ def made_call(
         trainable=True,
         untrainable_reason=None,
         request_sha256=hashlib.sha256(call_id.encode()).digest(),
+        dialect=Dialect.CHAT_COMPLETIONS,
         request={"model": "policy", "temperature": 1.0, "max_tokens": len(sampled)},
-        messages={
-            "messages": [{"role": "system", "content": text[:half]}, {"role": "user", "content": text[half:]}],
-            **({} if continues else {"tools": []}),
-        },
-        response={"role": "assistant", "content": _text(rng, len(sampled))},
+        parent_call_id=parent.id if parent else None,
+        shared_turns=parent.shared_turns + len(parent.turns) + 1 if parent else 0,
+        shared_tokens=shared_tokens,
+        turns=(Turn("system", text[:half]), Turn("user", text[half:])),
+        tools=None if parent else (),
+        answer=Turn("assistant", _text(rng, len(sampled))),
         prompt_ids=np.asarray(prompt, "<i4").tobytes(),
         sampled_ids=np.asarray(sampled, "<i4").tobytes(),
         generator_logprobs=(-draw.exponential(0.3, len(sampled))).astype("<f4").tobytes(),
         policy_versions=np.full(len(sampled), version, "<i4").tobytes(),
-        prompt_tokens=len(prompt) + (continues.prompt_tokens + continues.completion_tokens if continues else 0),
+        prompt_tokens=shared_tokens + len(prompt),
         completion_tokens=len(sampled),
         cached_tokens=0,
         min_policy_version=version,
@@ -69,12 +73,11 @@ def made_call(
         queued_seconds=0.001,
         first_token_seconds=0.05,
         total_seconds=4.0,
-        continues=continues.id if continues else None,
     )
 
 
 def lone_calls(run_id: str, rollout_id: str, count: int, prompt: int, sampled: int) -> list[NewCall]:
-    """Calls that do not continue each other."""
+    """Calls without parents."""
     rng = random.Random(count)
     return [
         made_call(rng, run_id, rollout_id, random_tokens(rng, prompt), random_tokens(rng, sampled))
@@ -87,12 +90,12 @@ def conversation(
 ) -> list[NewCall]:
     """Calls of one rollout, each prompt all that was said before and what `between` tokens of a tool answered.
 
-    As the gateway stores them: each row holds what its call adds to the one before.
+    As the gateway stores them: each row holds what its call adds to its parent.
     """
     made = [made_call(rng, run_id, rollout_id, random_tokens(rng, prompt), random_tokens(rng, sampled))]
     for _ in range(calls - 1):
         added, answer = random_tokens(rng, between), random_tokens(rng, sampled)
-        made.append(made_call(rng, run_id, rollout_id, added, answer, continues=made[-1]))
+        made.append(made_call(rng, run_id, rollout_id, added, answer, parent=made[-1]))
     return made
 
 

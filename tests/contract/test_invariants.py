@@ -19,7 +19,7 @@ from tests import builders
 from tests.invariants import STATEMENTS, content_sha256, lost_calls, questions, violations
 
 OF_EVALUATIONS = "evaluations measured on another version than theirs"
-OF_KEPT = "calls that keep more of another one than it has, or one part without the other"
+OF_SHARED = "calls that share more of their parent than it has"
 BROKEN = [
     ("rollouts that are not terminal", "UPDATE rollouts SET state = 'queued'"),
     ("groups that are open though the run is over", "UPDATE groups SET state = 'open'"),
@@ -62,9 +62,9 @@ BROKEN = [
     ("gaps between attempts, or attempts that ran at the same time", "UPDATE attempts SET number = 2"),
     ("calls recorded twice, or with choices missing", "UPDATE model_calls SET choice = 1"),
     ("calls of attempts that never were", "UPDATE model_calls SET attempt = 2"),
-    ("calls that continue none of their attempt", "UPDATE model_calls SET continues = 'c0'"),
+    ("calls whose parent is none of their attempt", "UPDATE model_calls SET parent_call_id = 'c0'"),
     ("calls whose columns contradict each other", "UPDATE model_calls SET prompt_tokens = 9"),
-    (OF_KEPT, "UPDATE model_calls SET kept_messages = 0, kept_tokens = 0"),
+    (OF_SHARED, "UPDATE model_calls SET shared_turns = 1"),
     (
         "sampled tokens with an impossible probability",
         r"UPDATE model_calls SET generator_logprobs = '\x000000000000c07f'",
@@ -201,20 +201,20 @@ async def test_an_evaluation_of_another_version_answers_its_question(
 
 
 @pytest.mark.parametrize(
-    ("messages", "tokens", "is_told"),
-    [(None, None, False), (0, 0, False), (2, 7, False), (3, 7, True), (2, 8, True), (1, None, True), (None, 1, True)],
+    ("turns", "tokens", "is_found"),
+    [(0, 0, False), (3, 7, False), (4, 7, True), (3, 8, True), (-1, 0, True), (0, -1, True)],
 )
-async def test_a_call_that_keeps_what_another_does_not_have_answers_its_question(
-    run: tables.Run, database: Database, postgres_dsn: str, messages: int | None, tokens: int | None, is_told: bool
+async def test_a_call_that_shares_more_than_its_parent_has_is_found(
+    run: tables.Run, database: Database, postgres_dsn: str, turns: int, tokens: int, is_found: bool
 ) -> None:
     _, [rollout] = await builders.add_group(database, run, 1, size=1)
     first = await builders.add_call(database, rollout)
-    # Two messages and seven tokens, the answer's among them.
-    kept: dict[str, Any] = {"continues": first.id, "kept_messages": 1, "kept_tokens": 2, "prompt_tokens": 5}
-    second = await builders.add_call(database, rollout, **kept)
-    kept = {"continues": second.id, "kept_messages": messages, "kept_tokens": tokens}
-    await builders.add_call(database, rollout, **kept)
-    assert (OF_KEPT in violations(postgres_dsn, run.id)) == is_told
+    # Two turns and an answer, and seven tokens with those of the answer.
+    shared: dict[str, Any] = {"parent_call_id": first.id, "shared_turns": 1, "shared_tokens": 2, "prompt_tokens": 5}
+    second = await builders.add_call(database, rollout, **shared)
+    shared = {"parent_call_id": second.id, "shared_turns": turns, "shared_tokens": tokens}
+    await builders.add_call(database, rollout, **shared)
+    assert (OF_SHARED in violations(postgres_dsn, run.id)) == is_found
 
 
 def test_an_answer_without_its_record_or_with_another_one_is_told(
@@ -253,6 +253,8 @@ def test_an_answer_without_its_record_or_with_another_one_is_told(
     assert told(asked, place | {"answer": answer | {"system_fingerprint": f"{run.id}:1"}}) == [
         f"the answer {answer['id']} names another policy"
     ]
+    changed = json.loads(json.dumps(answer).replace('"content": "4"', '"content": "5"'))
+    assert told(asked, place | {"answer": changed}) == [f"the answer {answer['id']} has another message"]
     changed = json.loads(json.dumps(answer).replace("-0.5", "-0.25"))
     assert told(asked, place | {"answer": changed}) == [f"the answer {answer['id']} has other log-probabilities"]
     assert told(place | {"span": "ab"}) == [f"{rollout}/1 was told that span ab is stored"]

@@ -137,7 +137,7 @@ def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_dou
         assert [version.version for version in client.policies(run_id)] == list(range(STEPS + 1))
     # What was asked of the store was asked of calls that continue others, too.
     with psycopg.connect(platform.facts.database_url) as connection:
-        assert connection.execute("SELECT count(continues) > 0 FROM model_calls").fetchone() == (True,)
+        assert connection.execute("SELECT count(parent_call_id) > 0 FROM model_calls").fetchone() == (True,)
     told, kept = what_agents_were_told(log), what_the_store_holds(platform.facts.database_url)
     assert told["answer"] - kept["answer"] == Counter()
     assert told["span"] - kept["span"] == Counter()

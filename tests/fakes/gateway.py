@@ -14,9 +14,10 @@ from sqlalchemy import select
 
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.contracts.conversation import turn_json
 from leyden.libs.service import serving
 from leyden.libs.store import tables
-from leyden.libs.store.chains import whole_calls
+from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database
 from leyden.services.gateway.app import create_app
 from leyden.services.gateway.render import ChatModel
@@ -78,13 +79,15 @@ async def running_gateway(
 
 
 async def all_calls(database: Database) -> Sequence[tables.ModelCall]:
-    """Every recorded call as it was asked, in order."""
+    """Every recorded call in full, in order."""
     async with database.read() as session:
         table = tables.ModelCall
         calls = (await session.scalars(select(table).order_by(table.sequence, table.choice))).all()
-        asked = await whole_calls(session, calls)
-    for call, one in zip(calls, asked, strict=True):
-        call.prompt_ids, call.messages = one
+        found = await full_calls(session, calls)
+    for call, full in zip(calls, found, strict=True):
+        assert isinstance(full, FullCall)
+        call.prompt_ids, call.tools = full.prompt_ids, list(full.tools)
+        call.turns = [turn_json(turn) for turn in full.turns]
     return calls
 
 

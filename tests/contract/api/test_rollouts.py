@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from leyden.libs.contracts import ids
+from leyden.libs.contracts.conversation import Turn, parse_turn, turn_json
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests import builders
@@ -139,66 +140,53 @@ async def test_a_trajectory_shows_tokens_as_sampled_with_their_credit(
     assert [span["response_id"] for span in spans] == [f"chatcmpl-{first.request_id}"]
 
 
-async def test_calls_that_continue_others_are_shown_whole_on_every_page(
+async def test_calls_that_share_the_beginning_of_others_are_shown_in_full_on_every_page(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
     run = await builders.add_run(database)
     _, [rollout, _] = await builders.add_group(database, run)
-    said: list[dict[str, str]] = []
+    turns: list[Turn] = []
     tokens: list[int] = []
-    prompts, earlier = [], None
+    tools = [{"b": 1, "a": 2}]
+    expected, parent = [], None
     for number in range(5):
-        added = [{"role": "user", "content": f"{number}"}]
-        stored: dict[str, Any] = {"messages": added} if earlier else {"messages": added, "tools": [{"a": 1}]}
-        call = await builders.add_call(
-            database,
-            rollout,
-            (number,),
-            (10 + number,),
-            messages=stored,
-            continues=earlier,
-            prompt_tokens=len(tokens) + 1,
-        )
-        said, tokens, earlier = [*said, *added], [*tokens, number], call.id
-        prompts.append((list(tokens), {"messages": said, "tools": [{"a": 1}]}))
-        tokens.append(10 + number)
-    # This one keeps three messages of the last, and three tokens.
-    await builders.add_call(
-        database,
-        rollout,
-        (7, 8),
-        messages={"messages": [{"role": "user", "content": "new"}]},
-        continues=earlier,
-        kept_messages=3,
-        kept_tokens=3,
-        prompt_tokens=5,
-    )
-    prompts.append(
-        ([0, 10, 1, 7, 8], {"messages": [*said[:3], {"role": "user", "content": "new"}], "tools": [{"a": 1}]})
-    )
+        columns: dict[str, Any] = {"shared_turns": len(turns), "shared_tokens": len(tokens)}
+        columns |= {"tools": None if parent else tools, "prompt_tokens": len(tokens) + 1, "parent_call_id": parent}
+        own = Turn("user", f"{number}")
+        call = await builders.add_call(database, rollout, (number,), (10,), turns=[turn_json(own)], **columns)
+        expected.append(([*tokens, number], [*turns, own], tools))
+        turns, tokens, parent = [*turns, own, Turn("assistant", "4")], [*tokens, number, 10], call.id
+    # This one shares three turns and three tokens with the last.
+    own = Turn("user", "new")
+    columns = {"parent_call_id": parent, "shared_turns": 3, "shared_tokens": 3, "prompt_tokens": 5}
+    await builders.add_call(database, rollout, (7, 8), turns=[turn_json(own)], **columns)
+    expected.append(([0, 10, 1, 7, 8], [*turns[:3], own], tools))
     found: list[Any] = []
     page: dict[str, Any] = {"next_cursor": None}
     while page["next_cursor"] or not found:
         cursor = {"cursor": page["next_cursor"]} if found else {}
         page = await get(api_http, f"/v1/rollouts/{rollout.id}/calls", prompt=True, limit=2, **cursor)
-        found += [(call["prompt_ids"], call["messages"]) for call in page["items"]]
-    assert found == prompts
+        found += [(call["prompt_ids"], list(map(parse_turn, call["turns"])), call["tools"]) for call in page["items"]]
+    assert found == expected
+    assert [list(tool) for _, _, [tool] in found] == [["b", "a"]] * 6
 
 
-async def test_a_call_of_which_a_part_is_lost_says_so_among_the_others(
+async def test_a_call_without_its_parent_says_so_among_the_others(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
     _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
-    whole = await builders.add_call(database, rollout, (1, 2), (3,))
-    lost = await builders.add_call(database, rollout, (4,), (5,), continues="call-lost", prompt_tokens=9)
-    after = await builders.add_call(database, rollout, (6,), (7,), continues=lost.id, prompt_tokens=11)
+    complete = await builders.add_call(database, rollout, (1, 2), (3,))
+    lost = await builders.add_call(database, rollout, (4,), (5,), parent_call_id="call-lost", prompt_tokens=9)
+    after = await builders.add_call(database, rollout, (6,), (7,), parent_call_id=lost.id, prompt_tokens=11)
     calls = (await get(api_http, f"/v1/rollouts/{rollout.id}/calls", prompt=True))["items"]
-    broken = {"error": f"call {lost.id} continues call-lost, which is not in the store"}
-    assert [(call["id"], call["messages"], call["prompt_ids"], call["sampled_ids"]) for call in calls] == [
-        (whole.id, whole.messages, [1, 2], [3]),
-        (lost.id, broken, None, [5]),
-        (after.id, broken, None, [7]),
+    reason = f"call {lost.id} has the parent call-lost, which is not in the store"
+    shown = ("id", "tools", "missing_parent", "prompt_ids", "sampled_ids")
+    assert [tuple(call[name] for name in shown) for call in calls] == [
+        (complete.id, [], None, [1, 2], [3]),
+        (lost.id, None, reason, None, [5]),
+        (after.id, None, reason, None, [7]),
     ]
+    assert [call["turns"] is None for call in calls] == [False, True, True]
 
 
 async def test_a_rollout_shows_its_task_attempts_outcomes_and_rewards(

@@ -231,20 +231,20 @@ async def test_a_broken_record_excludes_its_group_and_no_other(database: Databas
     assert verdicts == {broken.id: "excluded", good.id: "credited"}
 
 
-@pytest.mark.parametrize("kept", [None, 3])
-async def test_calls_that_continue_others_are_credited_as_if_they_were_whole(
-    database: Database, kept: int | None
+@pytest.mark.parametrize("shared", [4, 3])
+async def test_calls_that_share_tokens_of_others_are_credited_like_complete_ones(
+    database: Database, shared: int
 ) -> None:
-    """Args: kept: how many tokens of the first call the second keeps; None: all"""
     run = await add_run_with_credit(database)
     groups, samples = [], []
-    for number, is_whole in enumerate((True, False)):
+    for number, is_complete in enumerate((True, False)):
         group, rollouts = await add_group(database, run, number)
         for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
             first = await add_call(database, rollout, (1, 2), (3, 4))
-            asked, count = (1, 2, 3, 4, 5), kept or 4
-            shown = {} if is_whole else {"continues": first.id, "kept_tokens": kept, "prompt_tokens": 5}
-            await add_call(database, rollout, asked if is_whole else asked[count:], (6,), **shown)
+            prompt, columns = (1, 2, 3, 4, 5), dict[str, Any]()
+            if not is_complete:
+                columns = {"parent_call_id": first.id, "shared_tokens": shared, "prompt_tokens": 5}
+            await add_call(database, rollout, prompt if is_complete else prompt[shared:], (6,), **columns)
             await finish_rollout(database, rollout, reward=reward)
         await complete(database, group)
         groups.append(group.id)
@@ -259,11 +259,11 @@ async def test_calls_that_continue_others_are_credited_as_if_they_were_whole(
 @pytest.mark.parametrize(
     ("columns", "reason"),
     [
-        ({"continues": "c" * 25}, "which is not in the store"),
-        ({"prompt_tokens": 4}, "the prompt has not the length that was recorded"),
+        ({"parent_call_id": "c" * 25}, "which is not in the store"),
+        ({"prompt_tokens": 4}, "its prompt has another length than its row says"),
     ],
 )
-async def test_a_group_with_a_call_that_cannot_be_made_whole_is_excluded(
+async def test_a_group_with_a_call_that_cannot_be_read_in_full_is_excluded(
     database: Database, columns: dict[str, Any], reason: str
 ) -> None:
     run = await add_run_with_credit(database)

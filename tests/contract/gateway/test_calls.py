@@ -70,9 +70,9 @@ async def test_an_answer_is_what_was_sampled_and_its_record_holds_every_token(tm
     assert floats(call.generator_logprobs) == [logprob_of(position) for position in range(len(sampled))]
     assert ids(call.policy_versions) == [0] * len(sampled)
     assert (call.min_policy_version, call.max_policy_version, call.temperature) == (0, 0, 0.5)
-    assert call.messages == {"messages": HI, "tools": None}
+    assert (call.turns, call.tools) == (HI, [])
     assert call.request == {"model": "any-name", "seed": 7, "temperature": 0.5}
-    assert call.response == {"role": "assistant", "content": "Hello.", "refusal": None}
+    assert call.answer == {"role": "assistant", "content": "Hello."}
     assert 0 <= call.queued_seconds <= call.total_seconds
 
 
@@ -216,9 +216,9 @@ async def test_text_that_postgres_cannot_hold_is_answered_and_recorded(tmp_path,
         )
         (call,) = await stage.calls()
     assert answer.choices[0].message.content == "\x00!"
-    assert call.response is not None
-    assert call.response["content"] == "\ufffd!"
-    assert call.messages["messages"][0]["content"] == "a\ufffdb \\u0000 😀"
+    assert call.answer is not None
+    assert call.answer["content"] == "\ufffd!"
+    assert call.turns[0]["content"] == "a\ufffdb \\u0000 😀"
 
 
 async def test_the_models_list_names_one_and_any_is_served(tmp_path, database):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select, text
 
+from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.store import tables
 from leyden.libs.store.calls import (
@@ -21,7 +22,6 @@ from leyden.libs.store.calls import (
     ServingEngine,
     StoreAway,
     completed_calls,
-    storable_json,
 )
 from leyden.libs.store.database import Database
 from tests import builders
@@ -41,9 +41,14 @@ def call(run_id: str, number: int) -> NewCall:
         trainable=True,
         untrainable_reason=None,
         request_sha256=bytes(32),
+        dialect=Dialect.CHAT_COMPLETIONS,
         request={"model": "m"},
-        messages={"messages": [], "tools": None},
-        response={"role": "assistant", "content": "\x00 \\u0000 \\\x00"},
+        parent_call_id=None,
+        shared_turns=0,
+        shared_tokens=0,
+        turns=(),
+        tools=(),
+        answer=Turn("assistant", "\x00 \\u0000 \\\x00"),
         prompt_ids=b"\x01\x00\x00\x00",
         sampled_ids=b"\x02\x00\x00\x00",
         generator_logprobs=bytes(4),
@@ -81,17 +86,22 @@ async def test_calls_are_stored_as_given_and_a_repeat_changes_nothing(database):
         found = await completed_calls(session, run.id, f"{run.id}.0.0", 1, except_ids=known)
     second, fourth = (row for row, _ in found)
     assert (second.temperature, second.sequence, fourth.sequence) == (1.0, 2, 4)
-    assert second.response == {"role": "assistant", "content": "\ufffd \\u0000 \\\ufffd"}
+    assert second.answer == {"role": "assistant", "content": "\ufffd \\u0000 \\\ufffd"}
     assert (second.prompt_ids, second.first_token_seconds) == (b"\x01\x00\x00\x00", None)
 
 
 async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_few_with_many_or_again(database):
     run = await builders.add_run(database)
     ids = np.arange(20_000, dtype="<i4")
-    conversation = {"messages": [{"content": "größer \U0001f600" * 9000}, {"content": "\x00"}], "tools": None}
+    asked = ToolCall("1", "f", '{"x": "\x00"}')
+    turns = Turn("user", "größer \U0001f600" * 9000, name="a"), Turn("assistant", "\x00", tool_calls=(asked,))
     values = {
-        "messages": storable_json(conversation),
-        "response": None,
+        "parent_call_id": "c0",
+        "shared_turns": 3,
+        "shared_tokens": 2**31 - 1,
+        "turns": turns,
+        "tools": [{"b": 1, "a": "\x00"}],
+        "answer": None,
         "prompt_ids": ids.data.cast("B"),
         "prompt_tokens": len(ids),
         "cached_tokens": 2**31 - 1,
@@ -114,10 +124,12 @@ async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_
     async with database.read() as session:
         rows = (await session.execute(select(tables.ModelCall.__table__).order_by("id"))).mappings().all()
     names = [field.name for field in fields(NewCall)]
-    stored = {"messages": json.loads(storable_json(conversation)), "prompt_ids": ids.tobytes()}
+    shown = json.loads(json.dumps([turn_json(turn) for turn in turns]).replace("\\u0000", "\\ufffd"))
+    stored = {"turns": shown, "tools": [{"b": 1, "a": "\ufffd"}], "prompt_ids": ids.tobytes()}
     assert [{name: row[name] for name in names} for row in rows] == [
         {name: getattr(one, name) for name in names} | stored for one in calls
     ]
+    assert [list(tool) for row in rows for tool in row["tools"]] == [["b", "a"]] * len(calls)
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ async def test_an_agent_that_hangs_up_aborts_generation_and_leaves_a_partial_rec
         text = stage.model.decode(ids(call.sampled_ids))
     assert stage.engine.aborted == [call.id]
     assert (call.status, call.trainable, call.untrainable_reason) == ("aborted", False, "the agent hung up")
-    assert (text, call.response) == ("Hel", None)
+    assert (text, call.answer) == ("Hel", None)
     assert len(call.generator_logprobs) == len(call.policy_versions) == 4 * call.completion_tokens == 12
 
 

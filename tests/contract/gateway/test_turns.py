@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from prometheus_client import REGISTRY
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from leyden.libs.store import tables
 from leyden.services.gateway.request import Turn
-from leyden.services.gateway.sent import Sent
 from tests import builders
 from tests.fakes.chat_model import CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS
 from tests.fakes.gateway import Scene, scene
@@ -182,16 +181,16 @@ async def test_an_answer_is_unknown_where_the_store_has_lost_a_call_before_it(tm
     """As after a failover to a standby that was behind."""
     said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "4"}]
     async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
-        lost = {"messages": {"messages": said[:1]}, "continues": "call-lost"}
+        lost = {"turns": said[:1], "parent_call_id": "call-lost"}
         await builders.add_call(database, stage.rollout, **lost)
         for question in "bc":
             said.append({"role": "user", "content": question})
             answer = await client.chat.completions.create(model="m", messages=said)
             said.append(answer.choices[0].message.model_dump(exclude_none=True))
         _, second, third = await stored(stage)
-    assert (second.continues, second.messages["messages"]) == (None, said[:3])
+    assert (second.parent_call_id, second.turns) == (None, said[:3])
     assert len(ids(second.prompt_ids)) == second.prompt_tokens
-    assert third.continues == second.id
+    assert third.parent_call_id == second.id
 
 
 async def test_other_attempts_share_nothing(tmp_path, database):
@@ -224,8 +223,8 @@ async def test_tool_calls_come_back_with_their_arguments_as_sampled(tmp_path, da
     assert [(call["id"], call["name"], call["arguments"]) for call in message["calls"]] == [
         (f"call_{call.id}_{k}", "weather", '{"city":  "Paris"}') for k in range(2)
     ]
-    assert call.response is not None
-    assert [entry["id"] for entry in call.response["tool_calls"]] == [f"call_{call.id}_0", f"call_{call.id}_1"]
+    assert call.answer is not None
+    assert [entry["id"] for entry in call.answer["tool_calls"]] == [f"call_{call.id}_0", f"call_{call.id}_1"]
 
 
 async def _message(answer: Any, *, stream: bool) -> tuple[dict[str, Any], str]:
@@ -304,27 +303,17 @@ async def test_a_row_holds_what_its_call_adds_to_the_one_before(tmp_path, databa
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
         said = await converse(stage, "a", "tell me of c1e10f", "c", tools=TOOLS)
         rows, calls = await stored(stage), await stage.calls()
-        async with stage.database.read() as session:
-            viewed = await session.execute(text("SELECT messages, prompt_ids FROM whole_calls ORDER BY sequence"))
-            shown = [tuple(row) for row in viewed]
-    assert [row.continues for row in rows] == [None, rows[0].id, rows[1].id]
-    assert [row.messages for row in rows] == [
-        {"messages": said[:1], "tools": TOOLS},
-        {"messages": said[1:3]},
-        {"messages": said[3:5]},
-    ]
+    assert [row.parent_call_id for row in rows] == [None, rows[0].id, rows[1].id]
+    assert [(row.turns, row.tools) for row in rows] == [(said[:1], TOOLS), (said[1:3], None), (said[3:5], None)]
     assert [len(row.prompt_ids) // 4 for row in rows] == [
         rows[0].prompt_tokens,
         *(row.prompt_tokens - before.prompt_tokens - before.completion_tokens for before, row in pairwise(rows)),
     ]
-    assert [call.messages for call in calls] == [{"messages": said[:end], "tools": TOOLS} for end in (1, 3, 5)]
+    assert [(call.turns, call.tools) for call in calls] == [(said[:end], TOOLS) for end in (1, 3, 5)]
     assert [len(call.prompt_ids) // 4 for call in calls] == [row.prompt_tokens for row in rows]
-    assert shown == [(call.messages, call.prompt_ids) for call in calls]
 
 
-async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(tmp_path, database, monkeypatch):
-    made, whole = [], Sent.whole
-    monkeypatch.setattr(Sent, "whole", lambda sent: made.append(sent) or whole(sent))
+async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(tmp_path, database):
     async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         asked = [{"role": "user", "content": "a"}]
@@ -333,10 +322,8 @@ async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(t
         for question in ("b", "c"):
             await create(model="m", messages=[*asked, {"role": "user", "content": question}], n=2)
         rows = await stored(stage)
-    assert [row.continues for row in rows] == [None, None] + [rows[0].id] * 4
-    assert [row.messages["messages"][-1]["content"] for row in rows[2:]] == ["b", "b", "c", "c"]
-    # Once for all choices: it may be long.
-    assert len(made) == 1
+    assert [row.parent_call_id for row in rows] == [None, None] + [rows[0].id] * 4
+    assert [row.turns[-1]["content"] for row in rows[2:]] == ["b", "b", "c", "c"]
 
 
 @pytest.mark.parametrize(
@@ -354,8 +341,8 @@ async def test_what_does_not_begin_as_an_earlier_call_was_sent_is_stored_whole(t
         create: Any = client.chat.completions.create
         await create(model="m", messages=[*said, {"role": "user", "content": "c"}])
         *_, last = await stored(stage)
-    assert last.continues is None
-    assert [message["role"] for message in last.messages["messages"]] == ["user", "assistant"] * 2 + ["user"]
+    assert last.parent_call_id is None
+    assert [turn["role"] for turn in last.turns] == ["user", "assistant"] * 2 + ["user"]
 
 
 async def remind(
@@ -378,13 +365,9 @@ def encoded(stage: Scene, messages: list[dict[str, Any]]) -> list[int]:
     return stage.model.encode(rendered).tolist()
 
 
-async def whole(stage: Scene) -> list[tuple[Any, list[int]]]:
-    """What each call was sent and its prompt, by all ways to make rows whole: they are the same."""
-    calls = [(call.messages, ids(call.prompt_ids)) for call in await stage.calls()]
-    async with stage.database.read() as session:
-        viewed = await session.execute(text("SELECT messages, prompt_ids FROM whole_calls ORDER BY sequence, choice"))
-        assert [(row.messages, ids(row.prompt_ids)) for row in viewed] == calls
-    return calls
+async def full(stage: Scene) -> list[tuple[Any, Any, list[int]]]:
+    """The turns, tools and prompt of each call."""
+    return [(call.turns, call.tools, ids(call.prompt_ids)) for call in await stage.calls()]
 
 
 async def test_a_row_of_a_session_whose_last_message_is_never_kept_holds_what_follows_the_messages_that_are(
@@ -393,23 +376,17 @@ async def test_a_row_of_a_session_whose_last_message_is_never_kept_holds_what_fo
     said: list[dict[str, Any]] = []
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
         await remind(stage, stage.gateway, said, *"abcdef", tools=TOOLS)
-        rows, calls = await stored(stage), await whole(stage)
+        rows, calls = await stored(stage), await full(stage)
         asked = [[*said[:end], {"role": "system", "content": f"step {end:02}"}] for end in range(1, 12, 2)]
-        assert calls == [
-            (
-                {"messages": messages, "tools": TOOLS},
-                encoded(stage, messages),
-            )
-            for messages in asked
-        ]
+        assert calls == [(messages, TOOLS, encoded(stage, messages)) for messages in asked]
     # The second call's messages are the first call's up to its first answer: until then there is one to continue.
     before = [None, *(rows[index].id for index in (0, 0, 2, 3, 4))]
-    assert [row.continues for row in rows] == before
-    assert [row.kept_messages for row in rows] == [None, 1, 1, 3, 5, 7]
+    assert [row.parent_call_id for row in rows] == before
+    assert [row.shared_turns for row in rows] == [0, 1, 1, 3, 5, 7]
     # Two rounds and the reminder, however long the session is.
-    assert [row.messages for row in rows[2:]] == [{"messages": messages[-5:]} for messages in asked[2:]]
+    assert [row.turns for row in rows[2:]] == [messages[-5:] for messages in asked[2:]]
     assert len({len(row.prompt_ids) for row in rows[3:]}) == 1
-    assert [row.prompt_tokens - len(row.prompt_ids) // 4 for row in rows] == [row.kept_tokens or 0 for row in rows]
+    assert [row.prompt_tokens - len(row.prompt_ids) // 4 for row in rows] == [row.shared_tokens for row in rows]
 
 
 async def test_only_a_recorded_call_is_continued(tmp_path, database):
@@ -418,13 +395,13 @@ async def test_only_a_recorded_call_is_continued(tmp_path, database):
         await remind(stage, stage.gateway, said, "a", "b")
         # At once, and the same as another: the second cannot know that the first will be recorded.
         await asyncio.gather(*(remind(stage, stage.gateway, [*said], *"cd", n=2) for _ in range(3)))
-        rows, calls = await stored(stage), await whole(stage)
+        rows, calls = await stored(stage), await full(stage)
     assert len(calls) == 2 + 3 * 2 * 2
     known = {row.id: row for row in rows}
     for row in rows[1:]:
-        assert row.continues is not None
-        assert known[row.continues].created_at < row.created_at
-        assert known[row.continues].request_id != row.request_id
+        assert row.parent_call_id is not None
+        assert known[row.parent_call_id].created_at < row.created_at
+        assert known[row.parent_call_id].request_id != row.request_id
 
 
 async def test_a_gateway_that_has_just_begun_stores_one_such_call_whole(tmp_path, database):
@@ -437,12 +414,12 @@ async def test_a_gateway_that_has_just_begun_stores_one_such_call_whole(tmp_path
             answer = await kept(other, stage, said, "g")
             said.append(answer)
             await kept(other, stage, said, "h")
-        rows, calls = await stored(stage), await whole(stage)
+        rows, calls = await stored(stage), await full(stage)
     first, _, _, fourth, fifth, sixth, seventh, _ = (row.id for row in rows)
     before = [None, first, first, None, fourth, fifth, sixth, seventh]
-    assert [row.continues for row in rows] == before
-    assert [row.kept_messages for row in rows] == [None, 1, 1, None, 5, 7, 9, None]
-    assert calls[7][1][: len(calls[6][1])] == calls[6][1]
+    assert [row.parent_call_id for row in rows] == before
+    assert [row.shared_turns for row in rows] == [0, 1, 1, 0, 5, 7, 9, 13]
+    assert calls[7][2][: len(calls[6][2])] == calls[6][2]
 
 
 async def kept(gateway: Any, stage: Scene, messages: list[dict[str, Any]], question: str) -> dict[str, Any]:
@@ -460,9 +437,9 @@ async def test_a_call_with_other_tools_keeps_nothing(tmp_path, database, tools):
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
         for given in tools:
             await remind(stage, stage.gateway, said, *"ab", extra_body={"tools": given})
-        rows, calls = await stored(stage), await whole(stage)
-    assert [row.continues is None for row in rows] == [True, False, True, False]
-    assert [asked["tools"] for asked, _ in calls] == [tools[0], tools[0], tools[1], tools[1]]
+        rows, calls = await stored(stage), await full(stage)
+    assert [row.parent_call_id is None for row in rows] == [True, False, True, False]
+    assert [sent for _, sent, _ in calls] == [tools[0] or [], tools[0] or [], tools[1] or [], tools[1] or []]
 
 
 async def test_what_was_said_before_an_answer_that_is_rewritten_is_kept(tmp_path, database):
@@ -472,9 +449,9 @@ async def test_what_was_said_before_an_answer_that_is_rewritten_is_kept(tmp_path
         create: Any = client.chat.completions.create
         await create(model="m", messages=[*said, {"role": "user", "content": "c"}])
         *_, before, last = await stored(stage)
-        calls = await whole(stage)
-    assert (last.continues, last.kept_messages) == (before.id, 1)
-    assert calls[2][0]["messages"] == [*said, {"role": "user", "content": "c"}]
+        calls = await full(stage)
+    assert (last.parent_call_id, last.shared_turns) == (before.id, 1)
+    assert calls[2][0] == [*said, {"role": "user", "content": "c"}]
 
 
 async def test_tools_that_change_are_stored(tmp_path, database):
@@ -484,7 +461,7 @@ async def test_tools_that_change_are_stored(tmp_path, database):
         create: Any = client.chat.completions.create
         await create(model="m", messages=[*said, {"role": "user", "content": "c"}], tools=other)
         *_, last = await stored(stage)
-    assert (last.continues, last.messages["tools"]) == (None, other)
+    assert (last.parent_call_id, last.tools) == (None, other)
 
 
 async def test_a_gateway_that_goes_on_from_the_store_stores_one_call_whole(tmp_path, database):
@@ -497,7 +474,7 @@ async def test_a_gateway_that_goes_on_from_the_store_stores_one_call_whole(tmp_p
                 answer = await create(model="m", messages=said)
                 said.append(answer.choices[0].message.model_dump(exclude_none=True))
         rows, calls = await stored(stage), await stage.calls()
-    assert [row.continues for row in rows] == [None, rows[0].id, rows[1].id, None, rows[3].id]
+    assert [row.parent_call_id for row in rows] == [None, rows[0].id, rows[1].id, None, rows[3].id]
     assert begins_with(calls[3], calls[2])
     assert begins_with(calls[4], calls[3])
-    assert calls[4].messages["messages"] == said[:-1]
+    assert calls[4].turns == said[:-1]

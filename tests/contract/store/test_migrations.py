@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from random import Random
+from typing import Any
 
+import numpy as np
 import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, create_engine, text
+from psycopg import sql
+from psycopg.types.json import Jsonb
+from sqlalchemy import Connection, create_engine, select, text
 from sqlalchemy.pool import NullPool
 
 from leyden.libs.contracts import states
+from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, parse_turn, parse_turns, turn_json
+from leyden.libs.store import tables
+from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database, sqlalchemy_url
 from leyden.libs.store.migrate import downgrade, migrate
 from leyden.libs.store.schema import MIGRATIONS, SchemaOutdated, check_schema, newest_revision
 from leyden.libs.store.tables import Base
-from tests import builders
 
 CATALOG = {
     "columns": """
@@ -97,32 +104,101 @@ def test_migrations_are_reversible(empty_postgres_dsn: str) -> None:
     migrate(empty_postgres_dsn)
 
 
-async def test_a_call_that_continues_another_is_never_taken_for_a_whole_one(empty_postgres_dsn: str) -> None:
+ASKED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":  1}'}}
+MESSAGES: list[Any] = [
+    ({"role": "developer", "content": "Be brief."}, Turn("system", "Be brief.")),
+    ({"role": "user", "content": "a", "name": "me"}, Turn("user", "a", "me")),
+    ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}, Turn("user", "a\nb")),
+    ({"role": "user", "content": [], "name": None}, Turn("user", "")),
+    (
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": [ASKED, {"function": {"name": "g"}}]},
+        Turn("assistant", "", None, (ToolCall("1", "f", '{"x":  1}'), ToolCall("", "g", ""))),
+    ),
+    (
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "tool_calls": []},
+        Turn("assistant", "no"),
+    ),
+    ({"role": "assistant", "content": "b", "tool_calls": None, "extra": 1}, Turn("assistant", "b")),
+    (
+        {"role": "tool", "content": "rain", "tool_call_id": "1", "tool_calls": [ASKED]},
+        Turn("tool", "rain", None, (), "1"),
+    ),
+]
+"""Messages of chat completions, and the turns that they become."""
+
+
+class EarlierCalls:
+    """Rows of `model_calls` as schema 20261122_0011 had them, and what each call was in full."""
+
+    def __init__(self, random: Random) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.full: dict[str, tuple[list[Turn], list[Any], bytes, Turn | None]] = {}
+        for number in range(200):
+            self._add(random, f"c{number}", random.choice([None, *self.rows[-6:]]))
+
+    def _add(self, random: Random, name: str, parent: dict[str, Any] | None) -> None:
+        turns, tools, ids = list[Turn](), random.choice([[], [{"name": "f"}]]), b""
+        kept_messages = kept_tokens = None
+        if parent is not None:
+            turns, tools, ids, _ = self.full[parent["id"]]
+            ids += parent["sampled_ids"]
+            if random.random() < 0.5:
+                kept_messages, kept_tokens = random.randint(0, len(turns)), random.randint(0, len(ids) // 4)
+                turns, ids = turns[:kept_messages], ids[: 4 * kept_tokens]
+        own = random.choices(MESSAGES, k=random.randint(0, 3))
+        own_ids, sampled = (np.asarray([random.randrange(9) for _ in range(4)], "<i4").tobytes() for _ in range(2))
+        response, answer = random.choice([(None, None), *MESSAGES[4:7]])
+        messages: dict[str, Any] = {"messages": [message for message, _ in own]}
+        if parent is None:
+            messages["tools"] = tools or random.choice([None, []])
+        self.full[name] = ([*turns, *(turn for _, turn in own)], tools, ids + own_ids, answer)
+        values = {"id": name, "continues": parent and parent["id"], "kept_messages": kept_messages}
+        values |= {
+            "kept_tokens": kept_tokens,
+            "messages": Jsonb(messages),
+            "prompt_ids": own_ids,
+            "sampled_ids": sampled,
+        }
+        values |= {"response": response and Jsonb(response), "prompt_tokens": len(ids + own_ids) // 4}
+        self.rows.append(values | {"completion_tokens": 4, "sequence": len(self.rows)})
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_calls_of_an_earlier_schema_are_the_same_in_full_after_the_migration(
+    empty_postgres_dsn: str, seed: int
+) -> None:
+    earlier = EarlierCalls(Random(seed))
+    migrate(empty_postgres_dsn, "20261122_0011")
+    same = {
+        "run_id": "run-a", "rollout_id": "run-a.0.0", "attempt": 1, "request_id": "c0", "choice": 0,
+        "status": "completed", "trainable": True, "request_sha256": b"", "request": Jsonb({"model": "m"}),
+        "generator_logprobs": b"", "policy_versions": b"", "cached_tokens": 0, "temperature": 1.0,
+        "queued_seconds": 0, "total_seconds": 0,
+    }  # fmt: skip
+    with psycopg.connect(empty_postgres_dsn) as connection:
+        connection.execute("CREATE TABLE part PARTITION OF model_calls FOR VALUES IN ('run-a')")
+        for row in earlier.rows:
+            values = same | row
+            names = sql.SQL(", ").join(map(sql.Identifier, values))
+            places = sql.SQL(", ").join(map(sql.Placeholder, values))
+            connection.execute(sql.SQL("INSERT INTO model_calls ({}) VALUES ({})").format(names, places), values)
     migrate(empty_postgres_dsn)
     database = Database(empty_postgres_dsn)
-    _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
-    first = await builders.add_call(database, rollout)
-    await builders.add_call(database, rollout, continues=first.id)
-    with pytest.raises(RuntimeError, match="prune their runs first"):
-        downgrade(empty_postgres_dsn, "20261121_0009")
-    # Such as keep all were known before such as keep a part.
-    downgrade(empty_postgres_dsn, "20261121_0010")
-    assert _whole(empty_postgres_dsn) == [3, 8]
-    migrate(empty_postgres_dsn)
-    await builders.add_call(database, rollout, continues=first.id, kept_messages=1, kept_tokens=2)
+    async with database.read() as session:
+        calls = (await session.scalars(select(tables.ModelCall).order_by(tables.ModelCall.sequence))).all()
+        found = await full_calls(session, calls)
     await database.close()
-    with pytest.raises(RuntimeError, match="keep a part of others"):
-        downgrade(empty_postgres_dsn, "20261121_0010")
-    with psycopg.connect(empty_postgres_dsn) as connection:
-        assert connection.execute("SELECT count(continues), count(*) FROM model_calls").fetchone() == (2, 3)
-    assert _whole(empty_postgres_dsn) == [3, 8, 5]
-
-
-def _whole(dsn: str) -> list[int]:
-    """Tokens of the prompts as the view shows them."""
-    with psycopg.connect(dsn) as connection:
-        rows = connection.execute("SELECT length(prompt_ids) / 4 FROM whole_calls ORDER BY sequence").fetchall()
-    return [int(row[0]) for row in rows]
+    assert len(calls) == len(earlier.rows)
+    for call, full in zip(calls, found, strict=True):
+        assert isinstance(full, FullCall)
+        answer = None if call.answer is None else parse_turn(call.answer)
+        assert (list(full.turns), list(full.tools), full.prompt_ids, answer) == earlier.full[call.id]
+        assert [turn_json(turn) for turn in parse_turns(call.turns)] == call.turns
+        assert (call.dialect, call.tools is None) == (Dialect.CHAT_COMPLETIONS, call.parent_call_id is not None)
+    with pytest.raises(psycopg.errors.RestrictViolation), psycopg.connect(empty_postgres_dsn) as connection:
+        connection.execute("UPDATE model_calls SET attempt = 2")
+    with pytest.raises(RuntimeError, match="prune their runs first"):
+        downgrade(empty_postgres_dsn, "20261122_0011")
 
 
 def test_several_services_may_migrate_at_once(empty_postgres_dsn: str) -> None:
@@ -138,7 +214,7 @@ def test_the_newest_revision_by_name_is_the_last_by_order() -> None:
 
 async def test_readiness_tells_an_outdated_schema(empty_postgres_dsn: str) -> None:
     database = Database(empty_postgres_dsn)
-    with pytest.raises(SchemaOutdated, match=r"schema None.*run python -m libs\.store\.migrate"):
+    with pytest.raises(SchemaOutdated, match=r"schema None.*run python -m leyden\.libs\.store\.migrate"):
         await check_schema(database)
     migrate(empty_postgres_dsn)
     await check_schema(database)

@@ -105,7 +105,7 @@ async def test_nothing_leaves_while_postgres_is_gone_and_everything_does_when_it
                 assert [agent.answers for agent in agents] == [[], []]
             async with asyncio.timeout(120):
                 await asyncio.gather(*asking)
-            calls = {call.messages["messages"][0]["content"]: call for call in await stage.calls()}
+            calls = {call.turns[0]["content"]: call for call in await stage.calls()}
     assert [agent.answers for agent in agents] == [
         [f"chatcmpl-{calls[f'stream {stream}'].id}"] for stream in (False, True)
     ]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from leyden.libs.cli.demo import DemoOptions, check_rise, run_document
-from leyden.libs.cli.report import Trajectory, last_question, render_report
+from leyden.libs.cli.report import Trajectory, answer_text, last_question, render_report
 from leyden.libs.contracts.api import (
     Call,
     CallCredit,
@@ -21,6 +21,7 @@ from leyden.libs.contracts.api import (
     Statistic,
     Step,
 )
+from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 HOSTILE = "<script>alert('x')</script>"
@@ -67,8 +68,9 @@ def trajectory() -> Trajectory:
     )  # fmt: skip
     call = Call(
         id="c1", rollout_id="run-a.0.0", attempt=1, request_id="c1", choice=0, status="completed", trainable=True,
-        untrainable_reason=None, request={}, messages={"messages": [{"role": "user", "content": "Where to?"}]},
-        response={"content": HOSTILE}, prompt_tokens=3, completion_tokens=2, cached_tokens=0, sampled_ids=[1, 2],
+        untrainable_reason=None, request={}, dialect=Dialect.CHAT_COMPLETIONS,
+        turns=(Turn("user", "Where to?"),), tools=(),
+        answer=Turn("assistant", HOSTILE), prompt_tokens=3, completion_tokens=2, cached_tokens=0, sampled_ids=[1, 2],
         logprobs=[-0.5, -0.25], policy_versions=[0, 0], temperature=0.8, finish_reason="stop", queued_seconds=0.0,
         first_token_seconds=None, total_seconds=0.1, created_at=NOW, credit=credit,
     )  # fmt: skip
@@ -104,9 +106,17 @@ def test_counts_intervals_and_credit_are_shown() -> None:
 
 def test_what_a_call_was_asked_is_its_last_message_or_why_there_is_none() -> None:
     [call] = trajectory().calls
-    lost = call.model_copy(update={"messages": {"error": "call c1 continues c0, which is not in the store"}})
-    nothing = call.model_copy(update={"messages": {"messages": []}})
-    assert [last_question(one) for one in (call, lost, nothing)] == ["Where to?", lost.messages["error"], ""]
+    reason = "call c1 has the parent c0, which is not in the store"
+    lost = call.model_copy(update={"turns": None, "missing_parent": reason})
+    nothing = call.model_copy(update={"turns": ()})
+    assert [last_question(one) for one in (call, lost, nothing)] == ["Where to?", reason, ""]
+
+
+def test_an_answer_is_shown_with_its_tool_calls() -> None:
+    [call] = trajectory().calls
+    answers = [Turn("assistant", "Let me see.", tool_calls=(ToolCall("1", "search", '{"x": 1}'),)), None]
+    shown = [answer_text(call.model_copy(update={"answer": answer})) for answer in answers]
+    assert shown == ['Let me see.\nsearch({"x": 1})', "(nothing)"]
 
 
 def test_a_run_without_steps_is_a_page_too() -> None:

@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leyden.libs.store.chains import whole_call
+from leyden.libs.contracts.conversation import turn_json
+from leyden.libs.store.chains import full_call
 from leyden.services.gateway import firsts, render
 from leyden.services.gateway import history as history_module
 from leyden.services.gateway.digests import digest_chain
@@ -161,15 +162,17 @@ class Agent:
         self.messages += [said, *(results or [{"role": "user", "content": f"question {number}"}])]
 
 
-def row_of(name: str, prompt: Prompt, asked: ChatRequest, sampled: TokenIds) -> SimpleNamespace:
+def row_of(name: str, prompt: Prompt, asked: ChatRequest, sampled: TokenIds, reply: Turn) -> SimpleNamespace:
     """The parts of a call's row that hold what it was asked and answered."""
     added = prompt.added(asked.sent)
     return SimpleNamespace(
         id=name,
-        continues=added.continues,
-        kept_messages=added.kept_messages,
-        kept_tokens=added.kept_tokens,
-        messages=json.loads(added.messages),
+        parent_call_id=added.continues,
+        shared_turns=added.shared_turns,
+        shared_tokens=added.shared_tokens,
+        turns=[turn_json(turn) for turn in asked.turns[added.shared_turns :]],
+        tools=list(asked.tools) if added.continues is None else None,
+        answer=turn_json(reply),
         prompt_ids=added.ids.tobytes(),
         sampled_ids=sampled.tobytes(),
     )
@@ -177,14 +180,14 @@ def row_of(name: str, prompt: Prompt, asked: ChatRequest, sampled: TokenIds) -> 
 
 def stored_bytes(row: Any) -> int:
     """What a row holds of a conversation."""
-    return len(json.dumps(row.messages)) + len(row.prompt_ids) + len(row.sampled_ids)
+    return len(json.dumps(row.turns)) + len(row.prompt_ids) + len(row.sampled_ids)
 
 
 def chain_of(rows: dict[str, SimpleNamespace], row: Any) -> list[SimpleNamespace]:
     """A row and those that it continues."""
     chain = [row]
-    while chain[-1].continues is not None:
-        chain.append(rows[chain[-1].continues])
+    while chain[-1].parent_call_id is not None:
+        chain.append(rows[chain[-1].parent_call_id])
     return chain
 
 
@@ -228,9 +231,8 @@ async def test_a_prompt_is_the_same_whatever_is_remembered(tmp_path_factory, tem
             calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]
             message = {"role": "assistant", "content": text.replace(CALL, ""), "tool_calls": calls}
         name, reply = f"c{number}", parse_answer(message)
-        rows[name] = row_of(name, prompt, asked, ids)
-        sent = {member: json.loads(body)[member] for member in ("messages", "tools")}
-        assert whole_call(rows, rows[name]) == (prompt.ids.tobytes(), sent)
+        rows[name] = row_of(name, prompt, asked, ids, reply)
+        assert full_call(rows, rows[name])[:3] == (asked.turns, asked.tools, prompt.ids.tobytes())
         conversation = Conversation(asked.turns, asked.tools, {})
         store.answers.append(StoredAnswer(name, conversation, reply, prompt.ids.copy(), ids))
         remembering.remember(KEY, name, prompt, reply, ids, added=prompt.added(asked.sent))
@@ -253,14 +255,15 @@ class Session:
         asked = self.read(messages, tools)
         prompt = await self.history.prompt(KEY, asked, Store().read)
         row = self.answer(asked, prompt)
-        assert whole_call(self.rows, row) == (prompt.ids.tobytes(), {"messages": messages, "tools": tools})
+        assert full_call(self.rows, row)[:3] == (asked.turns, asked.tools, prompt.ids.tobytes())
         return row
 
     def answer(self, asked: ChatRequest, prompt: Prompt) -> SimpleNamespace:
         """The row of a call that is answered now."""
         name, sampled = f"c{len(self.rows)}", np.asarray([5, EOS], dtype=np.int32)
-        self.rows[name] = row_of(name, prompt, asked, sampled)
-        self.history.remember(KEY, name, prompt, Turn("assistant", "ok"), sampled, added=prompt.added(asked.sent))
+        reply = Turn("assistant", "ok")
+        self.rows[name] = row_of(name, prompt, asked, sampled, reply)
+        self.history.remember(KEY, name, prompt, reply, sampled, added=prompt.added(asked.sent))
         return self.rows[name]
 
 
@@ -273,14 +276,14 @@ async def test_what_is_read_for_a_call_and_what_is_stored_of_a_session_are_bound
         messages.append({"role": "user", "content": f"question {number:02}" + "x" * 200})
         state = {"role": "user", "content": f"state {number:02}" + "y" * state_bytes}
         row = await session.ask([*messages, state])
-        prompt_ids, asked = whole_call(session.rows, row)
+        full = full_call(session.rows, row)
         read = sum(map(stored_bytes, chain_of(session.rows, row)))
-        assert read <= MOST_READ * (len(prompt_ids) + len(json.dumps(asked)))
+        assert read <= MOST_READ * (len(full.prompt_ids) + len(json.dumps(list(map(turn_json, full.turns)))))
         messages.append({"role": "assistant", "content": "ok"})
         # Two rounds and the state, as JSON and as tokens of a byte each.
         least += 5 * (2 * 250 + state_bytes)
     assert sum(map(stored_bytes, session.rows.values())) < 1.5 * least
-    assert sum(row.continues is None for row in session.rows.values()) == wholes
+    assert sum(row.parent_call_id is None for row in session.rows.values()) == wholes
 
 
 async def test_calls_whose_messages_begin_the_same_continue_the_last_one_that_is_stored_whole(tmp_path):
@@ -290,7 +293,7 @@ async def test_calls_whose_messages_begin_the_same_continue_the_last_one_that_is
     states = [({"role": "user", "content": text * 2000 if text == "large" else text}, tools) for text, tools in sizes]
     rows = [await session.ask([*opening, state], tools) for state, tools in states]
     # To read the first with every other one is too much, and the fourth has other tools.
-    assert [row.continues for row in rows] == [None, None, "c1", None, "c3", "c3"]
+    assert [row.parent_call_id for row in rows] == [None, None, "c1", None, "c3", "c3"]
 
 
 QUESTION, FIRST, SECOND = ({"role": "user", "content": text} for text in ("question", "first", "second"))
@@ -303,7 +306,7 @@ async def test_a_call_is_continued_by_what_overlapped_with_it(model):
     asked = [session.read([QUESTION, state]) for state in (FIRST, SECOND)]
     first, second = [await session.history.prompt(KEY, one, Store().read) for one in asked]
     row = session.answer(asked[0], first)
-    assert (await session.ask([QUESTION, FIRST])).continues == row.id
+    assert (await session.ask([QUESTION, FIRST])).parent_call_id == row.id
     session.answer(asked[1], second)
 
 
@@ -328,7 +331,7 @@ async def test_calls_that_overlap_in_every_turn_store_what_they_add(model, resul
         is_read.set()
         rows.append(session.answer(asked[0], await waiting))
         messages = bodies[0][:-2]
-    assert [row.continues is None for row in rows] == [True, *[False] * 8]
+    assert [row.parent_call_id is None for row in rows] == [True, *[False] * 8]
 
 
 async def test_a_result_more_in_another_branch_is_in_no_prompt_without_it(tmp_path):
@@ -343,7 +346,7 @@ async def test_a_result_more_in_another_branch_is_in_no_prompt_without_it(tmp_pa
         row = await session.ask(messages, [TOOL])
         turns = parse_request(json.dumps({"messages": messages, "model": "m"}).encode(), max_choices=1).turns
         text = model.render(turns, (TOOL,), {}, add_generation_prompt=True)
-        assert whole_call(session.rows, row).prompt_ids == model.encode(text).tobytes()
+        assert full_call(session.rows, row).prompt_ids == model.encode(text).tobytes()
 
 
 @pytest.mark.parametrize("reminder", [[], [{"role": "user", "content": "be brief"}]], ids=["", "reminded"])

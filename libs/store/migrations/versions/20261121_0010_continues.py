@@ -25,33 +25,6 @@ COMMENTS = {
     "prompt_tokens": ("Length of prompt_ids.", "Tokens of the whole prompt."),
 }
 
-# For people: services make calls whole by libs.store.chains, which reads a page of them in two statements.
-VIEW = """
-    CREATE VIEW whole_calls AS
-    SELECT c.run_id, c.rollout_id, c.attempt, c.sequence, c.choice, c.id, c.status, c.prompt_tokens, c.completion_tokens,
-        (WITH RECURSIVE chain (place, continues, ids) AS (
-            SELECT 0, c.continues, c.prompt_ids
-            UNION ALL
-            SELECT place + 1, m.continues, m.prompt_ids || m.sampled_ids
-            FROM chain JOIN model_calls m ON m.run_id = c.run_id AND m.id = chain.continues)
-        SELECT string_agg(ids, ''::bytea ORDER BY place DESC) FROM chain) AS prompt_ids,
-        c.sampled_ids,
-        (WITH RECURSIVE chain (place, continues, asked) AS (
-            SELECT 0, c.continues, c.messages
-            UNION ALL
-            SELECT place + 1, m.continues, m.messages
-            FROM chain JOIN model_calls m ON m.run_id = c.run_id AND m.id = chain.continues)
-        SELECT jsonb_build_object(
-            'messages', (SELECT jsonb_agg(one.message ORDER BY place DESC, one.number) FROM chain
-                CROSS JOIN LATERAL jsonb_array_elements(asked -> 'messages') WITH ORDINALITY AS one (message, number)),
-            'tools', (SELECT asked -> 'tools' FROM chain WHERE continues IS NULL))) AS messages,
-        c.response, c.created_at
-    FROM model_calls c
-"""
-VIEW_COMMENT = (
-    "Model calls as they were asked: all messages and prompt tokens, where model_calls holds what a call adds."
-)
-
 
 def upgrade() -> None:
     op.add_column(
@@ -65,15 +38,13 @@ def upgrade() -> None:
     )
     for column, (before, comment) in COMMENTS.items():
         op.alter_column("model_calls", column, comment=comment, existing_comment=before)
-    op.execute(VIEW)
-    op.execute(f"COMMENT ON VIEW whole_calls IS '{VIEW_COMMENT}'")
 
 
 def downgrade() -> None:
     """Raises: RuntimeError: rows that hold a part would be taken for whole calls"""
     if op.get_bind().scalar(sa.text("SELECT EXISTS (SELECT FROM model_calls WHERE continues IS NOT NULL)")):
         raise RuntimeError("model_calls holds calls that continue others: prune their runs first")
-    op.execute("DROP VIEW whole_calls")
+    op.execute("DROP VIEW IF EXISTS whole_calls")
     for column, (before, comment) in COMMENTS.items():
         op.alter_column("model_calls", column, comment=before, existing_comment=comment)
     op.drop_column("model_calls", "continues")
