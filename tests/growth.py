@@ -1,6 +1,6 @@
 """`make growth ROLLOUTS=20000`: a long run of a scripted agent through the whole stack; nothing but the store may grow.
 
-A stub engine answers at once and the trainer trains a tiny model, so that what is measured is ours: memory and CPU time
+A scripted engine answers at once and the trainer trains a tiny model, so that the figures are ours: memory and CPU time
 of each service, latencies at the start and at the end, Redis, files, and what dropping the run gives back. The last
 line is one JSON object. Exit status 1 when something grew, slowed down, was lost or was left behind.
 """
@@ -30,7 +30,7 @@ from leyden.libs.cli.platform import Options, Platform
 from leyden.libs.cli.services import INTERNAL_PORTS
 from leyden.libs.client import Client
 from leyden.services.engine.tiny import make_tiny_model
-from tests.fakes.stub_engine import stub_engine
+from tests.fakes.scripted_engine import engine_process
 from tests.invariants import violations
 from tests.soak import trainer_pid
 from tests.speed import work_seconds
@@ -72,7 +72,7 @@ class Look:
 
 
 def run_document(rollouts: int) -> dict[str, Any]:
-    """A training of about that many rollouts; the stub's log-probabilities are its own, so their gap is no concern."""
+    """A training of about that many rollouts; the engine invents its log-probabilities, so their gap is no concern."""
     groups = max(1, rollouts // GROUP_SIZE)
     per_step = min(GROUPS_PER_STEP, groups)
     return {
@@ -87,10 +87,10 @@ def run_document(rollouts: int) -> dict[str, Any]:
 
 @contextmanager
 def stubbed_platform(folder: Path) -> Iterator[Platform]:
-    """A platform on free ports whose engine is a stub."""
+    """A platform on free ports with a scripted engine."""
     model = make_tiny_model(folder / "tiny")
     services = tuple(name for name in INTERNAL_PORTS if name != "engine")
-    with stub_engine() as engine:
+    with engine_process() as engine:
         environment = {
             "controller": {"CONTROLLER_ENGINE_URLS": json.dumps([engine])},
             # Small enough to be full soon: what is bounded must show it within the run.

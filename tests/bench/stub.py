@@ -1,5 +1,8 @@
 """A stub engine that costs next to nothing: SGLang's `/generate` with answers written beforehand, whole or streamed.
 
+The benchmarks of the gateway need its speed: it sends 256 streams at once on the core that it shares with the gateway,
+where `tests.fakes.scripted_engine` would take most of the time. All other tests use the scripted engine.
+
 `python -m tests.bench.stub` serves on `STUB_LISTEN_FD`. `POST /shape` sets how the next answers look.
 """
 

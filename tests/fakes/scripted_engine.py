@@ -1,0 +1,338 @@
+"""The one scripted engine of the tests: SGLang's protocol as far as the gateway and the controller use it.
+
+A test scripts answers, delays, failures and deaths in Python, or over HTTP where the engine is a process of its own:
+`POST /script` sets fields of `ScriptedEngine`, `GET /script` reports the requests. Every request and every undamaged
+answer must hold before SGLang's own types.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+import uvloop
+from aiohttp import web
+
+from tests.fakes.sglang_types import api_types
+
+Json = dict[str, Any]
+Says = Callable[[Json], Sequence[int]]
+
+LETTERS = range(40, 49)
+SCRIPTABLE = {
+    *("weight_version", "delay_seconds", "pace_seconds", "dies_after", "refuses", "tokens_per_chunk"),
+    *("is_incremental", "paused", "bad_paths"),
+}
+
+
+def say_letters(body: Json) -> list[int]:
+    """Nine letters of a byte-level vocabulary, ended by the first stop token."""
+    return [*LETTERS, *body["sampling_params"]["stop_token_ids"][:1]]
+
+
+def logprob_of(position: int) -> float:
+    """The log-probability that the engine claims for its token at a position of one request; exact in float32."""
+    return -(position + 1) / 8
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers with the tokens that `says` gives for a request's body; streams send `tokens_per_chunk` with each event.
+
+    `is_incremental`: events list the new tokens alone, as with `--incremental-streaming-output`.
+    `pace` is called before each chunk with the number of tokens so far and may wait; `delay_seconds` pass before each
+    answer and `pace_seconds` before each chunk. A weight version set during an answer counts for the tokens after it.
+    After `dies_after` tokens the connection is cut, once. `damage` changes the first `damaged` answers. `refuses` is a
+    status with a body for every request. Weights at `bad_paths` cannot be loaded. `inspects`: whether requests are
+    checked and retained; the benchmarks do without.
+    """
+
+    says: Says = say_letters
+    decode: Callable[[Sequence[int]], str] = lambda _: ""
+    weight_version: str = "default"
+    url: str = ""
+    pace: Callable[[int], Any] | None = None
+    delay_seconds: float = 0.0
+    pace_seconds: float = 0.0
+    dies_after: int | None = None
+    refuses: tuple[int, Json] | None = None
+    tokens_per_chunk: int = 1
+    is_incremental: bool = False
+    damage: Callable[[Json], Any] | None = None
+    damaged: int = 0
+    paused: bool = False
+    bad_paths: set[str] = field(default_factory=set)
+    inspects: bool = True
+    requests: list[Json] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+    journal: list[str] = field(default_factory=list)
+    _live: set[str] = field(default_factory=set)
+
+    def script(self, changes: Json) -> None:
+        """Sets fields; `tokens` is the answer to every request.
+
+        Raises: ValueError: a field cannot be set over HTTP
+        """
+        for name, value in changes.items():
+            if name == "tokens":
+                self.says = lambda _, tokens=value: tokens
+            elif name in SCRIPTABLE:
+                setattr(self, name, set(value) if name == "bad_paths" else value)
+            else:
+                raise ValueError(f"{name} cannot be scripted")
+
+    def app(self) -> web.Application:
+        """The routes."""
+        app = web.Application(client_max_size=2**28)
+        app.add_routes(
+            [
+                web.post("/generate", self.generate),
+                web.post("/abort_request", self.abort),
+                web.post("/pause_generation", self.pause),
+                web.post("/continue_generation", self.resume),
+                web.post("/update_weights_from_disk", self.update),
+                web.post("/flush_cache", self.flush),
+                web.get("/model_info", self.model_info),
+                web.get("/server_info", self.server_info),
+                web.get("/health", self.health),
+                web.get("/script", self.report),
+                web.post("/script", self.set_script),
+            ]
+        )
+        return app
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        body = await _body_of(request)
+        is_damaged = self.damage is not None and len(self.requests) < self.damaged
+        if (refused := self._refusal(body)) is not None:
+            return refused
+        self._live.add(body["rid"])
+        try:
+            return await self._respond(request, body, is_damaged=is_damaged)
+        finally:
+            self._live.discard(body["rid"])
+
+    def _refusal(self, body: Json) -> web.Response | None:
+        if self.inspects:
+            self.requests.append(body)
+            types = api_types()
+            try:
+                types.GenerateRequest.from_json_value(body)
+            except types.JsonContractError as error:
+                return _json({"error": str(error)}, 400)
+        if self.refuses is not None:
+            return _json(self.refuses[1], self.refuses[0])
+        if body["rid"] in self._live:
+            return _json({"error": {"message": f"Duplicate request ID detected: {body['rid']}"}}, 400)
+        return None
+
+    async def _respond(self, request: web.Request, body: Json, *, is_damaged: bool) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        answer, sent = _Answer(body), 0
+        if body["stream"]:
+            await response.prepare(request)
+        async for _ in self._sampled(answer):
+            if body["stream"]:
+                document = self._document(answer, sent if self.is_incremental else 0, is_damaged=is_damaged)
+                await response.write(b"data: " + orjson.dumps(document) + b"\n\n")
+                sent = len(answer.ids)
+        if answer.finish is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return response
+        if not body["stream"]:
+            return _json(self._document(answer, 0, is_damaged=is_damaged))
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _sampled(self, answer: _Answer) -> AsyncIterator[None]:
+        """Yields after each chunk; the answer stays unfinished where the engine dies."""
+        body, ids = answer.body, answer.ids
+        said = list(self.says(body))
+        await asyncio.sleep(self.delay_seconds)
+        while answer.finish is None:
+            if self.pace is not None and (waiting := self.pace(len(ids))) is not None:
+                await waiting
+            if self.pace_seconds:
+                await asyncio.sleep(self.pace_seconds)
+            while self.paused and body["rid"] not in self.aborted:
+                await asyncio.sleep(0.005)
+            if self.dies_after is not None and len(ids) >= self.dies_after:
+                self.dies_after = None
+                return
+            if body["rid"] in self.aborted:
+                message = "Aborted" if ids else "Abort in waiting queue"
+                answer.finish = {"type": "abort", "message": message}
+            for token in said[len(ids) : len(ids) + self.tokens_per_chunk]:
+                if answer.finish is None:
+                    answer.add(token, self.weight_version)
+                    answer.finish = self._finish(body, ids)
+            yield
+
+    def _finish(self, body: Json, ids: list[int]) -> Json | None:
+        parameters = body["sampling_params"]
+        if ids[-1] in parameters["stop_token_ids"]:
+            return {"type": "stop", "matched": ids[-1]}
+        text = self.decode(ids)
+        for stop in parameters["stop"]:
+            if stop in text:
+                return {"type": "stop", "matched": stop}
+        if len(ids) >= parameters["max_new_tokens"]:
+            return {"type": "length", "length": len(ids)}
+        return None
+
+    def _document(self, answer: _Answer, first: int, *, is_damaged: bool) -> Any:
+        """The event that lists the tokens from number `first` on."""
+        body, new = answer.body, list(enumerate(answer.ids))[first:]
+        meta: Json = {
+            "id": body["rid"],
+            "finish_reason": answer.finish,
+            "prompt_tokens": len(body["input_ids"]),
+            "completion_tokens": len(answer.ids),
+            "cached_tokens": 0,
+            "weight_version": self.weight_version,
+            "output_token_logprobs": [[logprob_of(position), token, None] for position, token in new],
+        }
+        if answer.finish is not None:
+            # SGLang 0.5.23 knows the spans only at the end.
+            meta["weight_versions"] = [dict(span) for span in answer.spans]
+        if not answer.ids and answer.finish is not None:
+            del meta["prompt_tokens"], meta["cached_tokens"]
+        if body["top_logprobs_num"]:
+            meta["output_top_logprobs"] = [
+                [[logprob_of(position), token, None]] * body["top_logprobs_num"] for position, token in new
+            ]
+        ids = answer.ids[first:]
+        document = {"text": self.decode(ids), "output_ids": ids, "meta_info": meta}
+        if self.inspects:
+            api_types().GenerateResponse.from_json_value(document)
+        return self.damage(document) if is_damaged and self.damage is not None else document
+
+    async def abort(self, request: web.Request) -> web.Response:
+        body = await _body_of(request)
+        self.aborted += self._live if body.get("abort_all") else [body["rid"]]
+        return web.Response()
+
+    async def pause(self, request: web.Request) -> web.Response:
+        mode = (await _body_of(request)).get("mode", "abort")
+        self.journal.append(f"pause {mode}")
+        self.paused = True
+        if mode == "abort":
+            self.aborted += self._live
+        return _json({"status": "ok"})
+
+    async def resume(self, request: web.Request) -> web.Response:
+        await _body_of(request)
+        self.journal.append("continue")
+        self.paused = False
+        return _json({"status": "ok"})
+
+    async def update(self, request: web.Request) -> web.Response:
+        body = await _body_of(request)
+        self.journal.append(f"update {body['model_path']} {body['weight_version']} flush={body['flush_cache']}")
+        if body["model_path"] in self.bad_paths:
+            return _json({"success": False, "message": "no such file"}, 400)
+        self.weight_version = body["weight_version"]
+        return _json({"success": True, "message": "", "num_paused_requests": 0})
+
+    async def flush(self, _request: web.Request) -> web.Response:
+        return web.Response(status=400 if self._live else 200)
+
+    async def model_info(self, _request: web.Request) -> web.Response:
+        return _json({"model_path": "m", "weight_version": self.weight_version})
+
+    async def server_info(self, _request: web.Request) -> web.Response:
+        return _json({"version": "0.5.23", "incremental_streaming_output": self.is_incremental})
+
+    async def health(self, _request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def report(self, _request: web.Request) -> web.Response:
+        return _json({"requests": self.requests, "aborted": self.aborted, "journal": self.journal})
+
+    async def set_script(self, request: web.Request) -> web.Response:
+        try:
+            self.script(await _body_of(request))
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        return _json({})
+
+
+@dataclass
+class _Answer:
+    """One request's tokens while they are sampled."""
+
+    body: Json
+    ids: list[int] = field(default_factory=list)
+    spans: list[Json] = field(default_factory=list)
+    finish: Json | None = None
+
+    def add(self, token: int, version: str) -> None:
+        if not self.spans or self.spans[-1]["version"] != version:
+            self.spans.append({"version": version, "start": len(self.ids), "end": len(self.ids)})
+        self.ids.append(token)
+        self.spans[-1]["end"] = len(self.ids)
+
+
+async def _body_of(request: web.Request) -> Json:
+    """SGLang answers 400 to a body that is empty or no JSON."""
+    try:
+        body: Json = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise web.HTTPBadRequest(text=str(error)) from error
+    return body
+
+
+def _json(document: Any, status: int = 200) -> web.Response:
+    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")
+
+
+@asynccontextmanager
+async def running(
+    engine: ScriptedEngine, port: int = 0, *, listening: socket.socket | None = None
+) -> AsyncIterator[ScriptedEngine]:
+    """The engine on loopback, its `url` set; the block's end is its death."""
+    runner = web.AppRunner(engine.app(), access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    if listening is not None:
+        await web.SockSite(runner, listening).start()
+    else:
+        await web.TCPSite(runner, "127.0.0.1", port, reuse_address=True).start()
+    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    try:
+        yield engine
+    finally:
+        await runner.cleanup()
+
+
+@contextlib.contextmanager
+def engine_process(**script: Any) -> Iterator[str]:
+    """The URL of an engine that is a process of its own while the block lasts."""
+    command = [sys.executable, "-m", "tests.fakes.scripted_engine", json.dumps(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process.stdout.readline().strip()
+        finally:
+            process.terminate()
+
+
+async def _serve(script: Json) -> None:
+    engine = ScriptedEngine(inspects=False)
+    engine.script(script)
+    async with running(engine):
+        print(engine.url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    uvloop.run(_serve(json.loads(sys.argv[1])))
