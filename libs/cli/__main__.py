@@ -8,18 +8,18 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from leyden.libs.cli import datasets, policies, rollouts, runs, supervisor
+from leyden.libs.cli import datasets, local, rollouts, runs
 from leyden.libs.cli.context import Context, make_context
-from leyden.libs.cli.demonstration import demo
+from leyden.libs.cli.demo import demo
 from leyden.libs.cli.doctor import doctor
-from leyden.libs.cli.errors import explained
+from leyden.libs.cli.errors import exit_on_error
 
 
 class _Group(TyperGroup):
-    """Errors of every command end in a message and a status, not a traceback."""
+    """Ends every command that fails with a message and a status instead of a traceback."""
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # typer vendors click's context
-        with explained():
+        with exit_on_error():
             return super().invoke(ctx)
 
 
@@ -38,25 +38,25 @@ app = typer.Typer(
 def root(
     ctx: typer.Context,
     home: Annotated[Path | None, typer.Option(help="Folder of the platform's files [LEYDEN_HOME, ~/.leyden].")] = None,
-    url: Annotated[str | None, typer.Option(help="Address of the API [LEYDEN_URL, that of the home].")] = None,
-    token: Annotated[str | None, typer.Option(help="Bearer token [LEYDEN_TOKEN, that of the home].")] = None,
+    url: Annotated[str | None, typer.Option(help="Address of the API [LEYDEN_URL, or the home's platform].")] = None,
+    token: Annotated[str | None, typer.Option(help="Bearer token [LEYDEN_TOKEN, or the home's platform].")] = None,
 ) -> None:
     """Lays the options over the settings."""
     ctx.obj = make_context(home, url, token)
     assert isinstance(ctx.obj, Context)
 
 
-app.command()(supervisor.up)
-app.command()(supervisor.down)
-app.command()(supervisor.restart)
-app.command()(supervisor.status)
+app.command()(local.up)
+app.command()(local.down)
+app.command()(local.restart)
+app.command()(local.status)
 app.command()(doctor)
 app.command()(demo)
-app.command()(supervisor.logs)
+app.command()(local.logs)
 app.add_typer(datasets.app, name="dataset")
 app.add_typer(runs.app, name="run")
 app.add_typer(rollouts.app, name="rollout")
-app.add_typer(policies.app, name="policy")
+app.add_typer(runs.policies, name="policy")
 
 
 def main() -> None:

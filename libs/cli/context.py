@@ -1,4 +1,4 @@
-"""What every command needs: the settings with the options laid over them, and a client."""
+"""The settings of a command with its options laid over them, and the client that they name."""
 
 from __future__ import annotations
 
@@ -30,39 +30,35 @@ class Context:
         return self.settings.home.expanduser()
 
     def record(self) -> PlatformRecord | None:
-        """What the supervisor of this home wrote last."""
+        """The record that the supervisor of this home wrote last."""
         return read_record(self.home)
 
     def client(self) -> Client:
         """A client of the platform that options, environment or the home name.
 
-        Raises: CommandError: none is known
+        Raises: CommandError: none of them names one
         """
-        url, token = self.settings.url, self.settings.token
-        record = self.record()
-        if url is None:
-            url = record.url if record is not None and record.running() else None
+        url, token, record = self.settings.url, self.settings.token, self.record()
+        own_url = record.url if record is not None else None
+        if url is None and record is not None and record.is_running():
+            url = own_url
         if url is None:
             raise CommandError(
                 f"no platform runs in {self.home}: start it with `leyden up`, or name one with --url or LEYDEN_URL",
                 Exit.UNREACHABLE,
             )
         token_file = self.home / "secrets" / "admin-token"
-        if token is None and token_file.exists() and (self.settings.url is None or _same(record, url)):
+        # The home's own token goes to the home's own platform alone.
+        if token is None and token_file.exists() and own_url is not None and own_url.rstrip("/") == url.rstrip("/"):
             token = token_file.read_text().strip()
         return Client(url, token)
 
 
-def _same(record: PlatformRecord | None, url: str) -> bool:
-    """The home's own token goes to the home's own platform alone."""
-    return record is not None and record.url is not None and record.url.rstrip("/") == url.rstrip("/")
-
-
 def context_of(ctx: typer.Context, home: Path | None = None) -> Context:
     """The context that the root command made, with a command's own `--home` laid over it."""
-    found = ctx.find_object(Context)
-    assert found is not None
-    return Context(found.settings.model_copy(update={"home": home})) if home is not None else found
+    context = ctx.find_object(Context)
+    assert context is not None
+    return Context(context.settings.model_copy(update={"home": home})) if home is not None else context
 
 
 def make_context(home: Path | None, url: str | None, token: str | None) -> Context:

@@ -1,7 +1,7 @@
-"""What other commands ask of a supervisor: an order is a file in the home, and its progress another.
+"""Requests of other commands to a running supervisor, as files in its home that only the owner can write.
 
-Only the home's owner can write there. The supervisor looks ten times a second, takes the order's file away, and adds a
-line to the progress at every stage, the last one `ended`; the command follows it and removes it.
+A command writes a request file. The supervisor polls for it, removes it, and appends one line to the progress file at
+every stage; the last line is `ended`. The command reads the progress file and removes it.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from leyden.libs.cli.record import write_private
 
-FOLDER = "orders"
-LOOK_SECONDS = 0.05
+FOLDER = "requests"
+POLL_SECONDS = 0.05
 
 
-class Order(BaseModel):
-    """Services to replace, one after another."""
+class RestartRequest(BaseModel):
+    """Services to restart, one after another."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -31,7 +31,7 @@ class Order(BaseModel):
 
 
 class Progress(BaseModel):
-    """One stage of an order; `ended` is the last one and names no service."""
+    """One stage of a restart; `ended` is the last one and names no service."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -40,62 +40,63 @@ class Progress(BaseModel):
     detail: str = ""
 
 
-def place(home: Path, services: Sequence[str]) -> Order:
-    """Asks the supervisor of a home to replace services."""
-    order = Order(id=f"{time.time_ns():020d}-{secrets.token_hex(4)}", services=list(services))
+def submit(home: Path, services: Sequence[str]) -> RestartRequest:
+    """Asks the supervisor of a home to restart services."""
+    request = RestartRequest(id=f"{time.time_ns():020d}-{secrets.token_hex(4)}", services=list(services))
     (home / FOLDER).mkdir(exist_ok=True, mode=0o700)
-    _progress_file(home, order).touch(mode=0o600)
-    write_private(home / FOLDER / f"{order.id}.json", order.model_dump_json())
-    return order
+    _progress_file(home, request).touch(mode=0o600)
+    write_private(home / FOLDER / f"{request.id}.json", request.model_dump_json())
+    return request
 
 
-def follow(home: Path, order: Order, lives: Callable[[], bool]) -> Iterator[Progress]:
-    """Every stage as it comes, without `ended`, until the order has ended or the supervisor has gone.
+def follow(home: Path, request: RestartRequest, is_alive: Callable[[], bool]) -> Iterator[Progress]:
+    """Yields every stage but `ended`, until the request has ended.
 
-    Raises: EOFError: the supervisor ended before the order did
+    Args:   is_alive: whether the supervisor still runs
+    Raises: EOFError: the supervisor ended first
     """
-    path = _progress_file(home, order)
+    path = _progress_file(home, request)
     try:
         with path.open() as file:
             while True:
-                alive = lives()
+                alive = is_alive()
                 if line := file.readline():
                     progress = Progress.model_validate_json(line)
                     if progress.state == "ended":
                         return
                     yield progress
                 elif not alive or not path.exists():
-                    raise EOFError("the platform ended before the order did")
+                    raise EOFError("the platform ended before the restart did")
                 else:
-                    time.sleep(LOOK_SECONDS)
+                    time.sleep(POLL_SECONDS)
     finally:
         path.unlink(missing_ok=True)
 
 
 def clear(home: Path) -> None:
-    """Forgets what was asked of a supervisor before."""
+    """Removes the requests to an earlier supervisor."""
     shutil.rmtree(home / FOLDER, ignore_errors=True)
     (home / FOLDER).mkdir(mode=0o700)
 
 
-def take(home: Path) -> Order | None:
-    """The oldest order, taken away; None when there is none."""
+def pop(home: Path) -> RestartRequest | None:
+    """Removes and returns the oldest request; None when there is none."""
     for path in sorted((home / FOLDER).glob("[0-9]*.json")):
         text = path.read_bytes()
         path.unlink()
         try:
-            return Order.model_validate_json(text)
+            return RestartRequest.model_validate_json(text)
         except ValidationError:
-            # Of another version, and of nobody who waits.
+            # A command of another version wrote it, and follows another format.
             continue
     return None
 
 
-def tell(home: Path, order: Order, progress: Progress) -> None:
-    """Adds a stage, for whoever follows."""
-    with _progress_file(home, order).open("a") as file:
+def report(home: Path, request: RestartRequest, progress: Progress) -> None:
+    """Appends a stage for the command that follows."""
+    with _progress_file(home, request).open("a") as file:
         file.write(progress.model_dump_json() + "\n")
 
 
-def _progress_file(home: Path, order: Order) -> Path:
-    return home / FOLDER / f"{order.id}.progress"
+def _progress_file(home: Path, request: RestartRequest) -> Path:
+    return home / FOLDER / f"{request.id}.progress"

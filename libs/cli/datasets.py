@@ -12,7 +12,7 @@ import typer
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.output import AsJson, Count, print_facts, print_json, print_table
 
-app = typer.Typer(no_args_is_help=True, help="Datasets: the tasks that agents are given.")
+app = typer.Typer(no_args_is_help=True, help="Datasets: the tasks of agents.")
 
 Dataset = Annotated[str, typer.Argument(help="Id or name.")]
 
@@ -24,7 +24,7 @@ def upload(
     name: Annotated[str | None, typer.Option(help="Name of the dataset [default: the file's].")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Store a file of tasks, one JSON object each. Nothing is stored when a row is bad."""
+    """Store a file of tasks, one JSON object each. A file with a bad row is refused whole."""
     with context_of(ctx).client() as leyden:
         made = leyden.upload_dataset(name or file.stem, file)
     if as_json:

@@ -1,42 +1,56 @@
 """`leyden demo`: the flight agent's model learns, on this machine, through the whole platform.
 
-Everything it shows and its last line come from the store through the REST API; killing the demo loses nothing, and
-running it again goes on with the run it left.
+The demo reads every figure from the store through the REST API. A demo that was killed lost nothing: the same command
+resumes its run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
 
 import leyden
+from leyden.libs.cli.context import Context, Home, context_of
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.output import console, report_event
+from leyden.libs.cli.phases import in_words, phases_of
+from leyden.libs.cli.platform import Platform, platform_options
 from leyden.libs.cli.report import Trajectory, render_report
+from leyden.libs.cli.watch import ENDED, evaluation_table, watch_run
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import Evaluation, Fact, Rollout, Run, Step
+from leyden.libs.contracts.api import Evaluation, Rollout, Run, Step
 from leyden.libs.contracts.config import RunConfig
 
 AGENT = (Path(leyden.__file__).parent / "examples" / "flight_agent").resolve()
 TRAINING_TASKS, HELD_OUT_TASKS = 400, 200
-ENDED = {"completed", "failed", "cancelled"}
 AIR_WEIGHTS = {"memory": 0.3, "search": 0.2}
+READY_SECONDS = 600.0
+
+Rule = Literal["identical", "equal_split", "discounted"]
+Baseline = Literal["none", "mean", "mean_std", "leave_one_out"]
 
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """What of the demo can be chosen; the defaults are the recipe whose figures docs/demo.md shows."""
+    """Choices of the demo; docs/demo.md shows the figures of the defaults."""
 
     steps: int = 7
     seed: int = 0
     groups_per_step: int = 6
     group_size: int = 8
     evaluation_tasks: int = 100
-    credit: Literal["identical", "equal_split", "discounted"] = "discounted"
-    baseline: Literal["none", "mean", "mean_std", "leave_one_out"] = "mean"
+    credit: Rule = "discounted"
+    baseline: Baseline = "mean"
     per: Literal["rollout", "state"] = "state"
     air: bool = True
     max_policy_lag: int = 0
@@ -45,17 +59,102 @@ class DemoOptions:
     agent_python: str = "{python}"
 
 
-class DemoError(RuntimeError):
-    """The demo did not show what it is for; the message says where to look."""
+def demo(
+    ctx: typer.Context,
+    home: Home = None,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = DemoOptions.steps,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of tasks and of their order.")] = DemoOptions.seed,
+    evaluation_tasks: Annotated[
+        int, typer.Option(min=1, max=HELD_OUT_TASKS, help="Held-out tasks, one rollout each, before and after.")
+    ] = DemoOptions.evaluation_tasks,
+    credit: Annotated[Rule, typer.Option(help="Credit rule.")] = DemoOptions.credit,
+    baseline: Annotated[Baseline, typer.Option(help="Baseline among siblings.")] = DemoOptions.baseline,
+    per: Annotated[
+        Literal["rollout", "state"], typer.Option(help="Compare whole rollouts, or calls in the same state.")
+    ] = DemoOptions.per,
+    air: Annotated[bool, typer.Option(help="Intermediate rewards for tool calls that worked.")] = DemoOptions.air,
+    max_policy_lag: Annotated[int, typer.Option(min=0, help="Largest lag of a sample.")] = DemoOptions.max_policy_lag,
+    agent_python: Annotated[
+        Path | None, typer.Option(help="Interpreter with the agent's packages [default: the runner's own].")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run, even if one can be resumed.")] = False,
+    require_rise: Annotated[bool, typer.Option("--require-rise", help="Fail unless reward rose.")] = False,
+) -> None:
+    """Train the flight agent's model on this machine and compare it before and after.
+
+    The last line of output is one JSON object. Ctrl-C stops everything; the same command resumes.
+    """
+    options = DemoOptions(
+        steps=steps,
+        seed=seed,
+        evaluation_tasks=evaluation_tasks,
+        credit=credit,
+        baseline=baseline,
+        per=per,
+        air=air,
+        max_policy_lag=max_policy_lag,
+        # Not resolved: the interpreter of a virtual environment is a link.
+        agent_python=str(agent_python.absolute()) if agent_python else DemoOptions.agent_python,
+    )
+    context = context_of(ctx, home)
+    folder = context.home / "demo"
+    tasks = write_tasks(folder / f"tasks-{seed}", options)
+    with _platform(context) as platform, Client(platform.facts.url("api"), platform.token) as client:
+        run, resumed = find_or_create_run(client, options, tasks, fresh=fresh)
+        console.print(f"{'resuming' if resumed else 'created'} run {run.id}: evaluate, {steps} steps, evaluate again")
+        _show(client, run, folder, require_rise=require_rise)
+
+
+def _show(client: Client, run: Run, folder: Path, *, require_rise: bool) -> None:
+    ended = watch_run(client, run.id, console)
+    if ended.phase != "completed":
+        raise CommandError(f"run {run.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
+    steps, evaluations = list(client.steps(run.id)), list(client.evaluations(run.id))
+    if not console.is_terminal:
+        console.print(evaluation_table(evaluations), width=140, crop=False)
+    report = write_report(client, ended, steps, evaluations, folder)
+    console.print(f"report: {report}")
+    spent = phases_of(client, ended)
+    last = summary(ended, steps, evaluations, report) | {"phases": {p.name: round(p.seconds, 1) for p in spent}}
+    # Not through rich, which would wrap the JSON object at the width of the terminal.
+    sys.stdout.write(f"{in_words(spent)}\n{json.dumps(last)}\n")
+    sys.stdout.flush()
+    if require_rise:
+        check_rise(steps)
+
+
+@contextlib.contextmanager
+def _platform(context: Context) -> Iterator[Platform]:
+    """Runs the whole platform during the demo; Ctrl-C stops it in order."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    platform = Platform(context.home, platform_options(context.settings, free_ports=True), report=report_event)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        platform.start()
+        platform.ready(READY_SECONDS)
+        yield platform
+    except KeyboardInterrupt:
+        report_event("interrupted; stopping everything (the same command resumes)")
+        raise CommandError("stopped before the end: run `make demo` again to resume", Exit.INTERRUPTED) from None
+    finally:
+        # make passes on a Ctrl-C that the terminal has sent to the whole group: the second one must not end the stop.
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)
+        platform.stop()
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def dataset_names(seed: int) -> tuple[str, str]:
-    """Training and held-out tasks of a seed."""
+    """Names of the training and the held-out tasks of a seed."""
     return f"flight-{seed}", f"flight-{seed}-held-out"
 
 
 def run_document(options: DemoOptions) -> RunConfig:
-    """The run that the demo creates; the state baseline compares returns of calls, so it goes without `identical`."""
+    """The run that the demo creates; `identical` credit needs a baseline per rollout."""
     training, held_out = dataset_names(options.seed)
     per = "rollout" if options.credit == "identical" else options.per
     document: dict[str, Any] = {
@@ -83,43 +182,38 @@ def run_document(options: DemoOptions) -> RunConfig:
 
 
 def run_name(options: DemoOptions) -> str:
-    """The same options name the same run, so that it can be resumed."""
+    """A name that depends on the options alone, so that the same command finds its run again."""
     digest = hashlib.sha256(json.dumps(asdict(options), sort_keys=True).encode()).hexdigest()[:8]
     return f"flight-{options.credit}{'' if options.air else '-no-air'}-seed{options.seed}-{digest}"
 
 
 def write_tasks(folder: Path, options: DemoOptions) -> tuple[Path, Path]:
-    """The agent's own generator writes training and held-out tasks; the same seed writes the same."""
+    """Files of training and held-out tasks from the agent's own generator; the same seed writes the same tasks."""
     folder.mkdir(parents=True, exist_ok=True)
-    subprocess.run(
-        [
-            *(sys.executable, str(AGENT / "tasks.py"), "--out", str(folder), "--seed", str(options.seed)),
-            *("--train", str(TRAINING_TASKS), "--heldout", str(HELD_OUT_TASKS)),
-        ],
-        check=True,
-    )
+    generator = [sys.executable, str(AGENT / "tasks.py"), "--out", str(folder), "--seed", str(options.seed)]
+    sizes = ["--train", str(TRAINING_TASKS), "--heldout", str(HELD_OUT_TASKS)]
+    subprocess.run([*generator, *sizes], check=True)
     return folder / "train.jsonl", folder / "heldout.jsonl"
 
 
 def find_or_create_run(
     client: Client, options: DemoOptions, tasks: tuple[Path, Path], *, fresh: bool
 ) -> tuple[Run, bool]:
-    """The run to follow, and whether it is one that an earlier demo left."""
+    """The run to watch, and whether an earlier demo created it."""
     for name, path in zip(dataset_names(options.seed), tasks, strict=True):
         client.upload_dataset(name, path)
-    left = next((run for run in client.runs(name=run_name(options)) if run.phase not in ENDED), None)
-    if left is None or fresh:
-        if left is not None:
-            client.cancel_run(left.id)
-        return client.create_run(run_document(options)), False
-    return (client.resume_run(left.id) if left.intent == "paused" else left), True
+    earlier = next((run for run in client.runs(name=run_name(options)) if run.phase not in ENDED), None)
+    if earlier is not None and not fresh:
+        return client.resume_run(earlier.id) if earlier.intent == "paused" else earlier, True
+    if earlier is not None:
+        client.cancel_run(earlier.id)
+    return client.create_run(run_document(options)), False
 
 
 def summary(run: Run, steps: list[Step], evaluations: list[Evaluation], report: Path) -> dict[str, Any]:
-    """The demo's last line. `seconds` is from the run's creation to its end, as the store knows them."""
+    """The last line of the demo. `seconds` are those between the run's creation and its end."""
+    assert run.finished_at is not None
     before, after = before_and_after(evaluations)
-    if run.finished_at is None:
-        raise DemoError(f"run {run.id} is {run.phase} and has no end yet: `leyden run watch {run.id}` follows it")
     return {
         "memory_first": [_share(before, "memory_first"), _share(after, "memory_first")],
         "success": [_share(before, "success"), _share(after, "success")],
@@ -131,59 +225,49 @@ def summary(run: Run, steps: list[Step], evaluations: list[Evaluation], report: 
 
 
 def before_and_after(evaluations: list[Evaluation]) -> tuple[Evaluation, Evaluation]:
-    """The measurements of the first and of the last policy version."""
-    measured = sorted(
-        (e for e in evaluations if e.results.complete and e.measured_version is not None),
-        key=lambda e: (e.measured_version or 0, e.number),
-    )
+    """The evaluations of the first and of the last policy version.
+
+    Raises: CommandError: there are less than two
+    """
+    complete = [e for e in evaluations if e.results.complete and e.measured_version is not None]
+    measured = sorted(complete, key=lambda e: (e.measured_version or 0, e.number))
     if len(measured) < 2:
-        raise DemoError("the run has no evaluation before and after training: see `leyden run show` for why it ended")
+        raise CommandError("the run has no evaluation before and after training: `leyden run show` says why it ended")
     return measured[0], measured[-1]
 
 
 def _share(evaluation: Evaluation, name: str) -> float | None:
-    fact: Fact | None = next((fact for fact in evaluation.results.facts if fact.name == name), None)
+    fact = next((fact for fact in evaluation.results.facts if fact.name == name), None)
     return round(fact.statistic.mean, 4) if fact and fact.statistic else None
 
 
 def check_rise(steps: list[Step]) -> None:
-    """Raises DemoError unless the last steps earned more than the first."""
+    """Raises: CommandError: the last step did not earn more than the first"""
     means = [step.reward_mean for step in steps if step.reward_mean is not None]
     if len(means) < 2 or means[-1] <= means[0]:
-        raise DemoError(f"reward did not rise over the steps: {[round(mean, 3) for mean in means]}")
+        raise CommandError(f"reward did not rise over the steps: {[round(mean, 3) for mean in means]}")
 
 
-def write_report(client: Client, run: Run, folder: Path) -> Path:
-    """The run's HTML page, with one trajectory of the first and one of the last policy version."""
-    evaluations = list(client.evaluations(run.id))
+def write_report(client: Client, run: Run, steps: list[Step], evaluations: list[Evaluation], folder: Path) -> Path:
+    """The run's HTML page, with trajectories of the first and of the last policy version."""
     before, after = before_and_after(evaluations)
-    trajectories = [
-        _trajectory(client, "Before training", _typical(client, before)),
-        _trajectory(client, "After training", _typical(client, after)),
-        *_credited(client, run),
-    ]
+    shown = [("Before training", _typical(client, before)), ("After training", _typical(client, after))]
+    # Of the trained rollouts the best of the first and of the last step.
+    for title, step in (("Trained in the first step", 1), ("Trained in the last step", run.progress.step)):
+        rewarded = [r for r in client.rollouts(run=run.id, step=step) if r.reward is not None]
+        shown += [(title, max(rewarded, key=lambda r: r.reward or 0.0))] if rewarded else []
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{run.id}.html"
-    path.write_text(render_report(run, list(client.steps(run.id)), evaluations, trajectories))
+    path.write_text(render_report(run, steps, evaluations, [_trajectory(client, *one) for one in shown]))
     return path
 
 
 def _typical(client: Client, evaluation: Evaluation) -> Rollout:
-    """A rollout whose reward is the more frequent one of an evaluation."""
+    """A rollout with the most frequent reward of an evaluation."""
     rollouts = [r for r in client.rollouts(run=evaluation.run_id, evaluation=evaluation.id) if r.reward is not None]
     rewards = [r.reward for r in rollouts]
     usual = max(sorted(set(rewards), key=str), key=rewards.count)
     return next(r for r in rollouts if r.reward == usual)
-
-
-def _credited(client: Client, run: Run) -> list[Trajectory]:
-    """A training rollout of the first step and one of the last that succeeded, with what each call was credited."""
-    chosen = []
-    for title, step in (("Trained in the first step", 1), ("Trained in the last step", run.progress.step)):
-        rollouts = [r for r in client.rollouts(run=run.id, step=step) if r.reward is not None]
-        if rollouts:
-            chosen.append(_trajectory(client, title, max(rollouts, key=lambda r: r.reward or 0.0)))
-    return chosen
 
 
 def _trajectory(client: Client, title: str, rollout: Rollout) -> Trajectory:

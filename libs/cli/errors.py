@@ -1,4 +1,4 @@
-"""Exit statuses, and the words in which an error ends a command."""
+"""Exit statuses, and the messages that end a command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leyden.libs.client import Conflict, Forbidden, LeydenError, NotFound, Refus
 
 
 class Exit(IntEnum):
-    """What a command's exit status means."""
+    """Meanings of the exit status."""
 
     DONE = 0
     ERROR = 1
@@ -47,14 +47,14 @@ _STATUSES: dict[type[Exception], Exit] = {
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def exit_on_error() -> Iterator[None]:
     """Ends the command with a message and a status instead of a traceback, for errors that people can act on."""
     try:
         yield
     except CommandError as error:
         _end(str(error), error.status)
     except (LeydenError, PlatformError) as error:
-        _end(_words(error), _STATUSES.get(type(error), Exit.ERROR))
+        _end(_message(error), _STATUSES.get(type(error), Exit.ERROR))
     except ValidationError as error:
         _end(f"settings: {error}", Exit.USAGE)
     except OSError as error:
@@ -63,12 +63,11 @@ def explained() -> Iterator[None]:
         raise typer.Exit(Exit.INTERRUPTED) from None
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     problem = error.problem if isinstance(error, LeydenError) else None
     if problem is None or not problem.errors:
         return str(error)
-    fields = "\n".join(f"  {field.path}: {field.message}" for field in problem.errors)
-    return f"{problem.title}\n{fields}"
+    return "\n".join([problem.title, *(f"  {field.path}: {field.message}" for field in problem.errors)])
 
 
 def _end(message: str, status: Exit) -> None:

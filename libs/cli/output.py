@@ -14,24 +14,23 @@ from rich.console import Console
 from rich.table import Table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="How many to show.")]
+Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of rows.")]
 
 console = Console(highlight=False)
 
 
-def print_json(value: BaseModel | Iterable[BaseModel] | object) -> None:
-    """One JSON document on standard output."""
-    if isinstance(value, BaseModel):
-        plain: object = value.model_dump(mode="json", by_alias=True)
-    elif isinstance(value, list | tuple):
-        plain = [item.model_dump(mode="json", by_alias=True) if isinstance(item, BaseModel) else item for item in value]
-    else:
-        plain = value
-    sys.stdout.write(json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
+def print_json(value: object) -> None:
+    """One JSON document on standard output; `value` may contain API bodies at any depth."""
+    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+
+
+def _plain(value: object) -> object:
+    assert isinstance(value, BaseModel), type(value)
+    return value.model_dump(mode="json", by_alias=True)
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "Nothing yet.") -> None:
-    """A table, or a sentence where it would have no rows."""
+    """A table, or a sentence if it would have no rows."""
     table = Table(*head, box=None, pad_edge=False, header_style="bold")
     for row in rows:
         table.add_row(*map(cell, row))
@@ -39,11 +38,17 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, empty:
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
-    """Names and values, one a line."""
+    """Names and values, one pair on a line."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in facts:
         table.add_row(f"[bold]{name}[/bold]", cell(value))
     console.print(table)
+
+
+def report_event(words: str) -> None:
+    """One line on standard error about the platform."""
+    sys.stderr.write(f"leyden: {words}\n")
+    sys.stderr.flush()
 
 
 def cell(value: object) -> str:
@@ -64,7 +69,7 @@ def cell(value: object) -> str:
 
 
 def age(moment: datetime) -> str:
-    """How long ago, in one unit."""
+    """Time since a moment, in one unit."""
     seconds = (datetime.now(tz=UTC) - moment).total_seconds()
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:

@@ -1,9 +1,8 @@
-"""The platform on one machine: a supervisor that starts every service, keeps it running, and ends it in order.
+"""The platform on one machine: a supervisor that starts every service, keeps it running, and stops it in order.
 
-`Platform(home).start()`, `.ready()`, `.stop()` are what `leyden up` does; tests and the demo use the same class. All
-services are children of one thread of this process and die with it, even by SIGKILL. The sockets that they listen on
-are the supervisor's: while a service is started again or replaced, its clients wait. Postgres and Redis outlive the
-supervisor and are found again. Whatever a killed one left is ended by the next start in the same home.
+`leyden up`, the demo and the tests use one class: `Platform(home).start()`, `.ready()`, `.stop()`. All services are
+children of one thread of this process and die with it, even by SIGKILL. Postgres and Redis outlive the supervisor; the
+next supervisor of the home finds them, and kills the services that a dead one left.
 """
 
 from __future__ import annotations
@@ -29,25 +28,27 @@ from urllib.parse import urlsplit
 import httpx
 
 from leyden.libs.cli import control_files
-from leyden.libs.cli.listeners import Listeners, open_listeners
-from leyden.libs.cli.managed_service import Child, Ending, Kept, RollFailed
-from leyden.libs.cli.record import (
-    PlatformRecord,
-    ServiceRecord,
-    process,
-    read_record,
-    write_private,
-    write_record,
+from leyden.libs.cli.control_files import Progress, RestartRequest
+from leyden.libs.cli.managed_service import ManagedService, RestartFailed, ServiceProcess, Termination
+from leyden.libs.cli.record import PlatformRecord, ServiceRecord, process, read_record, write_private, write_record
+from leyden.libs.cli.services import (
+    HURRY_SECONDS,
+    SERVICES,
+    STOP_ORDER,
+    WITHOUT_STORE,
+    Facts,
+    Listeners,
+    environment,
+    open_listeners,
 )
-from leyden.libs.cli.services import HURRY_SECONDS, SERVICES, STOP_ORDER, WITHOUT_STORE, Facts, environment
 from leyden.libs.cli.settings import Settings, inherited_environment
 
 LOG_BYTES = 20 * 2**20
 TICK_SECONDS = 0.1
-LOOK_SECONDS = 2.0
-"""Pause between two looks at servers and logs."""
+CHECK_SECONDS = 2.0
+"""Interval of the checks of servers and logs."""
 HURRY_AFTER_SECONDS = 3.0
-"""Between the first and the second SIGTERM of services that `HURRY_SECONDS` does not name."""
+"""Seconds between the first and the second SIGTERM of services that `HURRY_SECONDS` does not name."""
 
 
 class PlatformError(RuntimeError):
@@ -55,19 +56,19 @@ class PlatformError(RuntimeError):
 
 
 class AlreadyRunning(PlatformError):
-    """Another supervisor has this home."""
+    """Another supervisor holds this home."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a platform differs from the default.
+    """Differences from the default platform.
 
     Args: environment: further variables by service name (`trainer` reaches the controller's trainers)
-        model_path: Hugging Face folder of the base model; the bundled one is converted when null
+        model_path: Hugging Face folder of the base model; null converts the bundled one
         free_ports: any free ports instead of the preferred ones
-        restart: whether a service that dies is started again
-        services: which to start, in this order
-        database_url, redis_url: servers of your own; embedded when null
+        restart: whether a service starts again after a crash
+        services: the services to start, in this order
+        database_url, redis_url: servers of your own; null starts embedded ones
     """
 
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -92,7 +93,7 @@ def platform_options(settings: Settings, *, free_ports: bool) -> Options:
 class Platform:
     """One platform in one home.
 
-    Args: report: told in a few words what happens, from the supervising thread or one beside it
+    Args: report: receives a few words about each event, from the supervising thread or one beside it
     """
 
     def __init__(
@@ -100,61 +101,64 @@ class Platform:
     ) -> None:
         self.home = home.resolve()
         self.options = options
+        self.failure: Exception | None = None
+        """The error that ended the supervisor."""
         self._report = report
         self._facts: Facts | None = None
-        self._kept = {name: Kept(name, self._spawn, report, restart=options.restart) for name in options.services}
+        self._services = {
+            name: ManagedService(name, self._spawn, report, restart=options.restart) for name in options.services
+        }
         self._listeners: dict[str, Listeners] = {}
-        self._rolling: Iterator[None] = iter(())
-        self._misled: Ending | None = None
+        self._restart: Iterator[None] = iter(())
+        self._outdated: Termination | None = None
         self._state: Literal["starting", "ready", "stopping", "stopped"] = "starting"
         self._stopping, self._hurry = threading.Event(), threading.Event()
         self._ready = threading.Event()
-        self._failure: Exception | None = None
         self._lock: IO[str] | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Takes the home and begins to start everything; `ready()` waits for it.
+        """Locks the home and begins to start everything; `ready()` waits for it.
 
         Raises: AlreadyRunning
         """
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock = _take(self.home)
-        _end_leftovers(self.home)
+        self._lock = _lock_home(self.home)
+        _kill_orphans(self.home)
         self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
         self._thread.start()
 
     def ready(self, timeout_seconds: float = 300.0) -> PlatformRecord:
-        """What runs where, once every service says that it can work.
+        """Waits until every service is ready and returns the record.
 
         Raises: PlatformError: it failed, was stopped, or took longer
         """
         deadline = time.monotonic() + timeout_seconds
         while not self._ready.wait(0.05):
-            if self._failure is not None:
-                raise PlatformError(str(self._failure)) from self._failure
+            if self.failure is not None:
+                raise PlatformError(str(self.failure)) from self.failure
             if self._stopping.is_set():
                 raise PlatformError("the platform was stopped while it started")
             if time.monotonic() > deadline:
-                raise PlatformError(f"not ready after {timeout_seconds:g} s: {self._unready()}")
+                raise PlatformError(f"not ready after {timeout_seconds:g} s: {self._problems()}")
         return self.record()
 
-    def roll(self, *services: str) -> None:
-        """Replaces services one after another, all when none is named, without a refused connection.
+    def restart(self, *services: str) -> None:
+        """Restarts services one after another, all when none is named, without a refused connection.
 
-        Raises: PlatformError: one could not be replaced; those after it were left as they are
+        Raises: PlatformError: one did not restart; the services after it were not touched
         """
         assert self._thread is not None
-        order = control_files.place(self.home, services or self.options.services)
+        request = control_files.submit(self.home, services or self.options.services)
         try:
-            for progress in control_files.follow(self.home, order, self._thread.is_alive):
+            for progress in control_files.follow(self.home, request, self._thread.is_alive):
                 if progress.state == "failed":
                     raise PlatformError(f"{progress.service}: {progress.detail}")
         except EOFError as error:
             raise PlatformError(str(error)) from error
 
     def stop(self, *, hurry: bool = False) -> None:
-        """Ends every service in order, then Postgres and Redis; returns when they are gone.
+        """Stops every service in order, then Postgres and Redis; returns when they have ended.
 
         Args: hurry: SIGKILL at once
         """
@@ -168,41 +172,24 @@ class Platform:
             self._lock = None
 
     def request_stop(self) -> None:
-        """Begins to stop and returns at once; asked again, it kills. For signal handlers."""
+        """Begins to stop and returns at once; a second call kills. For signal handlers."""
         if self._stopping.is_set():
             self._hurry.set()
         self._stopping.set()
 
-    @staticmethod
-    @contextlib.contextmanager
-    def alone(home: Path) -> Iterator[None]:
-        """Holds the home of a supervisor that is gone, after ending what it left.
-
-        Raises: AlreadyRunning
-        """
-        with _take(home):
-            _end_leftovers(home)
-            yield
-
-    def wait(self, timeout_seconds: float | None = None) -> bool:
-        """Whether the platform ended within this time; for ever when null."""
+    def wait(self) -> None:
+        """Returns when the platform has ended."""
         assert self._thread is not None
-        self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        self._thread.join()
 
     @property
     def stopping(self) -> bool:
-        """Whether somebody asked it to stop."""
+        """Whether a stop was requested."""
         return self._stopping.is_set()
 
     @property
-    def failure(self) -> Exception | None:
-        """Why the supervisor gave up."""
-        return self._failure
-
-    @property
     def facts(self) -> Facts:
-        """Addresses and files, known once `ready()` has returned."""
+        """Addresses and files, once `ready()` has returned."""
         assert self._facts is not None
         return self._facts
 
@@ -212,53 +199,58 @@ class Platform:
         return self.facts.token_file.read_text().strip()
 
     def pids(self) -> dict[str, int]:
-        """Pid by service, of those that run."""
-        running = {name: kept.child for name, kept in self._kept.items()}
-        return {name: child.popen.pid for name, child in running.items() if child is not None and child.ended() is None}
+        """Pids of the running services by name."""
+        running = {name: service.current for name, service in self._services.items()}
+        return {name: one.popen.pid for name, one in running.items() if one is not None and one.popen.poll() is None}
 
     def record(self) -> PlatformRecord:
-        """The platform as it is now."""
-        begun = PlatformRecord(state=self._state, supervisor=process(os.getpid()), embedded=self._embedded())
+        """The platform's state now."""
+        record = PlatformRecord(state=self._state, supervisor=process(os.getpid()), embedded=self._embedded())
         facts = self._facts
         if facts is None:
-            return begun
+            return record
         services = {
             name: ServiceRecord(
                 url=facts.url(name) if name in facts.ports else None,
                 internal_url=facts.internal_url(name),
-                process=kept.known_as,
-                restarts=kept.restarts,
+                process=service.identity,
+                restarts=service.restarts,
             )
-            for name, kept in self._kept.items()
+            for name, service in self._services.items()
         }
-        known = {"database_url": facts.database_url, "redis_url": facts.redis_url, "model_path": str(facts.model_path)}
-        return begun.model_copy(update={"services": services, **known})
+        servers = {"database_url": facts.database_url, "redis_url": facts.redis_url}
+        return record.model_copy(update={"services": services, "model_path": str(facts.model_path), **servers})
+
+    def _write_record(self) -> None:
+        write_record(self.home, self.record())
 
     def _embedded(self) -> list[str]:
-        given = {"postgres": self.options.database_url, "redis": self.options.redis_url}
-        return [name for name, url in given.items() if url is None]
+        urls = {"postgres": self.options.database_url, "redis": self.options.redis_url}
+        return [name for name, url in urls.items() if url is None]
 
     def _supervise(self) -> None:
         try:
             self._prepare()
-            next_look = 0.0
+            next_check = 0.0
             while not self._stopping.wait(TICK_SECONDS):
-                self._keep_running()
-                self._obey()
-                if self._state == "starting" and not self._unready():
-                    self._be_ready()
-                if time.monotonic() >= next_look:
-                    next_look = time.monotonic() + LOOK_SECONDS
-                    self._look_after()
-        # Whatever it is, the caller of `ready` or `wait` is told, and nothing stays behind.
+                self._poll_services()
+                self._handle_requests()
+                if self._state == "starting" and not self._problems():
+                    self._state = "ready"
+                    self._write_record()
+                    self._ready.set()
+                if time.monotonic() >= next_check:
+                    next_check = time.monotonic() + CHECK_SECONDS
+                    self._check_logs_and_servers()
+        # `ready()` and `wait()` report any error, and nothing stays behind.
         except Exception as error:  # noqa: BLE001
-            self._failure = error
+            self.failure = error
         finally:
             self._end()
 
     def _prepare(self) -> None:
         last = read_record(self.home)
-        write_record(self.home, self.record())
+        self._write_record()
         (self.home / "logs").mkdir(exist_ok=True)
         control_files.clear(self.home)
         with ThreadPoolExecutor(1) as beside:
@@ -268,14 +260,14 @@ class Platform:
         self._listeners = open_listeners(self.options.services, last, free=self.options.free_ports)
         self._facts = Facts(self.home, *_ports(self._listeners), database_url, redis_url, model_path.resolve())
         make_secrets(self._facts)
-        self._keep_running(WITHOUT_STORE)
+        self._poll_services(WITHOUT_STORE)
         self._report("migrating the database")
-        self._run_to_end("migrate", ["leyden.libs.store.migrate"], {"LEYDEN_DATABASE_URL": database_url})
+        self._run_module("leyden.libs.store.migrate", "migrate", {"LEYDEN_DATABASE_URL": database_url})
         self._report("starting services")
-        self._keep_running()
+        self._poll_services()
 
     def _start_servers(self) -> tuple[str, str]:
-        # Only here, so that the REST client needs no database driver.
+        # Imported late: the REST client needs no database driver.
         from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 
         if self._embedded():
@@ -285,170 +277,178 @@ class Platform:
 
     def _convert_model(self) -> Path:
         self._report("looking for the bundled model (converted once, about half a minute)")
-        return Path(self._run_to_end("convert", ["leyden.services.engine.convert"], {}).strip().splitlines()[-1])
+        return Path(self._run_module("leyden.services.engine.convert", "convert", {}).strip().splitlines()[-1])
 
-    def _run_to_end(self, name: str, arguments: list[str], variables: Mapping[str, str]) -> str:
-        log = self.home / "logs" / f"{name}.log"
-        with log.open("ab") as output:
-            command = subprocess.Popen(
-                self._launched(arguments),
-                env=self._environment() | dict(variables),
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=output,
-                start_new_session=True,
-            )
+    def _run_module(self, module: str, name: str, variables: Mapping[str, str]) -> str:
+        """The output of a module that ends by itself; its errors go to the log of this name."""
+        path = self.home / "logs" / f"{name}.log"
+        with path.open("ab") as log:
+            command = self._launch(module, variables, stdout=subprocess.PIPE, stderr=log)
         with command:
-            said = self._answer_of(command)
+            while True:
+                try:
+                    output = command.communicate(timeout=TICK_SECONDS)[0].decode()
+                    break
+                except subprocess.TimeoutExpired:
+                    if self._stopping.is_set():
+                        command.kill()
         if self._stopping.is_set():
             raise PlatformError("the platform was stopped while it started")
         if command.returncode != 0:
-            raise PlatformError(f"`python -m {' '.join(arguments)}` failed:\n{_tail(log)}")
-        return said
+            tail = path.read_bytes()[-3000:].decode(errors="replace")
+            raise PlatformError(f"`python -m {module}` failed:\n{tail}")
+        return output
 
-    def _answer_of(self, command: subprocess.Popen[bytes]) -> str:
-        while True:
-            try:
-                return command.communicate(timeout=TICK_SECONDS)[0].decode()
-            except subprocess.TimeoutExpired:
-                if self._stopping.is_set():
-                    command.kill()
-
-    def _launched(self, arguments: list[str]) -> list[str]:
+    def _launch(
+        self,
+        module: str,
+        variables: Mapping[str, str],
+        *,
+        stdout: int | IO[bytes],
+        stderr: int | IO[bytes],
+        descriptors: Sequence[int] = (),
+    ) -> subprocess.Popen[bytes]:
         launcher = str(Path(__file__).with_name("launch.py"))
-        # -P: its own folder is no place to import from.
-        return [sys.executable, "-P", launcher, str(os.getpid()), *arguments]
+        return subprocess.Popen(
+            # -P: modules beside the launcher must not shadow others.
+            [sys.executable, "-P", launcher, str(os.getpid()), module],
+            env=inherited_environment() | {"PYTHONUNBUFFERED": "1"} | dict(variables),
+            cwd=self.home,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=descriptors,
+            # A terminal's Ctrl-C reaches the supervisor alone, which stops services in order.
+            start_new_session=True,
+        )
 
-    def _environment(self) -> dict[str, str]:
-        return inherited_environment() | {"PYTHONUNBUFFERED": "1"}
-
-    def _keep_running(self, names: Collection[str] | None = None) -> None:
-        if self._misled is not None and self._misled.is_over():
-            self._misled = None
-        now = time.monotonic()
-        changed = [name for name, kept in self._kept.items() if (names is None or name in names) and kept.keep(now)]
-        if changed:
-            write_record(self.home, self.record())
-
-    def _spawn(self, name: str) -> Child:
-        variables = self._environment() | environment(name, self.facts) | dict(self.options.environment.get(name, {}))
+    def _spawn(self, name: str) -> ServiceProcess:
+        variables = environment(name, self.facts) | dict(self.options.environment.get(name, {}))
         if name == "controller":
             variables |= dict(self.options.environment.get("trainer", {}))
         listeners = self._listeners[name]
-        told, telling = os.pipe()
+        read_end, write_end = os.pipe()
+        variables |= listeners.environment(name) | {f"{name.upper()}_READY_FD": str(write_end)}
+        descriptors = [*(sock.fileno() for sock in listeners.sockets()), write_end]
         with (self.facts.logs / f"{name}.log").open("ab") as log:
-            popen = subprocess.Popen(
-                self._launched([f"leyden.services.{name}"]),
-                env=variables | listeners.environment(name) | {f"{name.upper()}_READY_FD": str(telling)},
-                cwd=self.home,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=(*listeners.descriptors, telling),
-                # A terminal's Ctrl-C is for the supervisor, which ends services in order.
-                start_new_session=True,
+            popen = self._launch(
+                f"leyden.services.{name}", variables, stdout=log, stderr=subprocess.STDOUT, descriptors=descriptors
             )
-        os.close(telling)
-        return Child(popen, told)
+        os.close(write_end)
+        return ServiceProcess(popen, read_end)
 
-    def _obey(self) -> None:
-        """One step of what another command asked for, or the beginning of it."""
-        if next(self._rolling, self) is self and (order := control_files.take(self.home)) is not None:
-            self._rolling = self._roll(order)
+    def _poll_services(self, names: Collection[str] | None = None) -> None:
+        if self._outdated is not None and self._outdated.is_over():
+            self._outdated = None
+        now = time.monotonic()
+        changed = False
+        for name, service in self._services.items():
+            if names is None or name in names:
+                changed |= service.poll(now)
+        if changed:
+            self._write_record()
 
-    def _roll(self, order: control_files.Order) -> Iterator[None]:
-        for name in order.services:
+    def _handle_requests(self) -> None:
+        """Advances the restart that another command requested, or begins the next one."""
+        if next(self._restart, self) is self and (request := control_files.pop(self.home)) is not None:
+            self._restart = self._restart_services(request)
+
+    def _restart_services(self, request: RestartRequest) -> Iterator[None]:
+        for name in request.services:
             try:
-                yield from self._roll_one(order, name)
-            except RollFailed as error:
-                self._report(f"{name} not replaced: {error}")
-                control_files.tell(
-                    self.home, order, control_files.Progress(state="failed", service=name, detail=str(error))
-                )
+                yield from self._restart_service(request, name)
+            except RestartFailed as error:
+                self._report(f"{name} not restarted: {error}")
+                failed = Progress(state="failed", service=name, detail=str(error))
+                control_files.report(self.home, request, failed)
                 break
-            write_record(self.home, self.record())
-            control_files.tell(self.home, order, control_files.Progress(state="done", service=name))
-        control_files.tell(self.home, order, control_files.Progress(state="ended"))
+            self._write_record()
+            control_files.report(self.home, request, Progress(state="done", service=name))
+        control_files.report(self.home, request, Progress(state="ended"))
 
-    def _roll_one(self, order: control_files.Order, name: str) -> Iterator[None]:
-        if name not in self._kept:
-            raise RollFailed(f"no such service; there are: {', '.join(self._kept)}")
+    def _restart_service(self, request: RestartRequest, name: str) -> Iterator[None]:
+        if name not in self._services:
+            raise RestartFailed(f"no such service; there are: {', '.join(self._services)}")
         last = None
-        for stage in self._kept[name].roll():
+        for stage in self._services[name].restart():
             if stage != last:
                 self._report(f"restarting {name}: {stage}")
-                control_files.tell(self.home, order, control_files.Progress(state=stage, service=name))
-                write_record(self.home, self.record())
+                control_files.report(self.home, request, Progress(state=stage, service=name))
+                self._write_record()
             last = stage
             yield
 
-    def _look_after(self) -> None:
-        """What needs no tenth of a second: servers, logs."""
+    def _check_logs_and_servers(self) -> None:
         for log in (self.home / "logs").glob("*.log"):
-            bound_log(log)
+            rotate_log(log)
         if self._embedded() and not (_listens(self.facts.database_url) and _listens(self.facts.redis_url)):
-            self._revive_servers()
+            self._restart_servers()
 
-    def _be_ready(self) -> None:
-        self._state = "ready"
-        write_record(self.home, self.record())
-        self._ready.set()
-
-    def _revive_servers(self) -> None:
+    def _restart_servers(self) -> None:
         from leyden.libs.store.embedded import EmbeddedError
 
         try:
-            found = self._start_servers()
+            addresses = self._start_servers()
         except EmbeddedError as error:
-            # Services wait for their servers; the next look tries again.
+            # Services wait for their servers, and the next check tries again.
             self._report(str(error))
             return
         facts = self.facts
-        if found != (facts.database_url, facts.redis_url):
-            # Another process took the port: services must learn the new address.
-            self._facts = replace(facts, database_url=found[0], redis_url=found[1])
-            misled = [child for kept in self._kept.values() for child in kept.processes()]
-            self._misled = Ending(misled, hurry_seconds=HURRY_AFTER_SECONDS)
+        if addresses != (facts.database_url, facts.redis_url):
+            # Another process has taken the port: the services need processes with the new address.
+            self._facts = replace(facts, database_url=addresses[0], redis_url=addresses[1])
+            outdated = [one for service in self._services.values() for one in service.processes()]
+            self._outdated = Termination(outdated, hurry_seconds=HURRY_AFTER_SECONDS)
 
-    def _unready(self) -> str:
-        """Services that cannot work yet, with their causes; empty when all can."""
+    def _problems(self) -> str:
+        """The services that cannot work yet, with the reasons; empty when all can."""
         if self._facts is None:
             return "services have not been started"
-        causes = {name: kept.causes() for name, kept in self._kept.items()}
-        return "; ".join(f"{name}: {cause}" for name, cause in causes.items() if cause)
+        problems = {name: service.problem() for name, service in self._services.items()}
+        return "; ".join(f"{name}: {problem}" for name, problem in problems.items() if problem)
 
     def _end(self) -> None:
         self._state = "stopping"
-        write_record(self.home, self.record())
+        self._write_record()
         for wave in STOP_ORDER:
-            self._end_wave([name for name in wave if name in self._kept])
+            self._end_services([name for name in wave if name in self._services])
         if self._embedded():
             self._report(f"stopping embedded {' and '.join(self._embedded())}")
             stop_servers(self.home, self._embedded())
         self._state = "stopped"
-        write_record(self.home, self.record())
+        self._write_record()
 
-    def _end_wave(self, names: Sequence[str]) -> None:
-        endings = []
+    def _end_services(self, names: Sequence[str]) -> None:
+        terminations = []
         for name in names:
-            if running := self._kept[name].processes():
+            if running := self._services[name].processes():
                 self._report(f"stopping {name}")
-                endings.append(Ending(running, hurry_seconds=HURRY_SECONDS.get(name, HURRY_AFTER_SECONDS)))
-        while endings:
-            endings = [ending for ending in endings if not ending.is_over(kill=self._hurry.is_set())]
+                terminations.append(Termination(running, hurry_seconds=HURRY_SECONDS.get(name, HURRY_AFTER_SECONDS)))
+        while terminations:
+            terminations = [one for one in terminations if not one.is_over(kill=self._hurry.is_set())]
             time.sleep(0.02)
         for name in names:
-            # Nobody will come any more: who waits is refused.
+            # Connections that wait in the kernel are refused now: no process will accept them.
             if name in self._listeners:
                 self._listeners.pop(name).close()
 
 
+@contextlib.contextmanager
+def exclusive_home(home: Path) -> Iterator[None]:
+    """Locks the home of a dead supervisor, after killing the services that it left.
+
+    Raises: AlreadyRunning
+    """
+    with _lock_home(home):
+        _kill_orphans(home)
+        yield
+
+
 def make_secrets(facts: Facts) -> None:
-    """A key ring, the engine's two keys and an administrator's token, once."""
+    """Writes the key ring, the engine's two keys and an administrator's token where they are missing."""
     facts.keys_file.parent.mkdir(exist_ok=True, mode=0o700)
     if not facts.keys_file.exists():
-        # Only here: it loads much of what services are made of.
+        # Imported late: it loads much of the service library.
         from leyden.libs.capability import write_keys
 
         write_keys(facts.keys_file)
@@ -460,7 +460,7 @@ def make_secrets(facts: Facts) -> None:
 
 
 def readiness(service: ServiceRecord) -> dict[str, str]:
-    """What a service says of itself, check by check; the cause under an empty name when it says nothing."""
+    """The results of a service's readiness checks by name; the error under an empty name when it does not answer."""
     try:
         with httpx.Client(trust_env=False, timeout=5.0) as client:
             response = client.get(f"{service.internal_url}/readyz")
@@ -473,7 +473,7 @@ def readiness(service: ServiceRecord) -> dict[str, str]:
 
 
 def stop_servers(home: Path, embedded: list[str]) -> None:
-    """Ends Postgres and Redis of a home, whoever started them."""
+    """Stops Postgres and Redis of a home, whichever process started them."""
     from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 
     if "redis" in embedded:
@@ -482,10 +482,10 @@ def stop_servers(home: Path, embedded: list[str]) -> None:
         EmbeddedPostgres(home / "postgres").stop()
 
 
-def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
-    """Keeps a log below twice the limit: beyond it, what is there moves to `.1` and the file begins anew.
+def rotate_log(path: Path, limit: int = LOG_BYTES) -> None:
+    """Copies a log beyond the limit to `.1` and empties it; its writers append, so that they continue at the beginning.
 
-    Writers append, so the file can be emptied under them; the lines of that very moment may be lost.
+    Lines that a service writes between the copy and the truncation are lost.
     """
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > limit:
@@ -493,24 +493,23 @@ def bound_log(path: Path, limit: int = LOG_BYTES) -> None:
             os.truncate(path, 0)
 
 
-def _take(home: Path) -> IO[str]:
-    """The home's lock, which the kernel frees when its holder dies."""
+def _lock_home(home: Path) -> IO[str]:
+    """A lock that the kernel frees when its holder dies."""
     lock = (home / "supervisor.lock").open("a")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise AlreadyRunning(
-            f"a platform already runs in {home}: see `leyden status`, or end it with `leyden down`"
-        ) from None
+        message = f"a platform already runs in {home}: see `leyden status`, or stop it with `leyden down`"
+        raise AlreadyRunning(message) from None
     return lock
 
 
-def _end_leftovers(home: Path) -> None:
-    """Kills services of a supervisor that was killed where the kernel did not; asked by pid and start time."""
+def _kill_orphans(home: Path) -> None:
+    """Kills services of a dead supervisor where the kernel did not."""
     record = read_record(home)
     for service in record.services.values() if record else ():
-        if service.process is not None and service.process.started_ticks and service.process.lives():
+        if service.process is not None and service.process.started_ticks and service.process.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(service.process.pid, signal.SIGKILL)
 
@@ -526,10 +525,7 @@ def _listens(url: str) -> bool:
         return False
 
 
-def _tail(path: Path) -> str:
-    return path.read_bytes()[-3000:].decode(errors="replace")
-
-
 def _ports(listeners: Mapping[str, Listeners]) -> tuple[dict[str, int], dict[str, int]]:
-    doors = {name: one.door.getsockname()[1] for name, one in listeners.items() if one.door is not None}
-    return doors, {name: one.internal.getsockname()[1] for name, one in listeners.items()}
+    """Public and internal ports by service."""
+    public = {name: one.public.getsockname()[1] for name, one in listeners.items() if one.public is not None}
+    return public, {name: one.internal.getsockname()[1] for name, one in listeners.items()}

@@ -1,4 +1,4 @@
-"""`platform.json`: what a supervisor did, for other commands and for the supervisor that comes after a kill."""
+"""`platform.json`: the state of a platform, for other commands and for the next supervisor of the same home."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FILE = "platform.json"
 
 
 class Process(BaseModel):
-    """A process, told from a later one of the same pid by when it started."""
+    """A process by its pid and start time, so that a later process with the same pid is another one."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -21,20 +21,20 @@ class Process(BaseModel):
     started_ticks: int
     """Field 22 of /proc/PID/stat; 0 where there is no /proc."""
 
-    def lives(self) -> bool:
-        """Whether it is this very process, and no zombie."""
+    def is_alive(self) -> bool:
+        """Whether this very process runs and is no zombie."""
         return started_ticks(self.pid) == self.started_ticks
 
 
 class ServiceRecord(BaseModel):
-    """One service as the supervisor last saw it."""
+    """One service at the supervisor's last poll."""
 
     model_config = ConfigDict(frozen=True)
 
     url: str | None
-    """Its door; workers have none."""
+    """Null for a worker, which has no endpoint."""
     internal_url: str
-    """Where it tells of its health."""
+    """Health, readiness and metrics."""
     process: Process | None
     restarts: int
 
@@ -47,24 +47,24 @@ class PlatformRecord(BaseModel):
     state: Literal["starting", "ready", "stopping", "stopped"]
     supervisor: Process
     embedded: list[str]
-    """Which of postgres and redis run in the home."""
+    """The servers among `postgres` and `redis` that run in the home."""
     services: dict[str, ServiceRecord] = {}
     database_url: str = ""
     redis_url: str = ""
     model_path: str = ""
 
-    def running(self) -> bool:
-        """Whether its supervisor lives."""
-        return self.state != "stopped" and self.supervisor.lives()
+    def is_running(self) -> bool:
+        """Whether its supervisor runs."""
+        return self.state != "stopped" and self.supervisor.is_alive()
 
     @property
     def url(self) -> str | None:
-        """Address of the API, once it is known."""
+        """Address of the API, once it has one."""
         return self.services["api"].url if "api" in self.services else None
 
 
 def read_record(home: Path) -> PlatformRecord | None:
-    """The record in a home; None when there is none, or it is of an incompatible version."""
+    """The record in a home; None when there is none, or an incompatible version wrote it."""
     try:
         return PlatformRecord.model_validate_json((home / FILE).read_bytes())
     except (FileNotFoundError, ValidationError):
@@ -72,12 +72,12 @@ def read_record(home: Path) -> PlatformRecord | None:
 
 
 def write_record(home: Path, record: PlatformRecord) -> None:
-    """Replaces the record in one move; it holds addresses with passwords, so only its owner may read it."""
+    """Replaces the record atomically; only its owner may read it, because its addresses contain passwords."""
     write_private(home / FILE, record.model_dump_json(indent=1) + "\n")
 
 
 def write_private(path: Path, content: str) -> None:
-    """Writes a file in one move, readable by its owner alone."""
+    """Writes a file atomically, readable by its owner alone."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -91,17 +91,17 @@ def process(pid: int) -> Process:
 
 
 def started_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None when there is none, 0 where it cannot be told."""
+    """Start of a process in clock ticks since boot; None when it does not run, 0 where there is no /proc."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
-        return None if Path("/proc/self").exists() or not _answers(pid) else 0
-    # The program's name, which may hold anything, ends at the last parenthesis.
+        return None if Path("/proc/self").exists() or not _exists(pid) else 0
+    # The program's name may contain anything; it ends at the last parenthesis.
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in {"Z", "X"} else int(fields[19])
 
 
-def _answers(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

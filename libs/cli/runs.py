@@ -1,8 +1,9 @@
-"""`leyden run …`"""
+"""`leyden run …` and `leyden policy …`: training jobs and the weights that they make."""
 
 from __future__ import annotations
 
 import itertools
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -10,14 +11,15 @@ import typer
 
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document
-from leyden.libs.cli.errors import CommandError
+from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import AsJson, Count, console, print_facts, print_json, print_table
 from leyden.libs.cli.watch import evaluation_table, step_table, watch_run
 from leyden.libs.contracts.api import EvaluationRequest, Run
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")
+policies = typer.Typer(no_args_is_help=True, help="Policies: the weights that a run makes.")
 
-Name = Annotated[str, typer.Argument(metavar="RUN", help="Id, or the name of the newest run that has it.")]
+Name = Annotated[str, typer.Argument(metavar="RUN", help="Id, or a name; of several runs with one name the newest.")]
 
 
 @app.command("create")
@@ -60,59 +62,42 @@ def list_(
         print_json(found)
         return
     rows = [
-        (
-            run.id,
-            run.name,
-            run.phase,
-            f"{run.progress.step}/{run.progress.steps}",
-            run.progress.reward_mean,
-            run.created_at,
-        )
-        for run in found
+        (r.id, r.name, r.phase, f"{r.progress.step}/{r.progress.steps}", r.progress.reward_mean, r.created_at)
+        for r in found
     ]
     print_table(("run", "name", "phase", "step", "reward", "made"), rows, empty="No runs: `leyden run create FILE`.")
 
 
 @app.command("show")
 def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
-    """Show a run: where it is, its steps and evaluations."""
+    """Show a run's progress, its steps and its evaluations."""
     with context_of(ctx).client() as leyden:
         found = leyden.find_run(run)
         steps, evaluations = list(leyden.steps(found.id)), list(leyden.evaluations(found.id))
     if as_json:
-        print_json(
-            {
-                **found.model_dump(mode="json"),
-                "step_list": [step.model_dump(mode="json") for step in steps],
-                "evaluations": [evaluation.model_dump(mode="json") for evaluation in evaluations],
-            }
-        )
+        print_json({**found.model_dump(mode="json"), "step_list": steps, "evaluations": evaluations})
         return
-    _print_run(found)
+    print_facts(
+        [
+            ("run", found.id),
+            ("name", found.name),
+            ("phase", f"{found.phase}{f': {found.reason}' if found.reason else ''}"),
+            ("step", f"{found.progress.step} of {found.progress.steps}"),
+            ("policy version", found.progress.policy_version),
+            ("rollouts", found.progress.rollouts),
+            ("made", found.created_at),
+            ("allowed actions", ", ".join(found.allowed_actions) or "none"),
+        ]
+    )
     if steps:
         console.print(step_table(steps))
     if evaluations:
         console.print(evaluation_table(evaluations))
 
 
-def _print_run(run: Run) -> None:
-    print_facts(
-        [
-            ("run", run.id),
-            ("name", run.name),
-            ("phase", f"{run.phase}{f': {run.reason}' if run.reason else ''}"),
-            ("step", f"{run.progress.step} of {run.progress.steps}"),
-            ("policy version", run.progress.policy_version),
-            ("rollouts", run.progress.rollouts),
-            ("made", run.created_at),
-            ("you may", ", ".join(run.allowed_actions) or "nothing"),
-        ]
-    )
-
-
 @app.command("watch")
 def watch(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
-    """Show a run's progress until it is over; Ctrl-C leaves it running. Exit status 1 when the run failed."""
+    """Show a run's progress until it has ended; Ctrl-C leaves it running. Exit status 1 when the run failed."""
     with context_of(ctx).client() as leyden:
         seen = watch_run(leyden, leyden.find_run(run).id, console)
     if as_json:
@@ -123,23 +108,30 @@ def watch(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
 
 @app.command("pause")
 def pause(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
-    """Pause a run: rollouts under way end, no new ones begin."""
+    """Pause a run: its running rollouts end, and no new ones begin."""
     with context_of(ctx).client() as leyden:
-        _tell(leyden.pause_run(leyden.find_run(run).id), as_json)
+        _print_intent(leyden.pause_run(leyden.find_run(run).id), as_json)
 
 
 @app.command("resume")
 def resume(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
     """Resume a paused run."""
     with context_of(ctx).client() as leyden:
-        _tell(leyden.resume_run(leyden.find_run(run).id), as_json)
+        _print_intent(leyden.resume_run(leyden.find_run(run).id), as_json)
 
 
 @app.command("cancel")
 def cancel(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
     """Cancel a run for good; its weights and records stay."""
     with context_of(ctx).client() as leyden:
-        _tell(leyden.cancel_run(leyden.find_run(run).id), as_json)
+        _print_intent(leyden.cancel_run(leyden.find_run(run).id), as_json)
+
+
+def _print_intent(run: Run, as_json: bool) -> None:
+    if as_json:
+        print_json(run)
+    else:
+        print_facts([("run", run.id), ("intent", run.intent), ("phase", run.phase)])
 
 
 @app.command("prune")
@@ -149,23 +141,16 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Drop the calls, spans, credits and samples of a run that has ended, for good; its results and weights stay."""
+    """Delete the calls, spans, credits and samples of a run that has ended; its results and weights stay."""
     with context_of(ctx).client() as leyden:
         found = leyden.find_run(run)
         if not yes:
-            typer.confirm(f"Drop what {found.name} ({found.id}) recorded?", abort=True)
+            typer.confirm(f"Delete the records of {found.name} ({found.id})?", abort=True)
         pruned = leyden.prune_run(found.id)
     if as_json:
         print_json(pruned)
     else:
         print_facts([("run", pruned.run_id), ("freed", f"{pruned.freed_bytes / 2**20:.1f} MiB")])
-
-
-def _tell(run: Run, as_json: bool) -> None:
-    if as_json:
-        print_json(run)
-    else:
-        print_facts([("run", run.id), ("wanted", run.intent), ("phase", run.phase)])
 
 
 @app.command("evaluate")
@@ -187,3 +172,51 @@ def evaluate(
     else:
         print_facts([("evaluation", made.id), ("version", made.policy_version), ("dataset", made.dataset_id)])
         console.print(f"See its results with: leyden run show {made.run_id}")
+
+
+@policies.command("list")
+def list_policies(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
+    """List the policy versions of a run; 0 is the base model."""
+    with context_of(ctx).client() as leyden:
+        found = list(leyden.policies(leyden.find_run(run).id))
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            p.version,
+            f"{p.size_bytes / 2**20:.0f} MiB",
+            p.content_sha256[:12],
+            p.path if p.pruned_at is None else "removed (training.keep_checkpoints)",
+            p.created_at,
+        )
+        for p in found
+    ]
+    print_table(("version", "size", "sha256", "folder", "made"), rows)
+
+
+@policies.command("export")
+def export(
+    ctx: typer.Context,
+    run: Name,
+    to: Annotated[Path, typer.Option("--to", help="Folder to make; it must not exist.")],
+    version: Annotated[int | None, typer.Option(min=0, help="Policy version [default: the last].")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a policy version as an ordinary Hugging Face folder."""
+    with context_of(ctx).client() as leyden:
+        available = [p for p in leyden.policies(leyden.find_run(run).id) if p.pruned_at is None]
+    matching = [p for p in available if version is None or p.version == version]
+    if not matching:
+        versions = ", ".join(str(p.version) for p in available) or "none yet"
+        raise CommandError(f"no weights of that version; there are: {versions}", Exit.NOT_FOUND)
+    chosen = matching[-1]
+    if to.exists():
+        raise CommandError(f"{to} exists: name a folder that does not", Exit.REFUSED)
+    if not Path(chosen.path).is_dir():
+        raise CommandError(f"{chosen.path} is not on this machine: run this where the trainer writes", Exit.NOT_FOUND)
+    shutil.copytree(chosen.path, to)
+    if as_json:
+        print_json({**chosen.model_dump(mode="json"), "exported_to": str(to.resolve())})
+    else:
+        console.print(f"version {chosen.version} is in {to}; open it with transformers or serve it with SGLang")

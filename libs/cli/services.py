@@ -1,43 +1,122 @@
-"""The services of a platform on one machine: what each is told, and in which order they end."""
+"""The services of a platform on one machine: their sockets, their variables, and the order in which they stop.
+
+The supervisor owns the sockets, so that they outlive every process: while a service starts again, the kernel queues its
+connections and refuses none.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from leyden.libs.cli.record import PlatformRecord
+
 SERVICES = ("engine", "api", "credit", "gateway", "controller", "collector", "runner")
-"""In the order that they start, and are replaced: the engine takes longest; who reads records of calls is new before
-those who write them."""
+"""In the order of starts and restarts: the engine takes longest, and readers of model calls get new code before the
+gateway that writes them."""
 
 WITHOUT_STORE = frozenset({"engine"})
 """Started while the database is still being migrated."""
 
 PORTS = {"engine": 30000, "api": 8000, "gateway": 8001, "collector": 8003}
-"""Preferred ports of those with a door."""
+"""Preferred ports of the services that have an endpoint."""
 
 INTERNAL_PORTS = {name: 8010 + number for number, name in enumerate(SERVICES)}
 """Preferred ports of health and metrics."""
 
 STOP_ORDER = (("runner",), ("controller",), ("credit", "gateway", "collector", "api"), ("engine",))
-"""Those who make work end before those who serve it."""
+"""Services that create work stop before the services that handle it."""
 
 HURRY_SECONDS = {"runner": 1.0, "controller": 20.0}
-"""Beyond which a second SIGTERM follows the first, when the platform stops; 3 for the others. On a laptop a stop should
-be quick: what is cut short is repeated at the next start."""
+"""Seconds between the first and the second SIGTERM when the platform stops; 3 for the other services. A stop on a
+laptop should be quick, and the next start repeats any work that it cut short."""
 
-ROLL_SECONDS = 660.0
-"""The same in a restart, where the successor works already and there is no haste."""
+RESTART_SECONDS = 660.0
+"""The same when a service is restarted: its successor already works, so that the old process may take its time."""
 
 KILL_SECONDS = 15.0
-"""From there to SIGKILL."""
+"""Seconds between the second SIGTERM and SIGKILL."""
+
+BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """The listening sockets of one service."""
+
+    public: socket.socket | None
+    """None for a worker, which has no endpoint."""
+    internal: socket.socket
+
+    def sockets(self) -> list[socket.socket]:
+        """Both, or the internal one alone."""
+        return [self.internal] if self.public is None else [self.public, self.internal]
+
+    def environment(self, service: str) -> dict[str, str]:
+        """The variables that name the inherited descriptors."""
+        prefix = service.upper()
+        public = {} if self.public is None else {f"{prefix}_LISTEN_FD": str(self.public.fileno())}
+        return public | {f"{prefix}_INTERNAL_FD": str(self.internal.fileno())}
+
+    def close(self) -> None:
+        """Refuses connections from now on."""
+        for sock in self.sockets():
+            sock.close()
+
+
+def open_listeners(services: Iterable[str], last: PlatformRecord | None, *, free: bool) -> dict[str, Listeners]:
+    """Listens for each service: on the port of the last start, else on the preferred one, else on any free one.
+
+    Args: free: prefer no port, so that several platforms can run beside each other
+    """
+    opened: dict[str, Listeners] = {}
+    with contextlib.ExitStack() as undo:
+        for service in services:
+            before = last.services.get(service) if last else None
+            public = _listen(before.url if before else None, PORTS, service, free) if service in PORTS else None
+            internal = _listen(before.internal_url if before else None, INTERNAL_PORTS, service, free)
+            opened[service] = Listeners(public, internal)
+            undo.callback(opened[service].close)
+        undo.pop_all()
+    return opened
+
+
+def _listen(before: str | None, preferred: Mapping[str, int], service: str, free: bool) -> socket.socket:
+    candidates = [int(before.rpartition(":")[2])] if before else []
+    candidates += [] if free else [preferred[service]]
+    for port in candidates:
+        with contextlib.suppress(OSError):
+            return _bind(port)
+    return _bind(0)
+
+
+def _bind(port: int) -> socket.socket:
+    sock = socket.socket()
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", port))
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def port_is_free(port: int) -> bool:
+    """Whether a service could listen there now."""
+    with contextlib.suppress(OSError):
+        _bind(port).close()
+        return True
+    return False
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What services must know of the platform."""
+    """Addresses and files of a platform."""
 
     home: Path
     ports: Mapping[str, int]
@@ -47,11 +126,11 @@ class Facts:
     model_path: Path
 
     def url(self, service: str) -> str:
-        """The door of a service."""
+        """The endpoint of a service."""
         return f"http://127.0.0.1:{self.ports[service]}"
 
     def internal_url(self, service: str) -> str:
-        """Where a service tells of its health."""
+        """Health, readiness and metrics of a service."""
         return f"http://127.0.0.1:{self.internal_ports[service]}"
 
     @property
@@ -66,33 +145,33 @@ class Facts:
 
     @property
     def engine_key_file(self) -> Path:
-        """What opens the engine's inference routes: for the gateway, and for the controller's looks."""
+        """The key of the engine's inference routes, for gateway and controller."""
         return self.home / "secrets" / "engine-api-key"
 
     @property
     def engine_admin_key_file(self) -> Path:
-        """What opens the engine's control routes: for the controller alone."""
+        """The key of the engine's control routes, for the controller alone."""
         return self.home / "secrets" / "engine-admin-key"
 
     @property
     def logs(self) -> Path:
-        """One file a service."""
+        """One file for each service."""
         return self.home / "logs"
 
 
 def environment(service: str, facts: Facts) -> dict[str, str]:
-    """The variables of one service, beside those it inherits."""
+    """The variables of one service, beside those that it inherits."""
     shared = {
-        # Services share the cores: a thread that spins while it waits slows down the others many times.
+        # Services share the cores: a waiting thread that spins slows down all others.
         "OMP_WAIT_POLICY": "passive",
         "LEYDEN_DATABASE_URL": facts.database_url,
         "LEYDEN_REDIS_URL": facts.redis_url,
         "LEYDEN_CAPABILITY_KEYS_FILE": str(facts.keys_file),
     }
-    return shared | _own(service, facts)
+    return shared | _own_environment(service, facts)
 
 
-def _own(service: str, facts: Facts) -> dict[str, str]:
+def _own_environment(service: str, facts: Facts) -> dict[str, str]:
     match service:
         case "api":
             return {"API_ADMIN_TOKEN_FILE": str(facts.token_file)}
@@ -114,9 +193,9 @@ def _own(service: str, facts: Facts) -> dict[str, str]:
                 "RUNNER_WORK_FOLDER": str(facts.home / "attempts"),
                 # Secrets, Postgres, Redis, weights and logs.
                 "RUNNER_HIDDEN_PATHS": json.dumps([str(facts.home)]),
-                # As long as a restart waits for attempts; a stop asks twice.
-                "RUNNER_DRAIN_SECONDS": str(ROLL_SECONDS - 60),
-                "RUNNER_SHUTDOWN_SECONDS": str(ROLL_SECONDS - 30),
+                # As long as a restart waits for attempts; a stop sends a second SIGTERM much earlier.
+                "RUNNER_DRAIN_SECONDS": str(RESTART_SECONDS - 60),
+                "RUNNER_SHUTDOWN_SECONDS": str(RESTART_SECONDS - 30),
             }
         case "controller":
             return {
@@ -130,14 +209,3 @@ def _own(service: str, facts: Facts) -> dict[str, str]:
             }
         case _:
             return {}
-
-
-def port_is_free(port: int) -> bool:
-    """Whether a service could listen there now."""
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True

@@ -1,4 +1,4 @@
-"""Settings of the command, read from `LEYDEN_` variables; options of the command line win."""
+"""Settings of the command, from `LEYDEN_` variables; options of the command line override them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Settings(BaseSettings):
-    """Where the platform's files are, and which platform to speak to."""
+    """The platform's files, and the platform that the client calls."""
 
     model_config = SettingsConfigDict(
         env_prefix="LEYDEN_", frozen=True, extra="ignore", use_attribute_docstrings=True, env_ignore_empty=True
@@ -19,9 +19,9 @@ class Settings(BaseSettings):
     home: Path = Field(default_factory=lambda: Path.home() / ".leyden")
     """Folder of the embedded database, secrets, logs and weights; `~/.leyden` by default."""
     url: str | None = None
-    """Address of the API; that of the platform in `home` by default."""
+    """Address of the API; by default the platform in `home`."""
     token: str | None = Field(default=None, repr=False)
-    """Bearer token for the API; that of the platform in `home` by default."""
+    """Bearer token for the API; by default the token in `home`."""
     database_url: str | None = Field(default=None, repr=False)
     """Postgres of your own for `leyden up`, as `postgresql://user:password@host:port/name`; embedded when unset."""
     redis_url: str | None = Field(default=None, repr=False)
@@ -31,5 +31,5 @@ class Settings(BaseSettings):
 
 
 def inherited_environment() -> dict[str, str]:
-    """What services get of the caller's environment: all of it, so that `TRAINER_…` and its like reach them."""
+    """Variables that services inherit: all of the caller's, so that `TRAINER_…` and others reach them."""
     return dict(os.environ)

@@ -1,9 +1,9 @@
-"""The live table of a run: one row a step, from what the API tells."""
+"""The live table of a run, one row a step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,30 +13,28 @@ from rich.text import Text
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Evaluation, Run, Step
 
-OVER = frozenset({"completed", "failed", "cancelled"})
+ENDED = frozenset({"completed", "failed", "cancelled"})
 ROWS = 30
 
 
-def watch_run(
-    leyden: Client, run_id: str, console: Console, *, poll_seconds: float = 1.0, stopped: Callable[[], bool] = bool
-) -> Run:
-    """Shows a run until it is over or `stopped()`, and returns it as it was last seen.
+def watch_run(leyden: Client, run_id: str, console: Console, *, poll_seconds: float = 1.0) -> Run:
+    """Shows a run until it has ended and all its evaluations are complete; returns its last state.
 
-    On a terminal one table is drawn again and again; elsewhere each step is printed once as a line.
+    A terminal shows one table that is drawn again at every poll; other outputs get one line a step.
     """
-    shown = 0
+    printed = 0
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             run, steps = leyden.run(run_id), list(leyden.steps(run_id))
             evaluations = list(leyden.evaluations(run_id))
-            over = run.phase in OVER and all(evaluation.results.complete for evaluation in evaluations)
+            complete = all(evaluation.results.complete for evaluation in evaluations)
             if console.is_terminal:
                 live.update(view(run, steps, evaluations), refresh=True)
             else:
-                for step in steps[shown:]:
+                for step in steps[printed:]:
                     console.print(line(step), soft_wrap=True)
-                shown = len(steps)
-            if over or run.phase in {"failed", "cancelled"} or stopped():
+                printed = len(steps)
+            if run.phase in ENDED and (complete or run.phase != "completed"):
                 break
             time.sleep(poll_seconds)
     if not console.is_terminal:
@@ -45,16 +43,14 @@ def watch_run(
 
 
 def view(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> RenderableType:
-    """Everything that a terminal shows of a run."""
+    """The terminal's view of a run."""
     parts: list[RenderableType] = [summary(run), step_table(steps[-ROWS:])]
     measured = [evaluation for evaluation in evaluations if evaluation.results.rollouts]
-    if measured:
-        parts.append(evaluation_table(measured))
-    return Group(*parts)
+    return Group(*parts, evaluation_table(measured)) if measured else Group(*parts)
 
 
 def summary(run: Run) -> Text:
-    """Where a run is, in one line."""
+    """A run's phase and progress in one line."""
     progress = run.progress
     rollouts = ", ".join(f"{count} {state}" for state, count in sorted(progress.rollouts.items())) or "none"
     words = f"{run.name} ({run.id}): {run.phase}, step {progress.step} of {progress.steps}, rollouts {rollouts}"
@@ -62,7 +58,7 @@ def summary(run: Run) -> Text:
 
 
 def step_table(steps: Sequence[Step]) -> Table:
-    """Reward, facts, tokens and seconds per phase of each step."""
+    """Reward, facts, tokens and the seconds of each phase, by step."""
     facts, phases = _names(steps)
     table = Table("step", "reward", "±", *map(_title, facts), "tokens", *map(_title, phases), box=None, pad_edge=False)
     for column in table.columns:
@@ -73,7 +69,7 @@ def step_table(steps: Sequence[Step]) -> Table:
             _number(step.reward_mean),
             _number(step.reward_std),
             *(_share(step.facts.get(name)) for name in facts),
-            _count(_tokens(step)),
+            _count(step),
             *(_seconds(step.metrics.get(name)) for name in phases),
         )
     return table
@@ -84,7 +80,7 @@ def line(step: Step) -> str:
     facts, phases = _names([step])
     parts = [f"step {step.number}: reward {_number(step.reward_mean)} ± {_number(step.reward_std)}"]
     parts += [f"{name} {_share(step.facts[name])}" for name in facts]
-    parts += [f"tokens {_count(_tokens(step))}"]
+    parts += [f"tokens {_count(step)}"]
     parts += [f"{_title(name)} {_seconds(step.metrics.get(name))}" for name in phases]
     return ", ".join(parts)
 
@@ -112,14 +108,10 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
 
 
 def _names(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
-    """Facts, and the metrics that are seconds of a phase, in the order they first appear."""
+    """Facts, and metrics that are the seconds of a phase, in the order of their first step."""
     facts = list(dict.fromkeys(name for step in steps for name in step.facts))
     phases = list(dict.fromkeys(name for step in steps for name in step.metrics if name.endswith("_seconds")))
     return facts, phases
-
-
-def _tokens(step: Step) -> float | None:
-    return step.metrics.get("trained_tokens", step.metrics.get("tokens"))
 
 
 def _title(name: str) -> str:
@@ -136,8 +128,9 @@ def _share(value: float | None) -> str:
     return f"{value:.0%}" if 0 <= value <= 1 else f"{value:.2f}"
 
 
-def _count(value: float | None) -> str:
-    return "–" if value is None else f"{value:,.0f}"
+def _count(step: Step) -> str:
+    tokens = step.metrics.get("trained_tokens", step.metrics.get("tokens"))
+    return "–" if tokens is None else f"{tokens:,.0f}"
 
 
 def _seconds(value: float | None) -> str:

@@ -81,7 +81,7 @@ def test_a_platform_restarts_what_dies_refuses_a_second_and_leaves_nothing(home:
     finally:
         platform.stop()
     left = [platform.record().services[name].process for name in pids]
-    assert not any(process is not None and process.lives() for process in left)
+    assert not any(process is not None and process.is_alive() for process in left)
     assert recorded(home).state == "stopped"
     assert record.database_url.startswith("postgresql://")
     assert EmbeddedPostgres(home / "postgres")._pid() is None
@@ -105,7 +105,7 @@ def test_services_die_with_a_killed_supervisor_and_the_next_start_goes_on(home: 
     before = start_and_kill(home)
     service = before.services["api"].process
     assert service is not None
-    wait_for(lambda: not service.lives())
+    wait_for(lambda: not service.is_alive())
     platform = small(home, services=("api",))
     platform.start()
     try:

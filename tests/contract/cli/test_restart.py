@@ -1,4 +1,4 @@
-"""Processes come and go behind sockets that stay: nobody who connects is refused."""
+"""Processes are replaced behind sockets that stay open: no connection is refused."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ class Callers:
             thread.join()
 
 
-def test_a_service_is_replaced_and_nobody_is_refused(platform: Platform) -> None:
+def test_a_service_is_restarted_and_no_connection_is_refused(platform: Platform) -> None:
     before = platform.pids()
     with Callers(platform) as callers:
         wait_for(lambda: len(callers.answers) > 20)
-        platform.roll("api", "credit")
+        platform.restart("api", "credit")
         answered = len(callers.answers)
         wait_for(lambda: len(callers.answers) > answered + 20)
     assert set(callers.answers) == {200}
@@ -81,7 +81,7 @@ def test_a_service_is_replaced_and_nobody_is_refused(platform: Platform) -> None
     assert recorded(platform.home).services["api"].process == platform.record().services["api"].process
 
 
-def test_who_comes_while_a_killed_service_starts_again_waits_for_it(platform: Platform) -> None:
+def test_a_client_waits_while_a_killed_service_starts_again(platform: Platform) -> None:
     killed = platform.pids()["api"]
     os.kill(killed, signal.SIGKILL)
     wait_for(lambda: platform.pids().get("api") != killed)
@@ -93,15 +93,15 @@ def leyden(home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
 
 
-def test_the_command_replaces_every_service_and_says_so(platform: Platform) -> None:
+def test_the_command_restarts_every_service_and_lists_them(platform: Platform) -> None:
     before = platform.pids()
-    told = leyden(platform.home, "restart", "--json")
-    assert (told.returncode, json.loads(told.stdout)) == (0, {"restarted": list(SERVICES), "failure": None})
+    result = leyden(platform.home, "restart", "--json")
+    assert (result.returncode, json.loads(result.stdout)) == (0, {"restarted": list(SERVICES), "failure": None})
     assert not set(before.values()) & set(platform.pids().values())
-    assert list((platform.home / "orders").iterdir()) == []
+    assert list((platform.home / "requests").iterdir()) == []
 
 
-def test_the_command_names_what_there_is_and_where_nothing_runs(platform: Platform, tmp_path: Path) -> None:
+def test_the_command_names_the_services_and_a_home_without_a_platform(platform: Platform, tmp_path: Path) -> None:
     unknown = leyden(platform.home, "restart", "trainer")
     assert (unknown.returncode, "there are: api, collector, credit" in unknown.stderr) == (3, True)
     nothing = leyden(tmp_path, "restart")
@@ -111,13 +111,13 @@ def test_the_command_names_what_there_is_and_where_nothing_runs(platform: Platfo
 def test_a_successor_that_cannot_start_leaves_the_old_one_at_work(platform: Platform) -> None:
     before = platform.pids()
     keys = platform.facts.keys_file
-    kept = keys.read_bytes()
+    before_edit = keys.read_bytes()
     keys.write_text("no key ring")
     try:
-        with pytest.raises(PlatformError, match=r"collector: the new process ended.*the one before goes on"):
-            platform.roll("collector", "api")
+        with pytest.raises(PlatformError, match=r"collector: the new process ended.*the old process continues"):
+            platform.restart("collector", "api")
     finally:
-        keys.write_bytes(kept)
+        keys.write_bytes(before_edit)
     assert platform.pids() == before
     root = platform.facts.internal_url("collector")
     assert httpx.get(f"{root}/readyz", timeout=60, trust_env=False).status_code == 200

@@ -81,13 +81,13 @@ def test_every_service_is_replaced_under_agents_that_go_on_calling(
     before = platform.pids()
     *others, runner = SERVICES
     for service in others:
-        platform.roll(service)
+        platform.restart(service)
         enough = len(told(received, "answer")) + 2 * AGENTS
         until(lambda: len(told(received, "answer")) >= enough, f"nobody answers after {service} was replaced")  # noqa: B023
         assert told(received, "error") == [], service
     # The old runner ends when its agents do; its successor runs those of the next steps.
     gate.touch(mode=0o644)
-    platform.roll(runner)
+    platform.restart(runner)
     after = platform.pids()
     assert {name for name in before if before[name] == after[name]} == set()
     nobody_noticed(platform, client, run.id, received)

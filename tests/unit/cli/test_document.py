@@ -1,4 +1,4 @@
-"""Files that are no run document: one line that says what is wrong, and never a traceback."""
+"""A file that is no run document ends the command with one line that names the error."""
 
 from __future__ import annotations
 

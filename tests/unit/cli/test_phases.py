@@ -1,4 +1,4 @@
-"""Where a run's time went, by hand-worked seconds."""
+"""The phases of a run's time, by hand-worked seconds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def seconds(found: list[Phase]) -> dict[str, float]:
     return {phase.name: round(phase.seconds, 6) for phase in found if phase.seconds > 1e-6}
 
 
-def test_each_second_is_told_once_and_by_what_was_done() -> None:
+def test_each_second_belongs_to_one_phase() -> None:
     attempts = [(attempt(2, 10), [call(4, 0.5, 6), call(7, 0, 8)]), (attempt(16, 18), [call(17, 0.25, 18)])]
     # Two seconds until the first attempt, a step from 11 to 15, and one more until the next attempt.
     assert seconds(phases(run(20), [step(11, 15)], attempts)) == {
@@ -76,17 +76,17 @@ def test_attempts_share_a_moment_and_the_trainer_has_it_alone() -> None:
     }
 
 
-def test_what_did_not_start_or_end_counts_as_far_as_it_is_known() -> None:
+def test_attempts_that_did_not_start_or_end_count_as_far_as_they_are_recorded() -> None:
     queued = attempt(0, 1).model_copy(update={"started_at": None})
     lost = attempt(1, 9).model_copy(update={"finished_at": None})
     assert seconds(phases(run(3), [], [(queued, []), (lost, [])])) == {"agents starting": 2.0, "beginning": 1.0}
 
 
-def test_the_largest_phase_is_said_to_limit() -> None:
+def test_the_longest_phase_is_named() -> None:
     words = in_words([Phase("trainer", 30.0, 0.75), Phase("engine", 10.0, 0.25)])
     assert words.splitlines() == [
-        "where 40 s went:",
+        "phases of 40 s:",
         "  trainer   30.0 s  75%  a step is computed and written",
-        "  engine    10.0 s  25%  calls that are answered",
-        "what limits it: trainer, 75% of the time (a step is computed and written)",
+        "  engine    10.0 s  25%  engines answer calls",
+        "the longest: trainer, 75% of the time (a step is computed and written)",
     ]

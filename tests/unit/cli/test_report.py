@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from leyden.libs.cli.demo import DemoOptions, check_rise, run_document
+from leyden.libs.cli.errors import CommandError
 from leyden.libs.cli.report import Trajectory, answer_text, last_question, render_report
 from leyden.libs.contracts.api import (
     Call,
@@ -123,11 +124,11 @@ def test_a_run_without_steps_is_a_page_too() -> None:
     assert "Nothing yet." in render_report(run(), [], [], [])
 
 
-def test_reward_that_does_not_rise_is_told() -> None:
+def test_reward_that_does_not_rise_is_an_error() -> None:
     check_rise([step(1, 0.1), step(2, 0.2)])
     for means in ([0.2, 0.2], [0.3, 0.1], [0.5], [None, 0.5]):
         try:
             check_rise([step(number, mean) for number, mean in enumerate(means, 1)])
-        except RuntimeError:
+        except CommandError:
             continue
         raise AssertionError(means)

@@ -1,4 +1,4 @@
-"""What a watcher sees of a run, and the small parts of the supervisor."""
+"""The live table of a run, and the small parts of the supervisor."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from leyden.libs.cli.listeners import Listeners, open_listeners
-from leyden.libs.cli.platform import bound_log
+from leyden.libs.cli.platform import rotate_log
 from leyden.libs.cli.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
-from leyden.libs.cli.services import PORTS, SERVICES, STOP_ORDER
+from leyden.libs.cli.services import PORTS, SERVICES, STOP_ORDER, Listeners, open_listeners
 from leyden.libs.cli.watch import line, step_table
 from leyden.libs.contracts.api import Step
 
@@ -52,7 +51,7 @@ def test_steps_are_rows_with_reward_shares_tokens_and_seconds_of_each_phase() ->
 
 def ports_of(listeners: dict[str, Listeners]) -> dict[str, tuple[int | None, int]]:
     return {
-        name: (one.door.getsockname()[1] if one.door else None, one.internal.getsockname()[1])
+        name: (one.public.getsockname()[1] if one.public else None, one.internal.getsockname()[1])
         for name, one in listeners.items()
     }
 
@@ -62,15 +61,15 @@ def test_ports_are_those_of_the_last_start_while_they_are_free() -> None:
     chosen = ports_of(first)
     for one in first.values():
         one.close()
-    assert {name for name, (door, _) in chosen.items() if door is not None} == set(PORTS)
+    assert {name for name, (public, _) in chosen.items() if public is not None} == set(PORTS)
     services = {
         name: ServiceRecord(
-            url=f"http://127.0.0.1:{door}" if door else None,
+            url=f"http://127.0.0.1:{public}" if public else None,
             internal_url=f"http://127.0.0.1:{internal}",
             process=None,
             restarts=0,
         )
-        for name, (door, internal) in chosen.items()
+        for name, (public, internal) in chosen.items()
     }
     with socket.create_server(("127.0.0.1", chosen["api"][0] or 0)):
         second = open_listeners(SERVICES, record(services=services), free=True)
@@ -90,22 +89,22 @@ def record(**changes: object) -> PlatformRecord:
     return PlatformRecord.model_validate(values | changes)
 
 
-def test_a_record_is_read_as_written_and_a_foreign_one_is_none(tmp_path: Path) -> None:
+def test_a_record_is_read_as_written_and_one_of_another_version_is_none(tmp_path: Path) -> None:
     assert read_record(tmp_path) is None
     write_record(tmp_path, record())
     assert read_record(tmp_path) == record()
-    assert not record().running()
+    assert not record().is_running()
     (tmp_path / "platform.json").write_text('{"version": 0}')
     assert read_record(tmp_path) is None
 
 
-def test_a_log_that_grew_too_long_begins_anew_under_its_writer(tmp_path: Path) -> None:
+def test_a_long_log_is_rotated_while_a_service_writes_it(tmp_path: Path) -> None:
     log = tmp_path / "api.log"
     with log.open("a") as writer:
         writer.write("x" * 100)
         writer.flush()
-        bound_log(log, limit=200)
+        rotate_log(log, limit=200)
         assert log.stat().st_size == 100
-        bound_log(log, limit=50)
+        rotate_log(log, limit=50)
         writer.write("after")
     assert (log.read_text(), len((tmp_path / "api.log.1").read_text())) == ("after", 100)

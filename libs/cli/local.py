@@ -1,0 +1,296 @@
+"""`leyden up`, `down`, `restart`, `status` and `logs`: the platform of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leyden.libs.cli import control_files
+from leyden.libs.cli.context import Context, Home, context_of
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.output import AsJson, console, print_facts, print_json, print_table, report_event
+from leyden.libs.cli.platform import (
+    AlreadyRunning,
+    Platform,
+    PlatformError,
+    exclusive_home,
+    platform_options,
+    readiness,
+    stop_servers,
+)
+from leyden.libs.cli.record import PlatformRecord, ServiceRecord, write_record
+from leyden.libs.cli.watch import ENDED
+from leyden.libs.client import LeydenError
+from leyden.libs.contracts.api import Engine, Run
+
+READY_SECONDS = 600.0
+STOP_SECONDS = 120.0
+NEWEST_RUNS = 50
+TAIL_BYTES = 4 * 2**20
+
+STAGES = {
+    "starting": "its successor starts",
+    "finishing": "the old process finishes its work",
+    "done": "restarted",
+}
+
+
+def up(
+    ctx: typer.Context,
+    home: Home = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready and let it run.")] = False,
+    free_ports: Annotated[bool, typer.Option("--free-ports", help="Any free ports, not the usual ones.")] = False,
+    as_json: AsJson = False,
+    silent: Annotated[bool, typer.Option("--silent", hidden=True, help="Print no addresses and no token.")] = False,
+) -> None:
+    """Run the platform on this machine until Ctrl-C: embedded Postgres and Redis, and every service.
+
+    LEYDEN_DATABASE_URL and LEYDEN_REDIS_URL name servers of your own; LEYDEN_MODEL_PATH names another base model.
+    Services inherit variables such as TRAINER_THREADS.
+    """
+    context = context_of(ctx, home)
+    if detach:
+        _detach(context, free_ports)
+        _print_platform(context, as_json)
+        return
+    platform = Platform(context.home, platform_options(context.settings, free_ports=free_ports), report=report_event)
+    with _stop_on_signal(platform):
+        platform.start()
+        try:
+            platform.ready(READY_SECONDS)
+            if not silent:
+                _print_platform(context, as_json)
+            report_event("ready; Ctrl-C stops everything")
+            platform.wait()
+        except PlatformError:
+            if not platform.stopping:
+                raise
+        else:
+            if platform.failure is not None:
+                raise CommandError(str(platform.failure))
+        finally:
+            platform.stop()
+    report_event("stopped; `leyden up` continues where it stopped")
+
+
+@contextlib.contextmanager
+def _stop_on_signal(platform: Platform) -> Iterator[None]:
+    """The first SIGINT or SIGTERM stops services in order; a second one kills them."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda *_: platform.request_stop()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _detach(context: Context, free_ports: bool) -> None:
+    record = context.record()
+    if record is not None and record.is_running():
+        raise AlreadyRunning(f"a platform already runs in {context.home}: see `leyden status`")
+    logs = context.home / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    # Silent, because its output is a log, and a log must not contain the token.
+    command = [sys.executable, "-m", "leyden.libs.cli", "up", "--silent", "--home", str(context.home)]
+    with (logs / "supervisor.log").open("ab") as log:
+        began = log.tell()
+        supervisor = subprocess.Popen(
+            [*command, *(["--free-ports"] if free_ports else [])],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def is_ready() -> bool:
+        record = context.record()
+        return record is not None and record.supervisor.pid == supervisor.pid and record.state == "ready"
+
+    if not _within(READY_SECONDS, lambda: supervisor.poll() is not None or is_ready()):
+        raise CommandError(f"not ready after {READY_SECONDS:g} s: see {logs / 'supervisor.log'}")
+    if supervisor.poll() is not None:
+        output = (logs / "supervisor.log").read_bytes()[began:].decode(errors="replace")
+        raise CommandError(f"the supervisor ended:\n{output[-3000:]}")
+
+
+def _within(seconds: float, condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _print_platform(context: Context, as_json: bool) -> None:
+    record = context.record()
+    assert record is not None
+    token = (context.home / "secrets" / "admin-token").read_text().strip()
+    if as_json:
+        print_json({**record.model_dump(mode="json"), "token": token})
+        return
+    print_facts([(name, service.url) for name, service in record.services.items() if service.url is not None])
+    print_facts([("API documents", f"{record.url}/docs"), ("token", token), ("logs", context.home / "logs")])
+
+
+def down(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:
+    """Stop the platform of this home, and the servers that a killed supervisor left."""
+    context = context_of(ctx, home)
+    record = context.record()
+    ran = record is not None and record.is_running()
+    if record is not None and ran:
+        pid = record.supervisor.pid
+        os.kill(pid, signal.SIGTERM)
+        if not _within(STOP_SECONDS, lambda: not record.supervisor.is_alive()):
+            raise CommandError(f"the supervisor (pid {pid}) still runs: see its log in {context.home}")
+    elif record is not None and record.state != "stopped":
+        # The services died with their killed supervisor; Postgres and Redis still run.
+        with exclusive_home(context.home):
+            stop_servers(context.home, record.embedded)
+            write_record(context.home, record.model_copy(update={"state": "stopped"}))
+        ran = True
+    if as_json:
+        print_json({"stopped": ran})
+    else:
+        console.print("stopped" if ran else f"no platform runs in {context.home}")
+
+
+def _running(context: Context) -> PlatformRecord:
+    """Raises: CommandError: no platform runs"""
+    record = context.record()
+    if record is None or not record.is_running():
+        raise CommandError(f"no platform runs in {context.home}: start it with `leyden up`", Exit.UNREACHABLE)
+    return record
+
+
+def restart(
+    ctx: typer.Context,
+    services: Annotated[list[str] | None, typer.Argument(help="Services in this order [default: all].")] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Restart services one after another while agents work. No connection is refused; requests in flight finish.
+
+    Exit status 1 when a new process does not become ready; the old process then continues.
+    """
+    context = context_of(ctx, home)
+    record = _running(context)
+    if record.state != "ready":
+        raise CommandError(f"the platform in {context.home} is {record.state}: see `leyden status`", Exit.REFUSED)
+    chosen = services or list(record.services)
+    unknown = [name for name in chosen if name not in record.services]
+    if unknown:
+        raise CommandError(f"no service {unknown[0]!r}; there are: {', '.join(record.services)}", Exit.NOT_FOUND)
+    restarted: list[str] = []
+    failure = None
+    try:
+        request = control_files.submit(context.home, chosen)
+        for progress in control_files.follow(context.home, request, record.supervisor.is_alive):
+            if progress.state == "failed":
+                failure = f"{progress.service}: {progress.detail}"
+            elif not as_json:
+                console.print(f"{progress.service}: {STAGES[progress.state]}")
+            if progress.state == "done":
+                restarted.append(progress.service)
+    except EOFError as error:
+        failure = str(error)
+    if as_json:
+        print_json({"restarted": restarted, "failure": failure})
+    if failure is not None:
+        raise CommandError(failure)
+
+
+def status(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:
+    """Show services, engines and runs. Exit status 4 when no platform runs, 1 when a service cannot work."""
+    context = context_of(ctx, home)
+    record = _running(context)
+    states = {name: _state(service) for name, service in record.services.items()}
+    engines, runs, error = _from_api(context)
+    if as_json:
+        services = {
+            name: {**service.model_dump(mode="json"), "status": states[name]}
+            for name, service in record.services.items()
+        }
+        print_json({"state": record.state, "services": services, "engines": engines, "runs": runs})
+    else:
+        _print_status(record, states, engines, runs, error)
+    if any(state != "ok" for state in states.values()):
+        raise typer.Exit(Exit.ERROR)
+
+
+def _state(service: ServiceRecord) -> str:
+    """`ok`, or the reason why a service cannot work."""
+    failing = {check: result for check, result in readiness(service).items() if result != "ok"}
+    return ", ".join(f"{check} {result}".strip() for check, result in failing.items()) or "ok"
+
+
+def _from_api(context: Context) -> tuple[list[Engine], list[Run], str | None]:
+    try:
+        with context.client() as leyden:
+            newest = itertools.islice(leyden.runs(), NEWEST_RUNS)
+            return list(leyden.engines()), [run for run in newest if run.phase not in ENDED], None
+    except LeydenError as error:
+        return [], [], str(error)
+
+
+def _print_status(
+    record: PlatformRecord, states: dict[str, str], engines: list[Engine], runs: list[Run], error: str | None
+) -> None:
+    services = [
+        (name, states[name], one.url or one.internal_url, one.process.pid if one.process else None, one.restarts)
+        for name, one in record.services.items()
+    ]
+    print_table(("service", "status", "address", "pid", "restarts"), services)
+    if error is not None:
+        console.print(f"the API answers: {error}")
+        return
+    rows = [(e.url, e.state, e.run_id, e.policy_version, e.updated_at) for e in engines]
+    print_table(("engine", "state", "run", "version", "seen"), rows, empty="No engine has been seen yet.")
+    shown = [(run.id, run.name, run.phase, f"{run.progress.step}/{run.progress.steps}", run.reason) for run in runs]
+    print_table(("run", "name", "phase", "step", "reason"), shown, empty="No run is active.")
+
+
+def logs(
+    ctx: typer.Context,
+    service: Annotated[str, typer.Argument(help="A service, `postgres`, `redis`, or `trainer-…`; `all` lists them.")],
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines from the end.")] = 50,
+    home: Home = None,
+) -> None:
+    """Print the log of a service."""
+    context = context_of(ctx, home)
+    files = log_files(context.home)
+    if service == "all":
+        console.print("\n".join(sorted(files)))
+        return
+    if service not in files:
+        raise CommandError(f"no log of {service!r}; there are: {', '.join(sorted(files)) or 'none'}", Exit.NOT_FOUND)
+    with files[service].open("r", errors="replace") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        text = file.read().splitlines(keepends=True)
+        sys.stdout.write("".join(text[-lines:] if lines else []))
+        while follow:
+            sys.stdout.flush()
+            if files[service].stat().st_size < file.tell():
+                # The supervisor has emptied a log that grew too long.
+                file.seek(0)
+            sys.stdout.write(file.read())
+            time.sleep(0.2)
+
+
+def log_files(home: Path) -> dict[str, Path]:
+    """Every log of a home by its name."""
+    found = {path.stem: path for path in (home / "logs").glob("*.log")}
+    servers = {name: home / name / f"{name}.log" for name in ("postgres", "redis")}
+    return found | {name: path for name, path in servers.items() if path.exists()}
