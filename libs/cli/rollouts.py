@@ -12,10 +12,10 @@ from rich.text import Text
 
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.output import AsJson, Count, cell, console, print_facts, print_json, print_table
-from leyden.libs.cli.report import answer_text, last_question
+from leyden.libs.cli.report import answer_text, last_question, tool_spans
 from leyden.libs.contracts.api import Call, RolloutDetail, Span
 
-app = typer.Typer(no_args_is_help=True, help="Rollouts: what each agent did, token by token.")
+app = typer.Typer(no_args_is_help=True, help="Rollouts: the work of each agent, token by token.")
 
 
 @app.command("list")
@@ -23,7 +23,9 @@ def list_(
     ctx: typer.Context,
     run: Annotated[str | None, typer.Option(help="Id or name of a run.")] = None,
     state: Annotated[str | None, typer.Option(help="queued, finished, excluded or cancelled.")] = None,
-    evaluation: Annotated[str | None, typer.Option(help="Id of one, or `none` for training alone.")] = None,
+    evaluation: Annotated[
+        str | None, typer.Option(help="Id of an evaluation, or `none` for training rollouts.")
+    ] = None,
     step: Annotated[int | None, typer.Option(min=1, help="The optimiser step that consumed them.")] = None,
     version: Annotated[int | None, typer.Option(min=0, help="The policy version they were admitted at.")] = None,
     limit: Count = 20,
@@ -45,29 +47,23 @@ def list_(
 def show(
     ctx: typer.Context,
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Id of a rollout.")],
-    attempt: Annotated[int | None, typer.Option(min=1, help="Another than the attempt that counts.")] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number [default: the one that counts].")] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Every sampled token with its log-probability.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a trajectory: call by call what was said, which tools it used, what it earned."""
+    """Show a trajectory call by call: conversation, tools, tokens and credit."""
     with context_of(ctx).client() as leyden:
         found = leyden.rollout(rollout)
         shown = attempt or found.attempt
         calls = list(leyden.calls(rollout, attempt=shown, prompt=as_json))
         spans = list(leyden.spans(rollout, attempt=shown))
     if as_json:
-        print_json(
-            {
-                **found.model_dump(mode="json"),
-                "calls": [call.model_dump(mode="json", by_alias=True) for call in calls],
-                "spans": [span.model_dump(mode="json") for span in spans],
-            }
-        )
+        print_json({**found.model_dump(mode="json"), "calls": calls, "spans": spans})
         return
     _print_rollout(found)
     for number, call in enumerate(calls, 1):
         _print_call(number, call, spans, tokens)
-    _print_unclaimed(calls, spans)
+    _print_unmatched(calls, spans)
 
 
 def _print_rollout(rollout: RolloutDetail) -> None:
@@ -83,9 +79,9 @@ def _print_rollout(rollout: RolloutDetail) -> None:
             ("attempts", ", ".join(attempts)),
         ]
     )
-    counted = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
-    if counted is not None:
-        print_facts([("facts", counted.facts), ("detail", counted.detail)])
+    outcome = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
+    if outcome is not None:
+        print_facts([("facts", outcome.facts), ("detail", outcome.detail)])
     last = rollout.attempts[-1].outcome if rollout.attempts else None
     if last is not None and last.kind != "succeeded" and last.stderr_tail:
         console.print(Text(last.stderr_tail[-2000:], style="red"))
@@ -107,9 +103,8 @@ def _print_call(number: int, call: Call, spans: Sequence[Span], tokens: bool) ->
             *_credit(call),
         ]
     )
-    for span in spans:
-        if span.response_id == f"chatcmpl-{call.request_id}" and span.kind == "tool":
-            _print_span(span)
+    for span in tool_spans(call, spans):
+        _print_span(span)
     if tokens:
         rows = zip(call.sampled_ids, call.logprobs, call.policy_versions, strict=True)
         print_table(("token", "log-probability", "version"), [(t, f"{p:.4f}", v) for t, p, v in rows])
@@ -132,10 +127,9 @@ def _print_span(span: Span) -> None:
     console.print(Text(f"  {span.tool or span.name}: {span.status}{detail} ({milliseconds:.0f} ms)", style=style))
 
 
-def _print_unclaimed(calls: Sequence[Call], spans: Sequence[Span]) -> None:
-    answers = {f"chatcmpl-{call.request_id}" for call in calls}
-    rest = [span for span in spans if span.kind == "tool" and span.response_id not in answers]
-    if rest:
+def _print_unmatched(calls: Sequence[Call], spans: Sequence[Span]) -> None:
+    matched = [span for call in calls for span in tool_spans(call, spans)]
+    if rest := [span for span in spans if span.kind == "tool" and span not in matched]:
         console.print(Text("\ntool spans that name no call", style="bold"))
         for span in rest:
             _print_span(span)

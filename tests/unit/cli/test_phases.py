@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from leyden.libs.cli.demo import DemoOptions, run_document
 from leyden.libs.cli.phases import Phase, in_words, phases
 from leyden.libs.contracts.api import Attempt, Call, Progress, Run, Step
+from leyden.libs.contracts.conversation import Dialect
 
 BEGUN = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -41,8 +42,9 @@ def attempt(start: float, end: float) -> Attempt:
 def call(arrived: float, held: float, end: float) -> Call:
     return Call(
         id="c", rollout_id="r", attempt=1, request_id="c", choice=0, status="completed", trainable=True,
-        untrainable_reason=None, request={}, messages={}, response=None, prompt_tokens=1, completion_tokens=0,
-        cached_tokens=0, sampled_ids=[], logprobs=[], policy_versions=[], temperature=1.0, finish_reason="stop",
+        untrainable_reason=None, dialect=Dialect.CHAT_COMPLETIONS, request={}, turns=(), tools=(), answer=None,
+        prompt_tokens=1, completion_tokens=0, cached_tokens=0, sampled_ids=[], logprobs=[],
+        policy_versions=[], temperature=1.0, finish_reason="stop",
         queued_seconds=held, first_token_seconds=None, total_seconds=end - arrived, created_at=at(end), credit=None,
     )  # fmt: skip
 
