@@ -1,8 +1,8 @@
-"""Whether an attempt still runs, as its doors ask with every call of an agent; most answers cost no query.
+"""Whether an attempt still runs: gateway and collector ask with every call of an agent, and most answers cost no query.
 
-The store's answer is cached for `CACHE_TTL_SECONDS`. For attempts whose agents call, one statement asks again before
-that time is over, so calls never wait for it. Ends are announced over Redis and make the doors ask
-at once; with Redis away a key outlives its attempt by the belief at most.
+A confirmed attempt stays confirmed for `CACHE_TTL_SECONDS`. Before that time is over, one statement asks the store
+again for all attempts whose agents call, so calls never wait for it. After a notification of an end it asks at once;
+with Redis away a key outlives its attempt by the cache's time at most.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from leyden.libs.telemetry import RateLimitedLogger, logger
 
 CACHE_TTL_SECONDS = 5.0
 IDLE_SECONDS = 600.0
-"""An attempt that did not call for so long is forgotten, and asked about when it calls again. Longer than a call."""
-POLL_SECONDS = 3.0
-"""A store that does not answer a look within this time is away."""
+"""An attempt that did not call for so long is dropped, and asked about when it calls again. Longer than a call."""
+ANSWER_SECONDS = 3.0
+"""A store that does not answer within this time is away."""
 RETRY_SECONDS = 0.25
 MAX_ENDED = 10_000
-"""Ends that are remembered, so that an agent which goes on calling costs no queries."""
+"""Ended attempts that are remembered, so that an agent which goes on calling costs no queries."""
 
-LOOKS = Counter("leyden_attempt_looks_total", "Statements that asked which attempts run.", ["result"])
+POLLS = Counter("leyden_attempt_polls_total", "Statements that asked which attempts run.", ["result"])
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -40,10 +40,10 @@ class AttemptEnded(Exception):
 
 
 class AttemptLiveness:
-    """Which attempts run.
+    """The attempts that run.
 
-    Args: hold_seconds: how long an agent's call waits for a store that is away; on_end: told of each attempt that was
-        believed to run and has ended
+    Args: hold_seconds: how long an agent's call waits for a store that is away; on_end: called with each confirmed
+        attempt that has ended
     """
 
     def __init__(
@@ -58,37 +58,37 @@ class AttemptLiveness:
         self._notifications = notifications
         self._hold_seconds = hold_seconds
         self._on_end = on_end
-        self._believed: dict[AttemptKey, float] = {}
-        self._used: dict[AttemptKey, float] = {}
+        self._confirmed_until: dict[AttemptKey, float] = {}
+        self._called_at: dict[AttemptKey, float] = {}
         self._ended: dict[AttemptKey, None] = {}
-        self._doubted: set[AttemptKey] = set()
+        self._stale: set[AttemptKey] = set()
         self._waiting: dict[AttemptKey, asyncio.Future[bool]] = {}
-        self._wanted = asyncio.Event()
+        self._poll_now = asyncio.Event()
 
     async def confirm(self, rollout_id: str, attempt: int) -> None:
         """Returns when the attempt runs.
 
-        Raises: AttemptEnded; StoreAway: nothing is known, ask again
+        Raises: AttemptEnded; StoreAway: the store does not answer, ask again
         """
         key, now = AttemptKey(rollout_id, attempt), time.monotonic()
         if key in self._ended:
             raise AttemptEnded
-        self._used[key] = now
-        if self._believed.get(key, 0.0) <= now and not await self._asked(key):
+        self._called_at[key] = now
+        if self._confirmed_until.get(key, 0.0) <= now and not await self._ask(key):
             raise AttemptEnded
 
     async def run(self) -> None:
-        """Asks and listens until cancelled."""
+        """Polls and listens until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._look())
+            group.create_task(self._poll())
             group.create_task(self._listen())
 
-    async def _asked(self, key: AttemptKey) -> bool:
+    async def _ask(self, key: AttemptKey) -> bool:
         deadline = time.monotonic() + self._hold_seconds
         while True:
             # Calls that ask about one attempt share the answer.
             answer = self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
-            self._wanted.set()
+            self._poll_now.set()
             try:
                 return await asyncio.shield(answer)
             except StoreAway:
@@ -96,48 +96,47 @@ class AttemptLiveness:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CACHE_TTL_SECONDS / 4):
-                    await self._wanted.wait()
-            self._wanted.clear()
-            self._forget()
+                    await self._poll_now.wait()
+            self._poll_now.clear()
+            self._drop_idle()
             keys = self._due()
             if not keys:
                 continue
-            self._doubted.clear()
-            began = time.monotonic()
+            self._stale.clear()
+            started = time.monotonic()
             try:
                 running = await self._running(keys)
             except (StoreAway, TimeoutError) as error:
-                limited_log.warning(
-                    "attempts not looked up", cause=str(error) or f"no answer within {POLL_SECONDS:g} s"
-                )
+                reason = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
+                limited_log.warning("attempts not polled", cause=reason)
                 await self._fail(keys)
             # The loop must live: without it every call would wait for ever.
             except Exception:
-                log.exception("attempts not looked up")
+                log.exception("attempts not polled")
                 await self._fail(keys)
             else:
-                LOOKS.labels("done").inc()
-                self._learn(keys, running, began)
+                POLLS.labels("done").inc()
+                self._apply(keys, running, started)
 
     async def _running(self, keys: Iterable[AttemptKey]) -> set[AttemptKey]:
-        async with asyncio.timeout(POLL_SECONDS), reading(self._database) as session:
+        async with asyncio.timeout(ANSWER_SECONDS), reading(self._database) as session:
             return await running_attempts(session, keys)
 
     def _due(self) -> set[AttemptKey]:
         soon = time.monotonic() + CACHE_TTL_SECONDS / 2
-        return {*self._waiting, *(key for key, until in self._believed.items() if until <= soon)}
+        return {*self._waiting, *(key for key, until in self._confirmed_until.items() if until <= soon)}
 
-    def _learn(self, keys: Iterable[AttemptKey], running: set[AttemptKey], began: float) -> None:
+    def _apply(self, keys: Iterable[AttemptKey], running: set[AttemptKey], started: float) -> None:
         for key in keys:
-            if key in self._doubted:
-                # An end was announced while the store was asked: its answer may be older. Asked again at once.
+            if key in self._stale:
+                # A notification came while the store answered, so its answer may be older. The next poll asks again.
                 continue
             if key in running:
-                self._believed[key] = began + CACHE_TTL_SECONDS
+                self._confirmed_until[key] = started + CACHE_TTL_SECONDS
             else:
                 self._end(key)
             answer = self._waiting.pop(key, None)
@@ -145,36 +144,33 @@ class AttemptLiveness:
                 answer.set_result(key in running)
 
     def _end(self, key: AttemptKey) -> None:
-        if self._believed.pop(key, None) is not None:
+        if self._confirmed_until.pop(key, None) is not None:
             self._on_end(key)
-        self._used.pop(key, None)
+        self._called_at.pop(key, None)
         self._ended[key] = None
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
     async def _fail(self, keys: Iterable[AttemptKey]) -> None:
-        LOOKS.labels("failed").inc()
+        POLLS.labels("failed").inc()
         for key in keys:
             answer = self._waiting.pop(key, None)
             if answer is not None:
                 answer.set_exception(StoreAway("nobody can say whether the attempt runs"))
-                # Who waited may have hung up: an exception that nobody fetches is no accident.
+                # The caller may have hung up; then nobody fetches the exception, which is no accident.
                 answer.exception()
         await asyncio.sleep(RETRY_SECONDS)
 
-    def _forget(self) -> None:
+    def _drop_idle(self) -> None:
         idle = time.monotonic() - IDLE_SECONDS
-        for key in [key for key, used in self._used.items() if used < idle and key not in self._waiting]:
-            del self._used[key]
-            self._believed.pop(key, None)
+        for key in [key for key, called in self._called_at.items() if called < idle and key not in self._waiting]:
+            del self._called_at[key]
+            self._confirmed_until.pop(key, None)
 
     async def _listen(self) -> None:
-        async for ended in self._notifications.ends():
-            self._doubt(self._believed.keys() if ended is None else ended)
-
-    def _doubt(self, attempts: Iterable[AttemptKey]) -> None:
-        for key in list(attempts):
-            if key in self._believed or key in self._waiting:
-                self._believed[key] = 0.0
-                self._doubted.add(key)
-                self._wanted.set()
+        async for ended in self._notifications.ended():
+            for key in list(self._confirmed_until if ended is None else ended):
+                if key in self._confirmed_until or key in self._waiting:
+                    self._confirmed_until[key] = 0.0
+                    self._stale.add(key)
+                    self._poll_now.set()

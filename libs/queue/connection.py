@@ -15,7 +15,7 @@ MAX_BLOCK_SECONDS = 10.0
 """Longest wait inside one command; a longer wait is several commands, so that a dead connection is noticed."""
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
-"""Default bound on a command beyond what it waits for: a Redis that is silent for longer counts as away."""
+"""Default bound on a command beyond its own wait: a Redis that is silent for longer counts as away."""
 
 
 class QueueUnavailable(ConnectionError):
@@ -36,18 +36,18 @@ def connect(url: str) -> Redis:
 
 @asynccontextmanager
 async def answering(seconds: float) -> AsyncIterator[None]:
-    """Turns what a Redis that is away, silent, loading, full or read-only raises into `QueueUnavailable`."""
+    """Turns every exception of a Redis that is away, silent, loading, full or read-only into `QueueUnavailable`."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
     try:
         async with asyncio.timeout(seconds):
             yield
-    # ValueError: what speaks there is no Redis. RuntimeError: uvloop's, of a connection that was reset a moment ago.
+    # ValueError: another program than Redis answers. RuntimeError: uvloop's, for a connection that was just reset.
     except (RedisError, OSError, ValueError, RuntimeError) as error:
         if task.cancelling() == before:
-            said = str(error) or f"nothing within {seconds:g} s"
-            raise QueueUnavailable(f"Redis does not answer: {said}") from error
+            reason = str(error) or f"nothing within {seconds:g} s"
+            raise QueueUnavailable(f"Redis does not answer: {reason}") from error
     if task.cancelling() > before:
-        # The client swallows a cancellation that comes while it connects; whoever cancelled waits for the end.
+        # The client swallows a cancellation that comes while it connects; the canceller waits for the end.
         raise asyncio.CancelledError

@@ -3,7 +3,7 @@
     queued rollout ──lease_rollout──▶ leased ──start──▶ running ──settle──▶ settled + outcome
                                         └────── no heartbeat ──────▶ expired, and the rollout may be leased again
 
-Time is the database's clock alone, so runners' clocks may differ. Every function runs in the caller's transaction.
+Only the database's clock counts, so runners' clocks may differ. Every function runs in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.groups import HELD_SECONDS, HELD_SHARE
 
-# Of outcome o of rollout r: the agent failed because of us, as `services/controller/settling.py` judges it. The
-# controller has such a rollout executed again, so its outcome is no verdict.
-_OURS = f"""
+# Outcome o of rollout r is the platform's failure, as `services/controller/settling.py` decides, too: the rollout runs
+# again, so this outcome does not end it.
+_PLATFORM_FAILURE = f"""
     o.kind IN ('agent_error', 'timeout') AND (
         SELECT bool_or(m.status = 'failed') OR o.kind = 'timeout' AND {HELD_SECONDS} > {HELD_SHARE} * (
             SELECT extract(epoch FROM a.finished_at - a.started_at) FROM attempts a
@@ -35,7 +35,7 @@ _OURS = f"""
         WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = o.attempt AND m.choice = 0) IS TRUE
 """  # noqa: S608  # constants alone
 
-# Of rollout r in run u. A cancelled attempt is nobody's failure and does not count against max_attempts.
+# Whether rollout r of run u may be leased. A cancelled attempt is no failure and does not count against max_attempts.
 _MAY_RUN = f"""
     r.state = 'queued' AND u.intent = 'running'
     AND NOT EXISTS (
@@ -43,14 +43,14 @@ _MAY_RUN = f"""
         WHERE a.rollout_id = r.id AND a.state IN ('leased', 'running'))
     AND NOT EXISTS (
         SELECT FROM outcomes o WHERE o.rollout_id = r.id AND o.kind NOT IN ('infra_error', 'cancelled')
-        AND NOT ({_OURS}))
+        AND NOT ({_PLATFORM_FAILURE}))
     AND coalesce((u.config #>> '{{sampling,max_attempts}}')::integer, {Sampling().max_attempts}) > (
         SELECT count(*) FROM attempts a LEFT JOIN outcomes o ON o.rollout_id = a.rollout_id AND o.attempt = a.number
         WHERE a.rollout_id = r.id AND o.kind IS DISTINCT FROM 'cancelled')
 """  # noqa: S608  # constants alone
 
-# NO KEY UPDATE: two leases of one rollout take turns, while inserts that refer to the rollout do not wait. In the order
-# of ids, so that two callers with the same rollouts never wait for each other.
+# NO KEY UPDATE: two leases of one rollout go one after the other, while inserts that refer to the rollout do not wait.
+# ORDER BY id: two callers with the same rollouts never wait for each other.
 _LOCK = text("SELECT FROM rollouts WHERE id = ANY(:rollout_ids) ORDER BY id FOR NO KEY UPDATE")
 
 _EXPIRE_THESE = text("""
@@ -79,7 +79,7 @@ _LEASE = text(f"""
     JOIN tasks t ON t.dataset_id = g.dataset_id AND t.number = g.task_number
 """)  # noqa: S608  # constants alone
 
-# SKIP LOCKED: a lease that is being settled or renewed at this moment is not overdue.
+# SKIP LOCKED: a lease that somebody settles or renews at this moment is not overdue.
 _EXPIRE_OVERDUE = text("""
     UPDATE attempts SET state = 'expired', finished_at = clock_timestamp()
     WHERE (rollout_id, number) IN (
@@ -89,35 +89,32 @@ _EXPIRE_OVERDUE = text("""
     RETURNING rollout_id, number, run_id, owner
 """)
 
-# Locked in the order of keys, as whoever writes rows for several attempts does: neither waits for ever.
+# Every writer of several attempts locks them in the order of keys, so no two wait for each other for ever.
 _HEARTBEAT = text("""
-    WITH held AS (
+    WITH live AS (
         SELECT a.lease_id FROM attempts a JOIN rollouts r ON r.id = a.rollout_id JOIN runs u ON u.id = r.run_id
         WHERE a.lease_id = ANY(:lease_ids) AND a.state IN ('leased', 'running')
             AND r.state = 'queued' AND u.intent <> 'cancelled'
         ORDER BY a.rollout_id, a.number FOR NO KEY UPDATE OF a)
     UPDATE attempts a SET lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
-    FROM held WHERE a.lease_id = held.lease_id
+    FROM live WHERE a.lease_id = live.lease_id
     RETURNING a.lease_id
 """)
 
-# Locked in the order of keys, as whoever writes rows for several attempts does: neither waits for ever.
-_LOCK_HELD = """
+_LOCK_LIVE = """
         SELECT lease_id FROM attempts WHERE lease_id = ANY(:lease_ids) AND state IN ('leased', 'running')
         ORDER BY rollout_id, number FOR NO KEY UPDATE"""
-_HELD = f"""
-    WITH held AS ({_LOCK_HELD})
-"""
-
-_START = text(f"""{_HELD}
+_START = text(f"""
+    WITH live AS ({_LOCK_LIVE})
     UPDATE attempts a SET state = 'running', started_at = coalesce(a.started_at, clock_timestamp())
-    FROM held WHERE a.lease_id = held.lease_id
+    FROM live WHERE a.lease_id = live.lease_id
     RETURNING a.lease_id
 """)  # noqa: S608  # constants alone
 
-_END = text(f"""{_HELD}
+_END = text(f"""
+    WITH live AS ({_LOCK_LIVE})
     UPDATE attempts a SET state = 'settled', finished_at = clock_timestamp()
-    FROM held WHERE a.lease_id = held.lease_id
+    FROM live WHERE a.lease_id = live.lease_id
     RETURNING a.lease_id, a.rollout_id, a.number, a.run_id
 """)  # noqa: S608  # constants alone
 
@@ -153,15 +150,15 @@ class Lease:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended, as the runner saw it.
+    """The end of an attempt, as the runner reports it.
 
-    Raises: ValueError: the reward is not finite; the runner must call that the agent's error.
+    Raises: ValueError: the reward is not finite, which is the agent's error
     """
 
     kind: OutcomeKind
     reward: float | None = None
     facts: dict[str, Any] = field(default_factory=dict)
-    """The whole last JSON line."""
+    """The agent's last JSON line."""
     exit_code: int | None = None
     """Negative: killed by that signal."""
     detail: str | None = None
@@ -184,17 +181,17 @@ class ExpiredAttempt:
 
 
 async def lease_rollout(session: Session, rollout_id: str, owner: str, seconds: float) -> Lease | None:
-    """The next attempt of one rollout, or None when there is nothing to execute; see `lease_rollouts`."""
+    """Leases the next attempt of one rollout; None when there is nothing to execute. See `lease_rollouts`."""
     leased = await lease_rollouts(session, [rollout_id], owner, seconds)
     return leased[0] if leased else None
 
 
 async def lease_rollouts(session: Session, rollout_ids: Iterable[str], owner: str, seconds: float) -> list[Lease]:
-    """The next attempt of each rollout that may be executed, in the order asked for.
+    """Leases the next attempt of each rollout that may be executed, in the order of the ids.
 
-    The others are finished or cancelled, their run is paused or cancelled, another lease is live, an outcome waits for
-    the controller, or `max_attempts` are used up. Overdue leases are expired first. Safe to repeat: of two callers one
-    gets the lease.
+    A rollout may not be executed when it is finished or cancelled, when its run is paused or cancelled, while another
+    lease is live, while an outcome waits for the controller, and once `max_attempts` are used up. Overdue leases expire
+    first. Safe to repeat: one of two callers gets the lease.
     """
     ids = list(dict.fromkeys(rollout_ids))
     if not ids:
@@ -224,32 +221,22 @@ def _lease(row: Row[Any]) -> Lease:
     )
 
 
-async def start(session: Session, lease: Lease) -> bool:
-    """Marks that one agent runs; see `start_all`."""
-    return bool(await start_all(session, [lease]))
-
-
 async def start_all(session: Session, started: Sequence[Lease]) -> set[str]:
-    """Marks that the agents run; the ids of the leases that are still held. Safe to repeat."""
+    """Marks that the agents run; returns the ids of the leases that are still live. Safe to repeat."""
     if not started:
         return set()
     return set(await session.scalars(_START, {"lease_ids": [lease.lease_id for lease in started]}))
 
 
-async def lock_all(session: Session, held: Sequence[Lease]) -> None:
-    """Locks attempts that several calls in one transaction are going to change, so that their order does not matter."""
-    await session.execute(text(_LOCK_HELD), {"lease_ids": [lease.lease_id for lease in held]})
-
-
-async def heartbeat(session: Session, lease_id: str, seconds: float) -> bool:
-    """Renews one lease; see `heartbeat_all`."""
-    return bool(await heartbeat_all(session, [lease_id], seconds))
+async def lock_all(session: Session, owned: Sequence[Lease]) -> None:
+    """Locks attempts for several calls in one transaction, which may then come in any order."""
+    await session.execute(text(_LOCK_LIVE), {"lease_ids": [lease.lease_id for lease in owned]})
 
 
 async def heartbeat_all(session: Session, lease_ids: Iterable[str], seconds: float) -> set[str]:
-    """Renews leases in one statement and returns those to go on with.
+    """Renews leases in one statement; returns the ids of those that may go on.
 
-    What is missing from the answer must be stopped: the lease was lost, or the rollout or its run was cancelled.
+    The caller must stop all others: they were lost, or the rollout or its run was cancelled.
     """
     ids = list(lease_ids)
     if not ids:
@@ -258,15 +245,15 @@ async def heartbeat_all(session: Session, lease_ids: Iterable[str], seconds: flo
 
 
 async def settle(session: Session, lease: Lease, outcome: Outcome) -> bool:
-    """Ends one attempt; see `settle_all`."""
+    """Ends one attempt; False when its lease was lost. See `settle_all`."""
     return bool(await settle_all(session, [(lease, outcome)]))
 
 
 async def settle_all(session: Session, ended: Sequence[tuple[Lease, Outcome]]) -> set[str]:
-    """Ends attempts and writes their outcomes; the ids of the leases that were held, the others change nothing.
+    """Ends attempts and writes their outcomes; returns the ids of the leases that were live. Others change nothing.
 
-    Idempotency key: the lease id. A repeat after success finds no lease and writes no second row. What Postgres
-    cannot hold (NUL, lone surrogates, NaN) is replaced, so that no agent can print something that cannot be settled.
+    Idempotency key: the lease id. A repeat after success finds no lease and writes no second row. Characters and
+    numbers that Postgres refuses (NUL, lone surrogates, NaN) are replaced, so every output of an agent can be settled.
     """
     if not ended:
         return set()
@@ -295,7 +282,7 @@ def _outcome_row(attempt: Row[Any], outcome: Outcome) -> dict[str, Any]:
 
 
 async def expire_overdue(session: Session, limit: int = 1000) -> list[ExpiredAttempt]:
-    """Ends leases whose owner stopped renewing them, the longest overdue first. Several callers share the work."""
+    """Ends leases whose owner stopped renewing them, the longest overdue first. Several callers may share the work."""
     rows = await session.execute(_EXPIRE_OVERDUE, {"limit": limit})
     return [ExpiredAttempt(row.rollout_id, row.number, row.run_id, row.owner) for row in rows]
 
@@ -303,9 +290,9 @@ async def expire_overdue(session: Session, limit: int = 1000) -> list[ExpiredAtt
 async def deliverable_rollouts(
     session: ReadSession, limit: int = 10_000, run_id: str | None = None, *, rest_seconds: float = 0.0
 ) -> list[str]:
-    """Rollouts that `lease_rollout` would lease at this moment, oldest first: what the stream should hold.
+    """Returns the rollouts that `lease_rollout` would lease now, oldest first: the content that the stream should have.
 
-    Args: rest_seconds: without those whose last attempt ended less than so long ago
+    Args: rest_seconds: leaves out those whose last attempt ended less than so long ago
     """
     parameters = {"limit": limit, "run_id": run_id, "rest_seconds": rest_seconds}
     return list(await session.scalars(_DELIVERABLE, parameters))

@@ -1,9 +1,8 @@
 """Delivery of rollout ids to runners through one Redis stream.
 
-The stream is a hint that can be made again: the controller enqueues `leases.deliverable_rollouts` whenever it likes,
-and what is already waiting is left alone. A runner acknowledges a delivery once `lease_rollout` has answered, since
-from then on Postgres tells who works on it. What a runner took and never acknowledged goes to another one after
-`reclaim_seconds`.
+The controller can make the stream again at any time: it enqueues `leases.deliverable_rollouts`, and no rollout enters
+twice. A runner acknowledges a delivery once `lease_rollout` has answered; from then on Postgres
+knows the owner. A delivery that its runner never acknowledges goes to another one after `reclaim_seconds`.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _WAITING = "{leyden:rollouts}:waiting"
 _GROUP = "runners"
 _ROLLOUT_ID = re.compile(r"[\w.:-]{1,200}", re.ASCII)
 
-# The hash remembers each rollout's message; a message that is gone (a flush or an eviction) is written again.
-# A key that holds another kind of value is somebody's mistake, and nothing of ours is lost with it.
+# The hash maps each rollout to its message; a message that is gone (a flush or an eviction) is written again.
+# A key of another type is somebody's mistake; deleting it loses nothing of ours.
 _ENQUEUE = """
 for key, kind in pairs({[KEYS[1]] = 'stream', [KEYS[2]] = 'hash'}) do
     local found = redis.call('TYPE', key).ok
@@ -57,7 +56,7 @@ end
 """
 _BATCH = 1000
 DEAD_SECONDS = 3600.0
-"""An owner that has not asked for so long, and holds nothing, is forgotten: runners ask every few seconds."""
+"""An owner that has not asked for so long, and has no delivery, is removed: runners ask every few seconds."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class RolloutQueue:
     """The stream, as controller and runners see it. Every method raises QueueUnavailable when Redis does not answer.
 
     Args: reclaim_seconds: how long a delivery may stay unacknowledged before another owner gets it; answer_seconds:
-        bound on a command, beyond what it is asked to wait; dead_seconds: see `DEAD_SECONDS`
+        bound on a command beyond its own wait; dead_seconds: see `DEAD_SECONDS`
     """
 
     def __init__(
@@ -89,10 +88,10 @@ class RolloutQueue:
         self._ack = self._redis.register_script(_ACK)
         self._reclaim_milliseconds = int(reclaim_seconds * 1000)
         self._dead_milliseconds = int(dead_seconds * 1000)
-        self._has_forgotten = False
+        self._removed_dead_owners = False
 
     async def enqueue(self, rollout_ids: Sequence[str]) -> int:
-        """Makes rollouts deliverable, in order; the number that was not waiting already. Safe to repeat at any rate."""
+        """Makes rollouts deliverable, in order; returns how many are new in the stream. Safe to repeat."""
         added = 0
         async with answering(self._answer_seconds):
             for first in range(0, len(rollout_ids), _BATCH):
@@ -101,24 +100,24 @@ class RolloutQueue:
         return added
 
     async def deliver(self, owner: str, count: int, block_seconds: float) -> list[Delivery]:
-        """Up to `count` rollouts for this owner; empty when none came within `block_seconds` (at most 10).
+        """Delivers up to `count` rollouts to this owner; none when none came within `block_seconds` (at most 10).
 
-        First those that another owner took and dropped, then new ones.
+        First those that another owner never acknowledged, then new ones.
         """
         block_milliseconds = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
         async with answering(self._answer_seconds + 2 * block_milliseconds / 1000):
             try:
-                await self._forget_dead_owners()
-                return await self._take(owner, count, block_milliseconds)
+                await self._remove_dead_owners()
+                return await self._receive(owner, count, block_milliseconds)
             except ResponseError as error:
                 # The stream was flushed, before or during the wait.
                 if not str(error).startswith(("NOGROUP", "UNBLOCKED")):
                     raise
             await self._create_group()
-            return await self._take(owner, count, block_milliseconds)
+            return await self._receive(owner, count, block_milliseconds)
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """Forgets deliveries; a rollout that must run again is enqueued again."""
+        """Removes deliveries; a rollout that must run again is enqueued again."""
         if not deliveries:
             return
         arguments = [part for delivery in deliveries for part in (delivery.message_id, delivery.rollout_id)]
@@ -131,30 +130,28 @@ class RolloutQueue:
             return int(await self._redis.xlen(_STREAM))
 
     async def ping(self) -> None:
-        """For readiness."""
         async with answering(self._answer_seconds):
             await self._redis.ping()
 
     async def close(self) -> None:
-        """Closes every connection."""
         await self._redis.aclose()
 
-    async def _take(self, owner: str, count: int, block_milliseconds: int) -> list[Delivery]:
-        _, dropped, *_ = await self._redis.xautoclaim(
+    async def _receive(self, owner: str, count: int, block_milliseconds: int) -> list[Delivery]:
+        _, unacknowledged, *_ = await self._redis.xautoclaim(
             _STREAM, _GROUP, owner, min_idle_time=self._reclaim_milliseconds, count=count
         )
-        deliveries = await self._ours(dropped)
+        deliveries = await self._parsed(unacknowledged)
         if deliveries:
             return deliveries
         fresh: Any = await self._redis.xreadgroup(_GROUP, owner, {_STREAM: ">"}, count=count, block=block_milliseconds)
         if not fresh:
             return []
         [(_, messages)] = fresh.items() if isinstance(fresh, dict) else fresh
-        return await self._ours(messages)
+        return await self._parsed(messages)
 
-    async def _ours(self, messages: Any) -> list[Delivery]:
-        """The messages that name a rollout; others are nobody's, and would be delivered for ever."""
-        # A message deleted while it was pending comes without fields.
+    async def _parsed(self, messages: Any) -> list[Delivery]:
+        """Returns the messages that name a rollout, and removes all others, which would be delivered for ever."""
+        # A message deleted while it was pending has no fields.
         found = [Delivery(message_id, fields.get("rollout", "")) for message_id, fields in messages if fields]
         foreign = [delivery for delivery in found if not _ROLLOUT_ID.fullmatch(delivery.rollout_id)]
         if foreign:
@@ -163,19 +160,19 @@ class RolloutQueue:
             await self._ack(keys=[_STREAM, _WAITING], args=[_GROUP, *arguments])
         return [delivery for delivery in found if delivery not in foreign]
 
-    async def _forget_dead_owners(self) -> None:
-        """Once: every start of a runner leaves a name in Redis, which nobody else would ever remove."""
-        if self._has_forgotten:
+    async def _remove_dead_owners(self) -> None:
+        """Once: every start of a runner leaves its name in Redis, and nothing else removes it."""
+        if self._removed_dead_owners:
             return
         owners: Any = await self._redis.xinfo_consumers(_STREAM, _GROUP) if await self._redis.exists(_STREAM) else []
         for owner in owners:
             if owner["idle"] > self._dead_milliseconds and not owner["pending"]:
                 await self._redis.xgroup_delconsumer(_STREAM, _GROUP, owner["name"])
-        self._has_forgotten = True
+        self._removed_dead_owners = True
 
     async def _create_group(self) -> None:
         try:
-            # From the beginning: what was enqueued before the group existed is delivered too.
+            # From the beginning: rollouts enqueued before the group existed are delivered too.
             await self._redis.xgroup_create(_STREAM, _GROUP, id="0", mkstream=True)
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):

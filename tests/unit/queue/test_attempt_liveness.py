@@ -1,4 +1,4 @@
-"""Which attempts run: asked once for many calls, forgotten at once when an end is announced."""
+"""One poll answers many calls; a notification of an end counts at once."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass
 class Watched:
-    """A `AttemptLiveness` that runs, what it was told of ends, and the keys of every look."""
+    """An `AttemptLiveness` that runs, the ends that it reported, and the keys of every poll."""
 
     liveness: AttemptLiveness
     notifications: Notifications
     ended: list[AttemptKey] = field(default_factory=list)
-    looks: list[set[AttemptKey]] = field(default_factory=list)
+    polls: list[set[AttemptKey]] = field(default_factory=list)
 
     async def runs(self, key: AttemptKey) -> bool:
         try:
@@ -50,7 +50,7 @@ async def watched(
     )
 
     async def counted(session: ReadSession, keys: set[AttemptKey]) -> set[AttemptKey]:
-        seen.looks.append(keys)
+        seen.polls.append(keys)
         return await running_attempts(session, keys)
 
     monkeypatch.setattr(module, "running_attempts", counted)
@@ -71,9 +71,9 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 
 async def heard(redis_url: str) -> bool:
-    """Whether anybody listens to announcements."""
+    """Whether anybody subscribes to ended attempts."""
     async with Redis.from_url(redis_url) as client:
-        return dict(await client.pubsub_numsub("{leyden:wake}:ends"))[b"{leyden:wake}:ends"] > 0
+        return dict(await client.pubsub_numsub("{leyden:notify}:ended"))[b"{leyden:notify}:ended"] > 0
 
 
 async def attempts(database: Database, count: int) -> list[tables.Rollout]:
@@ -87,36 +87,36 @@ def key_of(rollout: tables.Rollout) -> AttemptKey:
     return AttemptKey(rollout.id, 1)
 
 
-async def test_calls_of_running_attempts_share_their_looks(database, redis_url, monkeypatch):
+async def test_calls_of_running_attempts_share_their_polls(database, redis_url, monkeypatch):
     monkeypatch.setattr(module, "CACHE_TTL_SECONDS", 3600.0)
     rollouts = await attempts(database, 8)
     async with watched(database, redis_url, monkeypatch) as seen:
         asked = [seen.runs(key_of(rollout)) for rollout in rollouts for _ in range(50)]
         assert await asyncio.gather(*asked) == [True] * 400
-    # The first call wakes the loop, and those that come meanwhile share the next look.
-    assert len(seen.looks) <= 2
-    assert set().union(*seen.looks) == {key_of(rollout) for rollout in rollouts}
+    # The first call wakes the loop, and those that come meanwhile share the next poll.
+    assert len(seen.polls) <= 2
+    assert set().union(*seen.polls) == {key_of(rollout) for rollout in rollouts}
 
 
-async def test_belief_is_renewed_in_the_background(database, redis_url, monkeypatch):
+async def test_a_confirmation_is_renewed_in_the_background(database, redis_url, monkeypatch):
     monkeypatch.setattr(module, "CACHE_TTL_SECONDS", 0.2)
     (rollout,) = await attempts(database, 1)
     async with watched(database, redis_url, monkeypatch) as seen:
         assert await seen.runs(key_of(rollout))
-        await until(lambda: _true(len(seen.looks) > 5))
+        await until(lambda: _true(len(seen.polls) > 5))
         await builders.end_attempt(database, rollout.id)
         await until(lambda: _true(seen.ended == [key_of(rollout)]))
-        looks = len(seen.looks)
+        polls = len(seen.polls)
         assert [await seen.runs(key_of(rollout)) for _ in range(3)] == [False] * 3
         # An end is for ever: nobody asks again.
-        assert len(seen.looks) == looks
+        assert len(seen.polls) == polls
 
 
 async def _true(condition: bool) -> bool:
     return condition
 
 
-async def test_an_announced_end_is_believed_at_once(database, redis_url, monkeypatch):
+async def test_a_notified_end_counts_at_once(database, redis_url, monkeypatch):
     monkeypatch.setattr(module, "CACHE_TTL_SECONDS", 3600.0)
     first, second = await attempts(database, 2)
     async with watched(database, redis_url, monkeypatch) as seen:
@@ -125,7 +125,7 @@ async def test_an_announced_end_is_believed_at_once(database, redis_url, monkeyp
         assert await seen.runs(key_of(second))
         await builders.end_attempt(database, first.id, state="settled")
         assert await seen.runs(key_of(first))
-        # A hint that is not true costs a look and changes nothing.
+        # A hint that is not true costs a poll and changes nothing.
         await seen.notifications.publish_ended([key_of(first), key_of(second), AttemptKey("run-other.0.0", 1)])
         await until(lambda: _true(seen.ended == [key_of(first)]))
         assert [await seen.runs(key_of(first)), await seen.runs(key_of(second))] == [False, True]
@@ -134,7 +134,7 @@ async def test_an_announced_end_is_believed_at_once(database, redis_url, monkeyp
         await until(lambda: _true(seen.ended == [key_of(first), key_of(second)]))
 
 
-async def test_without_redis_an_end_is_seen_when_the_belief_is_over(database, monkeypatch, unused_tcp_port):
+async def test_without_redis_an_end_is_seen_when_the_cache_expires(database, monkeypatch, unused_tcp_port):
     monkeypatch.setattr(module, "CACHE_TTL_SECONDS", 0.2)
     (rollout,) = await attempts(database, 1)
     async with watched(database, f"redis://127.0.0.1:{unused_tcp_port}/0", monkeypatch) as seen:

@@ -134,8 +134,8 @@ async def test_settle_after_lease_expired_changes_nothing(database: Database, ro
     second = await held(database, rollout, "runner-b")
     assert await settle(database, late) is False
     async with database.session() as session:
-        assert await leases.start(session, late) is False
-        assert await leases.heartbeat(session, late.lease_id, 60) is False
+        assert await leases.start_all(session, [late]) == set()
+        assert await leases.heartbeat_all(session, [late.lease_id], 60) == set()
         assert await session.get(tables.Outcome, (rollout.id, 1)) is None
     assert await settle(database, second) is True
 
@@ -183,7 +183,7 @@ async def test_an_agent_that_failed_because_of_its_model_calls_is_executed_again
 ) -> None:
     got = await held(database, rollout)
     async with database.session() as session:
-        await leases.start(session, got)
+        await leases.start_all(session, [got])
     await builders.add_call(database, rollout, **call)
     await settle(database, got, Outcome(kind))
     again = await held(database, rollout)
@@ -249,8 +249,8 @@ async def test_heartbeat_renews_what_goes_on_and_omits_what_must_stop(
 async def test_start_marks_the_attempt_running_and_may_be_repeated(database: Database, rollout: tables.Rollout) -> None:
     got = await held(database, rollout)
     async with database.session() as session:
-        assert await leases.start(session, got) is True
-        assert await leases.start(session, got) is True
+        assert await leases.start_all(session, [got]) == {got.lease_id}
+        assert await leases.start_all(session, [got]) == {got.lease_id}
     assert await attempts(database, rollout) == [(1, "running", "runner-a")]
 
 

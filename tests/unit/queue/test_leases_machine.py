@@ -110,7 +110,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
         async def start() -> bool:
             async with self.database.session() as session:
-                return await leases.start(session, lease)
+                return bool(await leases.start_all(session, [lease]))
 
         held = self.holds(which, attempt)
         assert self.await_(start()) is held

@@ -85,13 +85,13 @@ async def test_an_end_that_cannot_be_read_may_be_that_of_any_attempt(
     pair: tuple[Notifications, Notifications], redis_url: str, odd: str
 ) -> None:
     giver, listener = pair
-    ends = listener.ends()
+    ended = listener.ended()
     # That of the subscription.
-    heard = [await asyncio.wait_for(anext(ends), LONG)]
+    heard = [await asyncio.wait_for(anext(ended), LONG)]
     async with Redis.from_url(redis_url) as client:
-        await client.publish("{leyden:wake}:ends", odd)
+        await client.publish("{leyden:notify}:ended", odd)
     await giver.publish_ended([AttemptKey("r", 1)])
-    heard += [await asyncio.wait_for(anext(ends), LONG) for _ in range(2)]
+    heard += [await asyncio.wait_for(anext(ended), LONG) for _ in range(2)]
     assert heard == [None, None, [AttemptKey("r", 1)]]
 
 
