@@ -5,7 +5,7 @@ import argparse
 from leyden.libs.service import run_worker
 from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import bind, configure_logs, configure_tracing
-from leyden.services.trainer.memory import keep_freed_memory
+from leyden.services.trainer.cpu.memory import retain_freed_memory
 from leyden.services.trainer.settings import Settings
 
 
@@ -16,13 +16,15 @@ def main() -> None:
     parser.add_argument("--run-id", help="the run to train; otherwise TRAINER_RUN_ID")
     run_id = parser.parse_args().run_id
     settings = Settings(run_id=run_id) if run_id else Settings()
-    keep_freed_memory()
+    # Importing torch takes seconds: a wrong setting is refused before.
+    from leyden.services.trainer.learner import runs_on_cpu
+    from leyden.services.trainer.worker import run_trainer
+
+    if runs_on_cpu(settings.device):
+        retain_freed_memory()
     configure_logs("trainer", settings.log_level)
     configure_tracing("trainer", settings.otlp_endpoint)
     with bind(run_id=settings.run_id):
-        # Seconds of imports: a wrong setting is refused before them.
-        from leyden.services.trainer.worker import run_trainer
-
         run_worker("trainer", settings, lambda stop, checks: run_trainer(settings, stop, checks))
 
 

@@ -8,7 +8,7 @@ gradients add up, and one backward pass through the trunk at the end makes the s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,26 +34,22 @@ class Reads:
     temperatures_K: NDArray[np.float32]
 
 
-@dataclass
 class Trunk:
-    """What a trunk computed, with its graph, and the same as leaves: keys and values per layer, then hidden states."""
+    """A trunk's keys and values per layer and its hidden states, with their graph, and the same tensors as leaves.
 
-    computed: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    leaves: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    hidden_M_H: Tensor = field(init=False)
-    hidden_leaf_M_H: Tensor = field(init=False)
+    Args: states: per layer, keys and values [1, G, M, D]. Leaves are float32 at least: gradients of many packs add up
+        there without loss. (Not a dataclass: FSDP rebuilds those among a forward's arguments.)
+    """
 
-    def detach(self, hidden_M_H: Tensor) -> Trunk:
-        """Makes the leaves; float32 at least, so that the gradients of many packs add up without loss."""
-        self.hidden_M_H, self.hidden_leaf_M_H = hidden_M_H, _leaf(hidden_M_H)
-        for layer, (keys, values) in self.computed.items():
-            self.leaves[layer] = (_leaf(keys), _leaf(values))
-        return self
+    def __init__(self, states: dict[int, tuple[Tensor, Tensor]], hidden_M_H: Tensor) -> None:
+        self.states, self.hidden_M_H = states, hidden_M_H
+        self.leaves = {layer: (_leaf(keys), _leaf(values)) for layer, (keys, values) in states.items()}
+        self.hidden_leaf_M_H = _leaf(hidden_M_H)
 
     def backward(self) -> None:
-        """Carries what was left on the leaves back through the trunk. Call once, when nothing more grows on it."""
+        """Sends the gradients of the leaves back through the trunk. Call once, after the last pack that grows on it."""
         pairs = [(self.hidden_M_H, self.hidden_leaf_M_H)]
-        for layer, states in self.computed.items():
+        for layer, states in self.states.items():
             pairs += zip(states, self.leaves[layer], strict=True)
         moved = [(states, leaf.grad.to(states.dtype)) for states, leaf in pairs if leaf.grad is not None]
         if moved:
@@ -62,17 +58,17 @@ class Trunk:
 
 
 class _Cache:
-    """Stands in for a transformers cache: puts the trunks before a pack's own keys and values.
+    """Stands in for a transformers cache: puts the trunks' keys and values before a pack's own.
 
-    Args: into: a trunk that keeps what is computed now; safe to run again under checkpointing
+    Args: states: filled with the pack's own of each layer; a second run under checkpointing leaves it as it is
     """
 
-    def __init__(self, path: Sequence[Trunk], into: Trunk | None = None) -> None:
-        self.path, self.into = path, into
+    def __init__(self, path: Sequence[Trunk], states: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
+        self.path, self.states = path, states
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        if self.into is not None:
-            self.into.computed.setdefault(layer, (keys, values))
+        if self.states is not None:
+            self.states.setdefault(layer, (keys, values))
         if not self.path:
             return keys, values
         before = [trunk.leaves[layer] for trunk in self.path]
@@ -106,8 +102,9 @@ class Policy(nn.Module):
 
     def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
         """A trunk behind those of `path`, with leaves for what grows on it."""
-        trunk = Trunk()
-        return trunk.detach(self._hidden(pack, _Cache(path, into=trunk)))
+        states: dict[int, tuple[Tensor, Tensor]] = {}
+        hidden_M_H = self._hidden(pack, _Cache(path, states))
+        return Trunk(states, hidden_M_H)
 
     def forward(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> Tensor:
         """The log-probability, float32 at least, of each token that `reads` names, [K], at its temperature."""

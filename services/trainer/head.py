@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from leyden.services.trainer.products import product
+from leyden.services.trainer.cpu import products
 
 # 8 MB in float32: near enough to a core for the passes over it, large enough for products at full speed.
 TILE_LOGITS = 2**21
@@ -50,7 +50,7 @@ class _SampledLogprobs(torch.autograd.Function):
         wide = torch.promote_types(hidden_U_H.dtype, torch.float32)
         normalisers_U = hidden_U_H.new_full((len(hidden_U_H),), -torch.inf, dtype=wide)
         for rows, tokens in _tiles(len(hidden_U_H), len(weight_V_H)):
-            logits_u_v = product(hidden_U_H[rows], weight_V_H[tokens].to(hidden_U_H.dtype)).to(wide)
+            logits_u_v = _product(hidden_U_H[rows], weight_V_H[tokens].to(hidden_U_H.dtype)).to(wide)
             normalisers_U[rows] = torch.logaddexp(normalisers_U[rows], logits_u_v.logsumexp(dim=1))
         context.save_for_backward(hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U)
         sampled_K = (hidden_U_H[rows_K].to(wide) * weight_V_H[token_ids_K].to(wide)).sum(dim=1)
@@ -74,12 +74,12 @@ class _SampledLogprobs(torch.autograd.Function):
         for rows, tokens in _tiles(len(live), len(weight_V_H)):
             normalisers, gradients = (column[rows] for column in columns_u)
             weight_v_H = weight_V_H[tokens].to(hidden_u_H.dtype)
-            logits_u_v = product(hidden_u_H[rows], weight_v_H).to(wide)
+            logits_u_v = _product(hidden_u_H[rows], weight_v_H).to(wide)
             away_u_v = logits_u_v.sub_(normalisers).exp_().mul_(gradients).to(hidden_u_H.dtype)
             if to_hidden is not None:
-                to_live[rows] += product(away_u_v, weight_v_H.t())
+                to_live[rows] += _product(away_u_v, weight_v_H.t())
             if to_weight is not None:
-                to_weight[tokens] -= product(away_u_v.t(), hidden_u_H[rows].t())
+                to_weight[tokens] -= _product(away_u_v.t(), hidden_u_H[rows].t())
         if to_hidden is not None:
             to_hidden.index_add_(0, live, to_live, alpha=-1)
         return (
@@ -88,6 +88,11 @@ class _SampledLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """left · rightᵀ."""
+    return products.product(left, right) if left.device.type == "cpu" else left @ right.t()
 
 
 def _tiles(rows: int, tokens: int) -> Iterator[tuple[slice, slice]]:

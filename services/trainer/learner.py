@@ -10,20 +10,25 @@ from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer.checkpoint import CheckpointDamaged, Progress, describe, load_checkpoint
+from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.model import freeze, load_model
-from leyden.services.trainer.products import use_fast_products
 from leyden.services.trainer.step import Learner, make_optimizer
 
 
-def make_accelerator(device: str, precision: str) -> Accelerator:
-    """Where products are computed, and how precisely on an accelerator; master weights stay float32.
+def runs_on_cpu(device: str) -> bool:
+    """Whether `TRAINER_DEVICE` chooses the CPU on this machine."""
+    return device == "cpu" or not torch.accelerator.is_available()
 
-    On a CPU bfloat16 is a matter of `products`, which rounds exactly where the CPU engine does.
+
+def make_accelerator(device: str, precision: str) -> Accelerator:
+    """Chooses the device and, on an accelerator, autocast's precision; master weights stay float32.
+
+    On a CPU `cpu.products` rounds to bfloat16 instead of autocast, exactly where the CPU engine does.
 
     Raises: ValueError: several processes; the loss is not yet split over ranks.
     """
-    on_cpu = device == "cpu" or not torch.accelerator.is_available()
+    on_cpu = runs_on_cpu(device)
     autocast = precision == "bfloat16" and not on_cpu
     accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if autocast else "no")
     if accelerator.num_processes != 1:
@@ -72,18 +77,21 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
 
 
 def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator) -> Learner:
-    model = _load(weights, config)
+    model = _load(weights, config, accelerator.device)
     freeze(model, config.training.frozen)
     policy = Policy(model, activation_checkpointing=config.training.activation_checkpointing)
     policy, optimizer = accelerator.prepare(policy, make_optimizer(policy, config.optimizer))
     reference = None
     if config.algorithm.kl_coefficient > 0:
-        reference = Policy(_load(base, config).requires_grad_(requires_grad=False)).to(accelerator.device)
+        reference = Policy(_load(base, config, accelerator.device).requires_grad_(requires_grad=False)).to(
+            accelerator.device
+        )
     torch.manual_seed(config.sampling.seed)
     return Learner(policy, optimizer, accelerator, reference)
 
 
-def _load(folder: Path, config: RunConfig) -> PreTrainedModel:
+def _load(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
     model = load_model(folder)
-    use_fast_products(model, head=model.get_output_embeddings(), bfloat16=config.training.precision == "bfloat16")
+    if device.type == "cpu":
+        use_fast_products(model, head=model.get_output_embeddings(), bfloat16=config.training.precision == "bfloat16")
     return model
