@@ -2,6 +2,5 @@
 
 Reads the task queue. Writes `attempts` and `outcomes`, through `libs/queue`. Promises: an agent gets a fresh folder,
 the documented environment and nothing of the platform; no process of an attempt outlives it, not even when the runner
-is killed; an attempt whose lease was lost settles nothing; what infrastructure broke is never told as an agent's
-failure.
+is killed; an attempt that lost its lease settles nothing; a failure of the infrastructure never counts as an agent's.
 """

@@ -1,148 +1,79 @@
-"""One attempt from lease to verdict: a fresh folder, an environment, an agent, how it ended."""
+"""One attempt from lease to outcome: its specification, its execution by a backend, and whose failure a failure is."""
 
 from __future__ import annotations
 
-import asyncio
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from leyden.libs.capability import KeyRing, sign
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Lease, Outcome
-from leyden.libs.service.errors import Misconfigured
-from leyden.services.runner.cell import REMEDIES, Cells, Tenant
-from leyden.services.runner.doors import DoorWatch
-from leyden.services.runner.environment import Doors, Identity, environment_block
-from leyden.services.runner.folder import AttemptFolder, Folders
-from leyden.services.runner.process import Command, Ended, KeeperLost, Processes
+from leyden.services.runner.backends.base import AttemptSpec, Backend, BackendError
+from leyden.services.runner.endpoint_monitor import EndpointMonitor
+from leyden.services.runner.environment import Endpoints, Identity, environment_block, secrets_block
+from leyden.services.runner.outcome import outcome_of
 from leyden.services.runner.settings import Settings
-from leyden.services.runner.verdict import judge
-
-PROOF_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Workplace:
-    """What every attempt of this runner shares."""
+class RunnerContext:
+    """Everything that the attempts of one runner share.
+
+    Args: backends: by the `type` of a run's `runner`.
+    """
 
     settings: Settings
     keys: KeyRing
-    folders: Folders
-    processes: Processes
-    doors: DoorWatch
-    cells: Cells
+    backends: Mapping[str, Backend]
+    endpoints: EndpointMonitor
 
 
-async def execute(lease: Lease, place: Workplace) -> Outcome:
+async def execute(lease: Lease, context: RunnerContext) -> Outcome:
     """Runs the agent of a lease to its end. Cancelling kills it and leaves nothing.
 
-    What our own side breaks is `infra_error`: a folder that cannot be made, a keeper that is lost, a door that did not
-    answer while the agent ran and failed.
+    `infra_error`: the backend failed, or an endpoint of the platform was down while the agent ran and failed.
     """
-    began = time.monotonic()
+    started = time.monotonic()
     try:
-        with place.cells.lend() as tenant:
-            ended = await _run(lease, place, tenant)
-        return await _blame(judge(ended), began, place.doors)
-    except (KeeperLost, OSError) as error:
+        ended = await context.backends[lease.runner.type].run(attempt_spec(lease, context))
+    except BackendError as error:
         return Outcome(OutcomeKind.INFRA_ERROR, detail=str(error))
+    return await attribute_failure(outcome_of(ended), started, context.endpoints)
 
 
-async def _run(lease: Lease, place: Workplace, tenant: Tenant) -> Ended:
-    try:
-        folder = await asyncio.to_thread(_make_folder, lease, place, tenant)
-    except OSError as error:
-        raise OSError(f"the working folder could not be made: {error}") from error
-    try:
-        return await place.processes.run(await asyncio.to_thread(_command, lease, place, folder, tenant))
-    finally:
-        await asyncio.shield(asyncio.to_thread(place.folders.remove, folder))
-
-
-def _make_folder(lease: Lease, place: Workplace, tenant: Tenant) -> AttemptFolder:
-    place.cells.check_directory(lease.agent.directory)
-    return place.folders.make(lease.rollout_id, lease.task, lease.agent.directory, tenant.user)
-
-
-async def prove(place: Workplace) -> None:
-    """Starts what `{python}` stands for once, as agents are started.
-
-    Raises: Misconfigured: it does not; the message says what to do
-    """
-    argv = [place.settings.python, "-I", "-S", "-c", ""]
-    try:
-        with place.cells.lend() as tenant:
-            folder = await asyncio.to_thread(place.folders.make, "first", {}, None, tenant.user)
-            walls = await asyncio.to_thread(place.cells.walls, argv, folder, tenant)
-            ended = await place.processes.run(
-                Command(argv, {}, folder.work, PROOF_SECONDS, 1.0, 1000, walls=walls, lock=tenant.lock)
-            )
-            await asyncio.to_thread(place.folders.remove, folder)
-    except (KeeperLost, OSError) as error:
-        raise Misconfigured(f"no agent can start here: {error}") from error
-    if ended.exit_code != 0:
-        why = ended.start_error or ended.stderr.decode(errors="replace") or "it did not end in time"
-        raise Misconfigured(
-            f"agents cannot start RUNNER_PYTHON, {argv[0]} ({why}): {REMEDIES}; or name another interpreter there"
-        )
-
-
-async def _blame(outcome: Outcome, began: float, doors: DoorWatch) -> Outcome:
-    """The outcome, or `infra_error` when an agent failed while one of its doors was shut."""
+async def attribute_failure(outcome: Outcome, started: float, endpoints: EndpointMonitor) -> Outcome:
+    """The outcome, or `infra_error` when an agent failed while one of its endpoints was down."""
     if outcome.kind not in {OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT}:
         return outcome
-    await doors.look()
-    shut = doors.shut_since(began)
-    if shut is None:
+    await endpoints.check()
+    down = endpoints.down_since(started)
+    if down is None:
         return outcome
-    detail = f"{shut} did not answer while the agent ran ({outcome.kind}: {outcome.detail})"
+    detail = f"{down} did not answer while the agent ran ({outcome.kind}: {outcome.detail})"
     return replace(outcome, kind=OutcomeKind.INFRA_ERROR, detail=detail)
 
 
-def _command(lease: Lease, place: Workplace, folder: AttemptFolder, tenant: Tenant) -> Command:
-    settings, limits = place.settings, lease.runner
-    first, *rest = lease.agent.command
-    argv = [settings.python if first == "{python}" else first, *rest]
-    return Command(
-        argv=argv,
-        environment=_environment(lease, place, folder, tenant),
-        folder=folder.work,
-        timeout_seconds=limits.timeout_seconds,
-        grace_seconds=settings.grace_seconds,
-        output_bytes=limits.output_bytes,
-        memory_bytes=limits.memory_bytes,
-        cpu_seconds=limits.cpu_seconds,
-        open_files=settings.max_open_files,
-        processes=settings.max_processes if tenant.user is not None else None,
-        file_bytes=settings.max_file_bytes,
-        walls=place.cells.walls(argv, folder, tenant),
-        lock=tenant.lock,
+def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
+    """The attempt as a backend executes it."""
+    settings = context.settings
+    identity = Identity(lease.run_id, lease.rollout_id, lease.attempt, lease.trace_parent)
+    endpoints = Endpoints(settings.gateway_url, settings.collector_url, _key(lease, context), lease.runner.grant_reward)
+    return AttemptSpec(
+        name=f"{lease.rollout_id}.{lease.attempt}",
+        command=lease.agent.command,
+        environment=environment_block(identity, endpoints, lease.task, lease.agent.environment),
+        secrets=secrets_block(endpoints),
+        task=lease.task,
+        directory=lease.agent.directory,
+        limits=lease.runner,
     )
 
 
-def _user_names(tenant: Tenant) -> dict[str, str]:
-    """For programs that ask for their user's name, which a user of an attempt's own has not."""
-    return {"USER": "agent", "LOGNAME": "agent"} if tenant.lock is not None else {}
-
-
-def _environment(lease: Lease, place: Workplace, folder: AttemptFolder, tenant: Tenant) -> dict[str, str]:
-    settings = place.settings
-    return environment_block(
-        Identity(lease.run_id, lease.rollout_id, lease.attempt, lease.trace_parent),
-        Doors(settings.gateway_url, settings.collector_url, _key(lease, place), lease.runner.grant_reward),
-        lease.task,
-        folder=folder.work,
-        task_file=folder.task_file,
-        scratch=folder.scratch,
-        path=settings.agent_path,
-        extra=_user_names(tenant) | lease.agent.environment,
-    )
-
-
-def _key(lease: Lease, place: Workplace) -> str:
+def _key(lease: Lease, context: RunnerContext) -> str:
     scopes = {Scope.MODEL, Scope.TELEMETRY} | ({Scope.REWARD} if lease.runner.grant_reward else set())
-    lifetime = lease.runner.timeout_seconds + place.settings.grace_seconds + place.settings.key_seconds
+    lifetime = lease.runner.timeout_seconds + context.settings.grace_seconds + context.settings.key_seconds
     capability = Capability(
         run_id=lease.run_id,
         rollout_id=lease.rollout_id,
@@ -151,4 +82,4 @@ def _key(lease: Lease, place: Workplace) -> str:
         # By the database's clock, as the lease itself: a runner's own may be wrong.
         expires_at=int(lease.expires_at.timestamp() + lifetime),
     )
-    return sign(place.keys, capability)
+    return sign(context.keys, capability)

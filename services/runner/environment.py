@@ -1,7 +1,8 @@
-"""What an agent finds in its environment, all of it: who it is, its doors, its task. Nothing of the platform's own.
+"""The environment of an agent: its identity, its endpoints, its key and its task, and nothing of the platform's own.
 
-The names follow what the agent frameworks read: the OpenAI and Anthropic clients, the OpenTelemetry SDKs, and the
-switches that turn on a framework's own spans or turn off its calls home.
+The names are those that agent frameworks read: the OpenAI and Anthropic clients, the OpenTelemetry SDKs, and the
+switches that turn on a framework's own spans or turn off its calls home. A backend adds the variables that depend on
+the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 MAX_TASK_BYTES = 96 * 1024
 """A longer task is in `LEYDEN_TASK_FILE` alone: Linux bounds one environment string at 128 KiB."""
@@ -32,14 +32,14 @@ _SWITCHES = {
     "LANGSMITH_TRACING": "true",
     "LANGSMITH_OTEL_ENABLED": "true",
     "LANGSMITH_OTEL_ONLY": "true",
-    # LangSmith's client wants one; with OTEL_ONLY it is never sent anywhere.
+    # LangSmith's client wants one; with OTEL_ONLY it sends it nowhere.
     "LANGSMITH_API_KEY": "unused",
 }
 
 
 @dataclass(frozen=True)
-class Doors:
-    """Where an agent reaches the platform, and the key that opens it there."""
+class Endpoints:
+    """The platform's addresses for one attempt, and the key for them."""
 
     gateway_url: str
     collector_url: str
@@ -49,7 +49,7 @@ class Doors:
 
 @dataclass(frozen=True)
 class Identity:
-    """Whose attempt this is."""
+    """The run, rollout and attempt of an agent."""
 
     run_id: str
     rollout_id: str
@@ -63,74 +63,45 @@ class Identity:
 
 
 def environment_block(
-    identity: Identity,
-    doors: Doors,
-    task: Mapping[str, object],
-    *,
-    folder: Path,
-    task_file: Path,
-    scratch: Path,
-    path: str,
-    extra: Mapping[str, str],
+    identity: Identity, endpoints: Endpoints, task: Mapping[str, object], extra: Mapping[str, str]
 ) -> dict[str, str]:
-    """The whole environment of one attempt.
+    """Every variable of an attempt without its key.
 
-    Args: folder: the working folder, also HOME; scratch: TMPDIR; path: PATH; extra: `agent.environment` of the run,
-        which may set anything except the platform's own names (the run document refuses those).
+    Args: extra: `agent.environment` of the run, which may set anything except the platform's own names (the run
+        document refuses those).
     """
-    return {
-        "PATH": path,
-        "HOME": str(folder),
-        "TMPDIR": str(scratch),
+    model = endpoints.gateway_url + identity.path
+    headers = f"X-Rollout-Id: {identity.rollout_id}\nX-Attempt: {identity.attempt}"
+    block = {
         "LANG": "C.UTF-8",
         **_SWITCHES,
         **extra,
-        **_model_doors(identity, doors),
-        **_telemetry_doors(identity, doors),
-        **_task(task, task_file),
-        **_ids(identity),
-        **_reward_door(identity, doors),
-    }
-
-
-def _model_doors(identity: Identity, doors: Doors) -> dict[str, str]:
-    base = doors.gateway_url + identity.path
-    headers = f"X-Rollout-Id: {identity.rollout_id}\nX-Attempt: {identity.attempt}"
-    return {
-        "OPENAI_BASE_URL": f"{base}/v1",
-        "OPENAI_API_BASE": f"{base}/v1",
-        "OPENAI_API_KEY": doors.key,
+        "OPENAI_BASE_URL": f"{model}/v1",
+        "OPENAI_API_BASE": f"{model}/v1",
         "OPENAI_CUSTOM_HEADERS": headers,
-        "ANTHROPIC_BASE_URL": base,
-        "ANTHROPIC_API_KEY": doors.key,
+        "ANTHROPIC_BASE_URL": model,
         "ANTHROPIC_CUSTOM_HEADERS": headers,
-    }
-
-
-def _telemetry_doors(identity: Identity, doors: Doors) -> dict[str, str]:
-    ids = f"rollout.id={identity.rollout_id},rollout.attempt={identity.attempt}"
-    return {
-        "OTEL_EXPORTER_OTLP_ENDPOINT": doors.collector_url + identity.path,
-        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{doors.key}",
-        "OTEL_RESOURCE_ATTRIBUTES": ids,
-    }
-
-
-def _task(task: Mapping[str, object], task_file: Path) -> dict[str, str]:
-    text = json.dumps(task, ensure_ascii=False)
-    block = {"LEYDEN_TASK_FILE": str(task_file)}
-    # NUL cannot stand in an environment; JSON escapes it, so the text never holds one.
-    return block if len(text.encode()) > MAX_TASK_BYTES else {**block, "LEYDEN_TASK": text}
-
-
-def _ids(identity: Identity) -> dict[str, str]:
-    ids = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoints.collector_url + identity.path,
+        "OTEL_RESOURCE_ATTRIBUTES": f"rollout.id={identity.rollout_id},rollout.attempt={identity.attempt}",
         "LEYDEN_RUN_ID": identity.run_id,
         "LEYDEN_ROLLOUT_ID": identity.rollout_id,
         "LEYDEN_ATTEMPT": str(identity.attempt),
     }
-    return ids if identity.trace_parent is None else {**ids, "TRACEPARENT": identity.trace_parent}
+    # NUL cannot stand in an environment; JSON escapes it, so the text never holds one.
+    text = json.dumps(task, ensure_ascii=False)
+    if len(text.encode()) <= MAX_TASK_BYTES:
+        block["LEYDEN_TASK"] = text
+    if identity.trace_parent is not None:
+        block["TRACEPARENT"] = identity.trace_parent
+    if endpoints.grant_reward:
+        block["LEYDEN_REWARD_URL"] = f"{endpoints.collector_url}{identity.path}/reward"
+    return block
 
 
-def _reward_door(identity: Identity, doors: Doors) -> dict[str, str]:
-    return {"LEYDEN_REWARD_URL": f"{doors.collector_url}{identity.path}/reward"} if doors.grant_reward else {}
+def secrets_block(endpoints: Endpoints) -> dict[str, str]:
+    """The variables that hold the attempt's key."""
+    return {
+        "OPENAI_API_KEY": endpoints.key,
+        "ANTHROPIC_API_KEY": endpoints.key,
+        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{endpoints.key}",
+    }

@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 from pydantic import AliasChoices, Field
 from pydantic_settings import SettingsConfigDict
@@ -14,7 +15,7 @@ from leyden.libs.service import HttpAddress, ServiceSettings
 
 
 class Settings(ServiceSettings):
-    """How many attempts run at once, and what bounds them."""
+    """The number of attempts at once, and their bounds."""
 
     model_config = SettingsConfigDict(env_prefix="RUNNER_")
 
@@ -25,25 +26,25 @@ class Settings(ServiceSettings):
     concurrency: int = Field(default=32, ge=1, le=4096)
     """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""
     work_folder: Path = Field(default_factory=lambda: open_work_folder())
-    """Where the fresh folders of attempts are made; what a killed runner left there is removed at the next start.
-    Where agents' users could neither pass to it nor be shown it, a folder in /var/tmp takes its place."""
+    """Parent of the attempts' fresh folders; the next start removes those that a killed runner left. Where agents' own
+    users cannot pass to it, a folder in /var/tmp takes its place."""
     hidden_paths: tuple[Path, ...] = ()
     """Folders that agents may not open: the platform's own. As JSON: `["/var/lib/leyden"]`."""
     agent_path: str = Field(default=os.defpath, validation_alias=AliasChoices("RUNNER_AGENT_PATH", "PATH"))
     """PATH of agents; the runner's own by default."""
     python: str = sys.executable
-    """What `{python}` stands for as the first word of an agent's command."""
-    agent_user: str = "own"
-    """Whom agents become. `own`: each attempt a user of its own where the runner is root, else the runner's user.
-    `same`: the runner's user, even root. Any other word names a user, which all attempts share; that needs
-    root, and a user of nothing else: not `nobody`, whose an embedded Postgres is."""
+    """The interpreter for `{python}` as the first word of an agent's command."""
+    agent_user: Literal["auto", "own", "same"] = "auto"
+    """The user of an agent. `own`: one of its own per attempt, which needs a runner that runs as root and an
+    interpreter that other users can pass to. `same`: the runner's user; as root without capabilities. `auto`: `own`
+    where that is possible, else `same`."""
     agent_uids_from: int | None = Field(default=None, ge=1000, le=2**31 - 2**16)
-    """The first of the 20,000 user ids that attempts take in turn; nobody else may have them. Unset: 1,900,000,000, or
+    """The first of the 20,000 user ids of agents' own users; nobody else may have them. Unset: 1,900,000,000, or
     30,000 in a user namespace that has fewer."""
     max_open_files: int = Field(default=4096, ge=64)
     """RLIMIT_NOFILE of agents."""
     max_processes: int | None = Field(default=512, ge=1)
-    """RLIMIT_NPROC of agents, which counts all processes of their user: set only where that is not the runner's."""
+    """RLIMIT_NPROC of agents with a user of their own; it counts all processes of a user."""
     max_file_bytes: int | None = Field(default=16 * 2**30, ge=2**20)
     """RLIMIT_FSIZE of agents: the longest file one may write."""
     grace_seconds: float = Field(default=5.0, ge=0)
@@ -51,9 +52,9 @@ class Settings(ServiceSettings):
     lease_seconds: float = Field(default=30.0, gt=0)
     """A lease not renewed for this long is lost; renewals happen three times as often."""
     poll_seconds: float = Field(default=2.0, gt=0)
-    """Longest wait of one look into the task queue, and the pause after Redis or Postgres was away."""
-    store_look_seconds: float = Field(default=5.0, gt=0)
-    """How often a runner to which nothing is delivered looks for waiting rollouts in Postgres itself."""
+    """Longest wait for the task queue, and the pause after Redis or Postgres was away."""
+    store_poll_seconds: float = Field(default=5.0, gt=0)
+    """The interval at which a runner without deliveries polls Postgres itself for waiting rollouts."""
     drain_seconds: float = Field(default=10.0, ge=0)
     """After SIGTERM: how long running attempts may finish before they are killed and given back for a retry."""
     key_seconds: int = Field(default=600, ge=1)
@@ -63,7 +64,7 @@ class Settings(ServiceSettings):
 def open_work_folder() -> Path:
     """A work folder that every user can pass to.
 
-    Not in /tmp where there is another place: agents write there, and may not directly above a hidden folder.
+    Preferably not in /tmp: agents write there, and Landlock closes the folders directly above a hidden one.
     """
     lasting = Path("/var/tmp")  # noqa: S108  # `Folders` takes only a folder that nobody else may write to
     parent = lasting if os.access(lasting, os.W_OK) else Path(tempfile.gettempdir())

@@ -1,4 +1,4 @@
-"""The runner's loop: take leases while there is room, run agents, renew, settle."""
+"""The runner's loop: lease rollouts while there is room, execute them, renew the leases, settle."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import AWAY, Database, cause
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
-from leyden.services.runner.attempt import Workplace, execute, prove
-from leyden.services.runner.cell import Cells
-from leyden.services.runner.doors import DoorWatch
-from leyden.services.runner.folder import Folders
-from leyden.services.runner.ledger import Ledger
-from leyden.services.runner.process import Processes
+from leyden.services.runner.attempt import RunnerContext, execute
+from leyden.services.runner.attempt_writer import AttemptWriter
+from leyden.services.runner.backends.process.backend import ProcessBackend
+from leyden.services.runner.endpoint_monitor import EndpointMonitor
 from leyden.services.runner.settings import Settings
 
 log = logger()
@@ -38,7 +36,7 @@ limited_log = RateLimitedLogger(log)
 RUNNING = Gauge("runner_attempts_running", "Attempts at work.")
 ENDED = Counter("runner_attempts_ended_total", "Attempts that were settled.", ["kind"])
 LOST = Counter("runner_leases_lost_total", "Attempts stopped because their lease was lost or their rollout cancelled.")
-SECONDS = Histogram("runner_attempt_seconds", "Lease to verdict.", buckets=SECONDS_BUCKETS)
+SECONDS = Histogram("runner_attempt_seconds", "Lease to outcome.", buckets=SECONDS_BUCKETS)
 
 GATHER_SECONDS = 0.05
 LONGEST_RETRY_SECONDS = 60.0
@@ -46,106 +44,110 @@ LONGEST_RETRY_SECONDS = 60.0
 
 
 class Runner:
-    """The attempts of one process."""
+    """The attempts of one process.
+
+    Args: owner: the name under which it leases.
+    """
 
     def __init__(
         self,
-        settings: Settings,
+        owner: str,
         database: Database,
         queue: RolloutQueue,
         notifications: Notifications,
-        place: Workplace,
+        context: RunnerContext,
     ) -> None:
-        self.owner = place.folders.root.name
-        self._settings = settings
+        self._owner = owner
+        self._settings = context.settings
         self._database = database
         self._queue = queue
         self._notifications = notifications
-        self._ledger = Ledger(database, notifications)
-        self._place = place
+        self._writer = AttemptWriter(database, notifications)
+        self._context = context
         self._tasks: set[asyncio.Task[None]] = set()
-        self._held: dict[str, asyncio.Task[Outcome]] = {}
+        self._executing: dict[str, asyncio.Task[Outcome]] = {}
         self._room = asyncio.Event()
         self._room.set()
         self._stopping = False
-        self._look_at = time.monotonic() + settings.store_look_seconds
+        self._store_poll_at = time.monotonic() + self._settings.store_poll_seconds
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Works until asked to stop; then finishes what it holds, for a while. What is left is given back.
+        """Works until asked to stop; then lets attempts finish, for a while, and gives the others back.
 
-        Raises: what ended one of the loops beside: without renewals or a ledger this process is of no use.
+        Raises: the error of a loop beside: without renewals or a writer this process is of no use.
         """
-        loops = (self._renew(), self._ledger.run(), self._place.doors.keep())
-        keeping = [asyncio.create_task(work) for work in loops]
+        loops = [
+            asyncio.create_task(loop) for loop in (self._renew(), self._writer.run(), self._context.endpoints.run())
+        ]
         try:
             while not stop.is_set():
-                await _first_of(self._room.wait(), stop.wait(), beside=keeping)
+                await _first_of(self._room.wait(), stop.wait(), beside=loops)
                 if not stop.is_set():
-                    await self._take(stop)
+                    await self._lease_some(stop)
             await self._finish()
         finally:
-            if not any(task.done() for task in keeping):
+            if not any(task.done() for task in loops):
                 await self._give_back()
             # Closed beside being cancelled: Redis' client may take a cancellation for its own timeout.
-            self._ledger.close()
-            for task in (*keeping, *self._tasks):
+            self._writer.close()
+            for task in (*loops, *self._tasks):
                 task.cancel()
-            await asyncio.gather(*keeping, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
 
-    async def _take(self, stop: asyncio.Event) -> None:
+    async def _lease_some(self, stop: asyncio.Event) -> None:
         """Leases as many rollouts as there is room for."""
-        # Attempts end one by one; those that are leased together cost one transaction.
+        # Attempts end one by one; leased together, they cost one transaction.
         if self._free() < self._settings.concurrency // 8 and await pause(stop, GATHER_SECONDS):
             return
         room = self._free()
         try:
-            deliveries = await self._queue.deliver(self.owner, room, self._settings.poll_seconds)
+            deliveries = await self._queue.deliver(self._owner, room, self._settings.poll_seconds)
             if not deliveries:
-                await self._look_into_store(room)
+                await self._poll_store(room)
             if deliveries:
                 fault_point("runner.delivered")
-            await self._lease_all([delivery.rollout_id for delivery in deliveries])
+            await self._lease([delivery.rollout_id for delivery in deliveries])
             await self._queue.ack(deliveries)
         except QueueUnavailable as error:
             limited_log.warning("task queue away, asking the store", cause=str(error))
-            await self._take_from_store(room, rest_seconds=0.0)
+            await self._lease_from_store(room, rest_seconds=0.0)
             await pause(stop, self._settings.poll_seconds)
         except SQLAlchemyError as error:
             # Not acknowledged: delivered again.
-            limited_log.warning("no lease taken", cause=cause(error))
+            limited_log.warning("nothing leased", cause=cause(error))
             await pause(stop, self._settings.poll_seconds)
 
     def _free(self) -> int:
         return self._settings.concurrency - len(self._tasks)
 
-    async def _look_into_store(self, room: int) -> None:
-        """Now and then when nothing is delivered: a Redis that is full takes no messages, and nobody here is told."""
-        if time.monotonic() >= self._look_at:
-            self._look_at = time.monotonic() + self._settings.store_look_seconds
-            # What has just failed is tried again when the controller says so.
-            await self._take_from_store(room, rest_seconds=LONGEST_RETRY_SECONDS)
+    async def _poll_store(self, room: int) -> None:
+        """Asks the store now and then when nothing is delivered: a full Redis takes no messages, silently."""
+        if time.monotonic() >= self._store_poll_at:
+            self._store_poll_at = time.monotonic() + self._settings.store_poll_seconds
+            # The controller says when a rollout that has just failed is due again.
+            await self._lease_from_store(room, rest_seconds=LONGEST_RETRY_SECONDS)
 
-    async def _take_from_store(self, room: int, *, rest_seconds: float) -> None:
+    async def _lease_from_store(self, room: int, *, rest_seconds: float) -> None:
         try:
             async with self._database.read() as session:
                 waiting = await leases.deliverable_rollouts(session, limit=room, rest_seconds=rest_seconds)
-            await self._lease_all(waiting)
+            await self._lease(waiting)
         except SQLAlchemyError as error:
-            limited_log.warning("no lease taken", cause=cause(error))
+            limited_log.warning("nothing leased", cause=cause(error))
 
-    async def _lease_all(self, rollout_ids: Sequence[str]) -> None:
+    async def _lease(self, rollout_ids: Sequence[str]) -> None:
         async with self._database.session() as session:
-            taken = await leases.lease_rollouts(session, rollout_ids, self.owner, self._settings.lease_seconds)
-        if taken:
+            leased = await leases.lease_rollouts(session, rollout_ids, self._owner, self._settings.lease_seconds)
+        if leased:
             fault_point("runner.leased")
-        for lease in taken:
+        for lease in leased:
             task = asyncio.create_task(self._attempt(lease), name=f"{lease.rollout_id}/{lease.attempt}")
             self._tasks.add(task)
             task.add_done_callback(self._done)
         self._measure()
         # Leasing anew expires the attempt before.
         await self._notifications.publish_ended(
-            AttemptKey(one.rollout_id, one.attempt - 1) for one in taken if one.attempt > 1
+            AttemptKey(one.rollout_id, one.attempt - 1) for one in leased if one.attempt > 1
         )
 
     def _done(self, task: asyncio.Task[None]) -> None:
@@ -163,18 +165,18 @@ class Runner:
 
     async def _attempt(self, lease: Lease) -> None:
         with bind(run_id=lease.run_id, rollout_id=lease.rollout_id, attempt=lease.attempt):
-            began = time.monotonic()
+            started = time.monotonic()
             outcome = await self._outcome(lease)
-            SECONDS.observe(time.monotonic() - began)
+            SECONDS.observe(time.monotonic() - started)
             fault_point("runner.ended")
             await self._settle(lease, outcome)
 
     async def _outcome(self, lease: Lease) -> Outcome:
-        """How the attempt ends; `cancelled` or `infra_error` when this runner stops it itself."""
-        running = asyncio.create_task(self._execute(lease))
-        self._held[lease.lease_id] = running
+        """The outcome of the attempt; `cancelled` or `infra_error` when this runner stops it itself."""
+        executing = asyncio.create_task(self._execute(lease))
+        self._executing[lease.lease_id] = executing
         try:
-            return await running
+            return await executing
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
@@ -184,7 +186,7 @@ class Runner:
                 return Outcome(OutcomeKind.INFRA_ERROR, detail="the runner was stopped")
             return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost or the rollout cancelled")
         finally:
-            del self._held[lease.lease_id]
+            del self._executing[lease.lease_id]
 
     async def _execute(self, lease: Lease) -> Outcome:
         try:
@@ -192,17 +194,17 @@ class Runner:
                 return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost before the start")
             fault_point("runner.started")
             log.info("attempt started")
-            return await execute(lease, self._place)
-        # Whatever breaks on our side is told as such; an attempt that nobody settles would block until its lease ends.
+            return await execute(lease, self._context)
+        # Any defect on our side is reported as ours; an attempt that nobody settles would block until its lease ends.
         except Exception as error:
             log.exception("attempt broke")
             return Outcome(OutcomeKind.INFRA_ERROR, detail=f"{type(error).__name__}: {error}")
 
     async def _start(self, lease: Lease) -> bool:
-        """Whether the lease is still held; waits for a store that is away until `_renew` gives the lease up."""
+        """Whether the lease is still valid; waits for a store that is away until `_renew` gives the lease up."""
         while True:
             try:
-                return await self._ledger.start(lease)
+                return await self._writer.start(lease)
             except AWAY as error:
                 limited_log.warning("attempt not started", cause=cause(error))
                 await asyncio.sleep(min(1.0, self._settings.poll_seconds))
@@ -212,40 +214,40 @@ class Runner:
         until = time.monotonic() + self._settings.lease_seconds
         while True:
             try:
-                held = await self._ledger.settle(lease, outcome)
+                settled = await self._writer.settle(lease, outcome)
                 break
             except SQLAlchemyError as error:
                 limited_log.warning("outcome not settled", cause=cause(error))
                 if time.monotonic() > until:
                     return
                 await asyncio.sleep(min(1.0, self._settings.poll_seconds))
-        if held:
+        if settled:
             ENDED.labels(outcome.kind).inc()
-        log.info("attempt ended", kind=outcome.kind, settled=held, detail=outcome.detail)
+        log.info("attempt ended", kind=outcome.kind, settled=settled, detail=outcome.detail)
 
     async def _renew(self) -> None:
-        """Renews every lease in one statement, three times per lease time; what is not renewed is stopped."""
+        """Renews every lease in one statement, three times per lease time; an attempt that loses its lease stops."""
         renewed = time.monotonic()
         while True:
             await asyncio.sleep(self._settings.lease_seconds / 3)
-            asked, held = set(self._held), None
+            asked, valid = set(self._executing), None
             try:
                 async with self._database.session() as session:
-                    held = await leases.heartbeat_all(session, asked, self._settings.lease_seconds)
+                    valid = await leases.heartbeat_all(session, asked, self._settings.lease_seconds)
                 renewed = time.monotonic()
             except SQLAlchemyError as error:
                 limited_log.warning("leases not renewed", cause=cause(error))
-            if held is None and time.monotonic() - renewed > self._settings.lease_seconds:
+            if valid is None and time.monotonic() - renewed > self._settings.lease_seconds:
                 # Another runner may have them by now.
-                held = set()
-            for lease_id in asked - held if held is not None else ():
+                valid = set()
+            for lease_id in asked - valid if valid is not None else ():
                 self._stop_attempt(lease_id)
 
     def _stop_attempt(self, lease_id: str) -> None:
-        running = self._held.get(lease_id)
-        if running is not None:
+        executing = self._executing.get(lease_id)
+        if executing is not None:
             LOST.inc()
-            running.cancel()
+            executing.cancel()
 
     async def _finish(self) -> None:
         """Lets attempts finish, for a while."""
@@ -254,18 +256,18 @@ class Runner:
             await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
 
     async def _give_back(self) -> None:
-        """Kills the attempts that are left and settles them, so that they are tried again."""
+        """Kills the remaining attempts and settles them, so that they are tried again."""
         self._stopping = True
         while self._tasks:
-            for running in self._held.values():
-                if not running.cancelling():
-                    running.cancel()
-            # Again: one that was leased just now begins to run its agent only in a moment.
+            for executing in self._executing.values():
+                if not executing.cancelling():
+                    executing.cancel()
+            # Again: an attempt leased just now begins to run its agent only in a moment.
             await asyncio.wait(self._tasks, timeout=0.1)
 
 
 async def _first_of(*waits: Awaitable[object], beside: Sequence[asyncio.Task[None]]) -> None:
-    """Returns when one of the waits is over. Raises what ended one of the tasks beside, which never should end."""
+    """Returns when one of the waits is over. Raises the error of a task beside, none of which should ever end."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     await asyncio.wait([*tasks, *beside], return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -278,27 +280,24 @@ async def _first_of(*waits: Awaitable[object], beside: Sequence[asyncio.Task[Non
 async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     """Executes attempts until asked to stop.
 
-    Raises: Misconfigured: the settings name what is not there, or agents cannot start here.
+    Raises: Misconfigured: a setting cannot be followed, or agents cannot start here.
     """
-    cells = Cells(settings)
     keys = KeyRing(settings.capability_keys_file)
-    folders = Folders(cells.work_folder, f"runner-{os.getpid()}-{secrets.token_hex(4)}")
-    processes = Processes()
-    processes.adopt_orphans()
+    owner = f"runner-{os.getpid()}-{secrets.token_hex(4)}"
+    backend = ProcessBackend(settings, owner)
     database = Database(settings.database_url, "leyden-runner", answer_seconds=settings.database_answer_seconds)
-    doors = DoorWatch([settings.gateway_url, settings.collector_url], database.ping)
+    endpoints = EndpointMonitor([settings.gateway_url, settings.collector_url], database.ping)
     queue = RolloutQueue(settings.redis_url, answer_seconds=settings.redis_answer_seconds)
     notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
     checks.add("schema", lambda: check_schema(database))
     checks.add("queue", queue.ping)
     try:
-        place = Workplace(settings, keys, folders, processes, doors, cells)
-        await prove(place)
-        await Runner(settings, database, queue, notifications, place).run(stop)
+        await backend.check()
+        context = RunnerContext(settings, keys, {"process": backend}, endpoints)
+        await Runner(owner, database, queue, notifications, context).run(stop)
     finally:
         await queue.close()
         await notifications.close()
         await database.close()
-        processes.close()
-        await asyncio.to_thread(folders.close)
+        await backend.close()

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 
-VERDICT = '{"reward": 1}'
+REWARD_LINE = '{"reward": 1}'
 
 
 def hang():
@@ -42,7 +42,7 @@ def fork_away():
                 os._exit(0)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             hang()
-    print(VERDICT)
+    print(REWARD_LINE)
 
 
 def fork_bomb():
@@ -60,7 +60,7 @@ def fork_bomb():
                 except BlockingIOError:
                     time.sleep(0.1)
         children += 1
-    print(VERDICT)
+    print(REWARD_LINE)
 
 
 def flood():
@@ -68,13 +68,9 @@ def flood():
     for _ in range(512):
         os.write(1, block)
         os.write(2, block)
-    try:
-        with open(f"/proc/{os.getppid()}/status") as status:
-            peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
-    except FileNotFoundError:
-        # Processes of others are not shown.
-        peak = 0
-    print("\n" + json.dumps({"reward": 1, "keeper_peak_kib": peak}))
+    with open(f"/proc/{os.getppid()}/status") as status:
+        peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+    print("\n" + json.dumps({"reward": 1, "supervisor_peak_kib": peak}))
 
 
 def fill_the_disk():
@@ -86,14 +82,14 @@ def fill_the_disk():
 def leave_many_files():
     for number in range(20_000):
         os.close(os.open(str(number), os.O_CREAT))
-    print(VERDICT)
+    print(REWARD_LINE)
 
 
 def leave_a_deep_tree():
     for _ in range(3000):
         os.mkdir("deeper")
         os.chdir("deeper")
-    print(VERDICT)
+    print(REWARD_LINE)
 
 
 def leave_what_is_read_only():
@@ -102,7 +98,7 @@ def leave_what_is_read_only():
         open(folder + "/file", "w").close()
         os.chmod(folder + "/file", 0o400)
         os.chmod(folder, 0o500)
-    print(VERDICT)
+    print(REWARD_LINE)
 
 
 def leave_strange_files():
@@ -113,7 +109,7 @@ def leave_strange_files():
         listener.bind("socket")
     open(b"\xff\xfe \n", "w").close()
     os.symlink("circle", "circle")
-    print(VERDICT)
+    print(REWARD_LINE)
 
 
 def leave_links():
@@ -133,7 +129,7 @@ def leave_links():
             attack()
         except OSError:
             continue
-    print(VERDICT)
+    print(REWARD_LINE)
 
 
 def kill_itself():
@@ -141,15 +137,11 @@ def kill_itself():
 
 
 def kill_its_parents():
-    parents = [os.getppid()]
-    try:
-        with open(f"/proc/{parents[0]}/stat") as stat:
-            parents.insert(0, int(stat.read().rpartition(")")[2].split()[1]))
-    except FileNotFoundError:
-        # Processes of others are not shown.
-        pass
+    """The supervisor and the runner."""
+    with open(f"/proc/{os.getppid()}/stat") as stat:
+        runner = int(stat.read().rpartition(")")[2].split()[1])
     killed = []
-    for pid in parents:
+    for pid in (runner, os.getppid()):
         for number in (signal.SIGTERM, signal.SIGSTOP, signal.SIGKILL):
             try:
                 os.kill(pid, number)
@@ -166,17 +158,17 @@ def close_its_output():
     os._exit(0)
 
 
-def leave_without_a_verdict():
+def leave_without_a_reward():
     os._exit(0)
 
 
 def crash():
-    print(VERDICT, flush=True)
+    print(REWARD_LINE, flush=True)
     os.abort()
 
 
 def print_a_broken_reward():
-    print(VERDICT)
+    print(REWARD_LINE)
     print('{"reward": 1')
 
 

@@ -1,7 +1,8 @@
-"""An agent that tries to get at what is not its own, and tells as `got` what it got. PREY says where to look.
+"""An agent that tries to reach the files and processes of others, and reports its loot as `got`.
 
-`folders`: of the platform and of another attempt; `pids`: of processes that hold secrets; `word`: the secret itself;
-`postgres`, `redis`: ports; `abstract`: the name of an abstract socket.
+PREY says where to look. `folders`: of the platform and of another attempt; `pids`: of processes that hold secrets;
+`word`: the secret itself; `postgres`, `redis`: ports; `abstract`: the name of an abstract socket; `signals`: whether
+signals are confined; `own`: whether this agent has a user of its own; `code`: a file of the platform's code.
 """
 
 import ctypes
@@ -45,9 +46,6 @@ def files():
 def processes():
     for pid in (*PREY["pids"], os.getppid()):
         one_process(pid, f"/proc/{pid}")
-    if PREY["own"]:
-        others = (path for path in glob.glob("/proc/[0-9]*/cmdline") if str(os.getpid()) not in path)
-        attempt("arguments", lambda: any(holds_the_word(path) for path in others))
 
 
 def one_process(pid, proc):
@@ -74,7 +72,7 @@ def process_vm_readv(pid):
     return libc.process_vm_readv(pid, ours, 1, struct.pack("QQ", address, 16), 1, 0)
 
 
-def doors():
+def ports():
     attempt("postgres", lambda: ask(PREY["postgres"], postgres_hello())[:9] == b"R\0\0\0\x08\0\0\0\0")
     attempt("redis", lambda: ask(PREY["redis"], b"PING\r\n").startswith(b"+"))
     if PREY["signals"]:
@@ -82,9 +80,9 @@ def doors():
 
 
 def ask(port, question):
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as door:
-        door.sendall(question)
-        return door.recv(100)
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as connection:
+        connection.sendall(question)
+        return connection.recv(100)
 
 
 def postgres_hello():
@@ -92,12 +90,16 @@ def postgres_hello():
     return struct.pack("!I", len(words) + 4) + words
 
 
-def its_own_cell():
+def its_own_process():
     attempt("a descriptor of the platform", lambda: sorted(os.listdir("/proc/self/fd")) != ["0", "1", "2", "3"])
     attempt("a variable of the platform", lambda: "PLATFORM_SECRET" in os.environ)
-    attempt("root", lambda: os.setuid(0) or True)
+    if os.getuid() != 0:
+        attempt("root", lambda: os.setuid(0) or True)
+    attempt("a file that only root may read", lambda: PREY["own"] and open("/etc/shadow"))
+    for path in (PREY["code"], "/etc/passwd", "/proc/sys/kernel/core_pattern", "/proc/sys/kernel/hostname"):
+        attempt(f"writing {path}", lambda path=path: open(path, "r+"))
     attempt("a mount", lambda: libc.mount(b"none", b"/mnt", b"tmpfs", 0, None) == 0)
-    attempt("the cover off", lambda: libc.umount2(PREY["folders"][0].encode(), 2) == 0)
+    attempt("an unmount", lambda: libc.umount2(PREY["folders"][0].encode(), 2) == 0)
     attempt("open umask", lambda: os.umask(0o077) != 0o077)
     with open("/proc/self/status") as status:
         facts = {name: value.strip() for name, _, value in (line.partition(":") for line in status)}
@@ -106,8 +108,8 @@ def its_own_cell():
     attempt("groups", lambda: set(facts["Groups"].split()) - set(facts["Gid"].split()) and PREY["own"])
 
 
-its_own_cell()
+its_own_process()
 files()
 processes()
-doors()
+ports()
 print(json.dumps({"reward": float(bool(got)), "got": sorted(set(got))}))

@@ -140,12 +140,12 @@ class _Bench:
 
     def _cpu_seconds(self) -> dict[str, float]:
         pids = self.platform.pids()
-        [nursery] = psutil.Process(pids["runner"]).children()
+        runner = psutil.Process(pids["runner"])
         home = self.platform.home
         postgres = psutil.Process(int((home / "postgres/data/postmaster.pid").read_text().split()[0]))
         return {
             **{name: process_seconds(pid) for name, pid in pids.items()},
-            "agents and keepers": process_seconds(nursery.pid) + _ended_seconds(nursery),
+            "agents and supervisors": _ended_seconds(runner),
             "postgres": _ended_seconds(postgres)
             + sum(process_seconds(p.pid) for p in [postgres, *postgres.children()]),
             "redis": process_seconds(int((home / "redis/redis.pid").read_text())),

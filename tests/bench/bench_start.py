@@ -31,11 +31,9 @@ from leyden.libs.contracts.config import Agent, ProcessRunner
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Lease
 from leyden.services.engine.convert import convert
-from leyden.services.runner.attempt import Workplace, execute
-from leyden.services.runner.cell import Cells
-from leyden.services.runner.doors import DoorWatch
-from leyden.services.runner.folder import Folders
-from leyden.services.runner.process import Processes
+from leyden.services.runner.attempt import RunnerContext, execute
+from leyden.services.runner.backends.process.backend import ProcessBackend
+from leyden.services.runner.endpoint_monitor import EndpointMonitor
 from leyden.services.runner.settings import Settings
 from tests.bench.rows import Goal, Growth, Row
 
@@ -76,14 +74,14 @@ def rows(repeats: int) -> list[Row]:
         _rest_row(rests),
         Row(
             part="start",
-            name="an attempt beside its agent: folder, cell, keeper, verdict",
+            name="an attempt beside its agent: folder, sandbox, supervisor, outcome",
             unit="ms CPU",
             repeats=[ours for ours, _ in attempts],
             baseline_name="the agent alone, forked and reaped",
             baseline=[bare for _, bare in attempts],
             growth=Growth("attempts at once", "ms CPU an attempt", CROWDS, [_attempts(crowd) for crowd in CROWDS]),
-            note=f"{ATTEMPTS} attempts, each with a user, a view of the disk and a process group of its own where the"
-            " runner is root; every outcome is checked. The agent is a shell that prints its verdict.",
+            note=f"{ATTEMPTS} attempts, each with a user of its own where the runner is root; every outcome is"
+            " checked. The agent is a shell that prints its reward.",
         ),
     ]
 
@@ -207,41 +205,36 @@ def _imports() -> float:
 
 
 def _attempts(crowd: int) -> float:
-    """Milliseconds of CPU that one attempt costs, so many at once: this process's, the keeper's and the agent's."""
+    """Milliseconds of CPU that one attempt costs, so many at once: this process's, the supervisor's and the agent's."""
     with tempfile.TemporaryDirectory(prefix="leyden-bench-", dir="/var/tmp") as folder:
         Path(folder).chmod(0o755)
-        # Parts that ran before may have left helpers of the interpreter's.
-        others = psutil.Process().children()
-        place = _workplace(Path(folder))
-        asyncio.run(_crowd(place, 4, 4))
-        [nursery] = set(psutil.Process().children()).difference(others)
-        before = _tree_cpu_seconds(nursery)
-        asyncio.run(_crowd(place, ATTEMPTS, crowd))
-        spent = _tree_cpu_seconds(nursery) - before
-        place.folders.close()
-        place.processes.close()
+        backend, context = _context(Path(folder))
+        asyncio.run(_crowd(context, 4, 4))
+        before = _own_cpu_seconds()
+        asyncio.run(_crowd(context, ATTEMPTS, crowd))
+        spent = _own_cpu_seconds() - before
+        asyncio.run(backend.close())
     return spent / ATTEMPTS * 1000
 
 
-def _workplace(folder: Path) -> Workplace:
+def _context(folder: Path) -> tuple[ProcessBackend, RunnerContext]:
     keys = folder / "keys.json"
     write_keys(keys)
-    settings = Settings(work_folder=folder / "attempts", capability_keys_file=keys)
-    cells = Cells(settings)
+    settings = Settings(python="/bin/sh", work_folder=folder / "attempts", capability_keys_file=keys)
+    backend = ProcessBackend(settings, "bench")
 
     async def answer() -> None:
         return
 
-    folders = Folders(cells.work_folder, "bench")
-    return Workplace(settings, KeyRing(keys), folders, Processes(), DoorWatch([], answer), cells)
+    return backend, RunnerContext(settings, KeyRing(keys), {"process": backend}, EndpointMonitor([], answer))
 
 
-async def _crowd(place: Workplace, attempts: int, crowd: int) -> None:
+async def _crowd(context: RunnerContext, attempts: int, crowd: int) -> None:
     left = iter(range(attempts))
 
     async def worker() -> None:
         for number in left:
-            outcome = await execute(_lease(number), place)
+            outcome = await execute(_lease(number), context)
             assert (outcome.kind, outcome.reward) == (OutcomeKind.SUCCEEDED, 1.0), outcome
 
     await asyncio.gather(*(worker() for _ in range(crowd)))
@@ -273,15 +266,7 @@ def _forks() -> float:
     return (_own_cpu_seconds() - before) / ATTEMPTS * 1000
 
 
-def _tree_cpu_seconds(nursery: psutil.Process) -> float:
-    """Of this process, of the nursery and of every keeper and agent that has ended; waits until all have."""
-    while nursery.children():
-        time.sleep(0.01)
-    times = nursery.cpu_times()
-    below = float(times.user + times.system + times.children_user + times.children_system)
-    return _own_cpu_seconds() + below
-
-
 def _own_cpu_seconds() -> float:
+    """Of this process, and of every supervisor and agent that has ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)

@@ -31,7 +31,7 @@ from leyden.libs.store.samples import lock_pending_groups
 from leyden.libs.telemetry import configure_logs
 from leyden.services.controller import admission, settling
 from leyden.services.gateway.record import Recorder
-from leyden.services.runner.ledger import Ledger
+from leyden.services.runner.attempt_writer import AttemptWriter
 from tests.bench.history import add_past
 from tests.bench.rows import Goal, Growth, Row
 from tests.bench.stored import Stored, stored
@@ -247,8 +247,8 @@ async def _rollouts(store: Stored, redis_url: str, repeats: int) -> Row:
         baseline=bare,
         goal=Goal(at_least=60),
         growth=Growth("groups of the run", "ms CPU a rollout", GROUPS_PRESENT, _costs(beside)),
-        note="Redis' delivery, lease, start and settle with the runner's ledger, the controller's look every 0.1 s;"
-        " agents take no time. Every attempt, outcome and reward is looked at afterwards.",
+        note="Redis' delivery, lease, start and settle with the runner's group commit, the controller's poll every"
+        " 0.1 s; agents take no time. Every attempt, outcome and reward is checked afterwards.",
     )
 
 
@@ -288,27 +288,27 @@ async def _admit(database: Database, run: tables.Run) -> list[str]:
 async def _runner(dsn: str, redis_url: str, notifications: Notifications, number: int, done: asyncio.Event) -> None:
     """What a runner writes, for agents that end at once."""
     database, queue, owner = Database(dsn), RolloutQueue(redis_url), f"runner-{number}"
-    ledger = Ledger(database, notifications)
-    writing = asyncio.create_task(ledger.run())
+    writer = AttemptWriter(database, notifications)
+    writing = asyncio.create_task(writer.run())
     while not done.is_set():
         deliveries = await queue.deliver(owner, CONCURRENCY, 0.2)
         async with database.session() as session:
             taken = await leases.lease_rollouts(session, [one.rollout_id for one in deliveries], owner, 60)
         await queue.ack(deliveries)
-        await asyncio.gather(*(_attempt(ledger, lease) for lease in taken))
-    ledger.close()
+        await asyncio.gather(*(_attempt(writer, lease) for lease in taken))
+    writer.close()
     await writing
     await queue.close()
     await database.close()
 
 
-async def _attempt(ledger: Ledger, lease: Lease) -> None:
+async def _attempt(writer: AttemptWriter, lease: Lease) -> None:
     reward = float(int(lease.rollout_id.rpartition(".")[2]) % 2)
     line = f'{{"reward": {reward}}}'
     outcome = Outcome(
         OutcomeKind.SUCCEEDED, reward=reward, facts={"reward": reward}, exit_code=0, stdout_tail="looked\n" * 100 + line
     )
-    if not await ledger.start(lease) or not await ledger.settle(lease, outcome):
+    if not await writer.start(lease) or not await writer.settle(lease, outcome):
         raise AssertionError(f"{lease.rollout_id} lost its lease")
 
 

@@ -23,13 +23,13 @@ from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from tests import builders
-from tests.unit.runner.test_process import FORKS, alive, read_pids
+from tests.unit.runner.test_supervisor import FORKS, alive, read_pids
 
 SECRET = "a secret of the platform"
 
 
-class Doors:
-    """Something that answers where gateway and collector would."""
+class Endpoints:
+    """Two servers that answer in place of gateway and collector."""
 
     def __init__(self) -> None:
         self._servers: list[asyncio.Server] = []
@@ -60,15 +60,15 @@ class Bench:
     def __init__(self, database: Database, redis_url: str, folder: Path) -> None:
         self.database, self.redis_url, self.folder = database, redis_url, folder
         self.queue = RolloutQueue(redis_url)
-        self.doors = Doors()
+        self.endpoints = Endpoints()
         self.keys = folder / "keys.json"
         write_keys(self.keys)
         self.processes: list[asyncio.subprocess.Process] = []
         self.launcher: tuple[str, ...] = (sys.executable,)
 
     async def start(self, **environment: str) -> asyncio.subprocess.Process:
-        if not self.doors.gateway:
-            await self.doors.open()
+        if not self.endpoints.gateway:
+            await self.endpoints.open()
         process = await asyncio.create_subprocess_exec(
             *(*self.launcher, "-m", "leyden.services.runner"),
             env={
@@ -77,8 +77,8 @@ class Bench:
                 "LEYDEN_REDIS_URL": self.redis_url,
                 "LEYDEN_CAPABILITY_KEYS_FILE": str(self.keys),
                 "LEYDEN_LOG_LEVEL": "warning",
-                "RUNNER_GATEWAY_URL": self.doors.gateway,
-                "RUNNER_COLLECTOR_URL": self.doors.collector,
+                "RUNNER_GATEWAY_URL": self.endpoints.gateway,
+                "RUNNER_COLLECTOR_URL": self.endpoints.collector,
                 "RUNNER_WORK_FOLDER": str(self.folder / "attempts"),
                 "RUNNER_GRACE_SECONDS": "0.2",
                 "RUNNER_POLL_SECONDS": "0.2",
@@ -103,7 +103,7 @@ class Bench:
     async def outcome(self, rollout: tables.Rollout, attempt: int = 1) -> tables.Outcome:
         return await self.until(lambda: self._get(tables.Outcome, (rollout.id, attempt)))
 
-    async def taken_over(self, rollout: tables.Rollout) -> tables.Outcome:
+    async def second_outcome(self, rollout: tables.Rollout) -> tables.Outcome:
         """The outcome of attempt 2; asks for it again and again, as the controller does."""
 
         async def found() -> tables.Outcome | None:
@@ -154,7 +154,7 @@ class Bench:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        self.doors.close()
+        self.endpoints.close()
         await self.queue.close()
 
 
@@ -173,7 +173,7 @@ async def stopped(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
         assert await process.wait() == 0
 
 
-async def test_agents_run_in_fresh_folders_with_their_own_environment_and_verdicts(bench: Bench) -> None:
+async def test_agents_run_in_fresh_folders_with_their_own_environment_and_outcomes(bench: Bench) -> None:
     code = """
 import json, os
 ours = ('RUNNER_', 'LEYDEN_DATABASE', 'LEYDEN_REDIS', 'LEYDEN_CAPABILITY', 'PLATFORM')
@@ -217,11 +217,11 @@ async def test_the_ways_to_fail_are_told_apart(bench: Bench) -> None:
         [nan] = await bench.enqueue("print('{\"reward\": NaN}')")
         [slow] = await bench.enqueue("import time; time.sleep(60)", timeout_seconds=0.3)
         [silent] = await bench.enqueue("pass")
-        told = [
+        outcomes = [
             (one.kind, one.reward, one.exit_code)
             for one in [await bench.outcome(rollout) for rollout in (crash, nan, slow, silent)]
         ]
-        assert told == [
+        assert outcomes == [
             ("agent_error", None, 1),
             ("agent_error", None, 0),
             ("timeout", None, -signal.SIGTERM),
@@ -238,11 +238,11 @@ while not os.path.exists('go'): time.sleep(0.01)
 """
 
 
-async def test_a_failure_while_a_door_is_shut_is_not_the_agents(bench: Bench) -> None:
+async def test_a_failure_while_an_endpoint_is_down_is_not_the_agents(bench: Bench) -> None:
     async with stopped(await bench.start()):
         [rollout] = await bench.enqueue(WAITS + "sys.exit(1)", timeout_seconds=120)
         await bench.pids(1)
-        bench.doors.close()
+        bench.endpoints.close()
         for folder in (bench.folder / "attempts").glob("*/*/work"):
             (folder / "go").touch()
         outcome = await bench.outcome(rollout)
@@ -259,7 +259,7 @@ async def test_a_killed_runner_leaves_no_process_and_its_rollout_runs_again(benc
     await first.wait()
     await bench.all_dead(pids)
     async with stopped(await bench.start()):
-        outcome = await bench.taken_over(rollout)
+        outcome = await bench.second_outcome(rollout)
         assert outcome.kind == "succeeded"
     async with bench.database.read() as session:
         rows = (await session.execute(select(tables.Attempt.number, tables.Attempt.state))).all()

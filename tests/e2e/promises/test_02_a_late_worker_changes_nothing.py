@@ -91,7 +91,7 @@ async def test_a_runner_that_slept_beyond_its_lease_settles_nothing(bench: Bench
         file.write("go ")
     await noted(bench, notes, "here go said")
     async with stopped(await bench.start()):
-        assert (await bench.taken_over(rollout)).reward == 1.0
+        assert (await bench.second_outcome(rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
     async with stopped(late):
         # It runs one attempt at a time: settling another shows that it is done with the late one.
@@ -110,7 +110,7 @@ async def test_an_attempt_that_goes_on_after_its_lease_was_taken_over_is_stopped
     await noted(bench, notes, "here ")
     late.send_signal(signal.SIGSTOP)
     async with stopped(await bench.start()):
-        assert (await bench.taken_over(rollout)).reward == 1.0
+        assert (await bench.second_outcome(rollout)).reward == 1.0
     late.send_signal(signal.SIGCONT)
     async with stopped(late):
         [other] = await bench.enqueue("print('{\"reward\": 1}')")

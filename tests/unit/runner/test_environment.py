@@ -1,36 +1,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-from leyden.services.runner.environment import MAX_TASK_BYTES, Doors, Identity, environment_block
+from leyden.services.runner.environment import MAX_TASK_BYTES, Endpoints, Identity, environment_block, secrets_block
 
-DOORS = Doors("http://gateway:1", "http://collector:2", key="signed", grant_reward=False)
+ENDPOINTS = Endpoints("http://gateway:1", "http://collector:2", key="signed", grant_reward=False)
 IDENTITY = Identity("run-a", "run-a.0.1", 2, "00-trace")
 
 
-def block(*, task: dict[str, object] | None = None, doors: Doors = DOORS, **extra: str) -> dict[str, str]:
-    return environment_block(
-        IDENTITY,
-        doors,
-        task or {"question": "Café?"},
-        folder=Path("/w"),
-        task_file=Path("/t.json"),
-        scratch=Path("/s"),
-        path="/bin",
-        extra=extra,
-    )
+def block(*, task: dict[str, object] | None = None, endpoints: Endpoints = ENDPOINTS, **extra: str) -> dict[str, str]:
+    return environment_block(IDENTITY, endpoints, task or {"question": "Café?"}, extra)
 
 
-def test_the_agent_finds_its_doors_and_its_task() -> None:
-    found = block()
+def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
+    found = block() | secrets_block(ENDPOINTS)
     assert {
         name: found.get(name)
         for name in (
             *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY"),
             *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_RESOURCE_ATTRIBUTES"),
-            *("LEYDEN_RUN_ID", "LEYDEN_ROLLOUT_ID", "LEYDEN_ATTEMPT", "LEYDEN_TASK_FILE", "LEYDEN_REWARD_URL"),
-            *("HOME", "TMPDIR", "PATH", "LANG", "TRACEPARENT", "OPENAI_CUSTOM_HEADERS"),
+            *("LEYDEN_RUN_ID", "LEYDEN_ROLLOUT_ID", "LEYDEN_ATTEMPT", "LEYDEN_REWARD_URL"),
+            *("LANG", "TRACEPARENT", "OPENAI_CUSTOM_HEADERS"),
         )
     } == {
         "OPENAI_BASE_URL": "http://gateway:1/r/run-a.0.1/2/v1",
@@ -44,11 +34,7 @@ def test_the_agent_finds_its_doors_and_its_task() -> None:
         "LEYDEN_RUN_ID": "run-a",
         "LEYDEN_ROLLOUT_ID": "run-a.0.1",
         "LEYDEN_ATTEMPT": "2",
-        "LEYDEN_TASK_FILE": "/t.json",
         "LEYDEN_REWARD_URL": None,
-        "HOME": "/w",
-        "TMPDIR": "/s",
-        "PATH": "/bin",
         "LANG": "C.UTF-8",
         "TRACEPARENT": "00-trace",
         "OPENAI_CUSTOM_HEADERS": "X-Rollout-Id: run-a.0.1\nX-Attempt: 2",
@@ -56,9 +42,13 @@ def test_the_agent_finds_its_doors_and_its_task() -> None:
     assert json.loads(found["LEYDEN_TASK"]) == {"question": "Café?"}
 
 
-def test_the_reward_door_is_told_only_where_it_is_granted() -> None:
-    granted = Doors("http://gateway:1", "http://collector:2", key="signed", grant_reward=True)
-    assert block(doors=granted)["LEYDEN_REWARD_URL"] == "http://collector:2/r/run-a.0.1/2/reward"
+def test_the_key_is_among_the_secrets_alone() -> None:
+    assert "signed" not in "".join(block().values())
+
+
+def test_the_reward_endpoint_is_there_only_where_the_run_grants_it() -> None:
+    granted = Endpoints("http://gateway:1", "http://collector:2", key="signed", grant_reward=True)
+    assert block(endpoints=granted)["LEYDEN_REWARD_URL"] == "http://collector:2/r/run-a.0.1/2/reward"
 
 
 def test_a_run_adds_its_own_names_and_never_the_platforms() -> None:

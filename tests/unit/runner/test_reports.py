@@ -1,4 +1,4 @@
-"""How a keeper's report is read under uvloop, which runners use."""
+"""Reading a supervisor's report under uvloop, which runners use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 
 import uvloop
 
-from leyden.services.runner import process
+from leyden.services.runner.backends.process import backend
 
 
 class Watched(socket.socket):
@@ -26,14 +26,14 @@ class Watched(socket.socket):
 
 
 def test_the_descriptor_of_a_report_is_closed_once() -> None:
-    ours, keepers = socket.socketpair()
+    ours, supervisors = socket.socketpair()
     watched = Watched(fileno=ours.detach())
     descriptor = watched.fileno()
-    keepers.send(b"report")
-    keepers.close()
+    supervisors.send(b"report")
+    supervisors.close()
 
     async def read() -> bytes:
-        report = await process._read_all(watched)
+        report = await backend._read_all(watched)
         # uvloop closes in a later round of its loop.
         while descriptor_is_open(descriptor):
             await asyncio.sleep(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,16 +18,16 @@ from leyden.services.runner.worker import Runner
 async def test_a_runner_one_of_whose_loops_has_died_ends_instead_of_doing_nothing(
     database: Database, redis_url: str
 ) -> None:
-    async def keep() -> None:
+    async def die() -> None:
         await asyncio.sleep(0.1)
         raise RuntimeError("broken")
 
-    place: Any = SimpleNamespace(folders=SimpleNamespace(root=Path("runner-a")), doors=SimpleNamespace(keep=keep))
+    context: Any = SimpleNamespace(settings=Settings(), endpoints=SimpleNamespace(run=die))
     queue, notifications = RolloutQueue(redis_url), Notifications(redis_url)
     try:
         async with asyncio.timeout(60):
             with pytest.raises(RuntimeError, match="broken"):
-                await Runner(Settings(), database, queue, notifications, place).run(asyncio.Event())
+                await Runner("runner-a", database, queue, notifications, context).run(asyncio.Event())
     finally:
         await queue.close()
         await notifications.close()

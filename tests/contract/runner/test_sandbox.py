@@ -1,5 +1,5 @@
-"""Agents are untrusted code: a real runner, as root or whoever runs the tests and as an ordinary user, and real agents
-that break out, break things, or steal. What they may not reach stays as it was, and nothing of them stays behind.
+"""Real agents that break out, break things, or steal, under a real runner: as root that gives each agent a user of its
+own, as root whose agents stay root, and as an ordinary user. They reach nothing, and nothing of them stays behind.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ import json
 import os
 import socket
 import stat
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,10 @@ import pytest
 from leyden.libs.capability import write_keys
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.runner.walls import landlock_abi
+from leyden.services.runner.backends.process import sandbox
 from tests import builders
 from tests.contract.runner.test_attempts import Bench, stopped
-from tests.fakes.ordinary import as_ordinary_user
+from tests.fakes.ordinary import as_ordinary_user, as_root_whose_interpreter_is_open
 
 AGENTS = Path(__file__).parents[2] / "agents"
 BOUND = 48
@@ -43,7 +42,7 @@ MISDEEDS: dict[str, tuple[str, float | None]] = {
     "leave_links": ("succeeded", 1.0),
     "kill_its_parents": ("succeeded", 1.0),
     "close_its_output": ("succeeded", None),
-    "leave_without_a_verdict": ("succeeded", None),
+    "leave_without_a_reward": ("succeeded", None),
     "crash": ("agent_error", None),
     "kill_itself": ("agent_error", None),
     "print_a_broken_reward": ("agent_error", None),
@@ -61,29 +60,34 @@ LIMITS: dict[str, dict[str, float]] = {
 LONG = 120.0
 
 
-class CellBench(Bench):
-    """A bench whose secrets lie in a folder of the platform, and whose runner may be an ordinary user."""
+class SandboxBench(Bench):
+    """A bench whose secrets lie in a folder of the platform.
 
-    def __init__(self, database: Database, redis_url: str, folder: Path, *, ordinary: bool) -> None:
+    Args: agents: `own`, each with a user of its own; `root`, all of them root; `ordinary`, under an ordinary user.
+    """
+
+    def __init__(self, database: Database, redis_url: str, folder: Path, *, agents: str) -> None:
         super().__init__(database, redis_url, folder)
-        self.ordinary = ordinary
-        self.own_users = not ordinary and os.geteuid() == 0
+        self.agents = agents
         self.platform, self.canary = folder / "platform", folder / "canary"
         for made in (self.platform, self.canary):
             made.mkdir()
-            (made / "keep").write_text("a secret word")
+            (made / "file").write_text("a secret word")
         self.keys = self.platform / "keys.json"
         write_keys(self.keys)
-        if ordinary:
+        if agents == "ordinary":
             self.launcher = as_ordinary_user(folder)
+        if agents == "own":
+            self.launcher = as_root_whose_interpreter_is_open(folder)
 
     @property
-    def signals_are_held(self) -> bool:
-        """Whether an agent cannot reach other processes of its user by signals: Linux 6.12 can hold them in."""
-        return self.own_users or landlock_abi() >= 6
+    def signals_are_confined(self) -> bool:
+        """Whether an agent cannot signal other processes of its user: Linux 6.12 can confine signals."""
+        return self.agents == "own" or sandbox.landlock_abi() >= sandbox.SIGNAL_LANDLOCK
 
     async def begin(self) -> Any:
         return await self.start(
+            RUNNER_AGENT_USER={"own": "own", "root": "same", "ordinary": "auto"}[self.agents],
             RUNNER_WORK_FOLDER=str(self.platform / "attempts"),
             RUNNER_HIDDEN_PATHS=json.dumps([str(self.platform)]),
             RUNNER_MAX_PROCESSES=str(BOUND),
@@ -111,11 +115,11 @@ class CellBench(Bench):
         return outcome
 
 
-@pytest.fixture(params=["whoever", "ordinary"])
+@pytest.fixture(params=["own", "root", "ordinary"] if os.geteuid() == 0 else ["ordinary"])
 async def bench(
     request: pytest.FixtureRequest, database: Database, redis_url: str, tmp_path: Path
-) -> AsyncIterator[CellBench]:
-    made = CellBench(database, redis_url, tmp_path, ordinary=request.param == "ordinary")
+) -> AsyncIterator[SandboxBench]:
+    made = SandboxBench(database, redis_url, tmp_path, agents=request.param)
     yield made
     await made.close()
 
@@ -133,13 +137,13 @@ def _mode_and_owner(path: Path) -> tuple[int, int]:
     return stat.S_IMODE(status.st_mode), status.st_uid
 
 
-async def test_misbehaving_agents_get_their_verdict_and_leave_the_runner_and_their_neighbours_alone(
-    bench: CellBench,
+async def test_misbehaving_agents_get_their_outcome_and_leave_the_runner_and_their_neighbours_alone(
+    bench: SandboxBench,
 ) -> None:
     before = _facts_of(bench.canary)
-    environment = {"CANARY": str(bench.canary), "BOUND": str(BOUND if bench.own_users else 0)}
-    # Where signals are not held in, this one would end the runner.
-    misdeeds = {name for name in MISDEEDS if not name.startswith("kill_") or bench.signals_are_held}
+    environment = {"CANARY": str(bench.canary), "BOUND": str(BOUND if bench.agents == "own" else 0)}
+    # Without confined signals, this one would end the runner.
+    misdeeds = {name for name in MISDEEDS if not name.startswith("kill_") or bench.signals_are_confined}
     runner = await bench.begin()
     async with stopped(runner):
         neighbour = await bench.send("-c", "import time; time.sleep(5); print('{\"reward\": 0.5}')", environment={})
@@ -149,32 +153,29 @@ async def test_misbehaving_agents_get_their_verdict_and_leave_the_runner_and_the
             for name in sorted(misdeeds)
         }
         ended = {name: await bench.ended(rollout) for name, rollout in sent.items()}
-        told = {name: (outcome.kind, outcome.reward) for name, outcome in ended.items()}
-        assert told == {name: MISDEEDS[name] for name in misdeeds}, {
+        found = {name: (outcome.kind, outcome.reward) for name, outcome in ended.items()}
+        assert found == {name: MISDEEDS[name] for name in misdeeds}, {
             name: (outcome.detail, outcome.stderr_tail[-500:])
             for name, outcome in ended.items()
-            if told[name] != MISDEEDS[name]
+            if found[name] != MISDEEDS[name]
         }
         quiet = await bench.ended(neighbour)
         assert (quiet.kind, quiet.reward) == ("succeeded", 0.5)
-        # What keepers are forked from is all there is.
-        [nursery] = psutil.Process(runner.pid).children()
-        await bench.until(lambda: _childless(nursery))
+        await bench.until(lambda: _childless(psutil.Process(runner.pid)))
         assert [path.name for path in (bench.platform / "attempts").glob("runner-*/*")] == [".lock"]
         # Peaks over everything, a flood of 1 GiB among it.
-        assert ended["flood"].facts["keeper_peak_kib"] < 64 * 1024
+        assert ended["flood"].facts["supervisor_peak_kib"] < 64 * 1024
         peak = next(line for line in Path(f"/proc/{runner.pid}/status").read_text().splitlines() if "VmHWM" in line)
         assert int(peak.split()[1]) < 300 * 1024
     assert _facts_of(bench.canary) == before
     assert list((bench.platform / "attempts").glob("runner-*")) == []
-    assert not [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(bench.folder) in line]
 
 
 async def _childless(process: psutil.Process) -> bool:
     return process.children(recursive=True) == []
 
 
-async def test_a_thief_gets_nothing(bench: CellBench, redis_url: str) -> None:
+async def test_a_thief_gets_nothing(bench: SandboxBench, redis_url: str) -> None:
     before = _facts_of(bench.platform)
     waiting = (
         "import os, time\nopen('secret', 'w').write('a secret word')\n"
@@ -193,8 +194,9 @@ async def test_a_thief_gets_nothing(bench: CellBench, redis_url: str) -> None:
             "postgres": urlsplit(bench.database.dsn).port,
             "redis": urlsplit(redis_url).port,
             "abstract": abstract,
-            "signals": bench.signals_are_held,
-            "own": bench.own_users,
+            "signals": bench.signals_are_confined,
+            "own": bench.agents == "own",
+            "code": sandbox.__file__,
         }
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind("\0" + abstract)
@@ -211,23 +213,27 @@ async def _found(folder: Path, name: str) -> list[Path]:
     return list((folder / "attempts").glob(f"*/*/work/{name}"))
 
 
-async def test_an_agent_in_a_folder_that_is_closed_to_others_runs_with_what_lies_beside_it(bench: CellBench) -> None:
+async def test_an_agent_below_a_folder_that_its_user_cannot_pass_is_an_error_of_ours_with_the_remedy(
+    bench: SandboxBench,
+) -> None:
     home = bench.folder / "home"
-    (home / "venv" / "bin").mkdir(parents=True)
-    (home / "agent").mkdir()
-    (home / "venv" / "bin" / "python").symlink_to(sys.executable)
+    (home / "agent").mkdir(parents=True)
     (home / "agent" / "main.py").write_text("import beside; print('{\"reward\": %s}' % beside.REWARD)")
     (home / "agent" / "beside.py").write_text("REWARD = 0.75")
     home.chmod(0o700)
-    if bench.ordinary:
+    if bench.agents == "ordinary":
         as_ordinary_user(home)
     async with stopped(await bench.begin()):
-        rollout = await bench.send_command([f"{home}/venv/bin/python", "-S", f"{home}/agent/main.py"])
+        rollout = await bench.send_command(["{python}", "-S", f"{home}/agent/main.py"])
         outcome = await bench.ended(rollout)
-    assert (outcome.kind, outcome.reward) == ("succeeded", 0.75), (outcome.detail, outcome.stderr_tail)
+    if bench.agents == "own":
+        assert (outcome.kind, outcome.reward) == ("infra_error", None)
+        assert f"{home} is closed to the user that the agent becomes: let other users pass" in (outcome.detail or "")
+    else:
+        assert (outcome.kind, outcome.reward) == ("succeeded", 0.75), (outcome.detail, outcome.stderr_tail)
 
 
-async def test_files_of_the_platform_are_never_given_to_an_agent(bench: CellBench) -> None:
+async def test_files_of_the_platform_are_never_given_to_an_agent(bench: SandboxBench) -> None:
     async with stopped(await bench.begin()):
         agent = {"command": ["{python}", "-c", ""], "directory": str(bench.platform)}
         run = await builders.add_run(bench.database, config=builders.run_document(agent=agent))
@@ -239,7 +245,7 @@ async def test_files_of_the_platform_are_never_given_to_an_agent(bench: CellBenc
 
 
 async def test_a_runner_whose_agents_could_not_start_says_so_at_once(
-    bench: CellBench, capfd: pytest.CaptureFixture[str]
+    bench: SandboxBench, capfd: pytest.CaptureFixture[str]
 ) -> None:
     process = await bench.start(RUNNER_PYTHON=str(bench.folder / "no-such-python"))
     assert await process.wait() == 1

@@ -24,15 +24,15 @@ MAX_ENTRIES = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Entry:
-    """An attempt that starts, or ends where there is an outcome; whether its lease was held comes in `held`."""
+    """An attempt that starts, or ends where there is an outcome; `valid` says whether its lease was still its own."""
 
     lease: Lease
     outcome: Outcome | None
-    held: asyncio.Future[bool]
+    valid: asyncio.Future[bool]
 
 
-class Ledger:
-    """Writes what `start` and `settle` are given, one transaction at a time."""
+class AttemptWriter:
+    """Writes the arguments of `start` and `settle`, one transaction at a time."""
 
     def __init__(self, database: Database, notifications: Notifications) -> None:
         self._database = database
@@ -42,16 +42,16 @@ class Ledger:
         self._closed = False
 
     async def start(self, lease: Lease) -> bool:
-        """Whether the attempt, marked as running, still holds its lease.
+        """Marks the attempt as running; false if it has lost its lease.
 
-        Raises: what a session raises; a repeat is harmless
+        Raises: the errors of a session; a repeat is harmless
         """
         return await self._write(lease, None)
 
     async def settle(self, lease: Lease, outcome: Outcome) -> bool:
-        """Whether the outcome counts: the attempt still held its lease.
+        """Writes the outcome; false if the attempt has lost its lease, and then the outcome does not count.
 
-        Raises: what a session raises; a repeat is harmless
+        Raises: the errors of a session; a repeat is harmless
         """
         return await self._write(lease, outcome)
 
@@ -65,7 +65,7 @@ class Ledger:
             await self._commit(batch)
 
     def close(self) -> None:
-        """Lets `run` return; what waits is not written."""
+        """Lets `run` return; entries that still wait are not written."""
         self._closed = True
         self._arrived.set()
 
@@ -73,12 +73,12 @@ class Ledger:
         entry = _Entry(lease, outcome, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         self._arrived.set()
-        return await entry.held
+        return await entry.valid
 
     async def _commit(self, batch: Sequence[_Entry]) -> None:
         try:
-            held = await self._transaction(batch)
-        # The ledger must live; whoever waits decides whether to try again.
+            valid = await self._transaction(batch)
+        # The writer must live; the waiting attempt decides whether to try again.
         except Exception as error:  # noqa: BLE001
             if len(batch) > 1 and not isinstance(error, AWAY):
                 # One entry that is refused must not take the others with it.
@@ -86,22 +86,22 @@ class Ledger:
                     await self._commit([entry])
                 return
             for entry in batch:
-                if not entry.held.done():
-                    entry.held.set_exception(error)
+                if not entry.valid.done():
+                    entry.valid.set_exception(error)
             return
         ended = [AttemptKey(entry.lease.rollout_id, entry.lease.attempt) for entry in batch if entry.outcome]
         if ended:
             fault_point("runner.settled")
         for entry in batch:
-            # Whoever waited may have been cancelled.
-            if not entry.held.done():
-                entry.held.set_result(entry.lease.lease_id in held)
+            # The waiting attempt may have been cancelled.
+            if not entry.valid.done():
+                entry.valid.set_result(entry.lease.lease_id in valid)
         if ended:
             await self._notifications.notify(Topic.OUTCOMES)
             await self._notifications.publish_ended(ended)
 
     async def _transaction(self, batch: Sequence[_Entry]) -> set[str]:
-        """The ids of the leases that were held. An attempt stands in a batch once: it ends after it has started."""
+        """The ids of the leases that were valid. An attempt stands in a batch once: it ends after it has started."""
         started = [entry.lease for entry in batch if entry.outcome is None]
         ended = [(entry.lease, entry.outcome) for entry in batch if entry.outcome is not None]
         async with self._database.session() as session:

@@ -4,7 +4,7 @@ import time
 
 from sqlalchemy import exc
 
-from leyden.services.runner.doors import DoorWatch
+from leyden.services.runner.endpoint_monitor import EndpointMonitor
 
 
 async def test_a_store_that_did_not_answer_is_remembered_for_the_attempts_of_that_time() -> None:
@@ -14,13 +14,13 @@ async def test_a_store_that_did_not_answer_is_remembered_for_the_attempts_of_tha
         if is_away:
             raise exc.OperationalError("SELECT 1", None, Exception("away"))
 
-    watch = DoorWatch([], ping)
+    monitor = EndpointMonitor([], ping)
     began = time.monotonic()
-    await watch.look()
-    assert watch.shut_since(began) is None
+    await monitor.check()
+    assert monitor.down_since(began) is None
     is_away = True
-    await watch.look()
+    await monitor.check()
     is_away = False
     later = time.monotonic()
-    await watch.look()
-    assert (watch.shut_since(began), watch.shut_since(later)) == ("the store", None)
+    await monitor.check()
+    assert (monitor.down_since(began), monitor.down_since(later)) == ("the store", None)

@@ -16,7 +16,7 @@ from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.runner.ledger import Ledger
+from leyden.services.runner.attempt_writer import AttemptWriter
 from tests import builders
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
@@ -32,15 +32,15 @@ async def notifications(redis_url: str) -> AsyncIterator[Notifications]:
 
 
 @pytest.fixture
-async def ledger(database: Database, notifications: Notifications) -> AsyncIterator[Ledger]:
-    opened = Ledger(database, notifications)
+async def writer(database: Database, notifications: Notifications) -> AsyncIterator[AttemptWriter]:
+    opened = AttemptWriter(database, notifications)
     running = asyncio.create_task(opened.run())
     yield opened
     opened.close()
     await running
 
 
-async def held(database: Database, size: int) -> list[Lease]:
+async def leased(database: Database, size: int) -> list[Lease]:
     run = await builders.add_run(database)
     _, rollouts = await builders.add_group(database, run, size=size)
     async with database.session() as session:
@@ -53,64 +53,68 @@ async def states(database: Database) -> list[str]:
 
 
 async def test_what_ends_while_a_transaction_runs_shares_the_next_one(
-    database: Database, notifications: Notifications, ledger: Ledger
+    database: Database, notifications: Notifications, writer: AttemptWriter
 ) -> None:
-    taken, commits = await held(database, 20), []
+    held, commits = await leased(database, 20), []
     event.listen(database.engine.sync_engine, "commit", commits.append)
-    assert await asyncio.gather(*(ledger.start(lease) for lease in taken)) == [True] * 20
-    assert await asyncio.gather(*(ledger.settle(lease, SUCCESS) for lease in taken)) == [True] * 20
+    assert await asyncio.gather(*(writer.start(lease) for lease in held)) == [True] * 20
+    assert await asyncio.gather(*(writer.settle(lease, SUCCESS) for lease in held)) == [True] * 20
     assert len(commits) == 2
     assert await states(database) == ["settled"] * 20
     assert await notifications.wait(Topic.OUTCOMES, timeout_seconds=10)
 
 
-async def test_a_lost_lease_settles_nothing_and_the_others_of_its_batch_do(database: Database, ledger: Ledger) -> None:
-    lost, *kept = await held(database, 3)
-    assert await ledger.settle(lost, SUCCESS) is True
-    assert await asyncio.gather(*(ledger.settle(lease, SUCCESS) for lease in (lost, *kept))) == [False, True, True]
+async def test_a_lost_lease_settles_nothing_and_the_others_of_its_batch_do(
+    database: Database, writer: AttemptWriter
+) -> None:
+    lost, *others = await leased(database, 3)
+    assert await writer.settle(lost, SUCCESS) is True
+    assert await asyncio.gather(*(writer.settle(lease, SUCCESS) for lease in (lost, *others))) == [False, True, True]
 
 
-async def test_an_outcome_that_is_refused_takes_no_other_with_it(database: Database, ledger: Ledger) -> None:
-    bad, *good = await held(database, 3)
+async def test_an_outcome_that_is_refused_takes_no_other_with_it(database: Database, writer: AttemptWriter) -> None:
+    bad, *good = await leased(database, 3)
     answers = await asyncio.gather(
-        ledger.settle(bad, REFUSED), *(ledger.settle(lease, SUCCESS) for lease in good), return_exceptions=True
+        writer.settle(bad, REFUSED), *(writer.settle(lease, SUCCESS) for lease in good), return_exceptions=True
     )
     assert isinstance(answers[0], DBAPIError)
     assert answers[1:] == [True, True]
     assert await states(database) == ["leased", "settled", "settled"]
 
 
-async def test_who_no_longer_waits_is_written_all_the_same(database: Database, ledger: Ledger) -> None:
-    gone, stays = await held(database, 2)
-    waiting = asyncio.create_task(ledger.settle(gone, SUCCESS))
+async def test_an_outcome_whose_waiter_is_gone_is_written_all_the_same(
+    database: Database, writer: AttemptWriter
+) -> None:
+    gone, stays = await leased(database, 2)
+    waiting = asyncio.create_task(writer.settle(gone, SUCCESS))
     await asyncio.sleep(0)
     waiting.cancel()
-    assert await ledger.settle(stays, SUCCESS) is True
+    assert await writer.settle(stays, SUCCESS) is True
     with contextlib.suppress(asyncio.CancelledError):
         await waiting
     assert await states(database) == ["settled", "settled"]
 
 
-async def test_starts_and_ends_in_one_transaction_never_lock_out_who_renews_leases(
-    database: Database, ledger: Ledger
+async def test_starts_and_ends_in_one_transaction_never_lock_out_renewals(
+    database: Database, writer: AttemptWriter
 ) -> None:
-    first, second = await held(database, 2)
-    await ledger.start(first)
+    first, second = await leased(database, 2)
+    await writer.start(first)
     async with database.session() as session:
         await session.execute(
             select(tables.Attempt).where(tables.Attempt.rollout_id == first.rollout_id).with_for_update()
         )
         renewal = asyncio.create_task(renewed(database, [first, second]))
         await waiting_for_locks(database, 1)
-        written = asyncio.gather(ledger.start(second), ledger.settle(first, SUCCESS))
+        written = asyncio.gather(writer.start(second), writer.settle(first, SUCCESS))
         await waiting_for_locks(database, 2)
     assert await renewal == {first.lease_id, second.lease_id}
     assert await written == [True, True]
 
 
-async def renewed(database: Database, taken: list[Lease]) -> set[str]:
+async def renewed(database: Database, held: list[Lease]) -> set[str]:
     async with database.session() as session:
-        return await leases.heartbeat_all(session, [lease.lease_id for lease in taken], 60)
+        return await leases.heartbeat_all(session, [lease.lease_id for lease in held], 60)
 
 
 async def waiting_for_locks(database: Database, count: int) -> None:

@@ -3,25 +3,18 @@ from __future__ import annotations
 import pytest
 
 from leyden.libs.contracts.states import OutcomeKind
-from leyden.services.runner.process import Ended
-from leyden.services.runner.verdict import FACTS_BYTES, judge
+from leyden.services.runner.backends.base import Exit
+from leyden.services.runner.outcome import FACTS_BYTES, outcome_of
 
 
-def ended(stdout: str | bytes = "", **changes: object) -> Ended:
+def ended(stdout: str | bytes = "", **changes: object) -> Exit:
     values: dict[str, object] = {
         "exit_code": 0,
-        "start_error": None,
-        "timed_out": False,
-        "clean": True,
         "stdout": stdout if isinstance(stdout, bytes) else stdout.encode(),
         "stderr": b"",
-        "stdout_total": len(stdout),
-        "stderr_total": 0,
         "seconds": 1.0,
-        "cpu_seconds": 0.1,
-        "max_rss_bytes": 1,
     }
-    return Ended(**{**values, **changes})  # type: ignore[arg-type]
+    return Exit(**{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -38,7 +31,7 @@ def ended(stdout: str | bytes = "", **changes: object) -> Ended:
     ],
 )
 def test_the_last_json_line_with_a_reward_counts(stdout: str, reward: float | None, facts: dict[str, object]) -> None:
-    outcome = judge(ended(stdout))
+    outcome = outcome_of(ended(stdout))
     assert (outcome.kind, outcome.reward, outcome.facts) == (OutcomeKind.SUCCEEDED, reward, facts)
 
 
@@ -64,7 +57,7 @@ def test_the_last_json_line_with_a_reward_counts(stdout: str, reward: float | No
     ],
 )
 def test_a_broken_reward_is_the_agents_error_and_is_named(line: str, detail: str) -> None:
-    outcome = judge(ended('{"reward": 1}\n' + line))
+    outcome = outcome_of(ended('{"reward": 1}\n' + line))
     assert (outcome.kind, outcome.reward) == (OutcomeKind.AGENT_ERROR, None)
     assert outcome.detail is not None
     assert outcome.detail.startswith(detail)
@@ -75,41 +68,36 @@ def test_a_broken_reward_is_the_agents_error_and_is_named(line: str, detail: str
     [
         ({"exit_code": 1}, OutcomeKind.AGENT_ERROR),
         ({"exit_code": -11}, OutcomeKind.AGENT_ERROR),
-        ({"exit_code": -9}, OutcomeKind.INFRA_ERROR),
-        ({"exit_code": -9, "lacked_memory": True, "contained": True}, OutcomeKind.INFRA_ERROR),
-        ({"exit_code": 137, "lacked_memory": True, "contained": True}, OutcomeKind.INFRA_ERROR),
-        ({"exit_code": 137, "lacked_memory": False, "contained": True}, OutcomeKind.AGENT_ERROR),
-        ({"exit_code": -9, "lacked_memory": None, "contained": True}, OutcomeKind.INFRA_ERROR),
-        # Another agent may have sent it.
-        ({"exit_code": -9, "lacked_memory": False, "contained": False}, OutcomeKind.INFRA_ERROR),
-        ({"exit_code": -9, "lacked_memory": False, "contained": True}, OutcomeKind.AGENT_ERROR),
+        ({"exit_code": -9}, OutcomeKind.AGENT_ERROR),
+        ({"exit_code": -9, "platform_failure": "the machine had no memory"}, OutcomeKind.INFRA_ERROR),
+        ({"exit_code": 0, "platform_failure": "the node went away"}, OutcomeKind.INFRA_ERROR),
         ({"exit_code": -9, "timed_out": True}, OutcomeKind.TIMEOUT),
         ({"exit_code": 0, "timed_out": True}, OutcomeKind.TIMEOUT),
-        ({"exit_code": 127, "start_error": "No such file"}, OutcomeKind.INFRA_ERROR),
+        ({"exit_code": None}, OutcomeKind.AGENT_ERROR),
     ],
 )
 def test_only_an_exit_with_zero_earns_the_printed_reward(changes: dict[str, object], kind: OutcomeKind) -> None:
-    outcome = judge(ended('{"reward": 1}', **changes))
+    outcome = outcome_of(ended('{"reward": 1}', **changes))
     assert (outcome.kind, outcome.reward, outcome.facts) == (kind, None, {})
     assert outcome.detail
 
 
 def test_output_that_is_no_text_is_kept_readable() -> None:
-    outcome = judge(ended(stdout=b'\xff\xfe\n{"reward": 1}\n'))
+    outcome = outcome_of(ended(stdout=b'\xff\xfe\n{"reward": 1}\n'))
     assert outcome.stdout_tail == '\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}\n{"reward": 1}\n'
 
 
 def test_facts_too_deep_to_be_walked_are_left_out() -> None:
-    outcome = judge(ended('{"reward": 1, "a": [[1]], "b": ' + '{"c":' * 900 + "1" + "}" * 900 + "}"))
+    outcome = outcome_of(ended('{"reward": 1, "a": [[1]], "b": ' + '{"c":' * 900 + "1" + "}" * 900 + "}"))
     assert outcome.facts == {"reward": 1, "a": [[1]], "b": "deeper than 64 levels"}
 
 
 def test_an_agent_that_ignores_its_cpu_limit_failed_itself() -> None:
-    outcome = judge(ended('{"reward": 1}', exit_code=-9, cpu_exceeded=True))
+    outcome = outcome_of(ended('{"reward": 1}', exit_code=-9, limit_exceeded="CPU time"))
     assert (outcome.kind, outcome.detail) == (OutcomeKind.AGENT_ERROR, "the agent went on after its limit of CPU time")
 
 
 def test_facts_are_bounded() -> None:
-    outcome = judge(ended('{"reward": 1, "note": "' + "x" * FACTS_BYTES + '"}'))
+    outcome = outcome_of(ended('{"reward": 1, "note": "' + "x" * FACTS_BYTES + '"}'))
     assert outcome.reward == 1.0
     assert list(outcome.facts) == ["truncated"]

@@ -1,10 +1,10 @@
-"""Watches whether gateway, collector and store answer, so that their absence is never told as an agent's failure.
+"""Checks whether gateway, collector and store answer, so that their absence never counts as an agent's failure.
 
-A socket that a supervisor holds takes connections whether or not a process is behind it. So a look is a question, which
-only a process answers, over a connection, which only its end cuts; the cut is seen as it happens.
+A listening socket accepts connections even while no process serves it. So a check sends a request, which only a
+process answers, over a connection that it keeps: a process that dies cuts it, which the monitor notices at once.
 
-The store is watched because doors hold requests while it is away, and then refuse them: such a refusal leaves no record
-that would tell whose failure it was. They hold for longer than a look takes.
+The store is checked because gateway and collector hold requests while it is away, and then refuse them: such a refusal
+leaves no record that would tell whose failure it was. They hold for longer than a check takes.
 """
 
 from __future__ import annotations
@@ -21,73 +21,74 @@ from leyden.libs.telemetry import RateLimitedLogger, logger
 log = logger()
 limited_log = RateLimitedLogger(log)
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 
 _Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class DoorWatch:
-    """When the doors of agents, or the store behind them, did not answer.
+class EndpointMonitor:
+    """Remembers when an endpoint of agents, or the store behind them, did not answer.
 
     Args: ping_store: raises while the store does not answer
     """
 
     def __init__(self, urls: Sequence[str], ping_store: Callable[[], Awaitable[object]]) -> None:
-        self._doors: list[_Door | _Store] = [*map(_Door, urls), _Store(ping_store)]
+        self._endpoints: list[_Endpoint | _Store] = [*map(_Endpoint, urls), _Store(ping_store)]
 
-    async def keep(self) -> None:
-        """Looks, for ever."""
+    async def run(self) -> None:
+        """Checks all the time."""
         async with asyncio.TaskGroup() as group:
-            for door in self._doors:
-                group.create_task(door.keep())
+            for endpoint in self._endpoints:
+                group.create_task(endpoint.run())
 
-    async def look(self) -> None:
-        """Looks once more, beside what `keep` sees."""
-        await asyncio.gather(*(door.look() for door in self._doors))
+    async def check(self) -> None:
+        """Checks once more, beside `run`."""
+        await asyncio.gather(*(endpoint.check() for endpoint in self._endpoints))
 
-    def shut_since(self, moment: float) -> str | None:
-        """A door that was shut at this moment of `time.monotonic` or later; None when all were open."""
-        return next((door.name for door in self._doors if door.shut_at is not None and door.shut_at >= moment), None)
+    def down_since(self, moment: float) -> str | None:
+        """An endpoint that was down at this moment of `time.monotonic` or later; None when all answered."""
+        down = (one.name for one in self._endpoints if one.last_down is not None and one.last_down >= moment)
+        return next(down, None)
 
 
-class _Door:
-    """One address, and when it was last found shut."""
+class _Endpoint:
+    """One address, and the last moment at which it did not answer."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._host = parts.hostname or "127.0.0.1"
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self.name = f"{self._host}:{self._port}"
-        self.shut_at: float | None = None
+        self.last_down: float | None = None
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Asks again and again over one connection; a new one after it was cut."""
-        was_shut = False
+        was_down = False
         while True:
             with suppress(OSError, TimeoutError, EOFError):
                 async with self._connected() as streams:
                     await _ask(*streams, self.name)
-                    if was_shut:
+                    if was_down:
                         # Until now, for attempts that began meanwhile.
-                        self._note()
+                        self._mark_down()
                     while not await _cut(streams[0]):
                         await _ask(*streams, self.name)
-            self._note()
-            was_shut = True
-            await asyncio.sleep(LOOK_SECONDS)
+            self._mark_down()
+            was_down = True
+            await asyncio.sleep(CHECK_SECONDS)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Asks once over a connection of its own."""
         try:
             async with self._connected() as streams:
                 await _ask(*streams, self.name)
         except (OSError, TimeoutError, EOFError):
-            self._note()
+            self._mark_down()
 
-    def _note(self) -> None:
-        self.shut_at = time.monotonic()
-        log.info("door shut", door=self.name)
+    def _mark_down(self) -> None:
+        self.last_down = time.monotonic()
+        log.info("endpoint down", endpoint=self.name)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[_Streams]:
@@ -100,28 +101,28 @@ class _Door:
 
 
 class _Store:
-    """The store, and when it was last found away."""
+    """The store, and the last moment at which it was away."""
 
     name = "the store"
 
     def __init__(self, ping: Callable[[], Awaitable[object]]) -> None:
         self._ping = ping
-        self.shut_at: float | None = None
+        self.last_down: float | None = None
 
-    async def keep(self) -> None:
+    async def run(self) -> None:
         """Asks again and again."""
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_SECONDS)
+            await self.check()
+            await asyncio.sleep(CHECK_SECONDS)
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Asks once."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._ping()
         except AWAY as error:
             # After the question, and so for attempts that began while it was asked.
-            self.shut_at = time.monotonic()
+            self.last_down = time.monotonic()
             limited_log.warning("store away", cause=cause(error))
 
 
@@ -129,14 +130,14 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name:
     """Raises: OSError, TimeoutError, EOFError: nobody answers"""
     async with asyncio.timeout(ANSWER_SECONDS):
         writer.write(f"HEAD / HTTP/1.1\r\nhost: {name}\r\n\r\n".encode())
-        # Whatever the answer says, somebody gave it; one to HEAD has no body.
+        # Any answer proves a process; one to HEAD has no body.
         await reader.readuntil(b"\r\n\r\n")
 
 
 async def _cut(reader: asyncio.StreamReader) -> bool:
-    """Whether the connection ends before it is time to ask again."""
+    """Whether the connection ends before the next request is due."""
     try:
-        async with asyncio.timeout(LOOK_SECONDS):
+        async with asyncio.timeout(CHECK_SECONDS):
             return await reader.read(1) == b""
     except TimeoutError:
         return False

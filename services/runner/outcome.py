@@ -1,4 +1,4 @@
-"""From how an agent ended to the outcome of its attempt: exit code, and the last JSON line of stdout."""
+"""From the exit of an agent to the outcome of its attempt: exit code, and the last JSON line of stdout."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any
 from leyden.libs.contracts.rewards import MAX_REWARD, is_reward
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Outcome
-from leyden.services.runner.process import Ended
+from leyden.services.runner.backends.base import Exit
 
-SIGKILL = 9
-SHELL_SIGKILL = 128 + SIGKILL
-"""How a shell tells that its last command got one."""
 FACTS_BYTES = 64 * 1024
 MAX_DEPTH = 64
 
@@ -23,16 +20,14 @@ class BrokenReward(Exception):
     """The agent printed a reward that is no number of a usable size."""
 
 
-def judge(ended: Ended) -> Outcome:
-    """The verdict on an attempt that ran to its end.
+def outcome_of(ended: Exit) -> Outcome:
+    """The outcome of an attempt whose agent ran.
 
-    A timeout is `timeout`, whatever was printed. A program that could not be started, a SIGKILL while the machine ran
-    out of memory, and one of which nobody can say who sent it, are `infra_error`: they are retried and never trained.
-    Any other exit code than 0, and a reward that is no finite number, are `agent_error`. So is the SIGKILL of a
-    contained agent by itself: it could throw away tries that go badly. An exit with 0 and no reward line is `succeeded`
-    with no reward: the controller asks the reward doors.
+    A failure of the platform is `infra_error`: it is retried and never trained. A timeout is `timeout`, whatever the
+    agent printed. Any other exit code than 0, and a reward that is no finite number, are `agent_error`. An exit with 0
+    and no reward line is `succeeded` with no reward: the controller looks for one posted to the collector or the API.
     """
-    kind, detail = _failure(ended)
+    kind, detail = _kind_of(ended)
     reward: float | None = None
     facts: dict[str, Any] = {}
     stdout = _text(ended.stdout)
@@ -44,18 +39,14 @@ def judge(ended: Ended) -> Outcome:
     return Outcome(kind, reward, facts, ended.exit_code, detail, stdout, _text(ended.stderr))
 
 
-def _failure(ended: Ended) -> tuple[OutcomeKind, str | None]:
-    """The kind that the way it ended gives, with its cause; `succeeded` when nothing failed."""
-    if ended.start_error is not None:
-        return OutcomeKind.INFRA_ERROR, f"the agent could not be started: {ended.start_error}"
+def _kind_of(ended: Exit) -> tuple[OutcomeKind, str | None]:
+    """The kind that the exit alone gives, with its cause; `succeeded` when nothing failed."""
+    if ended.platform_failure is not None:
+        return OutcomeKind.INFRA_ERROR, ended.platform_failure
     if ended.timed_out:
         return OutcomeKind.TIMEOUT, f"stopped after {ended.seconds:.1f} s"
-    if ended.cpu_exceeded:
-        return OutcomeKind.AGENT_ERROR, "the agent went on after its limit of CPU time"
-    if ended.exit_code in {-SIGKILL, SHELL_SIGKILL} and ended.lacked_memory:
-        return OutcomeKind.INFRA_ERROR, "ended by a SIGKILL while the kernel ended processes for want of memory"
-    if ended.exit_code == -SIGKILL and (ended.lacked_memory is None or not ended.contained):
-        return OutcomeKind.INFRA_ERROR, "ended by a SIGKILL that the platform did not send: is memory short?"
+    if ended.limit_exceeded is not None:
+        return OutcomeKind.AGENT_ERROR, f"the agent went on after its limit of {ended.limit_exceeded}"
     if ended.exit_code is not None and ended.exit_code < 0:
         return OutcomeKind.AGENT_ERROR, f"the agent was ended by signal {-ended.exit_code}"
     if ended.exit_code != 0:
@@ -64,7 +55,7 @@ def _failure(ended: Ended) -> tuple[OutcomeKind, str | None]:
 
 
 def last_reward(stdout: str) -> tuple[float | None, dict[str, Any]]:
-    """The reward and the whole object of the last line that is a JSON object with `reward` or `rewards`.
+    """The reward and the complete object of the last line that is a JSON object with `reward` or `rewards`.
 
     `reward` is a number; `rewards` an object of numbers, whose sum counts where `reward` is absent.
 
@@ -107,7 +98,7 @@ def _number(name: str, value: object) -> float:
 
 
 def _shallow(value: object) -> object:
-    """The value; a text in place of one so deep that whoever walks it next may run out of stack."""
+    """The value; a text in place of one so deep that its next reader may run out of stack."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [inside for outer in level for inside in _inside(outer)]
@@ -120,7 +111,7 @@ def _inside(value: object) -> Iterable[object]:
 
 def _bounded(facts: dict[str, Any]) -> dict[str, Any]:
     size = len(json.dumps(facts))
-    return facts if size <= FACTS_BYTES else {"truncated": f"{size} characters, of which {FACTS_BYTES} would be kept"}
+    return facts if size <= FACTS_BYTES else {"truncated": f"{size} characters, and facts hold {FACTS_BYTES} at most"}
 
 
 def _text(raw: bytes) -> str:

@@ -1,0 +1,1 @@
+"""Backends execute attempts somewhere: as processes of this machine, later as pods."""

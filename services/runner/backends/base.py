@@ -1,0 +1,74 @@
+"""The seam between the runner and the place that executes attempts: plain data in, plain data out.
+
+A backend knows nothing of leases, rewards or the store. It tells apart its own failure (`BackendError`,
+`Exit.platform_failure`) and the agent's (every other `Exit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from leyden.libs.contracts.config import ProcessRunner
+
+
+@dataclass(frozen=True)
+class AttemptSpec:
+    """One attempt, as a backend executes it.
+
+    Args: name: unique among living attempts, fit for a file name; command: program and arguments, no shell, `{python}`
+        as first word for the backend's interpreter; environment: every variable but those that depend on the place
+        (PATH, HOME, TMPDIR, LEYDEN_TASK_FILE), which the backend adds; secrets: more variables, which hold the
+        attempt's key and stay out of arguments, logs and readable files; task: the content of LEYDEN_TASK_FILE;
+        directory: a folder that the backend copies into the fresh working folder; limits: `runner` of the run document.
+    """
+
+    name: str
+    command: list[str]
+    environment: Mapping[str, str]
+    secrets: Mapping[str, str]
+    task: Mapping[str, Any]
+    directory: str | None
+    limits: ProcessRunner
+
+
+@dataclass(frozen=True)
+class Exit:
+    """The end of an agent that ran.
+
+    Args: exit_code: negative for a signal; stdout, stderr: the last `output_bytes` of each; timed_out: the backend
+        stopped the agent after `timeout_seconds`; limit_exceeded: the limit that the agent ignored;
+        platform_failure: the reason why the platform or its machine, and not the agent, caused this end.
+    """
+
+    exit_code: int | None
+    stdout: bytes
+    stderr: bytes
+    seconds: float
+    timed_out: bool = False
+    limit_exceeded: str | None = None
+    platform_failure: str | None = None
+
+
+class BackendError(Exception):
+    """The backend could not start the agent or lost it. The attempt is repeated and never trained."""
+
+
+class Backend(Protocol):
+    """A place that executes attempts."""
+
+    async def check(self) -> None:
+        """Starts one trivial agent.
+
+        Raises: Misconfigured: no agent can start here; the message names the remedy
+        """
+
+    async def run(self, spec: AttemptSpec) -> Exit:
+        """Runs the agent to its end and leaves nothing of it behind. Cancelling does the same at once.
+
+        Raises: BackendError: the agent did not run, or its end is unknown
+        """
+
+    async def close(self) -> None:
+        """Removes everything that this backend made. No attempt runs any more."""

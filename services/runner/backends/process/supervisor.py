@@ -1,0 +1,328 @@
+"""One process per attempt that starts the agent, bounds it, and leaves nothing of it behind.
+
+The runner starts it with `python -I -S`, so it imports the standard library alone, and of that only what loads fast.
+It reads its orders from stdin and writes one report to stdout, both as `marshal`. The arguments of `main` name
+descriptors: the lifeline (a pipe whose other end only the runner holds: it closes when the runner dies, even by
+SIGKILL) and perhaps a lock, which the supervisor only holds open: it tells other runners that this attempt's user still
+has processes. The supervisor is a subreaper: children that daemonise or open a session of their own become its
+children and die with the attempt.
+"""
+# pathlib costs more start-up time than everything else here:
+# ruff: noqa: PTH123, PTH208
+
+from __future__ import annotations
+
+import ctypes
+import marshal
+import os
+import resource
+import select
+import sys
+import time
+
+# `os.execvpe` imports it, and the sandbox may hide the standard library.
+import warnings  # noqa: F401
+
+# Relative: in its own process this file is no part of `leyden`.
+from . import sandbox  # noqa: TID251
+
+if sandbox.TYPE_CHECKING:
+    from typing import Any, TypedDict
+
+    from .sandbox import Sandbox  # noqa: TID251
+
+    class Orders(TypedDict):
+        """One execution of an agent.
+
+        `environment` is complete: the agent inherits nothing. `output_bytes` bounds what stays of stdout and of stderr.
+        `limits` are the arguments of `setrlimit`: number, soft, hard.
+        """
+
+        command: list[str]
+        environment: dict[str, str]
+        folder: str
+        timeout_seconds: float
+        grace_seconds: float
+        output_bytes: int
+        limits: list[tuple[int, int, int]]
+        sandbox: Sandbox
+
+    class Report(TypedDict):
+        """The end of an agent.
+
+        `exit_code` is negative for a signal. `start_error` says why the agent never started. `all_dead` is false where
+        a process outlived SIGKILL, asleep in the kernel. `cpu_exceeded`: the agent ignored SIGXCPU, and the kernel sent
+        SIGKILL. `lacked_memory`: the kernel ended processes for want of memory meanwhile; None where it does not tell.
+        """
+
+        exit_code: int | None
+        start_error: str | None
+        timed_out: bool
+        all_dead: bool
+        stdout: bytes
+        stderr: bytes
+        seconds: float
+        cpu_exceeded: bool
+        lacked_memory: bool | None
+
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+# The module `signal` builds enums, which takes longer than all else here.
+SIG_DFL, SIGKILL, SIGTERM, SIGPIPE = 0, 9, 15, 13
+CHUNK_BYTES = 1 << 16
+DRAIN_CHUNKS = 64
+KILL_SECONDS = 10.0
+
+_libc = ctypes.CDLL(None)
+
+
+class Tail:
+    """The last `limit` bytes of a stream that may be endless."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._buffer = bytearray()
+
+    def add(self, chunk: bytes) -> None:
+        self._buffer += chunk
+        if len(self._buffer) > 2 * self._limit:
+            del self._buffer[: -self._limit]
+
+    def bytes(self) -> bytes:
+        return bytes(self._buffer[-self._limit :])
+
+
+def become_subreaper() -> None:
+    """Makes orphaned descendants children of this process instead of init's."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def parents() -> dict[int, int]:
+    """Process id to parent's process id, of every process that /proc shows."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stat:
+                    found[int(name)] = int(stat.read().rpartition(b")")[2].split()[1])
+            except (OSError, IndexError):
+                continue
+    return found
+
+
+def descendants(ancestor: int) -> list[int]:
+    """Every process below `ancestor`, parents before their children."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents().items():
+        children.setdefault(parent, []).append(pid)
+    found = list(children.get(ancestor, ()))
+    for pid in found:
+        found += children.get(pid, ())
+    return found
+
+
+def signal_all(pids: list[int], number: int) -> None:
+    """Sends a signal to each process that still exists."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def oom_kills() -> int | None:
+    """The number of processes of this machine that the kernel ended for want of memory; None where it does not tell."""
+    try:
+        with open("/proc/vmstat", "rb") as counts:
+            return next((int(line.split()[1]) for line in counts if line.startswith(b"oom_kill ")), None)
+    except OSError:
+        return None
+
+
+class Agent:
+    """The agent's process tree, from its start to the death of its last descendant."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.stdout, stdout = os.pipe()
+        self.stderr, stderr = os.pipe()
+        failure, report = os.pipe()
+        self.exit_code: int | None = None
+        self.cpu_seconds = 0.0
+        self._uid = orders["sandbox"]["uid"]
+        self._oom_kills = oom_kills()
+        supervisor = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_agent(orders, supervisor, stdout, stderr, report)
+        for descriptor in (stdout, stderr, report):
+            os.close(descriptor)
+        with os.fdopen(failure, "rb") as pipe:
+            self.start_error = pipe.read().decode(errors="replace") or None
+
+    def reap(self) -> bool:
+        """Collects the dead; true while any descendant lives."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid == self.pid:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+                self.cpu_seconds = usage.ru_utime + usage.ru_stime
+
+    @property
+    def lacked_memory(self) -> bool | None:
+        """Whether the kernel ended anything for want of memory since the start; None where it does not tell."""
+        return None if self._oom_kills is None else oom_kills() != self._oom_kills
+
+    def kill(self) -> bool:
+        """SIGKILLs descendants until none is left; false if one outlives `KILL_SECONDS` (it sleeps in the kernel)."""
+        end = time.monotonic() + KILL_SECONDS
+        while self.reap():
+            if time.monotonic() > end:
+                return False
+            # Again and again: a descendant may have forked while its parent was being killed.
+            if self._uid is not None:
+                _kill_user(self._uid)
+            signal_all(descendants(os.getpid()), SIGKILL)
+            time.sleep(0.001)
+        return True
+
+
+def _kill_user(uid: int) -> None:
+    """SIGKILLs every process of a user that only this attempt has."""
+    try:
+        pid = os.fork()
+    except OSError:
+        return
+    if pid == 0:
+        try:
+            sandbox.become(uid)
+            sandbox.kill_all_of_this_user()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def _become_agent(orders: Orders, supervisor: int, stdout: int, stderr: int, report: int) -> None:
+    """Bounds the forked child and makes it the agent. The pipe `report` closes then, or carries the reason why not."""
+    try:
+        os.setsid()
+        _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        _prefer_for_oom_kill()
+        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        os.dup2(stdout, 1)
+        os.dup2(stderr, 2)
+        _libc.signal(SIGPIPE, ctypes.c_void_p(SIG_DFL))
+        os.umask(0o077)
+        for number, soft, hard in orders["limits"]:
+            resource.setrlimit(number, (soft, hard))
+        sandbox.enter(orders["sandbox"])
+        # After the change of user, which clears it: the agent dies even if its supervisor is killed.
+        _libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+        if os.getppid() != supervisor:
+            os._exit(127)
+        os.chdir(orders["folder"])
+        os.execvpe(orders["command"][0], orders["command"], orders["environment"])  # noqa: S606
+    except BaseException as error:  # noqa: BLE001  # nothing may return into the supervisor's own code
+        os.write(report, f"{orders['command'][0]}: {error}".encode(errors="replace")[:4096])
+    os._exit(127)
+
+
+def _prefer_for_oom_kill() -> None:
+    """When memory is short, the kernel ends agents before anything of the platform."""
+    try:
+        with open("/proc/self/oom_score_adj", "w") as score:
+            score.write("1000")
+    except OSError:
+        return
+
+
+def watch(agent: Agent, lifeline: int, orders: Orders, tails: dict[int, Tail]) -> bool:
+    """Drains output until the agent ends, the time is over, or the lifeline closes: the runner died or cancelled.
+
+    Returns: whether the agent ran into its timeout
+    """
+    poll = select.poll()
+    ended = os.pidfd_open(agent.pid)
+    for descriptor in (lifeline, ended, *tails):
+        poll.register(descriptor, select.POLLIN)
+    timed_out = False
+    deadline = time.monotonic() + orders["timeout_seconds"]
+    while True:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 and timed_out:
+            return True
+        if remaining <= 0:
+            timed_out = True
+            deadline = time.monotonic() + orders["grace_seconds"]
+            signal_all(descendants(os.getpid()), SIGTERM)
+            continue
+        ready = {descriptor for descriptor, _ in poll.poll(remaining * 1000 + 1)}
+        for descriptor in ready & tails.keys():
+            chunk = os.read(descriptor, CHUNK_BYTES)
+            tails[descriptor].add(chunk)
+            if not chunk:
+                poll.unregister(descriptor)
+        if lifeline in ready or ended in ready:
+            return timed_out
+
+
+def drain(tails: dict[int, Tail]) -> None:
+    """Reads the rest from the pipes of the dead, and stops there: a stranger may have been handed the other end."""
+    for descriptor, tail in tails.items():
+        os.set_blocking(descriptor, False)
+        try:
+            for _ in range(DRAIN_CHUNKS):
+                tail.add(os.read(descriptor, CHUNK_BYTES))
+        except BlockingIOError:
+            continue
+
+
+def ignored_its_cpu_limit(agent: Agent, orders: Orders) -> bool:
+    """Whether the kernel killed the agent at the hard limit of its CPU time."""
+    bound = next((hard for number, _, hard in orders["limits"] if number == resource.RLIMIT_CPU), None)
+    return bound is not None and agent.exit_code == -SIGKILL and agent.cpu_seconds > bound - 1
+
+
+def supervise(orders: Orders, lifeline: int) -> Report:
+    """Runs one agent. When this returns, the agent and everything that it started are dead."""
+    started = time.monotonic()
+    agent = Agent(orders)
+    tails = {descriptor: Tail(orders["output_bytes"]) for descriptor in (agent.stdout, agent.stderr)}
+    timed_out = watch(agent, lifeline, orders, tails)
+    all_dead = agent.kill()
+    drain(tails)
+    return {
+        "exit_code": agent.exit_code,
+        "start_error": agent.start_error,
+        "timed_out": timed_out,
+        "all_dead": all_dead,
+        "stdout": tails[agent.stdout].bytes(),
+        "stderr": tails[agent.stderr].bytes(),
+        "seconds": time.monotonic() - started,
+        "cpu_exceeded": ignored_its_cpu_limit(agent, orders),
+        "lacked_memory": agent.lacked_memory,
+    }
+
+
+def main() -> None:
+    """Supervises one agent as ordered on stdin and reports on stdout."""
+    # Without Landlock, agents of the same user could look into this process, which knows their neighbour's key.
+    _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    lifeline, *_ = descriptors = [int(word) for word in sys.argv[2:]]
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    become_subreaper()
+    try:
+        orders: Any = marshal.loads(sys.stdin.buffer.read())  # noqa: S302  # from our own runner
+        report = marshal.dumps(dict(supervise(orders, lifeline)))
+        with open(1, "wb") as out:
+            out.write(report)
+    finally:
+        # Skips the interpreter's shutdown. Without a report the runner, if it lives, knows that something broke.
+        os._exit(0)

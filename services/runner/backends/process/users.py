@@ -1,0 +1,128 @@
+"""The user that an agent becomes: one of its own per attempt, or the runner's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from leyden.libs.service.errors import Misconfigured
+from leyden.libs.telemetry import logger
+from leyden.services.runner.backends.process.sandbox import USABLE_LANDLOCK, landlock_abi
+from leyden.services.runner.settings import Settings
+
+log = logger()
+
+UIDS = 20_000
+"""User ids that attempts take in turn: long before one comes again, nothing of its last attempt is left."""
+UIDS_FROM = 1_900_000_000
+UIDS_FROM_IN_A_NAMESPACE = 30_000
+REMEDIES = "let other users pass (chmod o+x), put it elsewhere, or run the runner as an ordinary user"
+
+
+@dataclass(frozen=True)
+class SandboxUser:
+    """The user (and group) id of one attempt and the lock on it; both None to stay the runner's user."""
+
+    uid: int | None = None
+    lock: int | None = None
+
+
+class SandboxUsers:
+    """Lends user ids that belong to nobody, each to one attempt at a time, among all runners of this machine.
+
+    Args: first: the lowest, None to leave every agent the runner's user; locks: a file whose byte at an id's position
+        is locked while the id is lent. Every holder of the descriptor holds the lock, the supervisor too, so that the
+        agents of a killed runner keep their ids.
+    """
+
+    def __init__(self, first: int | None, locks: Path) -> None:
+        self.first = first
+        self._locks = str(locks)
+        self._next = secrets.randbelow(UIDS)
+
+    @contextmanager
+    def lend(self) -> Iterator[SandboxUser]:
+        """The user of one attempt, for as long as anything of the attempt exists.
+
+        Raises: OSError: every one is lent
+        """
+        if self.first is None:
+            yield SandboxUser()
+            return
+        lock = os.open(self._locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            yield SandboxUser(self._lock_one(self.first, lock), lock)
+        finally:
+            os.close(lock)
+
+    def _lock_one(self, first: int, lock: int) -> int:
+        for _ in range(UIDS):
+            uid = first + self._next
+            self._next = (self._next + 1) % UIDS
+            try:
+                byte = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, uid, 1, 0)
+                fcntl.fcntl(lock, fcntl.F_OFD_SETLK, byte)
+            except BlockingIOError:
+                continue
+            return uid
+        raise OSError(f"each of the {UIDS} user ids from {first} is in use by an attempt")
+
+
+def sandbox_users(settings: Settings) -> SandboxUsers:
+    """The users that RUNNER_AGENT_USER asks for; `auto` falls back to the runner's own, as root only with Landlock.
+
+    Raises: Misconfigured: RUNNER_AGENT_USER or RUNNER_AGENT_UIDS_FROM cannot be followed
+    """
+    folder = next((path for path in ("/run", "/var/run") if os.access(path, os.W_OK)), tempfile.gettempdir())
+    locks = Path(folder) / "leyden-agent-users"
+    if settings.agent_user == "same" or (settings.agent_user == "auto" and os.geteuid() != 0):
+        return SandboxUsers(None, locks)
+    try:
+        return SandboxUsers(_first_uid(settings), locks)
+    except Misconfigured as error:
+        if settings.agent_user == "own" or settings.agent_uids_from is not None or landlock_abi() < USABLE_LANDLOCK:
+            raise
+        log.warning("agents run as root without capabilities, not as users of their own", reason=str(error))
+        return SandboxUsers(None, locks)
+
+
+def _first_uid(settings: Settings) -> int:
+    """The lowest user id for attempts.
+
+    Raises: Misconfigured: attempts cannot have users of their own here
+    """
+    if os.geteuid() != 0:
+        raise Misconfigured("RUNNER_AGENT_USER=own needs a runner that runs as root: leave it unset")
+    chosen = settings.agent_uids_from
+    python = shutil.which(settings.python, path=settings.agent_path) or settings.python
+    closed = closed_to(chosen or UIDS_FROM, [python])
+    if closed is not None:
+        raise Misconfigured(f"{closed} is closed to other users, and RUNNER_PYTHON lies below it: {REMEDIES}")
+    mapped = [tuple(map(int, line.split())) for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    for first in (UIDS_FROM, UIDS_FROM_IN_A_NAMESPACE) if chosen is None else (chosen,):
+        if any(inside <= first and first + UIDS <= inside + count for inside, _, count in mapped):
+            return first
+    raise Misconfigured(
+        f"this user namespace does not have the {UIDS} user ids that attempts take: set RUNNER_AGENT_UIDS_FROM to the "
+        "first of as many that nobody has"
+    )
+
+
+def closed_to(uid: int, paths: Iterable[str]) -> str | None:
+    """The first folder on the way to one of these paths, as named and without links, that a user cannot pass."""
+    ways = (Path(way) for path in paths for way in (path, os.path.realpath(path)))
+    folders = (folder for way in ways for folder in reversed(way.parents))
+    return next((str(folder) for folder in folders if folder.exists() and not _passes(uid, folder.stat())), None)
+
+
+def _passes(uid: int, found: os.stat_result) -> bool:
+    shift = 6 if found.st_uid == uid else 3 if found.st_gid == uid else 0
+    return bool(found.st_mode >> shift & 1)

@@ -1,0 +1,136 @@
+"""The folders of attempts: fresh, private, and gone when the attempt is over, also those that a killed runner left."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from leyden.libs.service.errors import Misconfigured
+from leyden.libs.telemetry import logger
+
+log = logger()
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The files of one attempt: `work` (its first working folder and HOME), `scratch` (TMPDIR) and its task."""
+
+    root: Path
+    work: Path
+    scratch: Path
+    task_file: Path
+
+
+class Workspaces:
+    """The folder of this runner, locked while it lives.
+
+    Args: parent: shared by a machine's runners; owner: this runner's name.
+    Raises: Misconfigured: others may write where the folders are to be
+    """
+
+    def __init__(self, parent: Path, owner: str) -> None:
+        # Agents of another user may pass through to their own attempt, never list.
+        parent.mkdir(parents=True, exist_ok=True, mode=0o711)
+        _check_own(parent)
+        self.root = parent / owner
+        with (parent / ".starting").open("w") as starting:
+            # One runner at a time: before we hold its lock, another that starts would take our folder for abandoned.
+            fcntl.flock(starting, fcntl.LOCK_EX)
+            _remove_abandoned(parent)
+            self.root.mkdir(mode=0o711)
+            self._lock = _lock(self.root)
+
+    def make(self, name: str, task: Mapping[str, object], directory: str | None, uid: int | None = None) -> Workspace:
+        """A fresh workspace with the agent's files and its task in it. Blocks: call it in a thread.
+
+        Args: uid: the user and group of its owner; None for the runner
+        Raises: OSError: the agent's directory cannot be copied, or the disk is full.
+        """
+        root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
+        workspace = Workspace(root, root / "work", root / "tmp", root / "task.json")
+        if directory is None:
+            workspace.work.mkdir()
+        else:
+            shutil.copytree(directory, workspace.work, symlinks=True)
+        workspace.work.chmod(0o700)
+        workspace.scratch.mkdir(mode=0o700)
+        workspace.task_file.touch(0o600)
+        workspace.task_file.write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8")
+        if uid is not None:
+            _give(workspace, uid)
+        return workspace
+
+    def remove(self, workspace: Workspace) -> None:
+        """Removes an attempt's files, read-only ones included. Blocks: call it in a thread."""
+        remove_tree(workspace.root)
+
+    def close(self) -> None:
+        """Removes everything and unlocks the folder. Blocks: call it in a thread."""
+        remove_tree(self.root)
+        self._lock.close()
+
+
+def _check_own(parent: Path) -> None:
+    found = parent.lstat()
+    if found.st_uid != os.geteuid() or not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o022:
+        raise Misconfigured(
+            f"{parent} must be a folder, no link, that only the runner's user may write to: remove it, or set "
+            "RUNNER_WORK_FOLDER to another"
+        )
+
+
+def _lock(folder: Path) -> IO[str]:
+    lock = (folder / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise
+    return lock
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Removes the folders of dead runners: their lock is free. A folder without a lock is not ours."""
+    for folder in parent.iterdir():
+        if not (folder / ".lock").is_file():
+            continue
+        try:
+            lock = _lock(folder)
+        except (BlockingIOError, PermissionError):
+            continue
+        with lock:
+            log.info("abandoned folder removed", folder=folder.name)
+            remove_tree(folder)
+
+
+def _give(workspace: Workspace, uid: int) -> None:
+    """Hands the folders to the attempt's user; the root only to pass through, so that nothing in it can be moved."""
+    os.chown(workspace.root, -1, uid)
+    workspace.root.chmod(0o710)
+    os.chown(workspace.task_file, uid, uid)
+    for inside in (workspace.work, workspace.scratch):
+        for path in (inside, *inside.rglob("*")):
+            os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def remove_tree(root: Path) -> None:
+    """Removes a folder whatever an agent made of it. A failure is logged alone, since no outcome depends on it.
+
+    Why `rm`: it follows no link, and no depth or number of files costs it memory or stack.
+    """
+    remove, make_writable = ["rm", "-rf", "--", str(root)], ["chmod", "-R", "u+rwX", "--", str(root)]
+    # The second round is for an ordinary user, against folders that the agent made read-only.
+    for command in (remove, make_writable, remove):
+        subprocess.run(command, check=False, stderr=subprocess.DEVNULL)
+        if not os.path.lexists(root):
+            return
+    log.warning("folder not removed", folder=str(root))
