@@ -172,7 +172,9 @@ class ScriptedEngine:
             if body["rid"] in self.aborted:
                 message = "Aborted" if ids else "Abort in waiting queue"
                 answer.finish = {"type": "abort", "message": message}
-            for token in said[len(ids) : len(ids) + self.tokens_per_chunk]:
+            chunk = said[len(ids) : len(ids) + self.tokens_per_chunk]
+            assert chunk or answer.finish, "the script says nothing more, and no parameter ends the answer"
+            for token in chunk:
                 if answer.finish is None:
                     answer.add(token, self.weight_version)
                     answer.finish = self._finish(body, ids)

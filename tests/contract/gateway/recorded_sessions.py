@@ -28,14 +28,14 @@ from typing import Any, TypedDict
 
 import httpx
 import numpy as np
-from aiohttp import web
 from sqlalchemy import select
 from tokenizers import Tokenizer
 
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.store import tables
-from leyden.libs.store.chains import Whole, whole_calls
+from leyden.libs.store.chains import FullCall
+from leyden.libs.store.chains import full_calls as read_full_calls
 from leyden.libs.store.database import Database
 from leyden.libs.store.embedded import EmbeddedPostgres
 from leyden.libs.store.migrate import migrate
@@ -43,6 +43,7 @@ from leyden.services.gateway.app import create_app
 from leyden.services.gateway.settings import Settings
 from tests import builders
 from tests.contract.gateway.recorded_models import FAMILIES, Family
+from tests.fakes.scripted_engine import ScriptedEngine, running
 
 Json = dict[str, Any]
 Calls = list[tuple[list[int], list[int]]]
@@ -77,8 +78,8 @@ async def full_calls(database: Database, rollout_ids: Sequence[str]) -> Calls:
     calls: Calls = []
     async with database.read() as session:
         rows = (await session.scalars(query)).all()
-        for row, full in zip(rows, await whole_calls(session, rows), strict=True):
-            assert isinstance(full, Whole)
+        for row, full in zip(rows, await read_full_calls(session, rows), strict=True):
+            assert isinstance(full, FullCall)
             calls.append((_ids(full.prompt_ids), _ids(row.sampled_ids)))
     return calls
 
@@ -88,44 +89,20 @@ def _ids(data: bytes) -> list[int]:
     return ids
 
 
-class ScriptedEngine:
-    """Answers as SGLang's `/generate` does: all tokens so far in each event, three new ones at a time."""
+class Speller:
+    """Turns the script's texts into the engine's tokens.
 
-    def __init__(self, tokenizer: Tokenizer, stop: str, weight_version: str) -> None:
+    `script` has a text for each choice of the next request, which the choice's seed selects.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: str) -> None:
         self.script: Sequence[str] = ()
         self.tokenizer = tokenizer
         self._stop = tokenizer.token_to_id(stop)
-        self._weight_version = weight_version
 
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        body = await request.json()
-        seed = body["sampling_params"].get("sampling_seed", SEED)
-        ids, finish = self._answer(self.script[seed - SEED], body["sampling_params"])
-        if not body["stream"]:
-            return web.json_response(self._document(body, ids, finish))
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
-        for end in range(3, len(ids) + 3, 3):
-            document = self._document(body, ids[:end], finish if end >= len(ids) else None)
-            await response.write(b"data: " + json.dumps(document).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        return response
-
-    def _answer(self, text: str, parameters: Json) -> tuple[list[int], Json]:
-        said = [*self._spelled(text), self._stop]
-        for end in range(1, len(said) + 1):
-            if said[end - 1] in parameters["stop_token_ids"]:
-                return said[:end], {"type": "stop", "matched": said[end - 1]}
-            shown = self._decode(said[:end]) if parameters["stop"] else ""
-            for stop in parameters["stop"]:
-                if stop in shown:
-                    return said[:end], {"type": "stop", "matched": stop}
-            if end >= parameters["max_new_tokens"]:
-                return said[:end], {"type": "length", "length": end}
-        raise AssertionError(f"token {self._stop} ends no answer")
-
-    def _spelled(self, text: str) -> list[int]:
+    def says(self, body: Json) -> list[int]:
         """The tokens of a text; every second word is spelled letter by letter, the first one included."""
+        text = self.script[body["sampling_params"].get("sampling_seed", SEED) - SEED]
         spelled, words = list[int](), 0
         for token in self.tokenizer.encode(text, add_special_tokens=False).ids:
             word = self.tokenizer.id_to_token(token)
@@ -134,23 +111,11 @@ class ScriptedEngine:
                 spelled += [self.tokenizer.token_to_id(letter) for letter in word] if words % 2 else [token]
             else:
                 spelled.append(token)
-        return spelled
+        return [*spelled, self._stop]
 
-    def _decode(self, ids: list[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
-
-    def _document(self, body: Json, ids: list[int], finish: Json | None) -> Json:
-        meta = {
-            "id": body["rid"],
-            "finish_reason": finish,
-            "prompt_tokens": len(body["input_ids"]),
-            "completion_tokens": len(ids),
-            "cached_tokens": 0,
-            "weight_version": self._weight_version,
-            "weight_versions": [{"version": self._weight_version, "start": 0, "end": len(ids)}],
-            "output_token_logprobs": [[-0.5, token, None] for token in ids],
-        }
-        return {"text": self._decode(ids), "output_ids": ids, "meta_info": meta}
 
 
 @dataclass
@@ -160,7 +125,7 @@ class Stage:
     family: Family
     database: Database
     run: tables.Run
-    engine: ScriptedEngine
+    speller: Speller
     ring: KeyRing
     settings: Settings
     http: httpx.AsyncClient
@@ -185,24 +150,14 @@ async def staged(folder: Path, database: Database, family: Family) -> AsyncItera
     model_path, keys = family.write(folder / "model"), folder / "keys.json"
     write_keys(keys, {"test": "s" * 40})
     tokenizer = Tokenizer.from_file(str(model_path / "tokenizer.json"))
-    engine = ScriptedEngine(tokenizer, family.stops[0], f"{run.id}:0")
-    app = web.Application(client_max_size=2**26)
-    app.router.add_post("/generate", engine.generate)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+    speller = Speller(tokenizer, family.stops[0])
+    scripted = ScriptedEngine(speller.says, speller.decode, f"{run.id}:0", tokens_per_chunk=3)
+    async with running(scripted) as engine:
         settings = Settings(
-            model_path=model_path,
-            database_url=database.dsn,
-            capability_keys_file=keys,
-            engine_urls=[f"http://127.0.0.1:{runner.addresses[0][1]}"],
+            model_path=model_path, database_url=database.dsn, capability_keys_file=keys, engine_urls=[engine.url]
         )
         async with gateway(settings) as http:
-            yield Stage(family, database, run, engine, KeyRing(keys), settings, http)
-    finally:
-        await runner.cleanup()
+            yield Stage(family, database, run, speller, KeyRing(keys), settings, http)
 
 
 @asynccontextmanager
@@ -235,7 +190,7 @@ class Play:
         self, messages: list[Json], *says: str, sibling: int = 0, attempt: int = 1, **fields: Any
     ) -> list[Json]:
         """The assistant's message of each choice; the scripted text itself where the request is refused."""
-        self.stage.engine.script = says
+        self.stage.speller.script = says
         stream = len(self.statuses) % 2 == 1
         body = {"model": "m", "messages": messages, "stream": stream, "seed": SEED, "n": len(says), **fields}
         rollout_id = self.rollouts[sibling].id

@@ -48,7 +48,7 @@ async def stages(postgres_server, tmp_path_factory) -> AsyncIterator[Callable]:
 async def test_a_session_has_the_recorded_tokens(stages, family, session):
     stage = await stages(family)
     played = as_recorded(*await stage.play(SESSIONS[session]))
-    difference = first_difference(recording()[family][session], played, stage.engine.tokenizer.decode)
+    difference = first_difference(recording()[family][session], played, stage.speller.tokenizer.decode)
     assert difference is None, f"{family}, {session}: {difference}"
 
 
