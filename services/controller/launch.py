@@ -1,4 +1,4 @@
-"""Becomes another program that dies with the one that started it: `python -I -S launch.py PARENT PROGRAM ARGUMENT…`.
+"""Becomes another program that dies with its parent: `python -I -S launch.py PARENT PROGRAM ARGUMENT…`.
 
 Standard library only. The kernel kills the program when its parent ends (PR_SET_PDEATHSIG), even by SIGKILL, so that a
 controller never leaves a trainer behind.

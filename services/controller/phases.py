@@ -1,7 +1,7 @@
-"""Which run has the engines, which evaluation is due, and the phase of every run. Pure functions over `RunFacts`.
+"""The run that has the engines, the evaluation that is due, and the phase of every run. Pure functions over `RunFacts`.
 
 One run at a time has the engines. The others wait in `pending` (or stay `paused`) with the reason; a paused run keeps
-them until its live attempts have ended.
+the engines until its live attempts have ended.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.groups import EvaluationFacts, RunFacts
 
-_AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
+AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
 
 
 def due_evaluation(run: RunFacts) -> tuple[EvaluationFacts, int] | None:
-    """The first unfinished evaluation whose version exists, and that version.
+    """Returns the first unfinished evaluation whose version exists, and that version.
 
     Version null means the last one once training has ended.
     """
@@ -27,25 +27,25 @@ def due_evaluation(run: RunFacts) -> tuple[EvaluationFacts, int] | None:
 
 
 def active_run(runs: Sequence[RunFacts]) -> str | None:
-    """The run that has the engines: the one at work or finishing its open groups, else the oldest that wants them."""
+    """Returns the run that has the engines: the one at work or finishing its open groups, else the oldest in line."""
     by_age = sorted(runs, key=lambda run: (run.created_at, run.id))
-    holding = [run for run in by_age if run.phase in _AT_WORK or (run.phase is RunPhase.PAUSED and run.live_attempts)]
-    wanting = [run for run in by_age if _wants_engines(run)]
-    return next((run.id for run in [*holding, *wanting]), None)
+    owning = [run for run in by_age if run.phase in AT_WORK or (run.phase is RunPhase.PAUSED and run.live_attempts)]
+    waiting = [run for run in by_age if _waits_for_engines(run)]
+    return next((run.id for run in [*owning, *waiting]), None)
 
 
 def next_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
-    """The phase that follows from what people want and what has been done, and why it waits if it does."""
-    wanted, reason = _wanted_phase(run, active)
-    if wanted is run.phase or wanted in RUN_TRANSITIONS[run.phase]:
-        return wanted, reason
+    """Derives the phase from intent and progress, with the reason where the run waits."""
+    phase, reason = _phase(run, active)
+    if phase is run.phase or phase in RUN_TRANSITIONS[run.phase]:
+        return phase, reason
     return run.phase, run.reason
 
 
 def target_version(run: RunFacts) -> int | None:
-    """The version that engines should serve: that of the due evaluation, else the newest. None before version 0.
+    """Returns the version that engines should serve: the due evaluation's, else the newest. None before version 0.
 
-    An evaluation that has not begun lets open training groups end on the newest version first.
+    Before the first group of an evaluation, open training groups end on the newest version.
     """
     due = due_evaluation(run)
     if due is None:
@@ -60,7 +60,7 @@ def trained(run: RunFacts) -> bool:
     return run.steps_done >= run.config.training.steps
 
 
-def _wanted_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
+def _phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
     if run.intent is RunIntent.CANCELLED:
         return RunPhase.CANCELLED, None
     if run.phase is RunPhase.FAILED:
@@ -69,14 +69,14 @@ def _wanted_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | No
         return RunPhase.COMPLETED, run.reason
     if run.intent is RunIntent.PAUSED:
         return RunPhase.PAUSED, None
-    if trained(run) and due_evaluation(run) is None and run.phase in _AT_WORK:
+    if trained(run) and due_evaluation(run) is None and run.phase in AT_WORK:
         return RunPhase.COMPLETED, None
     if run.id != active:
         return run.phase, f"waiting for an engine: {active} has them" if active else run.reason
     return (RunPhase.RUNNING if due_evaluation(run) is None else RunPhase.EVALUATING), None
 
 
-def _wants_engines(run: RunFacts) -> bool:
+def _waits_for_engines(run: RunFacts) -> bool:
     if run.intent is not RunIntent.RUNNING:
         return False
     if run.phase is RunPhase.COMPLETED:

@@ -1,4 +1,4 @@
-"""Prunes runs that ended long ago, where the operator has set how long is long."""
+"""Prunes runs that ended more than `CONTROLLER_RETENTION_DAYS` ago, where the operator has set that."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ log = logger()
 limited_log = RateLimitedLogger(log)
 
 PRUNED = Counter("controller_runs_pruned_total", "Runs whose records were dropped because they were old.")
-FREED = Counter("controller_pruned_bytes_total", "What that gave back on the disk of Postgres.")
+FREED = Counter("controller_pruned_bytes_total", "Bytes that pruning freed on the disk of Postgres.")
 
-LOOK_SECONDS = 60.0
+POLL_SECONDS = 60.0
 
 
 async def prune_forever(settings: Settings, database: Database) -> None:
-    """Looks every minute, until cancelled; returns at once where everything is kept."""
+    """Prunes every minute, until cancelled; returns at once where runs never expire."""
     if settings.retention_days is None:
         return
     while True:
@@ -32,14 +32,14 @@ async def prune_forever(settings: Settings, database: Database) -> None:
             await prune_old(database, timedelta(days=settings.retention_days))
         except AWAY as error:
             limited_log.warning("runs not pruned", cause=cause(error))
-        # The loop must live: old runs wait.
+        # The loop must live: the next round tries again.
         except Exception:
             log.exception("runs not pruned")
-        await asyncio.sleep(LOOK_SECONDS)
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def prune_old(database: Database, age: timedelta) -> list[str]:
-    """Prunes runs that ended at least so long ago; their ids. One that cannot be pruned is in no other's way."""
+    """Prunes runs that ended at least so long ago; returns their ids. One that cannot be pruned stops no other."""
     async with database.read() as session:
         old = await prunable_runs(session, age)
     pruned = []

@@ -12,16 +12,16 @@ from leyden.libs.service import HttpAddress, ServiceSettings
 
 
 class Settings(ServiceSettings):
-    """How often the controller looks, which engines it leads, and how it starts trainers."""
+    """Intervals, engines and trainers of the controller."""
 
     model_config = SettingsConfigDict(env_prefix="CONTROLLER_")
 
     tick_seconds: float = Field(default=0.3, gt=0)
-    """Longest pause between two looks; a wake-up shortens it."""
+    """Longest pause between two ticks; a notification shortens it."""
     engine_urls: list[HttpAddress] = Field(default_factory=lambda: ["http://127.0.0.1:30000"])
     """Every engine of the platform, as a JSON list; no trailing slashes."""
     engine_api_key: SecretStr | None = None
-    """Bearer key of the engines' inference routes, which tell what they serve, where they ask for one."""
+    """Bearer key of the engines' inference routes, where they ask for one."""
     engine_api_key_file: Path | None = None
     """File that holds the engines' API key, instead of `engine_api_key`."""
     engine_admin_key: SecretStr | None = None
@@ -29,9 +29,9 @@ class Settings(ServiceSettings):
     engine_admin_key_file: Path | None = None
     """File that holds the engines' admin key, instead of `engine_admin_key`."""
     engine_poll_seconds: float = Field(default=1.0, gt=0)
-    """Pause between two looks at what the engines serve."""
+    """Pause between two polls of an engine."""
     engine_answer_seconds: float = Field(default=5.0, gt=0)
-    """An engine that does not tell what it serves within this time is unreachable."""
+    """An engine that does not answer within this time is unreachable."""
     engine_refusal_seconds: float = Field(default=5.0, ge=0)
     """Pause before weights are offered again to an engine that refused them."""
     engine_update_seconds: float = Field(default=600.0, gt=0)
@@ -39,9 +39,9 @@ class Settings(ServiceSettings):
     retry_seconds: float = Field(default=0.5, ge=0)
     """Wait before the second attempt of a rollout; doubles with every further one, up to a minute."""
     enqueue_again_seconds: float = Field(default=2.0, gt=0)
-    """How often all waiting rollouts are put into the task queue again; those still in it stay. Redis may be wiped."""
-    barren_groups: int = Field(default=16, ge=1)
-    """A run whose last so many training groups hold no success at all fails with the cause: its agent cannot work."""
+    """How often all waiting rollouts enter the task queue again, since Redis may be wiped; none enters twice."""
+    groups_without_success: int = Field(default=16, ge=1)
+    """A run fails with the cause when so many training groups in a row hold no success: its agent cannot work."""
     retention_days: float | None = Field(default=None, gt=0)
     """Days after its end that a run keeps its calls, spans, credits, samples and outputs; unset: for ever."""
     trainer_command: list[str] = Field(
@@ -49,10 +49,10 @@ class Settings(ServiceSettings):
     )
     """Command that starts a trainer, as a JSON list; `--run-id` and the run follow. A trainer is one process."""
     trainer_restarts: int = Field(default=3, ge=0)
-    """Restarts of a trainer that failed, in a row without a step in between, before the run fails with its words."""
+    """Restarts of a trainer that ended by itself, in a row without a step, before the run fails with the reason."""
     trainer_kills: int = Field(default=30, ge=0)
-    """Restarts of a trainer that a signal killed, such as one that ran out of memory, in a row without a step."""
+    """Restarts of a trainer that was killed, as for want of memory, in a row without a step, before the run fails."""
     trainer_stop_seconds: float = Field(default=20.0, ge=0)
-    """Between SIGTERM and SIGKILL of a trainer that is no longer wanted."""
+    """Time between SIGTERM and SIGKILL of a trainer that no run needs."""
     log_folder: Path = Path("logs")
-    """Where trainers' output goes, one file a run."""
+    """Folder of the trainers' output, one file a run."""

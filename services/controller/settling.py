@@ -1,11 +1,11 @@
-"""From the end of an attempt to the end of its rollout: counted, left out, or tried again. Pure functions.
+"""The end of an attempt decides about its rollout: it counts, is excluded, or runs again. Pure functions.
 
-A rollout's reward is that of its outcome. One that ended well and printed none counts when its reward door, its
-telemetry or a person gave a reward to it or to one of its calls: it then starts from 0 and credit adds those. One with
-no reward at all is the agent's own failure, like a crash or a timeout, and the run's `sampling.agent_failure` decides.
-Infrastructure failures and lost leases are tried again up to `sampling.max_attempts` and then excluded; they never
-become a reward. So are failures of an agent whose model calls the gateway gave up, and timeouts of one that spent most
-of its time waiting for an engine.
+A rollout's reward is its outcome's. An attempt that succeeded and printed none counts when the reward endpoint, its
+telemetry or a user rewarded it or one of its calls: it then starts from 0 and credit adds those. An attempt without any
+reward is the agent's own failure, like a crash or a timeout, and the run's `sampling.agent_failure` decides.
+Infrastructure failures and lost leases run again up to `sampling.max_attempts` times and are then excluded; they never
+become a reward. The same holds for failures after the gateway gave up a model call, and for timeouts of agents that
+waited for an engine most of their time.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ HELD = "held"
 
 
 def resolve(ended: AttemptFacts, sampling: Sampling) -> Resolution | None:
-    """What becomes of the rollout; None when it is to be tried again."""
-    ours = _platform_failure(ended)
-    if ours is not None:
+    """Returns the end of the rollout; None when it runs again."""
+    failure = _platform_failure(ended)
+    if failure is not None:
         if ended.failures < sampling.max_attempts:
             return None
-        return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, ours)
+        return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, failure)
     if ended.kind is not OutcomeKind.SUCCEEDED:
         return _failed(ended, str(ended.kind), sampling)
     if ended.reward is None and not ended.has_explicit_reward:
@@ -35,7 +35,7 @@ def resolve(ended: AttemptFacts, sampling: Sampling) -> Resolution | None:
 
 
 def _platform_failure(ended: AttemptFacts) -> str | None:
-    """Why the attempt failed, if not by the agent."""
+    """Returns the reason of a failure that is not the agent's; None otherwise."""
     match ended.kind:
         case None:
             return LEASE_LOST
@@ -62,5 +62,5 @@ def _finished(ended: AttemptFacts, reward: float, reason: str) -> Resolution:
 
 
 def retry_seconds(attempt: int, base: float) -> float:
-    """How long to wait after the `attempt`-th execution failed: the base, doubled each time, at most a minute."""
+    """Returns the pause after the `attempt`-th execution failed: the base, doubled each time, at most a minute."""
     return min(60.0, base * 2.0 ** (attempt - 1))

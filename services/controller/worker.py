@@ -91,11 +91,23 @@ class Controller:
                 for task in background:
                     if task.done():
                         task.result()
-                await _until_next(self.notifications, stop, self.settings.tick_seconds)
+                await self._until_next_tick(stop)
         finally:
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, self.trainers.close(), return_exceptions=True)
+
+    async def _until_next_tick(self, stop: asyncio.Event) -> None:
+        # Outcomes come in bursts, and one tick settles them all.
+        if await pause(stop, SHORTEST_PAUSE_SECONDS):
+            return
+        topics = (Topic.OUTCOMES, Topic.SAMPLES, Topic.VERSIONS, Topic.RUNS, Topic.ENGINES)
+        notified = self.notifications.wait(*topics, timeout_seconds=self.settings.tick_seconds)
+        tasks = [asyncio.create_task(stop.wait()), asyncio.create_task(notified)]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def tick(self) -> None:
         """Settles ended attempts, moves runs on, admits groups, and enqueues rollouts.
@@ -134,12 +146,12 @@ class Controller:
         await store.resolve_rollouts(session, resolutions)
         complete = await store.complete_groups(session)
         if complete:
-            barren = await store.runs_without_success(session, self.settings.barren_groups)
-            await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in barren.items()})
+            failing = await store.runs_without_success(session, self.settings.groups_without_success)
+            await _fail(session, {run: f"no rollout succeeds: {cause}" for run, cause in failing.items()})
         return resolutions, complete
 
     async def expire_leases(self, session: Session) -> list[AttemptKey]:
-        """Ends leases that are not renewed; their rollouts are settled by the next tick."""
+        """Ends leases that nobody renews; the next tick settles their rollouts."""
         expired = await expire_overdue(session)
         for one in expired:
             LEASES_EXPIRED.inc()
@@ -150,7 +162,7 @@ class Controller:
         """Writes changed phases and cancels the work of runs that ended early; returns the runs as they are now."""
         await _fail(session, self.trainers.pop_failures())
         runs = await store.load_runs(session, self._finished_evaluations)
-        moved = _moves(runs, phases.active_run(runs), self.fleet, self.trainers)
+        moved = self._changed_phases(runs)
         if moved:
             await store.write_phases(session, moved)
             cancelled = [one.run_id for one in moved if one.phase is RunPhase.CANCELLED]
@@ -158,6 +170,25 @@ class Controller:
             runs = await store.load_runs(session, self._finished_evaluations)
         self._finished_evaluations |= {one.id for run in runs for one in run.evaluations if one.finished}
         return runs, moved
+
+    def _changed_phases(self, runs: Sequence[store.RunFacts]) -> list[store.Phase]:
+        active, changed = phases.active_run(runs), []
+        for run in runs:
+            phase, reason = phases.next_phase(run, active)
+            if run.id == active and reason is None and phase in phases.AT_WORK:
+                reason = self._waiting_reason(run)
+            if (phase, reason) != (run.phase, run.reason):
+                changed.append(store.Phase(run.id, phase, reason))
+        return changed
+
+    def _waiting_reason(self, run: store.RunFacts) -> str | None:
+        """Says, for users, why the active run does not sample."""
+        if waiting := self.trainers.waiting_reason(run.id):
+            return f"the trainer waits: {waiting}"
+        if run.latest_version is None:
+            return "the trainer is preparing policy version 0"
+        trouble = self.fleet.trouble()
+        return None if trouble is None else f"no engine serves: {trouble}"
 
     async def _report(
         self, resolutions: Sequence[store.Resolution], complete: Sequence[str], moved: Sequence[store.Phase]
@@ -181,9 +212,8 @@ class Controller:
 
     def reconcile_trainers(self, active: store.RunFacts | None) -> None:
         """Keeps a trainer for the active run while it has steps to do."""
-        at_work = {RunPhase.RUNNING, RunPhase.EVALUATING}
-        wanted = active is not None and active.phase in at_work and not phases.trained(active)
-        self.trainers.reconcile({active.id: active.steps_done} if active is not None and wanted else {})
+        needs_one = active is not None and active.phase in phases.AT_WORK and not phases.trained(active)
+        self.trainers.reconcile({active.id: active.steps_done} if active is not None and needs_one else {})
 
     async def admit(self, run: store.RunFacts) -> list[str]:
         """Writes the groups that may be sampled now; returns the ids of their rollouts."""
@@ -230,29 +260,6 @@ def _trace(rollout_id: str) -> str:
         return inject() or ""
 
 
-def _moves(
-    runs: Sequence[store.RunFacts], active: str | None, fleet: Fleet, trainers: TrainerSupervisor
-) -> list[store.Phase]:
-    moves = []
-    for run in runs:
-        phase, reason = phases.next_phase(run, active)
-        if run.id == active and reason is None and phase in {RunPhase.RUNNING, RunPhase.EVALUATING}:
-            reason = _waits_for(run, fleet, trainers)
-        if (phase, reason) != (run.phase, run.reason):
-            moves.append(store.Phase(run.id, phase, reason))
-    return moves
-
-
-def _waits_for(run: store.RunFacts, fleet: Fleet, trainers: TrainerSupervisor) -> str | None:
-    """Says, for users, why the active run does not sample."""
-    if waiting := trainers.waiting_reason(run.id):
-        return f"the trainer waits: {waiting}"
-    if run.latest_version is None:
-        return "the trainer is preparing policy version 0"
-    trouble = fleet.trouble()
-    return None if trouble is None else f"no engine serves: {trouble}"
-
-
 async def _fail(session: Session, causes: dict[str, str]) -> None:
     if causes:
         await store.write_phases(session, [store.Phase(run, RunPhase.FAILED, cause) for run, cause in causes.items()])
@@ -288,19 +295,3 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
         await queue.close()
         await notifications.close()
         await database.close()
-
-
-async def _until_next(notifications: Notifications, stop: asyncio.Event, seconds: float) -> None:
-    """Sleeps until something changed, the time is over, or the controller shall stop.
-
-    At least `SHORTEST_PAUSE_SECONDS`: outcomes come in bursts, and one tick settles them all.
-    """
-    if await pause(stop, SHORTEST_PAUSE_SECONDS):
-        return
-    topics = (Topic.OUTCOMES, Topic.SAMPLES, Topic.VERSIONS, Topic.RUNS, Topic.ENGINES)
-    waiting = asyncio.create_task(notifications.wait(*topics, timeout_seconds=seconds))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    for task in (waiting, stopping):
-        task.cancel()
-    await asyncio.gather(waiting, stopping, return_exceptions=True)

@@ -336,7 +336,7 @@ async def test_a_paused_run_admits_nothing_and_goes_on_where_it_stopped(scene: S
 
 
 async def test_a_run_whose_agent_never_works_fails_with_the_cause(database: Database, redis_url: str) -> None:
-    scene = Scene(database, redis_url, barren_groups=2)
+    scene = Scene(database, redis_url, groups_without_success=2)
     run = await add_run(scene)
     await scene.tick(2)
     for rollout in await scene.rollouts(run):
