@@ -18,7 +18,7 @@ from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engine_discovery import StaticEngines
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import Settings
-from tests.fakes.engine_control import FakeEngineControl, running
+from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.faults.proxy import FaultProxy, Trouble
 
 
@@ -60,7 +60,7 @@ async def rows(database: Database) -> dict[str, tuple[str, str | None, int | Non
 
 async def test_engines_are_paused_loaded_and_continued_in_this_order(database: Database, redis_url: str) -> None:
     async with AsyncExitStack() as stack:
-        one, two = [await stack.enter_async_context(running(FakeEngineControl())) for _ in range(2)]
+        one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]
         async with fleet_of(database, redis_url, one.url, two.url) as fleet:
             fleet.set_target(TargetVersion("run-a", 0, "/w/0"))
             await until(lambda: fleet.served_version("run-a") == 0 and two.weight_version == "run-a:0")
@@ -79,7 +79,7 @@ async def test_engines_are_paused_loaded_and_continued_in_this_order(database: D
 async def test_weights_that_cannot_be_loaded_are_told_and_the_engine_goes_on(
     database: Database, redis_url: str
 ) -> None:
-    engine = FakeEngineControl(weight_version="run-a:0", bad_paths={"/w/1"})
+    engine = ScriptedEngine(weight_version="run-a:0", bad_paths={"/w/1"})
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/1"))
         await until(lambda: fleet.trouble() is not None)
@@ -90,7 +90,7 @@ async def test_weights_that_cannot_be_loaded_are_told_and_the_engine_goes_on(
 
 
 async def test_an_engine_that_restarted_is_brought_back(database: Database, redis_url: str) -> None:
-    async with running(FakeEngineControl()) as engine, fleet_of(database, redis_url, engine.url) as fleet:
+    async with running(ScriptedEngine()) as engine, fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 3, "/w/3"))
         await until(lambda: fleet.served_version("run-a") == 3)
         engine.weight_version = "default"
@@ -99,7 +99,7 @@ async def test_an_engine_that_restarted_is_brought_back(database: Database, redi
 
 
 async def test_an_engine_that_is_away_is_marked_and_found_again(database: Database, redis_url: str) -> None:
-    engine = FakeEngineControl(weight_version="run-a:0")
+    engine = ScriptedEngine(weight_version="run-a:0")
     async with AsyncExitStack() as stack:
         async with running(engine):
             fleet = await stack.enter_async_context(fleet_of(database, redis_url, engine.url))
@@ -108,14 +108,14 @@ async def test_an_engine_that_is_away_is_marked_and_found_again(database: Databa
         assert (await rows(database))[engine.url][0] == "unreachable"
         # A look that was under way was cut; the next one finds nobody.
         await until(lambda: "ConnectError" in (fleet.trouble() or ""))
-        again = FakeEngineControl(weight_version="run-a:0")
+        again = ScriptedEngine(weight_version="run-a:0")
         await stack.enter_async_context(running(again, int(engine.url.rpartition(":")[2])))
         await until(lambda: fleet.served_version("run-a") == 0)
         assert again.journal == ["continue"]
 
 
 async def test_an_engine_left_paused_by_a_killed_controller_goes_on(database: Database, redis_url: str) -> None:
-    engine = FakeEngineControl(weight_version="run-a:2", paused=True)
+    engine = ScriptedEngine(weight_version="run-a:2", paused=True)
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 2, "/w/2"))
         await until(lambda: fleet.served_version("run-a") == 2)
@@ -125,7 +125,7 @@ async def test_an_engine_left_paused_by_a_killed_controller_goes_on(database: Da
 async def test_engines_no_longer_configured_are_forgotten(database: Database, redis_url: str) -> None:
     async with database.session() as session:
         session.add(tables.Engine(url="http://old", state="serving", run_id="run-a", policy_version=1))
-    engine = FakeEngineControl(weight_version="run-a:0")
+    engine = ScriptedEngine(weight_version="run-a:0")
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         await until(lambda: fleet.served_version("run-a") == 0)
         assert await rows(database) == {engine.url: ("serving", "run-a", 0)}
@@ -142,7 +142,7 @@ async def test_engines_come_and_go_with_discovery(database: Database, redis_url:
     fleet = Fleet(Settings(engine_poll_seconds=0.05), discovery, database, notifications)
     fleet.set_target(TargetVersion("run-a", 1, "/w/1"))
     async with AsyncExitStack() as stack:
-        one, two = [await stack.enter_async_context(running(FakeEngineControl())) for _ in range(2)]
+        one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]
         task = asyncio.create_task(fleet.run())
         await until(lambda: fleet.trouble() == "there is no engine")
         discovery.found = frozenset({one.url})
@@ -162,7 +162,7 @@ async def test_engines_come_and_go_with_discovery(database: Database, redis_url:
 async def test_an_engine_that_hangs_in_the_middle_of_an_update_does_not_hold_up_another(
     database: Database, redis_url: str
 ) -> None:
-    one, two = FakeEngineControl(), FakeEngineControl()
+    one, two = ScriptedEngine(), ScriptedEngine()
     async with running(one), running(two):
         with FaultProxy.of(one.url) as proxy:
             async with fleet_of(database, redis_url, proxy.url(one.url), two.url) as fleet:
@@ -181,7 +181,7 @@ async def test_an_engine_that_answers_garbage_is_away_until_it_makes_sense(
     database: Database, redis_url: str, garbage: bytes
 ) -> None:
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(garbage), garbage)
-    async with running(FakeEngineControl(weight_version="run-a:0")) as engine:
+    async with running(ScriptedEngine(weight_version="run-a:0")) as engine:
         with FaultProxy.of(engine.url) as proxy:
             async with fleet_of(database, redis_url, proxy.url(engine.url)) as fleet:
                 await until(lambda: fleet.served_version("run-a") == 0)

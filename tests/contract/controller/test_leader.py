@@ -18,7 +18,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from tests import builders
-from tests.fakes.engine_control import FakeEngineControl, running
+from tests.fakes.scripted_engine import ScriptedEngine, running
 
 
 async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 120.0) -> None:
@@ -67,7 +67,7 @@ async def test_a_second_controller_takes_over_when_the_first_is_killed(
     database: Database, redis_url: str, tmp_path: Path
 ) -> None:
     first_run = await _run(database, steps=1)
-    async with running(FakeEngineControl()) as engine:
+    async with running(ScriptedEngine()) as engine:
         leader = await start(database.dsn, redis_url, engine.url, tmp_path)
         await until(lambda: _admitted(database, first_run))
         waiting = await start(database.dsn, redis_url, engine.url, tmp_path)

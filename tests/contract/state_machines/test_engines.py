@@ -19,7 +19,7 @@ from leyden.services.controller.engine_discovery import StaticEngines
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import Settings
 from tests.contract.gateway.test_process import free_port
-from tests.fakes.engine_control import FakeEngineControl, running
+from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.state_machines import StoreMachine, walk
 
 NO_REDIS = "redis://127.0.0.1:1/0"
@@ -30,7 +30,7 @@ class EngineMachine(StoreMachine):
     @initialize()
     def begin(self) -> None:
         self.open()
-        self.engine = FakeEngineControl()
+        self.engine = ScriptedEngine()
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.notifications = Notifications(NO_REDIS)
