@@ -46,12 +46,13 @@ format: $(VENV)/.ready ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(VENV)/.ready ## ruff, import contracts, types, references, vulnerable packages, secrets
+lint: $(VENV)/.ready ## ruff, import contracts, types, references, conventions, vulnerable packages, secrets
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m docs.generate --check
+	-@$(BIN)/python -m tests.conventions
 	$(BIN)/python -m tests.audit packages
 	$(BIN)/python -m tests.audit secrets
 
@@ -94,7 +95,7 @@ fuzz: setup ## send a thousand random examples of garbage to each operation and 
 soak: setup ## kill services at random for as many times as KILLS says
 	$(BIN)/python -m tests.soak --kills $(or $(KILLS),25) --seed $(or $(SEED),0)
 
-growth: setup ## run as many rollouts as ROLLOUTS says, and see that nothing but the store grows
+growth: setup ## run ROLLOUTS rollouts and check that no service grows or slows down (nightly)
 	$(BIN)/python -m tests.growth --rollouts $(or $(ROLLOUTS),20000)
 
 docs: $(VENV)/.ready ## write the generated references

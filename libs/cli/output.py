@@ -33,7 +33,7 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, empty:
     """A table, or a sentence if it would have no rows."""
     table = Table(*head, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*map(cell, row))
+        table.add_row(*map(format_value, row))
     console.print(table if table.row_count else empty)
 
 
@@ -41,7 +41,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     """Names and values, one pair on a line."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in facts:
-        table.add_row(f"[bold]{name}[/bold]", cell(value))
+        table.add_row(f"[bold]{name}[/bold]", format_value(value))
     console.print(table)
 
 
@@ -51,7 +51,7 @@ def report_event(words: str) -> None:
     sys.stderr.flush()
 
 
-def cell(value: object) -> str:
+def format_value(value: object) -> str:
     """A value in few characters."""
     match value:
         case None:
@@ -63,7 +63,7 @@ def cell(value: object) -> str:
         case datetime():
             return age(value)
         case dict():
-            return ", ".join(f"{name} {cell(part)}" for name, part in value.items()) or "–"
+            return ", ".join(f"{name} {format_value(part)}" for name, part in value.items()) or "–"
         case _:
             return str(value)
 

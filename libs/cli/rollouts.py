@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from leyden.libs.cli.context import context_of
-from leyden.libs.cli.output import AsJson, Count, cell, console, print_facts, print_json, print_table
+from leyden.libs.cli.output import AsJson, Count, console, format_value, print_facts, print_json, print_table
 from leyden.libs.cli.report import answer_text, last_question, tool_spans
 from leyden.libs.contracts.api import Call, RolloutDetail, Span
 
@@ -116,7 +116,7 @@ def _credit(call: Call) -> list[tuple[str, object]]:
     credit = call.credit
     parts = (credit.intermediate_reward, credit.return_, credit.baseline, credit.advantage)
     names = ("intermediate", "return", "baseline", "advantage")
-    words = ", ".join(f"{name} {cell(value)}" for name, value in zip(names, parts, strict=True))
+    words = ", ".join(f"{name} {format_value(value)}" for name, value in zip(names, parts, strict=True))
     return [("credit", f"{words} (state {credit.state_key or 'start'})")]
 
 
