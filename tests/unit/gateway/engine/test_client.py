@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 from leyden.services.gateway.conversation import SampledTokens, Sampling
 from leyden.services.gateway.engine import EngineClient, EnginePool, EngineRequest, client
 from leyden.services.gateway.errors import BadRequest, Unavailable
+from tests.fakes.scripted_engine import ScriptedEngine, running
 
 LONG = 60.0
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -418,3 +419,50 @@ async def test_a_call_cancelled_while_no_engine_serves_it_sends_nothing() -> Non
         sampling.cancel()
         with pytest.raises(asyncio.CancelledError):
             await sampling
+
+
+@pytest.mark.parametrize(("stream", "is_incremental"), [(False, False), (True, False), (True, True)])
+async def test_weights_that_change_in_the_middle_are_named_per_token(stream: bool, is_incremental: bool) -> None:
+    engine = ScriptedEngine(lambda _: [5, 6, 7, 8, 2], is_incremental=is_incremental, tokens_per_chunk=2)
+    engine.pace = lambda tokens: setattr(engine, "weight_version", f"run-a:{3 if tokens < 2 else 4}")
+    async with running(engine), client_of(engine.url) as engines:
+        tokens = await engines.sample(stream=stream)
+    assert (tokens.ids, tokens.policy_versions) == ([5, 6, 7, 8, 2], [3, 3, 4, 4, 4])
+
+
+@pytest.mark.parametrize("is_incremental", [False, True])
+async def test_a_death_in_the_middle_costs_no_token(is_incremental: bool) -> None:
+    said = [5, 6, 7, 8, 2]
+    engine = ScriptedEngine(lambda body: said[len(body["input_ids"]) - 1 :], is_incremental=is_incremental)
+    engine.weight_version, engine.dies_after = "run-a:3", 2
+    async with running(engine), client_of(engine.url) as engines:
+        tokens = await engines.sample()
+    assert (tokens.ids, tokens.policy_versions) == (said, [3] * 5)
+    assert [asked["input_ids"] for asked in engine.requests] == [[1], [1, 5, 6]]
+
+
+@pytest.mark.parametrize("is_incremental", [False, True])
+async def test_an_answer_goes_on_after_a_pause_that_aborts_it(is_incremental: bool) -> None:
+    said = [5, 6, 7, 8, 2]
+    engine = ScriptedEngine(lambda body: said[len(body["input_ids"]) - 1 :], is_incremental=is_incremental)
+    engine.weight_version = "run-a:3"
+
+    def pace(tokens: int) -> None:
+        if tokens == 2 and len(engine.requests) == 1:
+            engine.aborted.append("call")
+            engine.weight_version = "run-a:4"
+
+    engine.pace = pace
+    async with running(engine), client_of(engine.url) as engines:
+        tokens = await engines.sample()
+    assert (tokens.ids, tokens.policy_versions) == (said, [3, 3, 4, 4, 4])
+
+
+async def test_tokens_of_another_runs_weights_are_asked_for_again() -> None:
+    engine = ScriptedEngine(lambda _: [5, 6, 2])
+    engine.pace = lambda tokens: setattr(engine, "weight_version", "run-a:3" if tokens < 2 else "run-b:0")
+    before = lost("wrong_run")
+    async with running(engine), client_of(engine.url) as engines:
+        tokens = await engines.sample(max_tokens=5)
+    assert (tokens.ids, tokens.policy_versions, tokens.finish) == ([5, 6, 5, 6, 5], [3] * 5, "length")
+    assert lost("wrong_run") - before == 2
