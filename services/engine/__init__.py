@@ -2,5 +2,5 @@
 
 Reads a Hugging Face folder of weights; writes nothing. Promises: the log-probabilities it reports are those of a plain
 float32 forward over the same tokens, in every path (cached, batched, chunked, streamed), and every output token names
-the weight version that sampled it. In a cluster the SGLang image takes its place.
+the weight version that sampled it. In a cluster the SGLang image replaces it.
 """

@@ -1,4 +1,4 @@
-"""Answers of `/generate` in SGLang's shape, whole or so far."""
+"""Answers of `/generate` in SGLang's shape, complete or partial."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 class Answer:
-    """Builds the answers to one sequence: each holds everything up to its moment."""
+    """Builds the answers to one sequence; each holds all tokens up to its moment."""
 
     def __init__(self, sequence: Sequence, request: GenerateRequest, text: Text) -> None:
         self.sequence = sequence
@@ -24,7 +24,7 @@ class Answer:
         self._decoder = Decoder(text, sequence.draw.sampling.skip_special_tokens)
 
     def build(self, finish: Finish | None, count: int, version: str) -> Json:
-        """The answer after `count` tokens.
+        """Builds the answer after `count` tokens.
 
         Args:    version: label of the weights served now, for an answer without tokens
         """
@@ -43,7 +43,7 @@ class Answer:
         sampling = self.sequence.draw.sampling
         if finish is None:
             text = self._decoder.advance(ids)
-            return text if sampling.no_stop_trim else text[: len(text) - _held_back(text, sampling.stop)]
+            return text if sampling.no_stop_trim else text[: len(text) - _unfinished_stop(text, sampling.stop)]
         trim = not sampling.no_stop_trim
         if trim and isinstance(finish.matched, int):
             ids = ids[:-1]
@@ -86,7 +86,7 @@ class Answer:
         return logprobs
 
     def _input_logprobs(self) -> Json:
-        """Of the prompt from `logprob_start_len` on; the first token has none, for nothing before it was scored."""
+        """Log-probabilities of the prompt from `logprob_start_len` on; its first token has none."""
         sequence, start = self.sequence, self.sequence.prompt.logprob_start_len
         ids = sequence.prompt_ids[start:].tolist()
         entries = [[None, *self._names(ids[0])]] if ids else []
@@ -122,8 +122,8 @@ def _finish_reason(finish: Finish, count: int) -> Json:
     return {"type": "abort", "message": finish.message, "status_code": finish.status_code, "err_type": None}
 
 
-def _held_back(text: str, stops: Many[str]) -> int:
-    """How many last characters may be the beginning of a stop string."""
+def _unfinished_stop(text: str, stops: Many[str]) -> int:
+    """Returns how many last characters may be the beginning of a stop string."""
     longest = 0
     for stop in stops:
         for size in range(min(len(stop), len(text)), longest, -1):

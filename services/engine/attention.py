@@ -69,7 +69,7 @@ class _BucketPart:
     end: int
     indices: Tensor
     positions: Tensor
-    whole: bool
+    full: bool
     mask: Tensor
 
 
@@ -114,7 +114,7 @@ class DecodeAttention:
         all_values[part.indices, :, part.positions] = values
         kv_heads, group, size = queries.shape[1:]
         n = len(part.bucket.rows)
-        if not part.whole:
+        if not part.full:
             queries = queries.new_zeros(n, kv_heads, group, size).index_copy_(0, part.indices, queries)
         length = part.mask.shape[-1]
         all_keys, all_values = (x[:n, :, :length].flatten(0, 1) for x in (all_keys, all_values))
@@ -126,7 +126,7 @@ class DecodeAttention:
         total = weights.sum(-1, keepdim=True)
         out = torch.bmm(weights, all_values).div_(total).view(n, kv_heads, group, size)
         lse = (largest + total.log_()).view(n, kv_heads, group)
-        return (out, lse) if part.whole else (out[part.indices], lse[part.indices])
+        return (out, lse) if part.full else (out[part.indices], lse[part.indices])
 
 
 def _bucket_part(bucket: Bucket, begin: int, rows: list[Row]) -> _BucketPart:
@@ -142,7 +142,7 @@ def _bucket_part(bucket: Bucket, begin: int, rows: list[Row]) -> _BucketPart:
         end=begin + len(rows),
         indices=torch.tensor([row.index for row in rows]),
         positions=torch.tensor([row.length for row in rows]),
-        whole=len(rows) == len(bucket.rows),
+        full=len(rows) == len(bucket.rows),
         mask=mask.repeat_interleave(kv_heads, dim=0).unsqueeze(1),
     )
 

@@ -1,4 +1,4 @@
-"""Who may call what: SGLang's rules for its two keys."""
+"""SGLang's rules for its two keys: the API key and the admin key."""
 
 from __future__ import annotations
 

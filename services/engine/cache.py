@@ -1,8 +1,8 @@
-"""The prefix cache: keys and values of token prefixes, kept after the sequences that computed them have left.
+"""The prefix cache: keys and values of token prefixes, which outlive the sequences that computed them.
 
 A radix tree over token ids points into a store of slots, one slot per token. A namespace, made of the weights' epoch
-and the request's salt, is a tree of its own: what old weights computed is never found by a request to new ones. Rows
-copy what they find, so nothing in the tree is ever pinned, and any leaf may be evicted at any moment.
+and the request's salt, is a tree of its own: no request finds keys and values that other weights computed. Rows copy
+from the tree, so nothing in it is ever pinned, and any leaf may be evicted at any moment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PrefixCache:
     """
 
     def __init__(self, config: ModelConfig, capacity: int) -> None:
-        """Args:    capacity: tokens the store can hold; its memory is taken as it fills"""
+        """Args:    capacity: tokens the store can hold; it uses memory as it fills"""
         self._store = torch.empty(capacity, config.layers, 2, config.kv_heads, config.head_dim)
         self._free = list(range(capacity - 1, -1, -1))
         self._roots: dict[Hashable, _Node] = {}
@@ -71,13 +71,13 @@ class PrefixCache:
         """
         root = self._roots.setdefault(namespace, self._new_node(np.empty(0, np.int32), np.empty(0, np.int64), None))
         path = list(self._walk(namespace, token_ids))
-        known = sum(len(slots) for _, slots in path)
+        cached = sum(len(slots) for _, slots in path)
         node = path[-1][0] if path else root
-        slots = self._allocate(len(token_ids) - known, keep=node)
+        slots = self._allocate(len(token_ids) - cached, protected=node)
         if len(slots):
-            fresh = token_ids[known : known + len(slots)].copy()
+            fresh = token_ids[cached : cached + len(slots)].copy()
             node.children[int(fresh[0])] = self._new_node(fresh, slots, node)
-        return known, slots
+        return cached, slots
 
     def write(self, slots: Slots, kv: Tensor) -> None:
         """Stores keys and values [n, L, 2, K, D] at slots that `claim` gave; must follow it at once."""
@@ -114,18 +114,18 @@ class PrefixCache:
     def _new_node(self, token_ids: TokenIds, slots: Slots, parent: _Node | None) -> _Node:
         return _Node(token_ids, slots, parent, next(self._clock))
 
-    def _allocate(self, count: int, keep: _Node) -> Slots:
+    def _allocate(self, count: int, protected: _Node) -> Slots:
         if count > len(self._free):
-            self._evict(max(count - len(self._free), int(len(self._store) * _EVICTED_SHARE)), keep)
+            self._evict(max(count - len(self._free), int(len(self._store) * _EVICTED_SHARE)), protected)
         count = min(count, len(self._free))
-        taken = self._free[len(self._free) - count :]
+        slots = self._free[len(self._free) - count :]
         del self._free[len(self._free) - count :]
-        return np.array(taken, np.int64)
+        return np.array(slots, np.int64)
 
-    def _evict(self, count: int, keep: _Node) -> None:
-        """Frees at least `count` slots, least recently used leaves first, but never `keep` nor what leads to it."""
-        kept = set(map(id, _lineage(keep)))
-        leaves = [(node.used, id(node), node) for node in self._nodes() if not node.children and id(node) not in kept]
+    def _evict(self, count: int, protected: _Node) -> None:
+        """Frees at least `count` slots, least recently used leaves first, but never `protected` or its ancestors."""
+        spared = set(map(id, _lineage(protected)))
+        leaves = [(node.used, id(node), node) for node in self._nodes() if not node.children and id(node) not in spared]
         heapq.heapify(leaves)
         while count > 0 and leaves:
             _, _, leaf = heapq.heappop(leaves)
@@ -134,9 +134,9 @@ class PrefixCache:
             self._free.extend(leaf.slots.tolist())
             count -= len(leaf.slots)
             del parent.children[int(leaf.token_ids[0])]
-            if not parent.children and parent.parent is not None and id(parent) not in kept:
+            if not parent.children and parent.parent is not None and id(parent) not in spared:
                 heapq.heappush(leaves, (parent.used, id(parent), parent))
-        self._roots = {name: root for name, root in self._roots.items() if root.children or id(root) in kept}
+        self._roots = {name: root for name, root in self._roots.items() if root.children or id(root) in spared}
 
     def _nodes(self) -> Iterator[_Node]:
         """Every node but the roots."""

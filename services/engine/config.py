@@ -1,4 +1,4 @@
-"""What a model folder's `config.json` says, reduced to what the forward pass needs."""
+"""The parts of a model folder's `config.json` that the forward pass needs."""
 
 from __future__ import annotations
 

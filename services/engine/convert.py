@@ -44,7 +44,7 @@ def find_gguf() -> Path:
 
 
 def converted_folder(cache: Path, source: Path) -> Path:
-    """Where the conversion of `source` lives: `<cache>/<model>-<first 12 hex digits of its content hash>`."""
+    """Returns the folder of the conversion of `source`: `<cache>/<model>-<first 12 hex digits of its content hash>`."""
     return cache / f"{MODEL_NAME}-{_file_sha256(source)[:12]}"
 
 
@@ -72,7 +72,7 @@ def convert(cache: Path = DEFAULT_CACHE) -> Path:
 
 
 def _write_model(source: Path, folder: Path) -> None:
-    # Minutes of imports stay out of the path that only looks the folder up.
+    # Imported late: the imports take long, and a second call only finds the folder.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 

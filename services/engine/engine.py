@@ -1,4 +1,4 @@
-"""The engine as the routes see it: one thread computes, and everything that touches it is a command to that thread."""
+"""The engine behind the routes: one thread computes, and every access to its state is a command to that thread."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class Engine:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Starts the engine's thread; answers come to the running event loop."""
+        """Starts the engine's thread; it wakes the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
     async def stop(self) -> None:
-        """Aborts what is in flight and ends the thread."""
+        """Aborts all requests in flight and ends the thread."""
         await self.abort_all()
         self._stopping = True
         self._commands.put(_nothing)
@@ -105,7 +105,7 @@ class Engine:
         await self._call(lambda: self._scheduler.submit(sequences))
 
     async def abort(self, rid: str) -> None:
-        """Ends the request of exactly this id, all its choices included; an unknown id is nothing to do."""
+        """Ends the request with exactly this id, all its choices included; does nothing for an unknown id."""
         await self._abort([s for s in self._live.values() if rid in (s.rid, s.group_rid)])
 
     async def abort_all(self) -> None:
@@ -113,7 +113,7 @@ class Engine:
         await self._abort(list(self._live.values()))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Holds new requests, and ends, sends back to the queue, or freezes those in flight."""
+        """Makes new requests wait, and ends, retracts to the queue, or freezes those in flight."""
         await self.gate.set_paused(True)
 
         def freeze() -> None:
@@ -127,7 +127,7 @@ class Engine:
             await self.abort_all()
 
     async def resume(self) -> None:
-        """Goes on where `pause` stopped."""
+        """Continues after `pause`."""
 
         def thaw() -> None:
             self._frozen = False
@@ -140,9 +140,9 @@ class Engine:
         return await self._call(self._scheduler.flush_cache)
 
     async def update_weights(self, folder: Path, version: str | None, flush_cache: bool) -> bool:
-        """Serves the weights in `folder` from now on; False when the cache could not be flushed, the weights being new.
+        """Serves the weights in `folder` from now on; False when they are served, but the cache could not be flushed.
 
-        In that case the reported version stays the old one, as SGLang's does, while tokens carry the new one.
+        Then the engine still reports the old version, as SGLang does, while tokens carry the new one.
 
         Raises:  WeightsRefused: nothing was changed
         """
@@ -223,11 +223,11 @@ class Engine:
         future: Future[T] = Future()
 
         def command() -> None:
-            # A caller that was cancelled is told nothing, but what it asked for is done: the next one builds on it.
+            # A cancelled caller gets no result, but the command runs all the same: the next one builds on it.
             awaited = future.set_running_or_notify_cancel()
             try:
                 result = function()
-            # Whatever it raises belongs to the caller, who waits for it.
+            # Every exception belongs to the caller, who waits for it.
             except Exception as error:  # noqa: BLE001
                 if awaited:
                     future.set_exception(error)
@@ -246,14 +246,14 @@ class Engine:
                 continue
             try:
                 touched = self._scheduler.step()
-            # The thread must live: rows in doubt are dropped, their requests answered, and the next ones served.
+            # The thread must live: it drops all rows, answers their requests, and serves the next ones.
             except Exception:
                 log.exception("step failed", running=len(self._scheduler.running))
                 touched = self._scheduler.drop_all(Finish("abort", message="the engine failed", status_code=500))
             self._publish(touched)
 
     def _run_commands(self, wait: bool) -> None:
-        """Runs the commands that are there; those that their results bring about wait for the step."""
+        """Runs the commands that are queued; those that follow from their results wait for the step."""
         for _ in range(max(wait, self._commands.qsize())):
             self._commands.get()()
 

@@ -2,7 +2,7 @@
 
 EngineError          base
 ├─ BadRequest        the client's request is wrong: HTTP 400 with the message
-├─ WeightsRefused    weights could not be loaded; what was served before is served on
+├─ WeightsRefused    weights could not be loaded; the engine serves the old ones on
 └─ UnsupportedModel  the folder holds a model this engine cannot run
 """
 
@@ -24,4 +24,4 @@ class WeightsRefused(EngineError, Misconfigured):
 
 
 class UnsupportedModel(EngineError, Misconfigured):
-    """A model outside of what the engine runs: dense Llama and Qwen2 style decoders."""
+    """A model that this engine cannot run: it runs dense Llama and Qwen2 style decoders."""

@@ -1,4 +1,4 @@
-"""Who may generate and who may change weights: a lock of many readers and one writer, with a pause.
+"""A lock between many requests and one weight update, with a pause.
 
 While generation is paused, new requests wait at the gate, and an update runs at once beside those in flight. Otherwise
 an update waits for all requests in flight and holds new ones, as SGLang does.
@@ -36,7 +36,7 @@ class Gate:
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[None]:
-        """Inside, weights may change; updates come one after another."""
+        """Inside, weights may change; one update at a time."""
         async with self._update_lock:
             async with self._changed:
                 self._updating = True

@@ -51,7 +51,7 @@ WEIGHT_LOAD = _seconds("weight_load_duration", "Reading and swapping in new weig
 
 def observe_step(model_name: str, scheduler: Scheduler, paused: bool) -> None:
     """Sets the gauges from the scheduler's state."""
-    totals, held = scheduler.totals, scheduler.held_tokens
+    totals, used = scheduler.totals, scheduler.row_tokens
     in_rows = len(scheduler.running) + len(scheduler.prefilling)
     seen = totals.cached_tokens + totals.prefill_tokens
     values = {
@@ -59,8 +59,8 @@ def observe_step(model_name: str, scheduler: Scheduler, paused: bool) -> None:
         QUEUED: len(scheduler.waiting),
         PAUSED: in_rows + len(scheduler.waiting) if paused else 0,
         RETRACTED: totals.retractions,
-        USED_TOKENS: scheduler.cache.used_tokens + held,
-        USAGE: held / scheduler.limits.max_total_tokens,
+        USED_TOKENS: scheduler.cache.used_tokens + used,
+        USAGE: used / scheduler.limits.max_total_tokens,
         HIT_RATE: totals.cached_tokens / seen if seen else 0.0,
         THROUGHPUT: totals.decode_tokens / totals.seconds if totals.seconds else 0.0,
         MAX_TOKENS: scheduler.limits.max_total_tokens,

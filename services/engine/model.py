@@ -1,7 +1,7 @@
 """The forward pass of a dense Llama or Qwen2 style decoder over a flat batch of tokens.
 
 Legend: N tokens of any mixture of sequences, V vocabulary, E hidden size, H query heads, K key-value heads, D head
-size. What a token attends to is the business of the `Attention` given to `Model.hidden`.
+size. The `Attention` given to `Model.hidden` decides which tokens a token attends to.
 """
 
 from __future__ import annotations

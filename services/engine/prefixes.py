@@ -1,4 +1,4 @@
-"""Which sequences share a prefix: the choice of the tokens that stand once for many rows.
+"""The choice of prefixes that stand once for many rows.
 
 A prefix that stands once is read once per layer and step, whatever the number of rows below it. It must be long enough
 to be worth an attention of its own.

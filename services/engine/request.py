@@ -1,4 +1,4 @@
-"""What a client may ask of `/generate`, checked once: SGLang's request fields, as far as this engine serves them.
+"""Requests to `/generate`, checked once: SGLang's fields, as far as this engine serves them.
 
 Top-level fields that are not named here are ignored, as SGLang does; an unknown sampling parameter is refused.
 """
@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from leyden.services.engine.errors import BadRequest
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-_ELSEWHERE = (*_GRAMMARS, "stop_regex", "custom_params", "beam_width", "watermark", "choice")
+_SGLANG_ONLY = (*_GRAMMARS, "stop_regex", "custom_params", "beam_width", "watermark", "choice")
 # Top-level fields that would change the answer and that this engine cannot honour.
 _UNSERVED = (
     "input_embeds",
@@ -69,12 +69,12 @@ class SamplingParams(BaseModel):
 
     @property
     def greedy(self) -> bool:
-        """No temperature to speak of, or one candidate, is the most likely token."""
+        """Whether the most likely token is always drawn."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by: SGLang serves no temperature to speak of as greedy at temperature 1."""
+        """The number that divides logits; 1 for a temperature below SGLang's bound, which is greedy."""
         return self.temperature if self.temperature >= GREEDY_BELOW else 1.0
 
     @property
@@ -203,19 +203,19 @@ def _prompt(rid: str, fields: dict[str, Any]) -> Prompt:
 def _sampling(raw: Any) -> SamplingParams:
     if not isinstance(raw, dict):
         raise BadRequest("sampling_params must be an object")
-    for name in _ELSEWHERE:
+    for name in _SGLANG_ONLY:
         if raw.get(name):
             kind = "constrained decoding" if name in _GRAMMARS else "this parameter"
             raise BadRequest(f"sampling_params.{name}: {kind} is not supported by this engine; use an SGLang server")
-    known = {name: value for name, value in raw.items() if name not in _ELSEWHERE}
-    if (unknown := next((name for name in known if name not in SamplingParams.model_fields), None)) is not None:
+    served = {name: value for name, value in raw.items() if name not in _SGLANG_ONLY}
+    if (unknown := next((name for name in served if name not in SamplingParams.model_fields), None)) is not None:
         allowed = ", ".join(f"`{name}`" for name in SamplingParams.model_fields)
         raise BadRequest(f"unknown field `{unknown}`, expected one of {allowed}")
     # SGLang's "no limit" for top_k is -1 or 2^30; 0 has no meaning there either.
-    if known.get("top_k") == 0:
+    if served.get("top_k") == 0:
         raise BadRequest("sampling_params.top_k: must be -1 (off) or at least 1")
     try:
-        return SamplingParams(**known)
+        return SamplingParams(**served)
     except ValidationError as error:
         raise BadRequest(f"sampling_params.{_first_error(error)}") from error
 

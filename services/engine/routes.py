@@ -22,7 +22,7 @@ from leyden.services.engine.sequence import Sequence
 SGLANG_VERSION = "0.5.23"
 """The SGLang whose protocol this engine speaks."""
 
-# How often a request that only waits for its end looks whether its client is still there.
+# How often a request that only waits for its end checks for a disconnected client.
 _DISCONNECT_SECONDS = 1.0
 
 router = APIRouter()
@@ -70,14 +70,14 @@ async def generate(request: Request) -> Response:
     sequences = engine.prepare(parsed)
     if parsed.stream:
         return StreamingResponse(_stream(engine, parsed, sequences), media_type="text/event-stream")
-    answers = await _whole(engine, parsed, sequences, request)
+    answers = await _complete(engine, parsed, sequences, request)
     failed = [sequence.finish for sequence in sequences if sequence.finish and sequence.finish.status_code]
     if failed:
         return JsonResponse({"error": {"message": failed[0].message}}, failed[0].status_code or 500)
     return JsonResponse(answers if parsed.batch or len(answers) > 1 else answers[0])
 
 
-async def _whole(
+async def _complete(
     engine: Engine, parsed: GenerateRequest, sequences: list[Sequence], request: Request
 ) -> list[dict[str, Any]]:
     async with engine.gate.request():
@@ -140,7 +140,7 @@ async def _abort_unfinished(engine: Engine, sequences: list[Sequence]) -> None:
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """Alive, paused or not: what SGLang does with generation in health checks turned off."""
+    """Alive, paused or not, as SGLang with generation in health checks turned off."""
     return Response(status_code=200 if engine_of(request).alive else 503)
 
 
@@ -151,7 +151,7 @@ async def health_generate(request: Request) -> Response:
     parsed = parse_generate({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}})
     try:
         async with asyncio.timeout(engine.settings.health_timeout_seconds):
-            await _whole(engine, parsed, engine.prepare(parsed), request)
+            await _complete(engine, parsed, engine.prepare(parsed), request)
     except TimeoutError:
         return Response(status_code=503)
     return Response(status_code=200)
@@ -212,12 +212,12 @@ async def loads(request: Request) -> Response:
 
 def _load(engine: Engine) -> dict[str, Any]:
     scheduler, totals = engine.scheduler, engine.scheduler.totals
-    held, seen = scheduler.held_tokens, totals.cached_tokens + totals.prefill_tokens
+    used, seen = scheduler.row_tokens, totals.cached_tokens + totals.prefill_tokens
     return {
         "num_running_reqs": len(scheduler.running) + len(scheduler.prefilling),
         "num_waiting_reqs": len(scheduler.waiting),
-        "num_used_tokens": held,
-        "token_usage": held / scheduler.limits.max_total_tokens,
+        "num_used_tokens": used,
+        "token_usage": used / scheduler.limits.max_total_tokens,
         "gen_throughput": totals.decode_tokens / totals.seconds if totals.seconds else 0.0,
         "cache_hit_rate": totals.cached_tokens / seen if seen else 0.0,
         "prefill_tokens": totals.prefill_tokens,

@@ -1,8 +1,8 @@
 """Keys and values of the sequences in flight, laid out so that attention reads them without gathering.
 
 A sequence in flight has a row: its own tokens, contiguous per head, in a bucket of rows of equal width. Tokens that
-many sequences begin with may stand once, in a `SharedPrefix`; a row then begins after it. What outlives a sequence is
-kept in `cache.PrefixCache`.
+many sequences begin with may stand once, in a `SharedPrefix`; a row then begins after it. `cache.PrefixCache` holds
+what outlives a sequence.
 
 Legend: L layers, R rows, K key-value heads, W width (tokens a row can hold), D head size, P tokens of a prefix.
 """
@@ -23,7 +23,7 @@ TokenIds = npt.NDArray[np.int32]
 
 _NARROWEST = 32
 # An empty bucket that could hold more tokens than this gives its memory back.
-_KEPT_TOKENS = 16384
+_MAX_IDLE_TOKENS = 16384
 
 
 @dataclass(eq=False)
@@ -71,14 +71,14 @@ class Bucket:
         self.rows.append(row)
 
     def remove(self, index: int) -> None:
-        """Frees a place; the last row takes it, so that rows stay contiguous."""
+        """Frees a place; the last row moves there, so that rows stay contiguous."""
         last = self.rows.pop()
         if index < len(self.rows):
             for tensor in (self.keys, self.values):
                 tensor[:, index, :, : last.length] = tensor[:, last.index, :, : last.length]
             last.index = index
             self.rows[index] = last
-        if not self.rows and self.keys.shape[1] * self.width > _KEPT_TOKENS:
+        if not self.rows and self.keys.shape[1] * self.width > _MAX_IDLE_TOKENS:
             self._resize(0)
 
     def _resize(self, rows: int) -> None:
@@ -86,7 +86,7 @@ class Bucket:
         for name in ("keys", "values"):
             old = getattr(self, name)
             layers, _, heads, width, size = old.shape
-            # Zeros: what lies beyond a row's length is masked, and must be finite for that.
+            # Zeros: positions beyond a row's length are masked, and must be finite for that.
             new = torch.zeros(layers, rows, heads, width, size)
             new[:, :used] = old[:, :used]
             setattr(self, name, new)

@@ -1,7 +1,7 @@
 """From logits to tokens, for a whole batch at once.
 
 Reported log-probabilities are SGLang's: log_softmax(logits / temperature) after penalties, bias and minimum length, and
-before top-k, top-p and min-p take tokens away. Temperature 0 is greedy, reported at temperature 1.
+before top-k, top-p and min-p remove tokens. Temperature 0 is greedy, reported at temperature 1.
 
 Legend: M sequences, V vocabulary.
 """
@@ -25,7 +25,7 @@ TokenLogprobs = list[tuple[float, int]]
 
 @dataclass
 class Draw:
-    """What sampling one sequence needs to know, and its stream of random numbers when it has a seed."""
+    """The sampling of one sequence, and its stream of random numbers when it has a seed."""
 
     sampling: SamplingParams
     end_ids: frozenset[int]
@@ -88,7 +88,7 @@ class Sampler:
         return tokens
 
     def _uniforms(self, draws: Sequence[Draw]) -> Tensor:
-        """[M] numbers in [0, 1), float64; a seeded sequence takes the next of its own stream."""
+        """[M] numbers in [0, 1), float64; a seeded sequence uses the next of its own stream."""
         uniforms = torch.rand(len(draws), dtype=torch.float64, generator=self._generator)
         for row, draw in enumerate(draws):
             if draw.generator is not None:

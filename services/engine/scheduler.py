@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass
 class Totals:
-    """What a scheduler has done since it started."""
+    """Counts since the scheduler started."""
 
     prefill_tokens: int = 0
     decode_tokens: int = 0
@@ -84,7 +84,7 @@ class Scheduler:
         return [*self.running, *self.prefilling, *self.waiting]
 
     @property
-    def held_tokens(self) -> int:
+    def row_tokens(self) -> int:
         """Tokens of the sequences that have rows."""
         return sum(sequence.length for sequence in (*self.running, *self.prefilling))
 
@@ -92,14 +92,14 @@ class Scheduler:
         self.waiting.extend(sequences)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Ends sequences with what they have."""
+        """Ends sequences with the tokens that they have."""
         for sequence in sequences:
             queued = sequence in self.waiting and not sequence.admitted
             self._leave(sequence)
             sequence.end(Finish("abort", message="Abort in waiting queue" if queued else "Aborted"))
 
     def retract(self, sequences: Iterable[Sequence]) -> None:
-        """Sends sequences back to the queue, oldest first; what they computed is computed again, or found cached."""
+        """Sends sequences back to the queue, oldest first; their tokens are computed again, or found in the cache."""
         for sequence in sorted(sequences, key=lambda sequence: sequence.received_at, reverse=True):
             self._leave(sequence)
             sequence.computed, sequence.retractions = 0, sequence.retractions + 1
@@ -123,7 +123,7 @@ class Scheduler:
         return dropped
 
     def replace_model(self, model: Model, version: str | None) -> None:
-        """Serves other weights from the next step on; rows keep what the old ones computed."""
+        """Serves other weights from the next step on; rows in place keep the old keys and values."""
         self.model = model
         self.epoch += 1
         self.version = self.version if version is None else version
@@ -142,12 +142,12 @@ class Scheduler:
     def _admit(self) -> None:
         """Gives rows to waiting sequences, in order, as far as limits and this step's prompt tokens allow."""
         budget = self.limits.prefill_tokens - sum(s.target - s.computed for s in self.prefilling)
-        held = self.held_tokens
+        used = self.row_tokens
         computing = [sequence.token_ids() for sequence in self.prefilling]
         chosen: list[tuple[Sequence, TokenIds, int]] = []
         for sequence in list(self.waiting):
             full = len(self.running) + len(self.prefilling) + len(chosen) >= self.limits.max_running
-            if full or budget <= 0 or held + sequence.length + 1 > self.limits.max_total_tokens:
+            if full or budget <= 0 or used + sequence.length + 1 > self.limits.max_total_tokens:
                 break
             token_ids = sequence.token_ids()
             cached = self._cached_length(sequence, token_ids)
@@ -156,7 +156,7 @@ class Scheduler:
             if cached < sequence.target:
                 computing.append(token_ids)
             budget -= sequence.target - cached
-            held += sequence.length + 1
+            used += sequence.length + 1
             chosen.append((sequence, token_ids, cached))
         if chosen:
             self._seat_all(chosen)
@@ -253,7 +253,7 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Sends the youngest back while the next tokens would not fit the budget."""
-        while len(self.running) > 1 and self.held_tokens + len(self.running) > self.limits.max_total_tokens:
+        while len(self.running) > 1 and self.row_tokens + len(self.running) > self.limits.max_total_tokens:
             self.retract([max(self.running, key=lambda sequence: sequence.received_at)])
 
     def _decode(self) -> list[Sequence]:
@@ -272,7 +272,7 @@ class Scheduler:
         for sequence, row, token in zip(batch, attention.rows, drawn, strict=True):
             row.length += 1
             sequence.computed += 1
-            sequence.take(token, self.version)
+            sequence.append(token, self.version)
         # After all rows have grown: a row that leaves makes another one move, with the tokens it counts.
         for sequence in batch:
             if sequence.finish is not None:
@@ -281,7 +281,7 @@ class Scheduler:
         return batch
 
     def _leave(self, sequence: Sequence) -> None:
-        """Takes a sequence out of wherever it is; its keys and values stay in the cache."""
+        """Removes a sequence from every list; its keys and values stay in the cache."""
         for place in (self.running, self.prefilling, self.waiting):
             if sequence in place:
                 place.remove(sequence)
@@ -295,12 +295,12 @@ class Scheduler:
             self._prefixes.remove(prefix)
 
     def _remember(self, sequence: Sequence) -> None:
-        """Stores what a row has computed, unless its weights are no longer served."""
+        """Stores a row's keys and values, unless other weights are served by now."""
         namespace, row = sequence.namespace, sequence.row
         assert namespace is not None
         assert row is not None
         if namespace.epoch != self.epoch:
             return
-        known, slots = self.cache.claim(namespace, sequence.token_ids()[: sequence.computed])
+        cached, slots = self.cache.claim(namespace, sequence.token_ids()[: sequence.computed])
         if len(slots):
-            self.cache.write(slots, self._workspace.read(row, known, known + len(slots)))
+            self.cache.write(slots, self._workspace.read(row, cached, cached + len(slots)))

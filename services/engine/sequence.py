@@ -1,4 +1,4 @@
-"""One generation in flight: what was asked, what has come so far, and where its keys and values are."""
+"""One generation in flight: its request, its tokens so far, and the place of its keys and values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leyden.services.engine.text import StopStrings
 
 @dataclass(frozen=True)
 class Namespace:
-    """Which prefixes a sequence may share: those computed by the same weights, for the same salt."""
+    """The prefixes that a sequence may share: those of the same weights and the same salt."""
 
     epoch: int
     salt: str
@@ -38,7 +38,7 @@ class Sequence:
     """A prompt and the tokens sampled after it.
 
     The scheduler's thread writes; the thread of the HTTP routes reads. `output_ids` grows last at each token and
-    `finish` is set after it, so a reader that takes `finish` before the number of `output_ids` sees all up to it.
+    `finish` is set after it, so a reader that reads `finish` before the number of `output_ids` sees all up to it.
     """
 
     prompt: Prompt
@@ -101,7 +101,7 @@ class Sequence:
 
     @property
     def needed_from(self) -> int:
-        """First position whose hidden state is wanted for log-probabilities of the prompt; `target` when none is."""
+        """First position whose hidden state the prompt's log-probabilities need; `target` when none is."""
         start = self.prompt.logprob_start_len
         if not self.prompt.return_logprob or start < 0 or self.input_logprobs:
             return self.target
@@ -111,7 +111,7 @@ class Sequence:
         """Prompt and output as one array."""
         return np.concatenate([self.prompt_ids, np.array(self.output_ids, np.int32)])
 
-    def take(self, drawn: Drawn, version: str) -> None:
+    def append(self, drawn: Drawn, version: str) -> None:
         """Appends a sampled token and sets `finish` when it is the last."""
         self.logprobs.append(drawn.logprob)
         self.top_logprobs.append(drawn.top)

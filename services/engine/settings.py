@@ -1,4 +1,4 @@
-"""What the engine reads from its environment."""
+"""Settings of the engine, read from `ENGINE_` variables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Settings(HttpSettings):
     model_config = SettingsConfigDict(env_prefix="ENGINE_", protected_namespaces=())
 
     port: int = Field(default=30000, ge=0, le=65535)
-    """HTTP port, SGLang's by default; 0 takes a free one."""
+    """HTTP port, SGLang's by default; 0 chooses a free one."""
     model_path: Path = Path("model")
     """Hugging Face folder with config, safetensors and tokenizer of a dense Llama or Qwen2 style model."""
     served_model_name: str | None = None
@@ -27,7 +27,7 @@ class Settings(HttpSettings):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the linear products. bfloat16 is faster where the processor has it; its log-probabilities are coarser."""
     threads: int = Field(default=0, ge=0)
-    """Processor threads of one forward pass; 0 takes every core."""
+    """Processor threads of one forward pass; 0 uses every core."""
     max_running_requests: int = Field(default=128, ge=1)
     """Generations that advance together; more wait in the queue."""
     max_total_tokens: int = Field(default=65536, ge=64)

@@ -30,24 +30,24 @@ class Text:
 class Decoder:
     """Text of a growing sequence of tokens, at a cost per token that does not grow with it.
 
-    A token that ends inside a character adds nothing until the rest of the character has come.
+    A token that ends inside a character adds nothing until the rest of the character is there.
     """
 
     def __init__(self, text: Text, skip_special: bool) -> None:
         self._text, self._skip_special = text, skip_special
         self._context = 0
         self._read = 0
-        self._settled = ""
+        self._decoded = ""
 
     def advance(self, token_ids: Sequence[int]) -> str:
         """The text of all of `token_ids`, which begin with those of the call before."""
-        known = self._text.decode(token_ids[self._context : self._read], self._skip_special)
+        before = self._text.decode(token_ids[self._context : self._read], self._skip_special)
         longer = self._text.decode(token_ids[self._context :], self._skip_special)
         if not longer.endswith(_INCOMPLETE):
-            self._settled += longer[len(known) :]
+            self._decoded += longer[len(before) :]
             self._read = len(token_ids)
             self._context = max(self._context, self._read - _CONTEXT_TOKENS)
-        return self._settled
+        return self._decoded
 
 
 class StopStrings:

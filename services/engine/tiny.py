@@ -1,4 +1,4 @@
-"""A tiny random Llama with a byte-level tokenizer, built offline: what tests serve and train, instead of a real one."""
+"""A tiny random Llama with a byte-level tokenizer, built offline; tests serve and train it instead of a real one."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Linear:
     """y = x Wᵀ + b, float32 in and out; the product itself may be in bfloat16."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, products: Products = "float32") -> None:
-        """Packs `weight` [out, in]; the caller's tensor is not kept when packing is available."""
+        """Packs `weight` [out, in] where packing is available, and refers to the caller's tensor otherwise."""
         self._products = torch.bfloat16 if products == "bfloat16" else torch.float32
         self._bias = None if bias is None else bias.to(self._products).contiguous()
         matrix = weight.to(self._products).contiguous()
@@ -61,7 +61,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """Everything a forward pass reads. Immutable: an update swaps the whole object."""
+    """Everything a forward pass reads. Immutable: an update swaps the object."""
 
     embedding: Tensor
     layers: tuple[Layer, ...]
@@ -73,7 +73,7 @@ def load_weights(folder: Path, config: ModelConfig, products: Products = "float3
     """The weights in a Hugging Face folder, checked against `config`.
 
     The head stays float32 whatever `products` says, so that log-probabilities keep their digits. The embedding stays in
-    the file: of it, what texts use is in memory.
+    the file: only the rows that texts use are in memory.
 
     Raises:  WeightsRefused: a file is missing or damaged, a tensor is missing, misshapen or not finite
     """
@@ -85,13 +85,13 @@ def load_weights(folder: Path, config: ModelConfig, products: Products = "float3
 def _read(reader: _Reader) -> Weights:
     config = reader.config
     table = (config.vocab_size, config.hidden_size)
-    embedding = reader.take(_EMBEDDING, *table)
+    embedding = reader.tensor(_EMBEDDING, *table)
     return Weights(
         # Mapped anew, with none of its pages in memory yet; the first mapping, which was read, goes with the reader.
         embedding=_read_tensors(reader.folder)[_EMBEDDING].to(torch.float32),
         layers=tuple(reader.layer(index) for index in range(config.layers)),
         norm=reader.vector("model.norm.weight", config.hidden_size),
-        head=Linear(embedding if config.tied else reader.take("lm_head.weight", *table)),
+        head=Linear(embedding if config.tied else reader.tensor("lm_head.weight", *table)),
     )
 
 
@@ -100,21 +100,21 @@ class _Reader:
         self.folder, self.config, self._products = folder, config, products
         self._tensors = _read_tensors(folder)
 
-    def take(self, name: str, *shape: int) -> Tensor:
+    def tensor(self, name: str, *shape: int) -> Tensor:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise WeightsRefused(f"{self.folder} lacks the tensor {name}: export every weight of the model")
         if tuple(tensor.shape) != shape:
             raise WeightsRefused(f"{name} in {self.folder} has shape {list(tensor.shape)}, not {list(shape)}")
         tensor = tensor.to(torch.float32)
-        # The least and the largest value tell it, too, and take a thirtieth of the time.
+        # Why: the least and the largest value suffice; `isfinite` of every value costs thirty times as much.
         if tensor.numel() and not bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all()):
             raise WeightsRefused(f"{name} in {self.folder} holds a value that is not finite")
         return tensor
 
     def vector(self, name: str, size: int) -> Tensor:
-        """A copy: a view of so little would keep the whole file mapped."""
-        return self.take(name, size).clone()
+        """A copy: a view would keep the file mapped."""
+        return self.tensor(name, size).clone()
 
     def layer(self, index: int) -> Layer:
         config, prefix = self.config, f"model.layers.{index}."
@@ -131,11 +131,11 @@ class _Reader:
         )
 
     def _linear(self, name: str, rows: int, columns: int) -> Linear:
-        return Linear(self.take(f"{name}.weight", rows, columns), self._bias(name, rows), self._products)
+        return Linear(self.tensor(f"{name}.weight", rows, columns), self._bias(name, rows), self._products)
 
     def _join(self, parts: list[tuple[str, int]]) -> Linear:
         """One product for several that read the same input."""
-        weight = torch.cat([self.take(f"{name}.weight", rows, self.config.hidden_size) for name, rows in parts])
+        weight = torch.cat([self.tensor(f"{name}.weight", rows, self.config.hidden_size) for name, rows in parts])
         biases = [bias for name, rows in parts if (bias := self._bias(name, rows)) is not None]
         return Linear(weight, torch.cat(biases) if biases else None, self._products)
 
