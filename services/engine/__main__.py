@@ -18,8 +18,8 @@ def main() -> None:
     configure_tracing("engine", settings.otlp_endpoint)
     # The event loop answers between the operations of a forward pass; it must not hold the interpreter for long.
     sys.setswitchinterval(0.0005)
-    # Threads of a forward pass sleep while they wait for each other. By default they spin, and where other processes use
-    # the same cores, the slowest thread then does not run: measured 40 against 260 tokens/s.
+    # Threads of a forward pass sleep while they wait for each other. Why: by default they spin, which on shared cores
+    # stops the slowest thread; measured 40 against 260 tokens/s.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # Imported late: torch takes seconds, and wrong settings should fail before.
     from leyden.services.engine.app import create_engine_app

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from leyden.services.engine.answer import _held_back, version_spans
+from leyden.services.engine.answer import _unfinished_stop, version_spans
 from leyden.services.engine.text import Decoder, StopStrings, Text
 
 
@@ -29,10 +29,10 @@ def test_a_stop_string_across_tokens_is_found_when_complete(text: Text) -> None:
     assert found.index("wo t") == len("one two t") - 1
 
 
-def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
-    assert _held_back("hello w", ["world"]) == 1
-    assert _held_back("hello wor", ["world", "r"]) == 3
-    assert _held_back("hello", ["world"]) == 0
+def test_text_that_may_begin_a_stop_string_is_unfinished_stop() -> None:
+    assert _unfinished_stop("hello w", ["world"]) == 1
+    assert _unfinished_stop("hello wor", ["world", "r"]) == 3
+    assert _unfinished_stop("hello", ["world"]) == 0
 
 
 def test_versions_become_half_open_spans() -> None:
