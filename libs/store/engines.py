@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import delete, func
+from sqlalchemy import delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
-from leyden.libs.store.database import Session
+from leyden.libs.store.database import ReadSession, Session
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,12 @@ async def write_engines(session: Session, engines: Sequence[EngineStatus]) -> No
 async def forget_other_engines(session: Session, urls: Sequence[str]) -> None:
     """Removes engines that no longer exist, so that no request is sent to them."""
     await session.execute(delete(tables.Engine).where(tables.Engine.url.not_in(urls)))
+
+
+async def serving_engines(session: ReadSession) -> Sequence[tuple[str, str, int | None]]:
+    """URL, run and policy version of every engine that the controller last saw serving a run, by URL."""
+    table = tables.Engine
+    serving = (table.state == EngineState.SERVING) & table.run_id.is_not(None)
+    columns = select(table.url, table.run_id, table.policy_version)
+    rows = await session.execute(columns.where(serving).order_by(table.url))
+    return [(url, run_id, version) for url, run_id, version in rows if run_id is not None]

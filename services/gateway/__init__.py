@@ -1,7 +1,7 @@
-"""The only door to the model: chat completions in, engine tokens out, every call recorded before its last byte leaves.
+"""The agents' way to the model: requests in, engine tokens out, every call recorded before its last byte leaves.
 
-Reads `engines` (who serves which run) and the run's default temperature; writes `model_calls`. Promises: no answer
-without a durable record; every token keeps the policy version that sampled it; sampled tokens are never re-encoded in
-later prompts of their attempt; requests are held, not refused, while engines change weights; a repeat of an SDK is
-replayed and never sampled twice.
+Reads `engines` (which engine serves which run) and the run's default temperature; writes `model_calls`. Promises: no
+answer without a durable record; every token names the policy version that sampled it; sampled tokens are never encoded
+again in later prompts of their attempt; requests are held, not refused, while engines change weights; a retry of an SDK
+gets the first answer and is never sampled twice.
 """

@@ -7,7 +7,18 @@ from typing import Literal
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 
-__all__ = ["Answer", "Dialect", "Json", "ModelRequest", "SampledTokens", "Sampling", "ToolCall", "Turn"]
+__all__ = [
+    "Answer",
+    "Completion",
+    "Dialect",
+    "Json",
+    "ModelRequest",
+    "SampledTokens",
+    "Sampling",
+    "TokenLogprob",
+    "ToolCall",
+    "Turn",
+]
 
 GREEDY_BELOW = 1e-6
 """Temperatures that engines treat as 0 (SGLang's own bound)."""
@@ -82,7 +93,7 @@ class ModelRequest:
 
 @dataclass(slots=True, eq=False)
 class SampledTokens:
-    """The tokens of one choice while they arrive; lists have one entry per token. Times are `time.perf_counter()`."""
+    """The tokens of one choice while they arrive, one entry each. Times are `time.perf_counter()`."""
 
     call_id: str
     index: int
@@ -99,13 +110,40 @@ class SampledTokens:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token as text, its natural log-probability, and the likeliest tokens in its place."""
+
+    text: str
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """One finished choice: the assistant's turn as the record keeps it, and why it ended.
 
-    `finish_reason` is stop, length or tool_calls.
+    `finish_reason` is stop, length or tool_calls. `logprobs` is None where the request asks for none.
     """
 
     index: int
     turn: Turn
     finish_reason: str
-    tokens: SampledTokens
+    logprobs: tuple[TokenLogprob, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A complete answer with all its choices. `created` is in seconds since the epoch.
+
+    `weight_version` names the newest weights that sampled a token. `cached_tokens` of the prompt came from the engine's
+    prefix cache.
+    """
+
+    request_id: str
+    model: str
+    created: int
+    weight_version: str | None
+    answers: tuple[Answer, ...]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int

@@ -3,10 +3,10 @@
 GatewayError             base: status, type, param, code
   BadRequest             400: the body cannot be served as it stands
     ContextOverflow      400: the prompt leaves no room in the model's context
-  KeyRefused             401 or 403: the capability does not open this door
+  KeyRefused             401 or 403: the capability does not allow this address
   NotServed              404: no such address
   TooLarge               413: the body exceeds the limit
-  TooManyCalls           429 with Retry-After: one attempt has as many calls in hand as it may
+  TooManyCalls           429 with Retry-After: one attempt has as many calls in flight as it may
   Unavailable            503 with Retry-After: an engine or the store was away for longer than a request is held, or
                          the gateway stops
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from leyden.libs.service.problems import JsonResponse
+from leyden.libs.service import JsonResponse
 
 
 class GatewayError(Exception):
@@ -63,7 +63,7 @@ class ContextOverflow(BadRequest):
 
 
 class KeyRefused(GatewayError):
-    """The capability does not open this door. `status` is 401 for a bad key and 403 for another attempt's door."""
+    """The capability does not allow this address. `status` is 401 for a bad key, 403 for another attempt's."""
 
     type = "authentication_error"
 
@@ -87,22 +87,21 @@ class TooLarge(GatewayError):
 
 
 class TooManyCalls(GatewayError):
-    """One attempt has as many calls in hand as it may."""
+    """One attempt has as many calls in flight as it may."""
 
     status = 429
     type = "requests"
 
 
 class Unavailable(GatewayError):
-    """An engine or the store was away for longer than a request is held, or the gateway stops. Nothing of it is
-    trained."""
+    """An engine or the store was away for longer than a request is held, or the gateway stops."""
 
     status = 503
     type = "service_unavailable"
 
 
 def stopping() -> Unavailable:
-    """What a call gets that the gateway will not finish, or not begin, because it stops."""
+    """The refusal of a call that the gateway will not start or finish because it stops."""
     return Unavailable("The gateway is stopping; try again.", code="stopping", retry_after_seconds=1)
 
 

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from leyden.libs.contracts.states import CallStatus
 from leyden.libs.telemetry import SECONDS_BUCKETS
 
 CALLS = Counter("gateway_calls_total", "Model calls by how they ended.", ["status"])
-COMPLETED_CALLS = CALLS.labels(CallStatus.COMPLETED)
 CALL_SECONDS = Histogram("gateway_call_seconds", "Arrival of a request to its record.", buckets=SECONDS_BUCKETS)
 FIRST_TOKEN_SECONDS = Histogram(
     "gateway_first_token_seconds", "Arrival of a streamed request to its first token.", buckets=SECONDS_BUCKETS
 )
 TOKENS = Counter("gateway_tokens_total", "Tokens of recorded calls: prompt, cached (of the prompt), sampled.", ["kind"])
-PROMPT_TOKENS, CACHED_TOKENS, SAMPLED_TOKENS = (TOKENS.labels(kind) for kind in ("prompt", "cached", "sampled"))
 HELD = Gauge("gateway_held_calls", "Choices that wait for an engine serving their run.")
-IN_HAND = Gauge("gateway_calls_in_hand", "Requests between arrival and record.")
+IN_FLIGHT = Gauge("gateway_calls_in_flight", "Requests between arrival and record.")
 ENGINE_RETRIES = Counter("gateway_engine_retries_total", "Engine requests that were lost and sent again.", ["cause"])
 FORKS = Counter("gateway_forks_total", "Prompts that continue an answer but could not continue its tokens.")
-REPLAYS = Counter("gateway_replays_total", "Repeats of an SDK answered without sampling again.", ["source"])
+REPLAYS = Counter("gateway_replays_total", "Retries of an SDK answered without sampling again.", ["source"])
 UNTRAINABLE = Counter("gateway_untrainable_calls_total", "Completed calls whose parameters a trainer cannot reproduce.")
 RECORD_SECONDS = Histogram(
     "gateway_record_seconds", "Time that an answer waited for its durable record.", buckets=SECONDS_BUCKETS

@@ -3,68 +3,101 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.routing import Route
 
 from leyden.libs.service import JsonResponse, Share
-from leyden.libs.service.plain import PlainRoute
-from leyden.services.gateway.answer import Completion, model_body, models_body
-from leyden.services.gateway.door import Door
-from leyden.services.gateway.forward import Call, Gateway
-from leyden.services.gateway.stream import EventStream, hung_up, result_of
+from leyden.services.gateway import streaming
+from leyden.services.gateway.auth import Attempt
+from leyden.services.gateway.calls import CallService, InFlightCall
+from leyden.services.gateway.conversation import Completion, Json, ModelRequest
+from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 
-HUNG_UP = 499
+T = TypeVar("T")
+CLIENT_CLOSED_REQUEST = 499
 UNWATCHED_SECONDS = 0.25
-"""How old a call is before anyone looks whether its agent has hung up: a task more, which short calls do without."""
+"""Most calls end before this: only longer ones pay for a task that watches for the client's hang-up."""
+CHAT_COMPLETIONS = ChatCompletions()
 
 
 async def chat_completions(request: Request) -> Response:
-    """A chat completion, whole or as a stream."""
-    door = await _door(request)
-    gateway: Gateway = request.app.state.gateway
-    with request.app.state.budget.share() as share:
-        chat, call = await gateway.begin(door, await _body(request, share), request.headers)
-    if chat.stream:
-        settings = request.app.state.settings
-        return EventStream(gateway, chat, call, settings.keepalive_after_seconds, settings.keepalive_seconds)
-    if isinstance(call, Completion):
-        return JsonResponse(call.body())
-    completion = await _until_hung_up(call, request.receive)
-    return Response(status_code=HUNG_UP) if completion is None else JsonResponse(completion.body())
+    """A chat completion, in one piece or as a stream."""
+    return await _answer(request, CHAT_COMPLETIONS)
 
 
 async def models(request: Request) -> Response:
-    """The model behind this door."""
-    await _door(request)
-    return JsonResponse(models_body(request.app.state.gateway.model.name))
+    """The model behind this address."""
+    await _authenticate(request)
+    calls: CallService = request.app.state.calls
+    return JsonResponse({"object": "list", "data": [_model(calls.model.name)]})
 
 
 async def model(request: Request) -> Response:
-    """Any name is served by the policy."""
-    await _door(request)
-    return JsonResponse(model_body(request.path_params["name"]))
+    """One model; the policy serves any name."""
+    await _authenticate(request)
+    return JsonResponse(_model(request.path_params["name"]))
 
 
-DOOR = "/r/{rollout}/{attempt}/v1"
-CHAT = DOOR + "/chat/completions"
+BASE = "/r/{rollout}/{attempt}/v1"
 ROUTES = (
-    PlainRoute(CHAT, chat_completions, methods=["POST"]),
-    PlainRoute(DOOR + "/models", models, methods=["GET"]),
-    PlainRoute(DOOR + "/models/{name:path}", model, methods=["GET"]),
+    Route(BASE + "/chat/completions", chat_completions, methods=["POST"]),
+    Route(BASE + "/models", models, methods=["GET"]),
+    Route(BASE + "/models/{name:path}", model, methods=["GET"]),
 )
 
 
-async def _door(request: Request) -> Door:
-    named = request.path_params
-    door: Door = await request.app.state.doors.open(request.headers, named["rollout"], named["attempt"])
-    return door
+async def _answer(request: Request, wire_format: WireFormat) -> Response:
+    attempt = await _authenticate(request)
+    calls: CallService = request.app.state.calls
+    with request.app.state.budget.share() as share:
+        asked, call = await calls.start(attempt, wire_format, await _body(request, share), request.headers)
+    if asked.stream:
+        return await _stream(request, wire_format, asked, call)
+    if isinstance(call, Completion):
+        return JsonResponse(wire_format.body(call))
+    assert call.task is not None
+    with call.listening():
+        await asyncio.wait({call.task}, timeout=UNWATCHED_SECONDS)
+        if not call.task.done() and await _until_disconnect(request, asyncio.wait({call.task})) is None:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        return JsonResponse(wire_format.body(call.result()))
+
+
+async def _stream(
+    request: Request, wire_format: WireFormat, asked: ModelRequest, call: InFlightCall | Completion
+) -> Response:
+    settings = request.app.state.settings
+    writer = wire_format.stream(asked, call.request_id, call.created)
+    if isinstance(call, Completion):
+        events = streaming.replay(writer, call)
+    else:
+        events = streaming.follow(
+            writer,
+            request.app.state.calls.model,
+            call,
+            keepalive_after_seconds=settings.keepalive_after_seconds,
+            keepalive_seconds=settings.keepalive_seconds,
+        )
+    first = await _until_disconnect(request, anext(events))
+    if first is None:
+        await events.aclose()
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    return streaming.EventStream(first, events)
+
+
+async def _authenticate(request: Request) -> Attempt:
+    path = request.path_params
+    attempt: Attempt = await request.app.state.auth.authenticate(request.headers, path["rollout"], path["attempt"])
+    return attempt
 
 
 async def _body(request: Request, share: Share) -> bytes:
-    """The body; each piece is counted before it is kept."""
+    """The body; each piece is counted before it is held."""
     parts: list[bytes] = []
     async for part in request.stream():
         share.take(len(part))
@@ -72,21 +105,23 @@ async def _body(request: Request, share: Share) -> bytes:
     return b"".join(parts)
 
 
-async def _until_hung_up(call: Call, receive: Receive) -> Completion | None:
-    """The call's answer; None when the agent hung up before."""
-    assert call.task is not None
-    with call.watched():
-        done, _ = await asyncio.wait({call.task}, timeout=UNWATCHED_SECONDS)
-        if not done:
-            await _ended_or_hung_up(call.task, receive)
-        return result_of(call.task) if call.task.done() else None
-
-
-async def _ended_or_hung_up(task: asyncio.Task[Completion], receive: Receive) -> None:
-    hangup = asyncio.create_task(hung_up(receive))
+async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result; None where the client hung up before, which cancels the work."""
+    task, hangup = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
     try:
         await asyncio.wait({task, hangup}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
     finally:
+        task.cancel()
         hangup.cancel()
-        with suppress(asyncio.CancelledError):
-            await hangup
+        await asyncio.wait({task, hangup})
+
+
+async def _disconnect(request: Request) -> None:
+    """Returns when the client has gone; the body has been read before."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _model(name: str) -> Json:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "leyden"}

@@ -17,21 +17,21 @@ class Settings(DoorSettings):
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
     port: int = Field(default=8001, ge=0, le=65535)
-    """HTTP port of the agents' door; 0 takes a free one."""
+    """HTTP port for agents; 0 takes a free one."""
     shutdown_seconds: float = Field(default=300.0, gt=0)
-    """After SIGTERM: how long answers in hand may take; then, or at a second SIGTERM, they are told to try again."""
+    """How long calls in flight may take after SIGTERM; then, or at a second SIGTERM, they are refused with 503."""
     model_path: Path = Path("model")
-    """Hugging Face folder of the base model: tokenizer, chat template and context length are read from it."""
+    """Hugging Face folder of the base model, which holds tokenizer, chat template and context length."""
     engine_urls: list[HttpAddress] = Field(default_factory=list)
-    """Engines to use while the controller has registered none, as a JSON list of URLs; for a gateway on its own."""
+    """Engines to use while the controller has registered none, as a JSON list of URLs."""
     engine_api_key: SecretStr | None = None
-    """Bearer key of the engines' inference routes, where they ask for one."""
+    """Bearer key of the engines' inference routes, where they require one."""
     engine_api_key_file: Path | None = None
     """File that holds the engines' API key, instead of `engine_api_key`."""
     engine_poll_seconds: float = Field(default=0.2, gt=0)
-    """How often the engines' table is read while requests come; ten times slower when none do."""
+    """How often the gateway reads the engines' table while requests come; ten times slower when none do."""
     engine_silence_seconds: float = Field(default=600.0, gt=0)
-    """An engine that sends nothing for this long is taken for lost, and the request goes to another."""
+    """An engine that sends nothing for this long counts as lost, and the request goes to another."""
     hold_seconds: float = Field(default=300.0, gt=0)
     """How long a request waits for an engine that serves its run, before 503 with Retry-After."""
     record_hold_seconds: float = Field(default=30.0, gt=0)
@@ -41,16 +41,16 @@ class Settings(DoorSettings):
     keepalive_seconds: float = Field(default=5.0, gt=0)
     """Time between comments of a stream that waits."""
     max_calls: int = Field(default=4096, ge=1)
-    """Calls at the engines at once; further ones wait for their turn as long as for an engine."""
+    """Calls at the engines at once; further ones wait as long as for an engine."""
     max_calls_per_attempt: int = Field(default=2048, ge=1)
-    """Calls of one attempt in hand at once; beyond it 429 with Retry-After. Lower it where agents are not trusted."""
+    """Calls of one attempt in flight at once; beyond it 429 with Retry-After. Lower it for untrusted agents."""
     max_choices: int = Field(default=64, ge=1, le=128)
     """Largest `n` of a request."""
     max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
     """Largest body of a request."""
     max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
-    """Bytes of all bodies that are being received and read; beyond it 503 with Retry-After."""
+    """Bytes of all bodies that the gateway is reading; beyond it 503 with Retry-After."""
     history_bytes: int = Field(default=256 * 2**20, ge=2**16)
-    """Memory for answered calls, tokens above all; what is dropped is read from the store again."""
+    """Memory for answered calls, tokens above all; the gateway reads a dropped attempt from the store again."""
     context_length: int | None = Field(default=None, ge=16)
-    """Prompt and answer together, where the engines allow less than the model's own context."""
+    """Tokens of prompt and answer together, where the engines allow less than the model does."""

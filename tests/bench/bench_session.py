@@ -35,7 +35,7 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
 from leyden.libs.store.migrate import migrate
 from leyden.services.engine.convert import convert
-from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.prompt.template import ChatModel
 from tests import builders
 from tests.bench.counting import WORDS, answer
 from tests.bench.rows import Goal, Growth, Row

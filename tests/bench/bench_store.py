@@ -30,7 +30,7 @@ from leyden.libs.store.embedded import EmbeddedRedis
 from leyden.libs.store.samples import lock_pending_groups
 from leyden.libs.telemetry import configure_logs
 from leyden.services.controller import admission, settling
-from leyden.services.gateway.record import Recorder
+from leyden.services.gateway.records.writer import Recorder
 from leyden.services.runner.attempt_writer import AttemptWriter
 from tests.bench.history import add_past
 from tests.bench.rows import Goal, Growth, Row

@@ -10,7 +10,7 @@ import os
 import socket
 from pathlib import Path
 
-from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.prompt.template import ChatModel
 from tests.fakes.scripted_engine import ScriptedEngine, running
 
 WORDS = "the agent looked at the table and wrote down what it had found there before it went on "
@@ -18,7 +18,10 @@ WORDS = "the agent looked at the table and wrote down what it had found there be
 
 def answer(model: ChatModel, prompt_tokens: int) -> list[int]:
     """The tokens that the engine samples after so many."""
-    return [*model.encode(f"After {prompt_tokens} tokens {WORDS}{WORDS}").tolist(), max(model.eos_ids)]
+    return [
+        *model.tokenizer.encode(f"After {prompt_tokens} tokens {WORDS}{WORDS}").tolist(),
+        max(model.tokenizer.eos_ids),
+    ]
 
 
 async def _serve() -> None:

@@ -20,7 +20,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database
 from leyden.services.gateway.app import create_app
-from leyden.services.gateway.render import ChatModel
+from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.settings import Settings
 from tests import builders
 from tests.fakes import engine as fake
@@ -146,7 +146,7 @@ async def scene(
     for rollout in rollouts:
         await builders.add_attempt(database, rollout)
     model = ChatModel(make_chat_model(folder / "model", template, context_length=context_length))
-    said = FakeEngine(_script(model, says), model.decode, f"{created.id}:0", **(engine or {}))
+    said = FakeEngine(_script(model, says), model.tokenizer.decode, f"{created.id}:0", **(engine or {}))
     async with fake.running(said):
         values = {
             "model_path": folder / "model",
@@ -165,6 +165,6 @@ def _script(model: ChatModel, says: Says) -> Callable[[dict[str, Any]], Sequence
 
     def next_text(_body: dict[str, Any]) -> Sequence[int]:
         text = texts.pop(0) if len(texts) > 1 else texts[0]
-        return [*model.encode(text).tolist(), EOS]
+        return [*model.tokenizer.encode(text).tolist(), EOS]
 
     return next_text

@@ -44,8 +44,8 @@ async def test_an_answer_is_what_was_sampled_and_its_record_holds_every_token(tm
         answer = await client.chat.completions.create(model="any-name", messages=HI, seed=7, temperature=0.5)
         (call,) = await stage.calls()
         (asked,) = stage.engine.requests
-        prompt = stage.model.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n").tolist()
-        sampled = [*stage.model.encode("Hello.").tolist(), EOS]
+        prompt = stage.model.tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n").tolist()
+        sampled = [*stage.model.tokenizer.encode("Hello.").tolist(), EOS]
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hello.", "stop")
     assert (answer.id, answer.model) == (f"chatcmpl-{call.id}", "any-name")
     assert answer.system_fingerprint == f"{stage.run_id}:0"
@@ -134,7 +134,7 @@ async def test_a_stop_string_ends_the_answer_and_nothing_of_it_is_shown(tmp_path
         )
         chunks = await collect(answer) if stream else []
         (call,) = await stage.calls()
-        sampled = stage.model.decode(ids(call.sampled_ids))
+        sampled = stage.model.tokenizer.decode(ids(call.sampled_ids))
     shown = text_of(chunks) if stream else answer.choices[0].message.content
     assert shown == "Thought: x\n"
     assert sampled == "Thought: x\nObservation:"

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from schemathesis import GenerationMode
 
 from leyden.libs.store.database import Database
-from leyden.services.gateway.document import openapi_document
 from tests.fakes.fuzzing import bounded, check, operations, schema_of
 from tests.fakes.gateway import scene
+from tests.fakes.gateway_document import openapi_document
 
 SCHEMA = schema_of(openapi_document())
 

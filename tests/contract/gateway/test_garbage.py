@@ -89,7 +89,7 @@ async def test_garbage_is_asked_again_and_never_recorded(
     async with scene(tmp_path, database, engine=engine) as stage:
         assert await ask(stage, stream=stream) == "Hello."
         (call,) = await stage.calls()
-        expected = [*stage.model.encode("Hello.").tolist(), EOS_ID]
+        expected = [*stage.model.tokenizer.encode("Hello.").tolist(), EOS_ID]
     assert len(stage.engine.requests) == 3
     assert (call.status, call.trainable, call.min_policy_version) == ("completed", True, 0)
     assert np.frombuffer(call.sampled_ids, "<i4").tolist() == expected

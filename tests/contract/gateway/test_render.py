@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from leyden.services.gateway.render import ChatModel
-from leyden.services.gateway.request import parse_conversation
+from leyden.services.gateway.dialects.chat_completions import ChatCompletions
+from leyden.services.gateway.prompt.template import ChatModel
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, make_chat_model
 
 MANY_FEATURES = (
@@ -47,12 +48,13 @@ def test_text_and_tokens_are_those_of_transformers(tmp_path, template, generatio
     reference = PreTrainedTokenizerFast.from_pretrained(folder)
     model = ChatModel(folder)
     # A template without tools gets the generic form here, which transformers does not have.
-    plain = not model.template_has_tools
+    plain = not model._has_tools
     messages = [m for m in CONVERSATION if not plain or (m["role"] != "tool" and "tool_calls" not in m)]
     tools = [] if plain else TOOLS
-    turns, tool_list = parse_conversation({"messages": messages, "tools": tools})
+    body = json.dumps({"model": "m", "messages": messages, "tools": tools}).encode()
+    asked = ChatCompletions().parse(body, max_choices=1)
     options = {"enable_thinking": False}
-    text = model.render(turns, tool_list, options, add_generation_prompt=generation_prompt)
+    text = model.render(asked.turns, asked.tools, options, add_generation_prompt=generation_prompt)
     expected: Any = reference.apply_chat_template(
         [_with_parsed_arguments(message) for message in messages],
         tools=tools or None,
@@ -61,7 +63,7 @@ def test_text_and_tokens_are_those_of_transformers(tmp_path, template, generatio
         **options,
     )
     assert text == expected
-    assert model.encode(text).tolist() == reference.encode(text, add_special_tokens=False)
+    assert model.tokenizer.encode(text).tolist() == reference.encode(text, add_special_tokens=False)
 
 
 def _with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from sqlalchemy import delete
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.retention import prune_run
-from leyden.services.gateway.reading import Reader
+from leyden.services.gateway.records.reader import Reader
 from tests import builders
 from tests.fakes import engine as fake
 from tests.fakes.engine import FakeEngine, logprob_of
@@ -109,7 +109,7 @@ async def test_an_agent_that_hangs_up_aborts_generation_and_leaves_a_partial_rec
             await asyncio.wait({asking})
         await until(lambda: _recorded(stage, 1))
         (call,) = await stage.calls()
-        text = stage.model.decode(ids(call.sampled_ids))
+        text = stage.model.tokenizer.decode(ids(call.sampled_ids))
     assert stage.engine.aborted == [call.id]
     assert (call.status, call.trainable, call.untrainable_reason) == ("aborted", False, "the agent hung up")
     assert (text, call.answer) == ("Hel", None)
@@ -215,8 +215,8 @@ async def test_an_engine_that_dies_in_the_middle_costs_nothing_but_time(tmp_path
         scene(tmp_path, database, says=lambda _: [], engine={"dies_after": 3}) as stage,
         stage.client() as client,
     ):
-        text = stage.model.encode("Hello, world.").tolist()
-        prompt = len(stage.model.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"))
+        text = stage.model.tokenizer.encode("Hello, world.").tolist()
+        prompt = len(stage.model.tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"))
         stage.engine.says = lambda body: [*text[len(body["input_ids"]) - prompt :], 259]
         create: Any = client.chat.completions.create
         got = await _consume(create(model="m", messages=HI, stream=stream, max_tokens=50))
@@ -250,8 +250,8 @@ async def test_tokens_keep_the_versions_that_sampled_them_when_weights_change_in
 
 async def test_an_answer_aborted_by_a_pause_is_continued(tmp_path, database):
     async with scene(tmp_path, database, says=lambda _: [], engine={}) as stage, stage.client() as client:
-        text = stage.model.encode("Hello.").tolist()
-        prompt = len(stage.model.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"))
+        text = stage.model.tokenizer.encode("Hello.").tolist()
+        prompt = len(stage.model.tokenizer.encode("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"))
         stage.engine.says = lambda body: [*text[len(body["input_ids"]) - prompt :], 259]
 
         def pace(tokens: int) -> None:

@@ -11,8 +11,8 @@ import pytest
 from prometheus_client import REGISTRY
 from sqlalchemy import select
 
+from leyden.libs.contracts.conversation import Turn
 from leyden.libs.store import tables
-from leyden.services.gateway.request import Turn
 from tests import builders
 from tests.fakes.chat_model import CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS
 from tests.fakes.gateway import Scene, scene
@@ -66,9 +66,9 @@ async def test_a_later_prompt_begins_with_tokens_no_encoder_would_give(tmp_path,
     async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
         await converse(stage, "a", "b", "c")
         first, second, third = await stage.calls()
-        appended = stage.model.encode("\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n").tolist()
+        appended = stage.model.tokenizer.encode("\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n").tolist()
         # What was sampled as two tokens is one token to the encoder.
-        assert len(stage.model.encode("he")) == 1
+        assert len(stage.model.tokenizer.encode("he")) == 1
     assert ids(first.sampled_ids) == [*letters, EOS]
     assert ids(second.prompt_ids) == tokens_of(first) + appended
     assert begins_with(third, second)
@@ -79,7 +79,9 @@ async def test_a_turn_that_did_not_end_itself_is_closed_for_the_model(tmp_path, 
     async with scene(tmp_path, database, says="hello") as stage:
         await converse(stage, "a", "b", **parameters)
         first, second = await stage.calls()
-        appended = stage.model.encode("<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n").tolist()
+        appended = stage.model.tokenizer.encode(
+            "<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
+        ).tolist()
     assert ids(first.sampled_ids)[-1] != EOS
     assert ids(second.prompt_ids) == tokens_of(first) + appended
 
@@ -143,7 +145,7 @@ async def test_history_that_the_agent_rewrote_or_wrote_itself_is_encoded_and_beg
         ]
         await create(model="m", messages=changed)
         _, second = await stage.calls()
-        text = stage.model.decode(ids(second.prompt_ids))
+        text = stage.model.tokenizer.decode(ids(second.prompt_ids))
     assert "never said<|im_end|>" in text
 
 
@@ -152,7 +154,7 @@ async def test_a_template_that_rewrites_history_forks_and_is_counted(tmp_path, d
     async with scene(tmp_path, database, says="<think>x</think>yes", template=CHATML_FORGETTING) as stage:
         await converse(stage, "a", "b")
         first, second = await stage.calls()
-        text = stage.model.decode(ids(second.prompt_ids))
+        text = stage.model.tokenizer.decode(ids(second.prompt_ids))
     assert not begins_with(second, first)
     assert "<think>" not in text
     assert forks() - before == 1
@@ -217,7 +219,7 @@ async def test_tool_calls_come_back_with_their_arguments_as_sampled(tmp_path, da
         answer = await create(model="m", messages=[{"role": "user", "content": "?"}], tools=TOOLS, stream=stream)
         message, finish = await _message(answer, stream=stream)
         (call,) = await stage.calls()
-        prompt = stage.model.decode(ids(call.prompt_ids))
+        prompt = stage.model.tokenizer.decode(ids(call.prompt_ids))
     assert '"description": "Weather in a city"' in prompt
     assert (message["content"], finish) == ("Let me see.", "tool_calls")
     assert [(call["id"], call["name"], call["arguments"]) for call in message["calls"]] == [
@@ -258,7 +260,7 @@ async def test_the_generic_form_shows_calls_and_results_to_a_model_without_tools
         ]
         await create(model="m", messages=messages, tools=TOOLS)
         first, second = await stage.calls()
-        text = stage.model.decode(ids(second.prompt_ids))
+        text = stage.model.tokenizer.decode(ids(second.prompt_ids))
     assert begins_with(second, first)
     assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
     assert text.endswith(
@@ -362,7 +364,7 @@ def encoded(stage: Scene, messages: list[dict[str, Any]]) -> list[int]:
     """The tokens of a conversation that continues none."""
     turns = tuple(Turn(message["role"], message["content"]) for message in messages)
     rendered = stage.model.render(turns, tuple(TOOLS), {}, add_generation_prompt=True)
-    return stage.model.encode(rendered).tolist()
+    return stage.model.tokenizer.encode(rendered).tolist()
 
 
 async def full(stage: Scene) -> list[tuple[Any, Any, list[int]]]:

@@ -1,0 +1,369 @@
+"""One model call: parse, join an earlier try or start, render, sample, record, and only then the end of the answer.
+
+A call runs in a task of its own, independent of its listeners: a retry of an SDK joins the call that its first try
+started. When the last listener has hung up, the call is cancelled, aborted at the engine and recorded as aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from leyden.libs.capability import CapabilityError, Cause
+from leyden.libs.contracts.ids import new_call_id, weight_version
+from leyden.libs.contracts.states import CallStatus
+from leyden.libs.faults import fault_point
+from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.telemetry import logger, parse_traceparent
+from leyden.services.gateway import metrics
+from leyden.services.gateway.auth import Attempt, refusal
+from leyden.services.gateway.conversation import Completion, ModelRequest, SampledTokens
+from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.engine import EngineClient, EngineRequest
+from leyden.services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
+from leyden.services.gateway.prompt.answer import finish_answer
+from leyden.services.gateway.prompt.prefix import PrefixIndex, Prompt
+from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.records.reader import Reader
+from leyden.services.gateway.records.writer import Recorder, call_row
+from leyden.services.gateway.retries import Retry, RetryIndex
+
+log = logger()
+
+
+@dataclass(slots=True, eq=False)
+class InFlightCall:
+    """One request to the model until it is recorded. `arrived_at` is `perf_counter()`, `sequence` wall time in ns."""
+
+    attempt: Attempt
+    request: ModelRequest
+    prompt: Prompt
+    temperature: float
+    choices: list[SampledTokens]
+    digest: bytes
+    trace_id: str | None
+    parent_span_id: str | None
+    arrived_at: float
+    sequence: int
+    task: asyncio.Task[Completion] | None = None
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+    is_recorded: bool = False
+    has_attempt_ended: bool = False
+    """Its answer is then refused, even if it completes."""
+
+    @property
+    def request_id(self) -> str:
+        """The id of the first choice, which names the answer."""
+        return self.choices[0].call_id
+
+    @property
+    def created(self) -> int:
+        """Arrival in seconds since the epoch."""
+        return self.sequence // 1_000_000_000
+
+    @property
+    def may_complete(self) -> bool:
+        """Whether it runs and is not being cancelled."""
+        return self.task is not None and not self.task.cancelling()
+
+    @contextmanager
+    def listening(self, on_progress: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Calls `on_progress` after new tokens and at the end. The last listener that leaves early cancels the call."""
+        self.listeners.append(on_progress)
+        try:
+            yield
+        finally:
+            self.listeners.remove(on_progress)
+            if not self.listeners and self.task is not None and not self.task.done():
+                self.task.cancel()
+
+    def progressed(self) -> None:
+        """Informs every listener."""
+        for listener in self.listeners:
+            listener()
+
+    def result(self) -> Completion:
+        """The answer of a call that has ended. Raises: GatewayError."""
+        assert self.task is not None
+        if self.task.cancelled():
+            raise stopping()
+        return self.task.result()
+
+
+class CallService:
+    """Runs calls.
+
+    Args: max_calls: at the engines at once; hold_seconds: how long a further call waits for its turn
+    """
+
+    def __init__(
+        self,
+        model: ChatModel,
+        *,
+        prefixes: PrefixIndex,
+        engines: EngineClient,
+        recorder: Recorder,
+        reader: Reader,
+        max_choices: int,
+        max_calls: int,
+        max_calls_per_attempt: int,
+        hold_seconds: float,
+    ) -> None:
+        self.model = model
+        self._prefixes = prefixes
+        self._engines = engines
+        self._recorder = recorder
+        self._reader = reader
+        self._retries: RetryIndex[InFlightCall] = RetryIndex()
+        self._max_choices = max_choices
+        self._turns = asyncio.Semaphore(max_calls)
+        self._max_calls_per_attempt = max_calls_per_attempt
+        self._per_attempt: Counter[AttemptKey] = Counter()
+        self._hold_seconds = hold_seconds
+        self._in_flight: dict[asyncio.Task[Completion], InFlightCall] = {}
+        self._is_closing = False
+
+    async def start(
+        self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[ModelRequest, InFlightCall | Completion]:
+        """The request, and the call started for it, or the answer that an earlier try has already got.
+
+        Raises: BadRequest: the body cannot be served; TooManyCalls: of this attempt; Unavailable: the store is away, or
+            the gateway stops
+        """
+        arrived_at, sequence = time.perf_counter(), time.time_ns()
+        request = wire_format.parse(body, max_choices=self._max_choices)
+        retry = Retry.of(headers)
+        digest = hashlib.sha256(retry.key.encode() + body).digest() if retry.key else request.body_sha256
+        with self._retries.starting((attempt.key, digest)) as earlier:
+            answered = await self._answered(attempt, request, digest, retry, earlier) if retry.may_be_answered else None
+            if answered is not None:
+                return request, answered
+            self._admit(attempt)
+            try:
+                call = await self._prepare(attempt, request, digest, headers, arrived_at, sequence)
+                # Nobody would wait for the record of a call that starts while the gateway stops.
+                if self._is_closing:
+                    raise stopping()
+            except BaseException:
+                self._release(attempt)
+                raise
+            self._run(call)
+            return request, call
+
+    def end(self, attempt: AttemptKey) -> None:
+        """Cancels the calls of an attempt that has ended; they are recorded as aborted, and refused."""
+        for task, call in self._in_flight.items():
+            if call.attempt.key == attempt:
+                call.has_attempt_ended = True
+                task.cancel()
+
+    async def close(self) -> None:
+        """Cancels the calls in flight; every one is recorded as aborted before this returns."""
+        self._is_closing = True
+        for task in self._in_flight:
+            task.cancel()
+        if self._in_flight:
+            await asyncio.wait(self._in_flight)
+
+    def _admit(self, attempt: Attempt) -> None:
+        count = self._per_attempt[attempt.key]
+        if count >= self._max_calls_per_attempt:
+            message = f"This attempt has {count} calls in flight; wait for some of them."
+            raise TooManyCalls(message, code="rate_limit_exceeded", retry_after_seconds=1)
+        self._per_attempt[attempt.key] += 1
+
+    def _release(self, attempt: Attempt) -> None:
+        self._per_attempt[attempt.key] -= 1
+        if not self._per_attempt[attempt.key]:
+            del self._per_attempt[attempt.key]
+
+    async def _answered(
+        self, attempt: Attempt, request: ModelRequest, digest: bytes, retry: Retry, earlier: Sequence[asyncio.Event]
+    ) -> InFlightCall | Completion | None:
+        for event in earlier:
+            await event.wait()
+        call = self._retries.join((attempt.key, digest), retry)
+        if call is not None and call.may_complete:
+            metrics.REPLAYS.labels("in_flight").inc()
+            return call
+        stored = await self._reader.completions(self.model, attempt, request, digest)
+        completion = next((done for done in stored if self._retries.claim(done.request_id, retry)), None)
+        if completion is not None:
+            metrics.REPLAYS.labels("store").inc()
+        return completion
+
+    async def _prepare(
+        self,
+        attempt: Attempt,
+        request: ModelRequest,
+        digest: bytes,
+        headers: Mapping[str, str],
+        arrived_at: float,
+        sequence: int,
+    ) -> InFlightCall:
+        prompt = await self._prefixes.prompt(attempt.key, request, lambda known: self._reader.calls(attempt, known))
+        self._check_vocabulary(request, prompt)
+        temperature = request.sampling.temperature
+        if temperature is None:
+            temperature = await self._reader.temperature(attempt.run_id)
+        if prompt.is_fork:
+            metrics.FORKS.inc()
+        seed = request.sampling.seed
+        parent = parse_traceparent(headers.get("traceparent"))
+        return InFlightCall(
+            attempt=attempt,
+            request=request,
+            prompt=prompt,
+            temperature=temperature,
+            choices=[
+                SampledTokens(new_call_id(), index, None if seed is None else (seed + index) % 2**63)
+                for index in range(request.choices)
+            ],
+            digest=digest,
+            trace_id=parent.trace_id if parent else None,
+            parent_span_id=parent.span_id if parent else None,
+            arrived_at=arrived_at,
+            sequence=sequence,
+        )
+
+    def _check_vocabulary(self, request: ModelRequest, prompt: Prompt) -> None:
+        # SGLang dies of an id beyond the vocabulary.
+        size = self.model.tokenizer.vocab_size
+        if prompt.ids.min(initial=0) < 0 or prompt.ids.max(initial=0) >= size:
+            raise BadRequest("The messages hold a token that the model does not know.", param="messages")
+        for token in request.sampling.logit_bias:
+            if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):
+                raise BadRequest(
+                    f"logit_bias names token '{token[:20]}', but ids go from 0 to {size - 1}.",
+                    param="logit_bias",
+                    code="invalid_value",
+                )
+
+    def _run(self, call: InFlightCall) -> None:
+        call.task = asyncio.create_task(self._serve(call), name=f"call {call.request_id}")
+        self._in_flight[call.task] = call
+        self._retries.add((call.attempt.key, call.digest), call.request_id, call)
+        metrics.IN_FLIGHT.inc()
+        call.task.add_done_callback(lambda task: self._ended(call, task))
+
+    def _ended(self, call: InFlightCall, task: asyncio.Task[Completion]) -> None:
+        del self._in_flight[task]
+        self._release(call.attempt)
+        self._retries.remove((call.attempt.key, call.digest), call)
+        metrics.IN_FLIGHT.dec()
+        if not task.cancelled():
+            # Every listener may have hung up: asyncio would warn of an exception that nobody fetched.
+            task.exception()
+        call.progressed()
+
+    async def _serve(self, call: InFlightCall) -> Completion:
+        try:
+            await self._wait_for_turn()
+            try:
+                await self._sample(call)
+            finally:
+                self._turns.release()
+            fault_point("gateway.answered")
+            completion = await self._complete(call)
+            fault_point("gateway.recorded")
+        except asyncio.CancelledError:
+            otherwise = "the gateway was stopped" if self._is_closing else "the agent hung up"
+            reason = "its attempt ended" if call.has_attempt_ended else otherwise
+            await self._record_unfinished(call, CallStatus.ABORTED, reason)
+            if not call.has_attempt_ended:
+                raise
+        except GatewayError as error:
+            if not isinstance(error, BadRequest) or any(choice.ids for choice in call.choices):
+                await self._record_unfinished(call, CallStatus.FAILED, error.message)
+            raise
+        except Exception:
+            await self._record_unfinished(call, CallStatus.FAILED, "an error of the gateway")
+            raise
+        if call.has_attempt_ended:
+            raise refusal(CapabilityError(Cause.ENDED))
+        return completion
+
+    async def _wait_for_turn(self) -> None:
+        """Raises: Unavailable: too many calls for too long. It is recorded: the agent's failure then counts as ours."""
+        try:
+            async with asyncio.timeout(self._hold_seconds):
+                await self._turns.acquire()
+        except TimeoutError:
+            raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1) from None
+
+    async def _sample(self, call: InFlightCall) -> None:
+        request, tokenizer = call.request, self.model.tokenizer
+        # Engines reserve one place of the context for themselves.
+        room = tokenizer.context_length - 1 - len(call.prompt.ids)
+        asked = EngineRequest(
+            run_id=call.attempt.run_id,
+            rollout_id=call.attempt.rollout_id,
+            prompt_ids=call.prompt.ids,
+            sampling=request.sampling,
+            temperature=call.temperature,
+            max_tokens=min(request.sampling.max_tokens or room, room),
+            vocab_size=tokenizer.vocab_size,
+            top_logprobs=request.top_logprobs,
+            eos_ids=sorted(tokenizer.eos_ids),
+            stream=request.stream,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice in call.choices:
+                    group.create_task(self._engines.sample(asked, choice, call.progressed))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _complete(self, call: InFlightCall) -> Completion:
+        answers = [finish_answer(self.model, call.request, choice) for choice in call.choices]
+        reason = call.request.sampling.untrainable_reason(call.temperature)
+        rows = [
+            call_row(call, choice, CallStatus.COMPLETED, reason, answer)
+            for choice, answer in zip(call.choices, answers, strict=True)
+        ]
+        call.is_recorded = True
+        await self._recorder.record(rows)
+        # Agents go on with the first choice, so a later one with the same text must not hide it.
+        for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
+            self._prefixes.remember(call.attempt.key, choice.call_id, call.prompt, answer.turn, choice.ids)
+        version = max((version for choice in call.choices for version in choice.policy_versions), default=None)
+        completion = Completion(
+            request_id=call.request_id,
+            model=call.request.model,
+            created=call.created,
+            weight_version=None if version is None else weight_version(call.attempt.run_id, version),
+            answers=tuple(answers),
+            prompt_tokens=len(call.prompt.ids),
+            completion_tokens=sum(len(choice.ids) for choice in call.choices),
+            cached_tokens=call.choices[0].cached_tokens,
+        )
+        _count(call, completion, is_trainable=reason is None)
+        return completion
+
+    async def _record_unfinished(self, call: InFlightCall, status: CallStatus, reason: str) -> None:
+        if call.is_recorded:
+            return
+        log.info("call unfinished", call_id=call.request_id, status=status, reason=reason)
+        metrics.CALLS.labels(status).inc(len(call.choices))
+        call.is_recorded = True
+        with suppress(GatewayError):
+            await self._recorder.record([call_row(call, choice, status, reason, None) for choice in call.choices])
+
+
+def _count(call: InFlightCall, completion: Completion, *, is_trainable: bool) -> None:
+    count = len(call.choices)
+    metrics.CALLS.labels(CallStatus.COMPLETED).inc(count)
+    metrics.CALL_SECONDS.observe(time.perf_counter() - call.arrived_at)
+    metrics.TOKENS.labels("prompt").inc(completion.prompt_tokens * count)
+    metrics.TOKENS.labels("cached").inc(sum(choice.cached_tokens for choice in call.choices))
+    metrics.TOKENS.labels("sampled").inc(completion.completion_tokens)
+    metrics.UNTRAINABLE.inc(0 if is_trainable else count)
+    first_tokens = [choice.first_token_at for choice in call.choices if choice.first_token_at is not None]
+    if first_tokens:
+        metrics.FIRST_TOKEN_SECONDS.observe(min(first_tokens) - call.arrived_at)

@@ -1,0 +1,397 @@
+"""Chat completions: OpenAI's `POST /v1/chat/completions`, validated strictly, answered whole or as a stream.
+
+Parameters are of three kinds: those that are served; those that change nothing here, which are accepted and recorded
+(`RECORDED`); and all others, refused by name. A parameter that changes the distribution in a way that the trainer does
+not reproduce is served, and `Sampling.untrainable_reason` names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
+from leyden.libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
+from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
+from leyden.services.gateway.errors import BadRequest, GatewayError
+
+RECORDED = frozenset(
+    {
+        "user", "metadata", "store", "service_tier", "reasoning", "reasoning_effort", "verbosity", "include",
+        "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options", "safety_identifier", "prediction",
+        "context_management", "thinking", "modalities", "moderation",
+    }
+)  # fmt: skip
+"""Fields of OpenAI's API that agents send and that do not change how this model samples text."""
+
+REMEDIES = {
+    "functions": "send `tools` instead of the deprecated `functions`",
+    "function_call": "send `tool_choice` instead of the deprecated `function_call`",
+    "audio": "this model reads and writes text",
+    "web_search_options": "give the agent a search tool of its own",
+}
+
+MAX_VALUES = 100_000
+"""Objects, arrays and commas of a body; reading 16 MiB of them would block all other calls for 20 s."""
+
+StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class _Function(_Wire):
+    name: str
+    arguments: str = ""
+
+
+class _ToolCall(_Wire):
+    id: str = ""
+    function: _Function
+
+
+class _Part(_Wire):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class _Message(_Wire):
+    # Agents send answers back with fields of their own (`provider_specific_fields`, `refusal`): messages ignore unknown
+    # fields, the body refuses them.
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[_Part] | None = None
+    name: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class _FunctionSpec(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    name: str = Field(min_length=1)
+
+
+class _Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: Literal["function"]
+    function: _FunctionSpec
+
+
+class _NamedTool(_Wire):
+    type: Literal["function"]
+    function: _FunctionSpec
+
+
+class _StreamOptions(_Wire):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _ResponseFormat(_Wire):
+    type: str
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    model: str = Field(max_length=1000)
+    messages: list[_Message] = Field(min_length=1)
+    tools: list[_Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1, le=2**30)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    min_tokens: int | None = Field(default=None, ge=0, le=2**30)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    response_format: _ResponseFormat | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatCompletions:
+    """The dialect of chat completions."""
+
+    def parse(self, body: bytes, *, max_choices: int) -> ModelRequest:
+        """The request that a body asks for.
+
+        Raises: BadRequest: not JSON, a field is wrong or unknown, or the model cannot serve a field
+        """
+        document = _read(body)
+        parsed = _validated(document)
+        _refuse_unsupported(parsed, max_choices)
+        return ModelRequest(
+            dialect=Dialect.CHAT_COMPLETIONS,
+            model=parsed.model,
+            turns=tuple(_turn(message, index) for index, message in enumerate(parsed.messages)),
+            tools=tuple(document.get("tools") or ()),
+            parses_tool_calls=bool(parsed.tools) and parsed.tool_choice != "none",
+            parallel_tool_calls=parsed.parallel_tool_calls is not False,
+            stream=bool(parsed.stream),
+            include_usage=parsed.stream_options is not None and bool(parsed.stream_options.include_usage),
+            choices=parsed.n or 1,
+            logprobs=bool(parsed.logprobs),
+            top_logprobs=parsed.top_logprobs or 0,
+            sampling=_sampling(parsed),
+            template_options=parsed.chat_template_kwargs or {},
+            parameters={name: value for name, value in document.items() if name not in {"messages", "tools"}},
+            body_sha256=hashlib.sha256(body).digest(),
+        )
+
+    def body(self, completion: Completion) -> Json:
+        """A `chat.completion` object."""
+        choices = [
+            {
+                "index": answer.index,
+                "message": _message(answer.turn),
+                "logprobs": _logprobs(answer.logprobs),
+                "finish_reason": answer.finish_reason,
+            }
+            for answer in completion.answers
+        ]
+        envelope = _envelope(
+            "chat.completion",
+            completion.request_id,
+            completion.model,
+            completion.created,
+            completion.weight_version,
+        )
+        return {**envelope, "choices": choices, "usage": _usage(completion)}
+
+    def stream(self, request: ModelRequest, request_id: str, created: int) -> ChatCompletionChunks:
+        """A stream of `chat.completion.chunk` objects."""
+        return ChatCompletionChunks(request, request_id, created)
+
+
+class ChatCompletionChunks:
+    """The chunks of one stream; the first one of each choice names the role."""
+
+    keepalive = b": waiting for an engine\n\n"
+
+    def __init__(self, request: ModelRequest, request_id: str, created: int) -> None:
+        self._request = request
+        self._request_id = request_id
+        self._created = created
+        self._started: set[int] = set()
+
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        """One chunk."""
+        return self._chunk(index, {"content": text}, logprobs)
+
+    def rest(self, answer: Answer, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        """One chunk with the rest of the text and all tool calls, or none."""
+        delta: Json = {"content": text} if text else {}
+        if answer.turn.tool_calls:
+            calls = enumerate(answer.turn.tool_calls)
+            delta["tool_calls"] = [{"index": index, **_tool_call(call)} for index, call in calls]
+        if not delta and not logprobs and answer.index in self._started:
+            return b""
+        return self._chunk(answer.index, delta, logprobs)
+
+    def end(self, completion: Completion) -> bytes:
+        """A chunk with the finish reason of every choice, one with usage, and `[DONE]`."""
+        version = completion.weight_version
+        chunks = [
+            self._document([_choice(answer.index, {}, None, answer.finish_reason)], version)
+            for answer in completion.answers
+        ]
+        if self._request.include_usage:
+            chunks.append({**self._document([], version), "usage": _usage(completion)})
+        return b"".join(map(_event, chunks)) + b"data: [DONE]\n\n"
+
+    def error(self, error: GatewayError) -> bytes:
+        """An event with OpenAI's error object."""
+        return _event(error.body())
+
+    def _chunk(self, index: int, delta: Json, logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        if index not in self._started:
+            self._started.add(index)
+            delta = {"role": "assistant", **delta}
+        return _event(self._document([_choice(index, delta, logprobs, None)], None))
+
+    def _document(self, choices: list[Json], weight_version: str | None) -> Json:
+        envelope = _envelope(
+            "chat.completion.chunk", self._request_id, self._request.model, self._created, weight_version
+        )
+        return {**envelope, "choices": choices}
+
+
+def body_schema(ref_template: str) -> Json:
+    """JSON Schema of a body; fields of `RECORDED` may stand beside it.
+
+    Args: ref_template: the place of the parts in `$defs`, such as `#/components/schemas/{model}`
+    """
+    schema = _Body.model_json_schema(ref_template=ref_template)
+    schema["properties"] |= {name: {} for name in sorted(RECORDED)}
+    return schema
+
+
+def _read(body: bytes) -> Json:
+    if has_more_values(body, MAX_VALUES):
+        message = f"The body has more than {MAX_VALUES} values: send fewer messages."
+        raise BadRequest(message, param="messages", code="too_many_values")
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    if not isinstance(document, dict):
+        raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    if is_too_deep(document):
+        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels: flatten it.", code="invalid_json")
+    return document
+
+
+def _validated(document: Json) -> _Body:
+    # Null means unset; fields that change nothing here are recorded and not looked at.
+    known = {name: value for name, value in document.items() if value is not None and name not in RECORDED}
+    try:
+        return _Body.model_validate(known)
+    except ValidationError as error:
+        raise _bad_request(error) from error
+
+
+def _bad_request(error: ValidationError) -> BadRequest:
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        remedy = REMEDIES.get(path, "remove it")
+        return BadRequest(
+            f"Unrecognized request argument supplied: {path}; {remedy}.", param=path, code="unknown_parameter"
+        )
+    if first["type"] == "missing":
+        return BadRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
+    return BadRequest(f"Invalid value for '{path}': {first['msg']}.", param=path, code="invalid_value")
+
+
+def _refuse_unsupported(body: _Body, max_choices: int) -> None:
+    if body.response_format is not None and body.response_format.type != "text":
+        raise BadRequest(
+            f"response_format '{body.response_format.type}' is not supported: constrained sampling cannot be trained."
+            " Ask for the format in the prompt, or give a tool whose parameters are the schema.",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+    if (body.n or 1) > max_choices:
+        raise BadRequest(f"n must be at most {max_choices}.", param="n", code="invalid_value")
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("top_logprobs needs 'logprobs': true.", param="top_logprobs", code="invalid_value")
+
+
+def _sampling(body: _Body) -> Sampling:
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return Sampling(
+        temperature=body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        # 0 and -1 both say "all of the vocabulary".
+        top_k=body.top_k if body.top_k else -1,
+        min_p=body.min_p or 0.0,
+        min_tokens=body.min_tokens or 0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        presence_penalty=body.presence_penalty or 0.0,
+        repetition_penalty=body.repetition_penalty or 1.0,
+        logit_bias=body.logit_bias or {},
+        stop=stop,
+        seed=body.seed,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+    )
+
+
+def _turn(message: _Message, index: int) -> Turn:
+    if message.role == "user" and message.content is None:
+        raise BadRequest(
+            f"messages.{index}.content must not be null.", param=f"messages.{index}.content", code="invalid_value"
+        )
+    calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
+    return Turn(
+        role="system" if message.role == "developer" else message.role,
+        content=_text(message.content, index),
+        name=message.name,
+        tool_calls=calls if message.role == "assistant" else (),
+        tool_call_id=message.tool_call_id,
+    )
+
+
+def _text(content: str | list[_Part] | None, index: int) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in content:
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in {"text", "refusal"} or text is None:
+            raise BadRequest(
+                f"messages.{index} has a content part of type '{part.type}': this model reads text parts only.",
+                param=f"messages.{index}.content",
+                code="unsupported_content",
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _message(turn: Turn) -> Json:
+    message: Json = {
+        "role": "assistant",
+        "content": turn.content or (None if turn.tool_calls else ""),
+        "refusal": None,
+    }
+    if turn.tool_calls:
+        message["tool_calls"] = list(map(_tool_call, turn.tool_calls))
+    return message
+
+
+def _tool_call(call: ToolCall) -> Json:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _choice(index: int, delta: Json, logprobs: Sequence[TokenLogprob] | None, finish_reason: str | None) -> Json:
+    return {"index": index, "delta": delta, "logprobs": _logprobs(logprobs), "finish_reason": finish_reason}
+
+
+def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> Json | None:
+    if logprobs is None:
+        return None
+    entries = [{**_token(entry), "top_logprobs": list(map(_token, entry.top))} for entry in logprobs]
+    return {"content": entries, "refusal": None}
+
+
+def _token(entry: TokenLogprob) -> Json:
+    return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.text.encode())}
+
+
+def _usage(completion: Completion) -> Json:
+    return {
+        "prompt_tokens": completion.prompt_tokens,
+        "completion_tokens": completion.completion_tokens,
+        "total_tokens": completion.prompt_tokens + completion.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": completion.cached_tokens},
+    }
+
+
+def _envelope(kind: str, request_id: str, model: str, created: int, weight_version: str | None) -> Json:
+    return {
+        "id": f"chatcmpl-{request_id}",
+        "object": kind,
+        "created": created,
+        "model": model,
+        "system_fingerprint": weight_version,
+    }
+
+
+def _event(document: Json) -> bytes:
+    return b"data: " + orjson.dumps(document) + b"\n\n"

@@ -1,0 +1,123 @@
+"""From sampled tokens back to an answer: its text, its tool calls, and the part that may be shown while it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leyden.services.gateway.conversation import Answer, ModelRequest, SampledTokens, TokenLogprob, ToolCall, Turn
+from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.prompt.tool_calls import OPEN, parse_calls
+
+
+def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> Answer:
+    """A finished choice.
+
+    The text ends before the first stop string and before the token that ended the turn. Tool calls get the ids
+    `call_<call id>_<k>`; all text stays content where one of them cannot be parsed.
+    """
+    text = model.tokenizer.decode(_visible(model, sampled.ids))
+    content, stop = cut_at_stop(text, request.sampling.stop)
+    finish: str = "stop" if stop is not None else (sampled.finish or "stop")
+    content, found = parse_calls(content) if request.parses_tool_calls else (content, ())
+    calls = tuple(
+        ToolCall(f"call_{sampled.call_id}_{number}", call.name, call.arguments)
+        for number, call in enumerate(found if request.parallel_tool_calls else found[:1])
+    )
+    finish = "tool_calls" if calls and finish == "stop" else finish
+    turn = Turn("assistant", content, tool_calls=calls)
+    return Answer(sampled.index, turn, finish, token_logprobs(model, request, sampled))
+
+
+def token_logprobs(
+    model: ChatModel, request: ModelRequest, sampled: SampledTokens, start: int = 0
+) -> tuple[TokenLogprob, ...] | None:
+    """Log-probabilities of the tokens from `start` on, temperature-scaled; None where the request asks for none."""
+    if not request.logprobs:
+        return None
+    decode = model.tokenizer.decode
+    return tuple(
+        TokenLogprob(
+            decode([sampled.ids[place]]),
+            sampled.logprobs[place],
+            tuple(
+                TokenLogprob(decode([token]), logprob)
+                for logprob, token in (sampled.top_logprobs[place] if place < len(sampled.top_logprobs) else ())
+            ),
+        )
+        for place in range(start, len(sampled.ids))
+    )
+
+
+class AnswerStream:
+    """One choice while it grows: the text and the log-probabilities that may be shown, and have not been yet."""
+
+    def __init__(self, model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> None:
+        self._model = model
+        self._request = request
+        self._sampled = sampled
+        self._stream = model.tokenizer.stream()
+        self._decoded = 0
+        self._hidden = ""
+        self._shown_characters = 0
+        self._shown_logprobs = 0
+        self.index = sampled.index
+
+    def next_text(self) -> str:
+        """The text that has become visible; never part of a stop string or of a tool call."""
+        new = _visible(self._model, self._sampled.ids[self._decoded :])
+        if not new:
+            return ""
+        self._decoded += len(new)
+        text = self._hidden + self._stream.feed(new)
+        length = visible_length(text, self._request.sampling.stop, hides_calls=self._request.parses_tool_calls)
+        text, self._hidden = text[:length], text[length:]
+        self._shown_characters += length
+        return text
+
+    def next_logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        """The log-probabilities of all tokens since the last ones."""
+        found = token_logprobs(self._model, self._request, self._sampled, self._shown_logprobs)
+        self._shown_logprobs = len(self._sampled.ids)
+        return found
+
+    def rest(self, answer: Answer) -> str:
+        """The finished answer's text that `next_text` has not given."""
+        return answer.turn.content[self._shown_characters :]
+
+
+def visible_length(text: str, stops: Sequence[str], *, hides_calls: bool) -> int:
+    r"""How many characters of an unfinished answer may be shown.
+
+    Hidden are a stop string with the text after it, and the beginning of one at the end of the text. Where tools may be
+    called, the same holds for the mark of a tool call with the white space before it.
+
+    >>> visible_length("The end", ["\n\nObservation"], hides_calls=False)
+    7
+    >>> visible_length("The end\n", ["\n\nObservation"], hides_calls=False)
+    7
+    """
+    marks = [*stops, OPEN] if hides_calls else stops
+    length = min((_before(text, mark) for mark in marks), default=len(text))
+    return len(text[:length].rstrip()) if hides_calls else length
+
+
+def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """The text before the first stop string, and that stop string; the text itself and None where there is none."""
+    found = [(position, stop) for stop in stops if (position := text.find(stop)) >= 0]
+    if not found:
+        return text, None
+    position, stop = min(found)
+    return text[:position], stop
+
+
+def _visible(model: ChatModel, ids: list[int]) -> list[int]:
+    """The tokens without the one that ended the turn."""
+    return ids[:-1] if ids and ids[-1] in model.tokenizer.eos_ids else ids
+
+
+def _before(text: str, mark: str) -> int:
+    position = text.find(mark)
+    if position >= 0:
+        return position
+    partial = next((k for k in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:k])), 0)
+    return len(text) - partial

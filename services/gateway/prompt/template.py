@@ -1,0 +1,184 @@
+"""The model's own chat template: a conversation becomes the text that the model was trained on.
+
+Jinja's immutable sandbox runs the template with the filters and functions that transformers gives it (`tojson` without
+HTML escapes, `raise_exception`, `strftime_now`, `generation` blocks), so that both write the same text.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import jinja2.meta
+import jinja2.nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from leyden.libs.contracts.conversation import Json, Turn
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
+from leyden.services.gateway.prompt.tool_calls import generic_turns, parsed_arguments
+
+_UNRENDERABLE = (
+    jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
+)  # fmt: skip
+"""Raised by templates that refuse a conversation, or that were written for other ones."""
+_ANSWER, _NEXT = "the-answer-of-a-probe", "the-next-message-of-a-probe"
+_MARK = f"mark-{secrets.token_hex(16)}"
+
+
+class ChatModel:
+    """Chat template and tokenizer of one model; rendering is a pure function of its arguments.
+
+    Args: folder: Hugging Face format; the template is chat_template.jinja or stands in tokenizer_config.json;
+        context_length: where the engines allow less than the model
+    Raises: ModelUnreadable: a file is missing or unusable
+    """
+
+    def __init__(self, folder: Path, *, context_length: int | None = None) -> None:
+        self.name = folder.name
+        settings = read_model_json(folder / "tokenizer_config.json")
+        source = _template_source(folder, settings)
+        environment = _environment()
+        self._template = environment.from_string(source)
+        self._has_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
+        texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
+        self._specials = {name: text for name, text in texts.items() if text is not None}
+        self.tokenizer = ModelTokenizer(folder, context_length=context_length)
+        self.closing = self._find_closing()
+        """The text that ends an assistant's turn; None where the template does not end all of them alike."""
+
+    def render(
+        self, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool = True
+    ) -> str:
+        """The whole conversation as the template writes it.
+
+        Args: options: the request's template options, such as `enable_thinking`
+        Raises: BadRequest: the template refuses the conversation, or cannot render it
+        """
+        spelled = turns if self._has_tools else generic_turns(tuple(turns), tools)
+        try:
+            return self._template.render(
+                **self._specials,
+                **options,
+                messages=list(map(_template_message, spelled)),
+                tools=list(tools) or None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except _UNRENDERABLE as error:
+            raise BadRequest(
+                f"The model's chat template cannot render these messages: {error}.",
+                param="messages",
+                code="template_error",
+            ) from error
+
+    def start_of_turn(
+        self, index: int, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, text: str
+    ) -> int | None:
+        """Where the content of turn `index` begins in the rendered conversation; None where the template hides it.
+
+        The conversation is rendered again with a mark before that content; without the mark it must be the same text.
+
+        Args: text: the rendered conversation
+        """
+        turn = turns[index]
+        marked = [*turns[:index], replace(turn, content=_MARK + turn.content), *turns[index + 1 :]]
+        try:
+            before, mark, after = self.render(marked, tools, options).partition(_MARK)
+        except BadRequest:
+            return None
+        return len(before) if mark and before + after == text else None
+
+    def _find_closing(self) -> str | None:
+        """Compares an answer that ends a conversation with one that a user's turn follows."""
+        turns = (Turn("user", "x"), Turn("assistant", _ANSWER), Turn("user", _NEXT))
+        try:
+            at_end = self.render(turns[:2], (), {}, add_generation_prompt=False).rpartition(_ANSWER)
+            inside = self.render(turns, (), {}).partition(_ANSWER)
+        except BadRequest:
+            return None
+        if not (at_end[1] and inside[1]):
+            return None
+        closing, following = at_end[2], inside[2].partition(_NEXT)[0]
+        if following.startswith(closing):
+            return closing
+        # Phi ends the last answer with one more token than the others: only the tokens that both have count.
+        pairs = zip(self.tokenizer.segments(closing), self.tokenizer.segments(following), strict=False)
+        return "".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) or None
+
+
+def _template_message(turn: Turn) -> Json:
+    message: Json = {"role": turn.role, "content": turn.content}
+    if turn.name is not None and turn.role != "assistant":
+        message["name"] = turn.name
+    if turn.tool_call_id is not None:
+        message["tool_call_id"] = turn.tool_call_id
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                # Templates expect an object; text that is no JSON stays the text it is.
+                "function": {"name": call.name, "arguments": parsed_arguments(call.arguments or "{}")},
+            }
+            for call in turn.tool_calls
+        ]
+    return message
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols], undefined=jinja2.Undefined
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks an assistant's text for training masks; here it only passes the text through."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja declares it so
+
+    def parse(self, parser: Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.now().astimezone().strftime(form)
+
+
+def _template_source(folder: Path, settings: Json) -> str:
+    path = folder / "chat_template.jinja"
+    source: Any = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    if isinstance(source, list):
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    if not isinstance(source, str):
+        raise ModelUnreadable(f"{folder} has no chat template: add chat_template.jinja")
+    return source

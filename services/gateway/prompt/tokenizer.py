@@ -1,0 +1,184 @@
+"""The model's tokenizer and limits, read from its Hugging Face folder without transformers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from cachetools import LRUCache
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from leyden.libs.contracts.conversation import Json
+from leyden.libs.service.errors import Misconfigured
+
+TokenIds = npt.NDArray[np.int32]
+
+CACHED_TOKENS = 4 * 2**20
+"""Tokens of all cached segments together, 16 MiB: siblings of a group and turns of a session share most segments."""
+SEGMENT_TOKENS = 64
+"""The weight of a cache entry beside its tokens: the objects that hold them take about 256 bytes."""
+
+
+class ModelUnreadable(Misconfigured):
+    """The model's folder lacks a file that the gateway needs; the message names it."""
+
+
+class ModelTokenizer:
+    """Text to token ids and back, and the model's limits.
+
+    Text is encoded in segments that begin at added tokens, and each segment's ids are cached for all attempts.
+
+    Args: folder: holds tokenizer.json, tokenizer_config.json and config.json; context_length: where the engines allow
+        less than the model
+    Raises: ModelUnreadable: a file is missing or unusable
+    """
+
+    def __init__(self, folder: Path, *, context_length: int | None = None) -> None:
+        config = read_model_json(folder / "config.json")
+        self._tokenizer = _read_tokenizer(folder)
+        self._segments: LRUCache[tuple[str, int | None], TokenIds] = LRUCache(
+            CACHED_TOKENS, lambda ids: len(ids) + SEGMENT_TOKENS
+        )
+        marks = split_marks(self._tokenizer)
+        self._mark = re.compile("|".join(map(re.escape, marks))) if marks else None
+        self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size())
+        own_length: int = config.get("max_position_embeddings", 2**20)
+        self.context_length = min(own_length, context_length or own_length)
+        self.eos_ids = self._find_eos_ids(folder, config)
+
+    def encode(self, text: str, *, after: int | None = None) -> TokenIds:
+        """The ids of a text, without any that the tokenizer would add.
+
+        Args: after: the token before the text. Tokenizers treat the beginning of a text, and the space after a special
+            token, in ways of their own, so the first segment is encoded behind this token.
+        """
+        segments = self.segments(text)
+        return np.concatenate(
+            [np.empty(0, dtype=np.int32)]
+            + [self._encode_segment(segment, None if index else after) for index, segment in enumerate(segments)]
+        )
+
+    def uncached_characters(self, text: str) -> int:
+        """Characters of the segments that `encode` would have to encode anew."""
+        return sum(len(segment) for segment in self.segments(text) if (segment, None) not in self._segments)
+
+    def segments(self, text: str) -> list[str]:
+        """The text split before every mark, none empty; the segments' ids together are the ids of the text."""
+        places = [found.start() for found in self._mark.finditer(text)] if self._mark else []
+        ends = zip([0, *places], [*places, len(text)], strict=True)
+        return [text[begin:end] for begin, end in ends if begin < end]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included; bytes that are no UTF-8 become U+FFFD."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+    def stream(self) -> TextStream:
+        """Decodes tokens while they arrive."""
+        return TextStream(self._tokenizer)
+
+    def _encode_segment(self, segment: str, after: int | None) -> TokenIds:
+        found = self._segments.get((segment, after))
+        if found is None:
+            found = np.asarray(self._encode_after(segment, after), dtype=np.int32)
+            if found.size + SEGMENT_TOKENS <= CACHED_TOKENS:
+                self._segments[segment, after] = found
+        return found
+
+    def _encode_after(self, text: str, after: int | None) -> list[int]:
+        if after is not None:
+            ids = self._encode(self.decode([after]) + text)
+            if ids[:1] == [after]:
+                return ids[1:]
+        return self._encode(text)
+
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _find_eos_ids(self, folder: Path, config: Json) -> frozenset[int]:
+        """Every token at which an engine ends an answer: of generation_config.json, config.json and the tokenizer."""
+        generation = folder / "generation_config.json"
+        eos_token = token_text(read_model_json(folder / "tokenizer_config.json").get("eos_token"))
+        declared = [
+            (read_model_json(generation) if generation.exists() else {}).get("eos_token_id"),
+            config.get("eos_token_id"),
+            self._tokenizer.token_to_id(eos_token or ""),
+        ]
+        flat = [item for entry in declared for item in (entry if isinstance(entry, list) else [entry])]
+        return frozenset(item for item in flat if isinstance(item, int))
+
+
+class TextStream:
+    """The text of a growing list of tokens; a character whose bytes are spread over tokens is held until complete."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=False)
+
+    def feed(self, ids: Sequence[int]) -> str:
+        """The characters that these tokens complete."""
+        return "".join(text for token in ids if (text := self._stream.step(self._tokenizer, token)) is not None)
+
+
+def split_marks(tokenizer: Tokenizer) -> list[str]:
+    """The added tokens before which any text can be split, so that its parts have the tokens of the whole.
+
+    Tokenizers look for added tokens first, in the text as it is, and encode the text between them piece by piece. Left
+    out are added tokens that this does not hold for: those matched in normalised text, those that take the white space
+    before them, and those that may overlap with another one.
+    """
+    added = list(tokenizer.get_added_tokens_decoder().values())
+    if any(token.single_word for token in added):
+        # The text after such a token decides whether it is one.
+        return []
+    exact = [token for token in added if not token.normalized]
+    return [token.content for token in exact if token.content and _always_begins(token.content, exact)]
+
+
+def _always_begins(text: str, exact: Sequence[AddedToken]) -> bool:
+    """Whether no added token can reach over the beginning of this text."""
+    takes_spaces = any(token.lstrip and token.content.startswith(text) for token in exact)
+    return not (takes_spaces or text[0].isspace() or _overlaps(text, [token.content for token in exact]))
+
+
+def _overlaps(text: str, others: Sequence[str]) -> bool:
+    """Whether one of the others, the text among them, can begin before the text and end within or after it."""
+    heads = [text[:length] for length in range(1, len(text))]
+    return any(
+        text in other[1:] or any(other.endswith(head) and len(other) > len(head) for head in heads) for other in others
+    )
+
+
+def read_model_json(path: Path) -> Json:
+    """A JSON object of the model's folder. Raises: ModelUnreadable."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelUnreadable(
+            f"cannot read {path}: {error}; set GATEWAY_MODEL_PATH to a Hugging Face folder"
+        ) from error
+    if not isinstance(document, dict):
+        raise ModelUnreadable(f"{path} must hold a JSON object")
+    return document
+
+
+def token_text(value: object) -> str | None:
+    """The text of a special token in tokenizer_config.json, which is a string or an object with `content`."""
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) else None
+
+
+def _read_tokenizer(folder: Path) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise ModelUnreadable(f"{path} is missing: save the tokenizer in its fast format (tokenizer.json)")
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer

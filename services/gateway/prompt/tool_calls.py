@@ -1,0 +1,186 @@
+"""Tool calls in text: the generic form for templates without tools, and the way back from sampled text.
+
+The generic form is the one that Hermes and Qwen templates use. A system text lists the tools as JSON, one a line, and
+asks for `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; results come back inside a user message as
+`<tool_response>...</tool_response>`, results of one round together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from leyden.libs.contracts.conversation import Json, ToolCall, Turn
+from leyden.libs.contracts.strict import is_too_deep
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+_PREAMBLE = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+# A block ends at its closing tag, or at the end of the text where the model stopped without one.
+_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_decoder = json.JSONDecoder()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledCall:
+    """One tool call found in sampled text; `arguments` is the JSON text exactly as sampled."""
+
+    name: str
+    arguments: str
+
+
+class _Malformed(ValueError):
+    """A block that holds no tool call."""
+
+
+def generic_turns(turns: tuple[Turn, ...], tools: tuple[Json, ...]) -> tuple[Turn, ...]:
+    """The conversation without tool roles and tool calls, for a template that knows neither.
+
+    The tools are appended to the first system message, which is made where there is none.
+    """
+    plain: list[Turn] = []
+    for is_result, group in groupby(turns, key=lambda turn: turn.role == "tool"):
+        if is_result:
+            plain.append(Turn("user", "\n".join(_wrapped_result(turn) for turn in group)))
+        else:
+            plain.extend(_spelled_out(turn) for turn in group)
+    return _with_preamble(plain, tools) if tools else tuple(plain)
+
+
+def parse_calls(text: str) -> tuple[str, tuple[SampledCall, ...]]:
+    """Content and tool calls of a sampled text; all of it is content when any block cannot be parsed.
+
+    >>> parse_calls('Let me see. <tool_call>{"name": "f", "arguments": {"x":  1}}</tool_call>')
+    ('Let me see.', (SampledCall(name='f', arguments='{"x":  1}'),))
+    """
+    blocks = list(_BLOCK.finditer(text))
+    if not blocks:
+        return text, ()
+    try:
+        calls = tuple(_parse_block(block[1]) for block in blocks)
+    except _Malformed:
+        return text, ()
+    before = text[: blocks[0].start()].rstrip()
+    after = _BLOCK.sub("", text[blocks[0].start() :]).strip()
+    return (f"{before}\n{after}" if before and after else before or after), calls
+
+
+def _parse_block(block: str) -> SampledCall:
+    members = _members(block.strip())
+    name = _value(members.get("name", ""))
+    arguments = members.get("arguments", members.get("parameters", "{}"))
+    parsed = _value(arguments)
+    if not isinstance(name, str) or not name:
+        raise _Malformed("a tool call names its function")
+    if not is_unicode(block, [name, parsed]):
+        raise _Malformed("half of a surrogate pair is no text")
+    if isinstance(parsed, str):
+        # Some models write the arguments as a string that holds JSON, as OpenAI's wire does.
+        return SampledCall(name, parsed)
+    if not isinstance(parsed, dict):
+        raise _Malformed("arguments are an object")
+    return SampledCall(name, arguments)
+
+
+def _members(text: str) -> dict[str, str]:
+    """The top-level members of a JSON object with their values as raw text; `json.loads` would lose the spelling."""
+    position = _expect(text, 0, "{")
+    members: dict[str, str] = {}
+    while text[position : position + 1] != "}":
+        key, position = _scan(text, position)
+        start = _expect(text, _skip_space(text, position), ":")
+        _, end = _scan(text, start)
+        members[str(key)] = text[start:end]
+        position = _skip_space(text, end)
+        if text[position : position + 1] == ",":
+            position = _skip_space(text, position + 1)
+        elif text[position : position + 1] != "}":
+            raise _Malformed("an object's members are separated by commas")
+    if text[position + 1 :].strip():
+        raise _Malformed("text after the object")
+    return members
+
+
+def _scan(text: str, position: int) -> tuple[object, int]:
+    try:
+        value, end = _decoder.raw_decode(text, position)
+    except (ValueError, RecursionError) as error:
+        raise _Malformed(str(error)) from error
+    return value, end
+
+
+def _value(text: str) -> object:
+    return _scan(text, 0)[0] if text else ""
+
+
+def _expect(text: str, position: int, character: str) -> int:
+    if text[position : position + 1] != character:
+        raise _Malformed(f"expected {character!r}")
+    return _skip_space(text, position + 1)
+
+
+def _skip_space(text: str, position: int) -> int:
+    while text[position : position + 1] in {" ", "\t", "\n", "\r"}:
+        position += 1
+    return position
+
+
+def _wrapped_result(turn: Turn) -> str:
+    return f"<tool_response>\n{turn.content}\n</tool_response>"
+
+
+def _spelled_out(turn: Turn) -> Turn:
+    if not turn.tool_calls:
+        return turn
+    blocks = [_spell(call) for call in turn.tool_calls]
+    return replace(turn, content="\n".join([turn.content, *blocks] if turn.content else blocks), tool_calls=())
+
+
+def _spell(call: ToolCall) -> str:
+    return f'{OPEN}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}\n{CLOSE}'
+
+
+def _with_preamble(turns: list[Turn], tools: tuple[Json, ...]) -> tuple[Turn, ...]:
+    listing = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    preamble = _PREAMBLE.format(tools=listing)
+    if turns and turns[0].role == "system":
+        return (replace(turns[0], content=f"{turns[0].content}\n\n{preamble}"), *turns[1:])
+    return (Turn("system", preamble), *turns)
+
+
+def parsed_arguments(arguments: str) -> object:
+    """The arguments as a JSON value, or the text itself where it is none: two spellings of a value compare equal."""
+    try:
+        value: object = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return arguments if is_too_deep(value) or not is_unicode(arguments, value) else value
+
+
+def is_unicode(text: str, value: object) -> bool:
+    r"""Whether a value read from a JSON text can be written again: `\ud800` is JSON, but no character.
+
+    >>> is_unicode('["\\ud800"]', ["\ud800"])
+    False
+    """
+    if "\\ud" not in text.lower():
+        return True
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""The gateway and the store: model calls written before their last byte leaves, and read back."""

@@ -1,0 +1,142 @@
+"""Reads the store for the gateway: an attempt's calls, answers to retries, engines, a run's default temperature."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import groupby
+from typing import TypeVar
+
+import numpy as np
+
+from leyden.libs.contracts.conversation import Turn, parse_turn
+from leyden.libs.contracts.ids import weight_version
+from leyden.libs.store.calls import (
+    StoreAway,
+    completed_calls,
+    completed_requests,
+    default_temperature,
+    reading,
+)
+from leyden.libs.store.chains import FullCall
+from leyden.libs.store.database import Database
+from leyden.libs.store.engines import serving_engines
+from leyden.libs.store.tables import ModelCall
+from leyden.services.gateway.auth import Attempt
+from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, SampledTokens
+from leyden.services.gateway.engine import Endpoint
+from leyden.services.gateway.errors import Unavailable
+from leyden.services.gateway.prompt.answer import token_logprobs
+from leyden.services.gateway.prompt.prefix import Conversation, StoredCall
+from leyden.services.gateway.prompt.template import ChatModel
+
+T = TypeVar("T")
+RETRY_SECONDS = 0.25
+
+
+class Reader:
+    """While Postgres is away a request waits here, at most `hold_seconds`."""
+
+    def __init__(self, database: Database, *, hold_seconds: float) -> None:
+        self._database = database
+        self._hold_seconds = hold_seconds
+        self._temperatures: dict[str, float | None] = {}
+
+    async def endpoints(self) -> list[Endpoint]:
+        """The engines that serve a run. Raises: StoreAway."""
+        async with reading(self._database) as session:
+            serving = await serving_engines(session)
+        return [Endpoint(url.rstrip("/"), run_id, policy_version) for url, run_id, policy_version in serving]
+
+    async def temperature(self, run_id: str) -> float:
+        """The temperature of a call that names none: the run's, else OpenAI's default of 1."""
+        if run_id not in self._temperatures:
+
+            async def read() -> float | None:
+                async with reading(self._database) as session:
+                    return await default_temperature(session, run_id)
+
+            # A run's document never changes.
+            self._temperatures[run_id] = await self._hold(read)
+        temperature = self._temperatures[run_id]
+        return 1.0 if temperature is None else temperature
+
+    async def calls(self, attempt: Attempt, known: Collection[str]) -> list[StoredCall]:
+        """The attempt's completed calls, oldest first, without those known by id and those whose parent is missing."""
+
+        async def read() -> list[StoredCall]:
+            async with reading(self._database) as session:
+                found = await completed_calls(
+                    session, attempt.run_id, attempt.rollout_id, attempt.attempt, except_ids=known
+                )
+                return [_stored_call(row, full) for row, full in found]
+
+        return await self._hold(read)
+
+    async def completions(
+        self, model: ChatModel, attempt: Attempt, request: ModelRequest, request_sha256: bytes
+    ) -> list[Completion]:
+        """The attempt's earlier answers to this request, latest first; the store holds no alternatives to a token."""
+
+        async def read() -> list[Completion]:
+            async with reading(self._database) as session:
+                rows = await completed_requests(
+                    session, attempt.run_id, attempt.rollout_id, attempt.attempt, request_sha256=request_sha256
+                )
+                groups = groupby(rows, key=lambda row: row.request_id)
+                return [_completion(model, request, list(group)) for _, group in groups]
+
+        return await self._hold(read)
+
+    async def _hold(self, read: Callable[[], Awaitable[T]]) -> T:
+        deadline = asyncio.get_running_loop().time() + self._hold_seconds
+        while True:
+            try:
+                return await read()
+            except StoreAway as error:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise Unavailable(
+                        "The store is away; try again.", code="store_unavailable", retry_after_seconds=5
+                    ) from error
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+def _stored_call(row: ModelCall, full: FullCall) -> StoredCall:
+    return StoredCall(
+        row.id,
+        Conversation(full.turns, full.tools, row.request.get("chat_template_kwargs") or {}),
+        _answer_turn(row),
+        np.frombuffer(full.prompt_ids, dtype="<i4"),
+        np.frombuffer(row.sampled_ids, dtype="<i4"),
+        full.depth,
+    )
+
+
+def _completion(model: ChatModel, request: ModelRequest, rows: Sequence[ModelCall]) -> Completion:
+    first = rows[0]
+    version = first.max_policy_version
+    return Completion(
+        request_id=first.request_id,
+        model=request.model,
+        created=first.sequence // 1_000_000_000,
+        weight_version=None if version is None else weight_version(first.run_id, version),
+        answers=tuple(_answer(model, request, row) for row in rows),
+        prompt_tokens=first.prompt_tokens,
+        completion_tokens=sum(row.completion_tokens for row in rows),
+        cached_tokens=first.cached_tokens,
+    )
+
+
+def _answer(model: ChatModel, request: ModelRequest, row: ModelCall) -> Answer:
+    sampled = SampledTokens(
+        row.id,
+        row.choice,
+        None,
+        ids=np.frombuffer(row.sampled_ids, dtype="<i4").tolist(),
+        logprobs=np.frombuffer(row.generator_logprobs, dtype="<f4").tolist(),
+    )
+    return Answer(row.choice, _answer_turn(row), row.finish_reason or "stop", token_logprobs(model, request, sampled))
+
+
+def _answer_turn(row: ModelCall) -> Turn:
+    return Turn("assistant", "") if row.answer is None else parse_turn(row.answer)

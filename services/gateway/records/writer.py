@@ -1,0 +1,109 @@
+"""The durable record of calls: nobody's answer leaves before the transaction of its row has committed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from leyden.libs.contracts.states import CallStatus
+from leyden.libs.store.calls import CallRefused, CallWriter, NewCall, StoreAway
+from leyden.libs.store.group_commit import GroupCommit, Refused
+from leyden.libs.telemetry import logger
+from leyden.services.gateway.conversation import Answer, SampledTokens
+from leyden.services.gateway.errors import GatewayError, Unavailable
+from leyden.services.gateway.metrics import RECORD_ROWS, RECORD_SECONDS
+
+if TYPE_CHECKING:
+    from leyden.services.gateway.calls import InFlightCall
+
+MAX_ROWS = 512
+
+log = logger()
+
+
+class Recorder:
+    """Writes calls that end at about the same time in one transaction.
+
+    Args: hold_seconds: how long a call waits for a store that is away
+    """
+
+    def __init__(self, writer: CallWriter, *, hold_seconds: float) -> None:
+        self._writer = writer
+        self._commits = GroupCommit[NewCall](self._write, max_items=MAX_ROWS, hold_seconds=hold_seconds)
+        self.run = self._commits.run
+        self.drain = self._commits.drain
+
+    async def record(self, rows: Sequence[NewCall]) -> None:
+        """Returns once the rows, the choices of one request, are durable. Cancelling the wait does not stop the write.
+
+        Raises: Unavailable: the store was away for longer than a record is held; GatewayError: it will never take them
+        """
+        started = time.perf_counter()
+        try:
+            await self._commits.submit(rows)
+        except StoreAway as error:
+            message = "The call's record could not be stored, so its answer is withheld; try again."
+            raise Unavailable(message, code="store_unavailable", retry_after_seconds=5) from error
+        except Refused as error:
+            log.error("call refused by the store", call_id=rows[0].id, error=str(error))
+            raise GatewayError("The call's record was refused by the store.", code="record_refused") from error
+        RECORD_SECONDS.observe(time.perf_counter() - started)
+
+    async def _write(self, rows: Sequence[NewCall], may_exist: bool) -> None:
+        try:
+            await self._writer.write(rows, may_exist=may_exist)
+        except CallRefused as error:
+            raise Refused(str(error)) from error
+        RECORD_ROWS.observe(len(rows))
+
+
+def call_row(
+    call: InFlightCall, sampled: SampledTokens, status: CallStatus, reason: str | None, answer: Answer | None
+) -> NewCall:
+    """The row of one choice: the turns and tokens that it adds to its parent call, or all of them.
+
+    Args: reason: why its tokens cannot train, None when they can
+    """
+    prompt, request = call.prompt, call.request
+    ended_at = sampled.ended_at or time.perf_counter()
+    versions = sampled.policy_versions
+    return NewCall(
+        run_id=call.attempt.run_id,
+        id=sampled.call_id,
+        rollout_id=call.attempt.rollout_id,
+        attempt=call.attempt.attempt,
+        request_id=call.request_id,
+        choice=sampled.index,
+        sequence=call.sequence,
+        status=status,
+        trainable=reason is None,
+        untrainable_reason=reason,
+        request_sha256=call.digest,
+        dialect=request.dialect,
+        request=request.parameters,
+        parent_call_id=None if prompt.parent is None else prompt.parent.call_id,
+        shared_turns=prompt.shared_turns,
+        shared_tokens=prompt.shared_tokens,
+        turns=request.turns[prompt.shared_turns :],
+        tools=request.tools if prompt.parent is None else None,
+        answer=None if answer is None else answer.turn,
+        prompt_ids=prompt.ids[prompt.shared_tokens :].astype("<i4").tobytes(),
+        sampled_ids=np.asarray(sampled.ids, dtype="<i4").tobytes(),
+        generator_logprobs=np.asarray(sampled.logprobs, dtype="<f4").tobytes(),
+        policy_versions=np.asarray(versions, dtype="<i4").tobytes(),
+        prompt_tokens=len(prompt.ids),
+        completion_tokens=len(sampled.ids),
+        cached_tokens=sampled.cached_tokens,
+        min_policy_version=min(versions, default=None),
+        max_policy_version=max(versions, default=None),
+        temperature=call.temperature,
+        finish_reason=None if answer is None else answer.finish_reason,
+        trace_id=call.trace_id,
+        parent_span_id=call.parent_span_id,
+        queued_seconds=(sampled.accepted_at or ended_at) - call.arrived_at,
+        first_token_seconds=None if sampled.first_token_at is None else sampled.first_token_at - call.arrived_at,
+        total_seconds=ended_at - call.arrived_at,
+    )

@@ -1,0 +1,95 @@
+"""Retries of an SDK, which sends the same body again because no answer arrived: answered, but not sampled again.
+
+OpenAI's clients count their tries in `x-stainless-retry-count`. A stored or running answer goes to at most one retry of
+each count, so that equal requests of an agent, all retried after a restart, do not collapse into one answer. A request
+with an `Idempotency-Key` is one request, however often it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
+
+from cachetools import LRUCache
+
+from leyden.libs.store.attempts import AttemptKey
+
+CallT = TypeVar("CallT")
+RequestKey = tuple[AttemptKey, bytes]
+"""An attempt and the digest of a body."""
+MAX_CLAIMS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The number of earlier tries (0 for a first one), and the idempotency key or ''."""
+
+    count: int
+    key: str
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str]) -> Self:
+        """Reads the headers; a count that is no number counts as 0."""
+        count = headers.get("x-stainless-retry-count", "0")
+        return cls(int(count) if count.isdecimal() and len(count) < 6 else 0, headers.get("idempotency-key", ""))
+
+    @property
+    def may_be_answered(self) -> bool:
+        """Whether an earlier try may have been answered."""
+        return self.count > 0 or bool(self.key)
+
+
+class RetryIndex(Generic[CallT]):
+    """The calls in flight by attempt and body, and the retries that each answer has been given to."""
+
+    def __init__(self) -> None:
+        self._starting: defaultdict[RequestKey, list[asyncio.Event]] = defaultdict(list)
+        self._in_flight: defaultdict[RequestKey, list[tuple[str, CallT]]] = defaultdict(list)
+        self._claims: LRUCache[str, int] = LRUCache(MAX_CLAIMS)
+
+    @contextmanager
+    def starting(self, key: RequestKey) -> Iterator[Sequence[asyncio.Event]]:
+        """Encloses a request until it has a call, an answer or an error.
+
+        Gives one event for each equal request before it, set when that request leaves. A retry waits for them, and so
+        finds the call that one of them started.
+        """
+        left = asyncio.Event()
+        inside = self._starting[key]
+        earlier = [*inside]
+        inside.append(left)
+        try:
+            yield earlier
+        finally:
+            left.set()
+            inside.remove(left)
+            if not inside:
+                del self._starting[key]
+
+    def add(self, key: RequestKey, request_id: str, call: CallT) -> None:
+        """Registers a call in flight."""
+        self._in_flight[key].append((request_id, call))
+
+    def remove(self, key: RequestKey, call: CallT) -> None:
+        """Forgets a call that has ended; a completed one is in the store."""
+        self._in_flight[key] = [entry for entry in self._in_flight[key] if entry[1] is not call]
+        if not self._in_flight[key]:
+            del self._in_flight[key]
+
+    def join(self, key: RequestKey, retry: Retry) -> CallT | None:
+        """The latest call in flight that this retry may share."""
+        running = self._in_flight.get(key, [])
+        return next((call for request_id, call in reversed(running) if self.claim(request_id, retry)), None)
+
+    def claim(self, request_id: str, retry: Retry) -> bool:
+        """Whether an answer may go to this retry; it then goes to no other of the same count."""
+        if retry.key:
+            return True
+        if self._claims.get(request_id, 0) >= retry.count:
+            return False
+        self._claims[request_id] = retry.count
+        return True

@@ -1,0 +1,103 @@
+"""A call's answer as server-sent events: text as soon as it may be shown, comments while nothing comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from starlette.responses import StreamingResponse
+from starlette.types import Send
+
+from leyden.libs.faults import fault_point
+from leyden.services.gateway.calls import InFlightCall
+from leyden.services.gateway.conversation import Completion
+from leyden.services.gateway.dialects import EventWriter
+from leyden.services.gateway.errors import GatewayError
+from leyden.services.gateway.prompt.answer import AnswerStream
+from leyden.services.gateway.prompt.template import ChatModel
+
+
+class EventStream(StreamingResponse):
+    """Sends events until the end of the call, or until the agent hangs up; then it closes the generator at once.
+
+    Args: first: the events that have been produced already, so that an earlier error keeps its HTTP status
+    """
+
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes]) -> None:
+        self._events = events
+        super().__init__(
+            _chain(first, events),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
+        )
+
+    async def stream_response(self, send: Send) -> None:
+        """Starlette cancels this where the client disconnects."""
+        async with aclosing(self._events):
+            await super().stream_response(send)
+
+
+async def _chain(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for event in events:
+        yield event
+
+
+async def replay(writer: EventWriter, completion: Completion) -> AsyncGenerator[bytes]:
+    """The events of an answer that an earlier try has already got."""
+    for answer in completion.answers:
+        yield writer.rest(answer, answer.turn.content, answer.logprobs)
+    yield writer.end(completion)
+
+
+async def follow(
+    writer: EventWriter,
+    model: ChatModel,
+    call: InFlightCall,
+    *,
+    keepalive_after_seconds: float,
+    keepalive_seconds: float,
+) -> AsyncGenerator[bytes]:
+    """The events of a call in flight; the last ones come after its record is durable.
+
+    Args: keepalive_after_seconds: a stream without events for this long begins with a comment; keepalive_seconds: the
+        time between later comments
+    Raises: GatewayError: before the first event; a later one becomes an event
+    """
+    progress = asyncio.Event()
+    patience = keepalive_after_seconds
+    has_started = False
+    with call.listening(progress.set):
+        assert call.task is not None
+        streams = [AnswerStream(model, call.request, choice) for choice in call.choices]
+        while not call.task.done():
+            try:
+                async with asyncio.timeout(patience):
+                    await progress.wait()
+            except TimeoutError:
+                yield writer.keepalive
+                has_started, patience = True, keepalive_seconds
+                continue
+            progress.clear()
+            if not call.task.done() and (events := b"".join(_text_event(writer, stream) for stream in streams)):
+                yield events
+                has_started, patience = True, keepalive_seconds
+        try:
+            completion = call.result()
+        except GatewayError as error:
+            if not has_started:
+                raise
+            yield writer.error(error)
+            return
+        yield b"".join(
+            writer.rest(answer, stream.rest(answer), stream.next_logprobs())
+            for stream, answer in zip(streams, completion.answers, strict=True)
+        )
+        fault_point("gateway.streamed")
+        yield writer.end(completion)
+
+
+def _text_event(writer: EventWriter, stream: AnswerStream) -> bytes:
+    text = stream.next_text()
+    return writer.text(stream.index, text, stream.next_logprobs()) if text else b""

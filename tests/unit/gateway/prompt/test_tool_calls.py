@@ -1,0 +1,82 @@
+"""Tool calls out of sampled text, and the generic form into it."""
+
+from __future__ import annotations
+
+import pytest
+
+from leyden.libs.contracts.conversation import ToolCall, Turn
+from leyden.services.gateway.prompt.tool_calls import SampledCall, generic_turns, parse_calls
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("no call", "no call", []),
+        ('<tool_call>{"name": "f", "arguments": {"a": [1,  2]}}</tool_call>', "", [("f", '{"a": [1,  2]}')]),
+        ('<tool_call>\n{"arguments":{}, "name":"f"}\n</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "{}")]),
+        ('<tool_call>{"name": "f", "parameters": {"x": 1}}</tool_call>', "", [("f", '{"x": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [("f", '{"x": 1}')]),
+        ('<tool_call>{"name": "f", "arguments": {"t": "</tool"}}', "", [("f", '{"t": "</tool"}')]),
+        (
+            'a <tool_call>{"name": "f", "arguments": {}}</tool_call> b '
+            '<tool_call>{"name": "g", "arguments": {}}</tool_call> c',
+            "a\nb  c",
+            [("f", "{}"), ("g", "{}")],
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": {"big": 1e999, "n": NaN}}</tool_call>',
+            "",
+            [("f", '{"big": 1e999, "n": NaN}')],
+        ),
+    ],
+)
+def test_calls_are_found_with_arguments_as_sampled(text, content, calls):
+    assert parse_calls(text) == (content, tuple(SampledCall(*call) for call in calls))
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "",
+        "not json",
+        "[]",
+        '{"name": "f", "arguments": {}',
+        '{"name": "f", "arguments": {}} trailing',
+        '{"name": "f", "arguments": [1]}',
+        '{"name": "f", "arguments": 3}',
+        '{"name": 3, "arguments": {}}',
+        '{"arguments": {}}',
+        '{"name": "f" "arguments": {}}',
+        '{"name": "f", "arguments": ' + "[" * 5000,
+    ],
+)
+def test_a_text_with_a_block_that_is_no_call_stays_content(block):
+    text = f'x <tool_call>{{"name": "ok", "arguments": {{}}}}</tool_call><tool_call>{block}</tool_call>'
+    assert parse_calls(text) == (text, ())
+
+
+def test_the_generic_form_joins_results_of_a_round_and_keeps_arguments_as_sampled():
+    turns = (
+        Turn("user", "?"),
+        Turn("assistant", "Two.", tool_calls=(ToolCall("1", "f", '{"a":1}'), ToolCall("2", "g", ""))),
+        Turn("tool", "one", tool_call_id="1"),
+        Turn("tool", "two", tool_call_id="2"),
+    )
+    user, assistant, results = generic_turns(turns, ())
+    assert user == turns[0]
+    assert assistant.content == (
+        'Two.\n<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>'
+        '\n<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+    )
+    assert (assistant.tool_calls, results.role) == ((), "user")
+    assert results.content == ("<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response>")
+
+
+def test_tools_are_listed_in_the_first_system_message_or_in_one_of_their_own():
+    tools = ({"type": "function", "function": {"name": "fé"}},)
+    (extended, _) = generic_turns((Turn("system", "Be brief."), Turn("user", "?")), tools)
+    (made, _) = generic_turns((Turn("user", "?"),), tools)
+    assert extended.content.startswith("Be brief.\n\n# Tools\n")
+    assert made.content.startswith("# Tools\n")
+    assert '{"type": "function", "function": {"name": "fé"}}' in made.content
