@@ -66,6 +66,8 @@ async def follow(
     Raises: GatewayError: before the first event; a later one becomes an event
     """
     progress = asyncio.Event()
+    # Tokens may have come before anybody listened.
+    progress.set()
     patience = keepalive_after_seconds
     has_started = False
     with call.listening(progress.set):

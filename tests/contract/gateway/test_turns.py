@@ -306,7 +306,7 @@ async def test_a_row_holds_what_its_call_adds_to_the_one_before(tmp_path, databa
         said = await converse(stage, "a", "tell me of c1e10f", "c", tools=TOOLS)
         rows, calls = await stored(stage), await stage.calls()
     assert [row.parent_call_id for row in rows] == [None, rows[0].id, rows[1].id]
-    assert [(row.turns, row.tools) for row in rows] == [(said[:1], TOOLS), (said[1:3], None), (said[3:5], None)]
+    assert [(row.turns, row.tools) for row in rows] == [(said[:1], TOOLS), (said[2:3], None), (said[4:5], None)]
     assert [len(row.prompt_ids) // 4 for row in rows] == [
         rows[0].prompt_tokens,
         *(row.prompt_tokens - before.prompt_tokens - before.completion_tokens for before, row in pairwise(rows)),
@@ -333,7 +333,6 @@ async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(t
     [
         lambda messages: messages[0].update(content="another a"),
         lambda messages: messages[0].update(name="somebody"),
-        lambda messages: messages[2].update(content="\x00"),
     ],
 )
 async def test_what_does_not_begin_as_an_earlier_call_was_sent_is_stored_whole(tmp_path, database, change):
@@ -372,7 +371,7 @@ async def full(stage: Scene) -> list[tuple[Any, Any, list[int]]]:
     return [(call.turns, call.tools, ids(call.prompt_ids)) for call in await stage.calls()]
 
 
-async def test_a_row_of_a_session_whose_last_message_is_never_kept_holds_what_follows_the_messages_that_are(
+async def test_a_row_of_a_session_whose_last_message_is_never_sent_again_holds_the_new_turns(
     tmp_path, database
 ):
     said: list[dict[str, Any]] = []
@@ -381,12 +380,11 @@ async def test_a_row_of_a_session_whose_last_message_is_never_kept_holds_what_fo
         rows, calls = await stored(stage), await full(stage)
         asked = [[*said[:end], {"role": "system", "content": f"step {end:02}"}] for end in range(1, 12, 2)]
         assert calls == [(messages, TOOLS, encoded(stage, messages)) for messages in asked]
-    # The second call's messages are the first call's up to its first answer: until then there is one to continue.
-    before = [None, *(rows[index].id for index in (0, 0, 2, 3, 4))]
+    before = [None, *(row.id for row in rows[:-1])]
     assert [row.parent_call_id for row in rows] == before
-    assert [row.shared_turns for row in rows] == [0, 1, 1, 3, 5, 7]
-    # Two rounds and the reminder, however long the session is.
-    assert [row.turns for row in rows[2:]] == [messages[-5:] for messages in asked[2:]]
+    assert [row.shared_turns for row in rows] == [0, 1, 3, 5, 7, 9]
+    # The last answer, the question and the reminder, however long the session is.
+    assert [row.turns for row in rows[1:]] == [messages[-3:] for messages in asked[1:]]
     assert len({len(row.prompt_ids) for row in rows[3:]}) == 1
     assert [row.prompt_tokens - len(row.prompt_ids) // 4 for row in rows] == [row.shared_tokens for row in rows]
 
@@ -406,7 +404,7 @@ async def test_only_a_recorded_call_is_continued(tmp_path, database):
         assert known[row.parent_call_id].request_id != row.request_id
 
 
-async def test_a_gateway_that_has_just_begun_stores_one_such_call_whole(tmp_path, database):
+async def test_a_second_gateway_goes_on_from_the_rows_of_the_first(tmp_path, database):
     said: list[dict[str, Any]] = []
     async with scene(tmp_path, database, says="hello") as stage:
         await remind(stage, stage.gateway, said, *"abc")
@@ -417,10 +415,8 @@ async def test_a_gateway_that_has_just_begun_stores_one_such_call_whole(tmp_path
             said.append(answer)
             await kept(other, stage, said, "h")
         rows, calls = await stored(stage), await full(stage)
-    first, _, _, fourth, fifth, sixth, seventh, _ = (row.id for row in rows)
-    before = [None, first, first, None, fourth, fifth, sixth, seventh]
-    assert [row.parent_call_id for row in rows] == before
-    assert [row.shared_turns for row in rows] == [0, 1, 1, 0, 5, 7, 9, 13]
+    assert [row.parent_call_id for row in rows] == [None, *(row.id for row in rows[:-1])]
+    assert [row.shared_turns for row in rows] == [0, 1, 3, 5, 7, 9, 11, 14]
     assert calls[7][2][: len(calls[6][2])] == calls[6][2]
 
 
@@ -433,7 +429,7 @@ async def kept(gateway: Any, stage: Scene, messages: list[dict[str, Any]], quest
     return found
 
 
-@pytest.mark.parametrize("tools", [[None, TOOLS], [TOOLS, None], [None, []]])
+@pytest.mark.parametrize("tools", [[None, TOOLS], [TOOLS, None]])
 async def test_a_call_with_other_tools_keeps_nothing(tmp_path, database, tools):
     said: list[dict[str, Any]] = []
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
@@ -466,7 +462,7 @@ async def test_tools_that_change_are_stored(tmp_path, database):
     assert (last.parent_call_id, last.tools) == (None, other)
 
 
-async def test_a_gateway_that_goes_on_from_the_store_stores_one_call_whole(tmp_path, database):
+async def test_a_gateway_that_reads_the_store_goes_on_from_its_rows(tmp_path, database):
     async with scene(tmp_path, database, says="hello") as stage:
         said = await converse(stage, "a", "b", "c")
         async with stage.another_gateway() as other, other.client(stage.rollout_id) as client:
@@ -476,7 +472,7 @@ async def test_a_gateway_that_goes_on_from_the_store_stores_one_call_whole(tmp_p
                 answer = await create(model="m", messages=said)
                 said.append(answer.choices[0].message.model_dump(exclude_none=True))
         rows, calls = await stored(stage), await stage.calls()
-    assert [row.parent_call_id for row in rows] == [None, rows[0].id, rows[1].id, None, rows[3].id]
+    assert [row.parent_call_id for row in rows] == [None, *(row.id for row in rows[:-1])]
     assert begins_with(calls[3], calls[2])
     assert begins_with(calls[4], calls[3])
     assert calls[4].turns == said[:-1]
