@@ -4,6 +4,9 @@
 
     python -m tests.contract.gateway.recorded_sessions --record
 
+`restarted_gateway` was recorded again later: since the store keeps the order of a tool's members, a gateway that reads
+an attempt back continues the sampled tokens of its answers, where it encoded them again before.
+
 Each session talks to the gateway over HTTP alone, with a scripted engine behind it, and is then read from Postgres.
 Requests stream in turns: every second one is answered as a stream. The engine spells some words in pieces that no
 encoder gives, so a prompt that encodes an answer again differs from one that continues its tokens.
@@ -769,13 +772,16 @@ def read_recording() -> dict[str, dict[str, RecordedSession]]:
     return recording
 
 
-async def _record(folder: Path, dsn: str) -> None:
-    database, recording = Database(dsn), dict[str, dict[str, RecordedSession]]()
+async def _record(folder: Path, dsn: str, titles: Sequence[str]) -> None:
+    """Records the sessions with these titles anew; all where none is named."""
+    database, recording = Database(dsn), read_recording() if titles else {}
     try:
         for name, family in FAMILIES.items():
             async with staged(folder / name, database, family) as stage:
-                recording[name] = {
-                    title: as_recorded(*await stage.play(session)) for title, session in SESSIONS.items()
+                recording[name] = recording.get(name, {}) | {
+                    title: as_recorded(*await stage.play(session))
+                    for title, session in SESSIONS.items()
+                    if not titles or title in titles
                 }
     finally:
         await database.close()
@@ -788,14 +794,14 @@ async def _record(folder: Path, dsn: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", action="store_true", required=True, help="write the recording anew")
-    parser.parse_args()
+    parser.add_argument("--record", nargs="*", required=True, metavar="SESSION", help="record these sessions, or all")
+    titles = parser.parse_args().record
     with tempfile.TemporaryDirectory() as name:
         server = EmbeddedPostgres(Path(name) / "postgres", durable=False)
         try:
             dsn = server.start()
             migrate(dsn)
-            asyncio.run(_record(Path(name), dsn))
+            asyncio.run(_record(Path(name), dsn, titles))
         finally:
             server.stop()
 

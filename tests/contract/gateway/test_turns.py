@@ -371,9 +371,7 @@ async def full(stage: Scene) -> list[tuple[Any, Any, list[int]]]:
     return [(call.turns, call.tools, ids(call.prompt_ids)) for call in await stage.calls()]
 
 
-async def test_a_row_of_a_session_whose_last_message_is_never_sent_again_holds_the_new_turns(
-    tmp_path, database
-):
+async def test_a_row_of_a_session_whose_last_message_is_never_sent_again_holds_the_new_turns(tmp_path, database):
     said: list[dict[str, Any]] = []
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
         await remind(stage, stage.gateway, said, *"abcdef", tools=TOOLS)
