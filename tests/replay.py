@@ -1,10 +1,10 @@
-"""A run's policy made again from its record: `python -m tests.replay DSN RUN BASE_MODEL`.
+"""Recomputes a run's policy from its record: `python -m tests.replay DSN RUN BASE_MODEL`.
 
-An undisturbed learner takes the samples that each step recorded, in order, and must come to the very weights whose hash
-the store keeps for each version. Whatever was killed between, no step saw other samples than it says, none was lost
-and none applied twice. Prints the versions that differ, as a JSON list.
+An undisturbed learner trains on the recorded samples of each step, in order. Its weights must have the hash that the
+store recorded for each version. Equal hashes prove, whatever was killed meanwhile, that every step saw the samples on
+its record, and that no sample was lost or applied twice. Prints the versions that differ, as a JSON list.
 
-Bit for bit only on the machine and with the number of threads (one) that trained.
+The bits are equal only on the machine and with the number of threads (one) that trained.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 
 def differing_versions(dsn: str, run_id: str, base: Path) -> list[int]:
-    """Versions of a run whose weights are not what its recorded samples make of the base model."""
+    """Versions of a run whose weights differ from those recomputed from the base model and the recorded samples."""
     command = [sys.executable, "-m", "tests.replay", dsn, run_id, str(base)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"the policy of {run_id} could not be made again:\n{done.stderr[-3000:]}")
-    versions: list[int] = json.loads(done.stdout.splitlines()[-1])
+    replay = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if replay.returncode != 0:
+        raise RuntimeError(f"the policy of {run_id} could not be recomputed:\n{replay.stderr[-3000:]}")
+    versions: list[int] = json.loads(replay.stdout.splitlines()[-1])
     return versions
 
 
 async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
-    # Only here: whoever asks for a replay need not load torch.
+    # Imported in the replaying process alone: its caller need not load torch.
     from leyden.services.trainer.learner import make_accelerator, start_learner
 
     database = Database(dsn)
@@ -50,30 +50,30 @@ async def _replay(dsn: str, run_id: str, base: Path) -> list[int]:
             learner = start_learner(base, config, make_accelerator("cpu", config.training.precision))
             last = await training.last_committed_step(session, run_id)
             steps = range(1, 1 + (last.number if last else 0))
-            return [step for step in steps if not await _comes_to(session, run_id, config, learner, step, base)]
+            return [step for step in steps if not await _reproduces(session, run_id, config, learner, step, base)]
     finally:
         await database.close()
 
 
-async def _comes_to(
+async def _reproduces(
     session: ReadSession, run_id: str, config: RunConfig, learner: Learner, step: int, base: Path
 ) -> bool:
-    """Makes one step; whether its weights are those on record."""
+    """Makes one step and returns whether its weights are those on record."""
     from leyden.services.trainer.checkpoint import export_weights
     from leyden.services.trainer.resume import decode_samples
     from leyden.services.trainer.step import optimizer_step
 
     verdicts = await training.consumed_groups(session, run_id, step)
     rows = await training.load_samples(session, run_id, list(verdicts))
-    samples, still = decode_samples(
+    samples, zero_variance = decode_samples(
         rows, {group for group, one in verdicts.items() if one is ConsumptionVerdict.TRAINED}
     )
-    optimizer_step(learner, samples, config, still=still)
+    optimizer_step(learner, samples, config, zero_variance=zero_variance)
     recorded = await training.read_version(session, run_id, step)
     with tempfile.TemporaryDirectory() as folder:
         model = learner.accelerator.unwrap_model(learner.policy).model
-        made = export_weights(model, base, Path(folder) / "version")
-    return recorded is not None and made.content_sha256 == recorded.content_sha256
+        export = export_weights(model, base, Path(folder) / "version")
+    return recorded is not None and export.content_sha256 == recorded.content_sha256
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ from leyden.services.trainer.weights import Weighting, token_weights
 
 @dataclass(frozen=True)
 class Sample:
-    """A token sequence ready for the loss: one root-to-leaf path of a rollout, as the store holds it.
+    """A token sequence ready for the loss: one root-to-leaf path of a rollout, decoded from its row.
 
     All arrays are [T]: token_ids int32; mask bool, True where the policy sampled the token and this row trains it;
     generator_logprobs float32, temperature-scaled; advantages, temperatures float32; policy_versions int32.

@@ -1,4 +1,4 @@
-"""Loss and gradients of a batch: plans the forest, runs trunks and packs, and gathers what metrics need.
+"""Loss and gradients of a batch: plans the forest, runs trunks and packs, and collects values for the metrics.
 
 Axes: N samples, K trained tokens of the batch, k those of one pack.
 """
@@ -22,15 +22,15 @@ from leyden.services.trainer.tree import Forest, Pack, plan_forest
 
 
 class Interrupted(Exception):
-    """The step was given up halfway, on request."""
+    """The step was abandoned between two packs, on request."""
 
 
 @dataclass
 class Computed:
-    """What a pass over the batch found; arrays are [K] in the order of the batch's trained tokens.
+    """Results of a pass over the batch; arrays are [K] in the order of the batch's trained tokens.
 
-    computed_K: False where a row was left out because nothing in it can move the loss; the other arrays are 0 there.
-    computed_tokens: tokens that passed through the model; row_tokens: what one call per row would have passed.
+    computed_K: False for the tokens of a row left out because it cannot move the loss; the other arrays are 0 there.
+    computed_tokens: tokens that passed through the model; row_tokens: their number with one call per row.
     """
 
     size: int
@@ -41,27 +41,27 @@ class Computed:
     importance_K: NDArray[np.float64] = field(init=False)
     kl_K: NDArray[np.float64] = field(init=False)
     clipped_K: NDArray[np.bool_] = field(init=False)
-    kept_K: NDArray[np.bool_] = field(init=False)
+    masked_K: NDArray[np.bool_] = field(init=False)
     computed_K: NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
         self.logprobs_K, self.importance_K, self.kl_K = (np.zeros(self.size) for _ in range(3))
-        self.clipped_K, self.kept_K, self.computed_K = (np.zeros(self.size, dtype=bool) for _ in range(3))
+        self.clipped_K, self.masked_K, self.computed_K = (np.zeros(self.size, dtype=bool) for _ in range(3))
 
     def add(self, tokens_k: NDArray[np.int64], logprobs_k: Tensor, result: Objective) -> None:
-        """Takes in one pack's results; tokens_k says where they belong."""
+        """Adds one pack's results. tokens_k: the numbers of its tokens within K."""
         self.loss += result.loss.item()
         self.logprobs_K[tokens_k] = logprobs_k.detach().cpu()
         self.importance_K[tokens_k] = result.importance_K.cpu()
         self.kl_K[tokens_k] = result.kl_K.cpu()
         self.clipped_K[tokens_k] = result.clipped_K.cpu()
-        self.kept_K[tokens_k] = result.kept_K.cpu()
+        self.masked_K[tokens_k] = result.masked_K.cpu()
         self.computed_K[tokens_k] = True
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A batch's forest, and per pack the trained tokens it answers for (numbers within K) and where they are read."""
+    """A batch's forest, and per pack its trained tokens (numbers within K) and where to read them."""
 
     forest: Forest
     reads: list[tuple[NDArray[np.int64], Reads]]
@@ -71,9 +71,9 @@ class Plan:
 def plan_batch(
     samples: Sequence[Sample], tokens: TrainedTokens, max_pack_tokens: int, *, every_row: bool = True
 ) -> Plan:
-    """Which tokens are computed together, and where each trained token's log-probability is read.
+    """Plans which tokens run together and where each trained token's log-probability is read.
 
-    Rows end at the parent of their last trained token: nothing after it is read.
+    Rows end at the parent of their last trained token: no later logits are needed.
 
     Args: every_row: False leaves out rows in which every advantage is zero.
     """
@@ -86,10 +86,10 @@ def plan_batch(
 
 
 def batch_logprobs(policy: Policy, plan: Plan, size: int, accelerator: Accelerator) -> NDArray[np.float64]:
-    """The policy's log-probability of each planned token, [K], without gradients; 0 where not planned. size: K."""
+    """The policy's log-probability of each planned token, [K], without gradients; 0 for other tokens. size: K."""
     logprobs_K = np.zeros(size)
     with torch.no_grad(), accelerator.autocast():
-        for number, pack, path in _grown(policy, plan.forest, accelerator):
+        for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
             tokens_k, reads = plan.reads[number]
             logprobs_K[tokens_k] = policy(pack, path, reads).cpu()
     return logprobs_K
@@ -109,16 +109,16 @@ def accumulate_gradients(
 ) -> Computed:
     """Adds the gradients of the batch's loss to the policy's parameters, pack by pack.
 
-    A row without any advantage has no gradient unless KL is penalised, and is not computed: the weights hold the
-    denominators of the whole batch, so leaving it out changes nothing else.
+    A row whose advantages are all zero has no gradient unless KL is penalised, and is not computed: the weights contain
+    the denominators of the entire batch, so leaving it out changes nothing else.
 
-    Args: tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; reference: version 0, for KL.
-    Raises: Interrupted: `interrupted` said so before a pack; gradients are incomplete.
+    Args:   tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; reference: version 0, for KL.
+    Raises: Interrupted: `interrupted` returned True before a pack; gradients are incomplete.
     """
     plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.kl_coefficient > 0)
-    found = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
+    computed = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
     reference_K = batch_logprobs(reference, plan, len(tokens), accelerator) if reference else None
-    for number, pack, path in _grown(policy, plan.forest, accelerator):
+    for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
         if interrupted():
             raise Interrupted("stopped between two packs: make the step again")
         with accelerator.autocast():
@@ -126,25 +126,25 @@ def accumulate_gradients(
             logprobs_k = policy(pack, path, reads)
         result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, reference_K, tokens_k, logprobs_k))
         accelerator.backward(result.loss)
-        found.add(tokens_k, logprobs_k, result)
-    return found
+        computed.add(tokens_k, logprobs_k, result)
+    return computed
 
 
-def _grown(policy: Policy, forest: Forest, accelerator: Accelerator) -> Iterator[tuple[int, Pack, list[Trunk]]]:
-    """Each pack's number, the pack, and the trunks it grows on, which it may leave gradients on.
+def _with_trunks(policy: Policy, forest: Forest, accelerator: Accelerator) -> Iterator[tuple[int, Pack, list[Trunk]]]:
+    """Yields each pack with its number and the trunks before it; the pack's backward pass adds to their gradients.
 
-    A trunk is computed right before its first pack, and sends its gradients back right after its last.
+    A trunk is computed right before its first pack and runs its own backward pass right after its last.
     """
-    open_numbers: list[int] = []
+    numbers: list[int] = []
     path: list[Trunk] = []
     for number, pack in enumerate(forest.packs):
-        while open_numbers != list(pack.path[: len(open_numbers)]):
-            open_numbers.pop()
+        while numbers != list(pack.path[: len(numbers)]):
+            numbers.pop()
             path.pop().backward()
-        for trunk in pack.path[len(open_numbers) :]:
+        for trunk in pack.path[len(numbers) :]:
             with accelerator.autocast():
                 path.append(policy.trunk(forest.trunks[trunk], path))
-            open_numbers.append(trunk)
+            numbers.append(trunk)
         yield number, pack, path
     while path:
         path.pop().backward()

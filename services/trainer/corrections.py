@@ -1,4 +1,4 @@
-"""Corrections for samples that another policy, or another implementation of the same policy, has drawn.
+"""Corrections for tokens drawn from another policy, or from another implementation of the same policy.
 
 Axes: K trained tokens. π_old is the policy at the start of the step, μ the engine that sampled.
 """
@@ -12,7 +12,7 @@ from leyden.services.trainer.losses import LOG_RATIO_LIMIT
 
 
 def truncated_importance_weights(old_logprobs_K: Tensor, generator_logprobs_K: Tensor, cap: float) -> Tensor:
-    """min(π_old / μ, C) per token, without gradient: the weight of a loss whose own ratio is taken to π_old.
+    """min(π_old / μ, C) per token, without gradient: the weight of a loss whose own ratio is π / π_old.
 
     Source: truncated importance sampling (Ionides 2008, equation 3), as in "Your efficient RL framework secretly brings
         you off-policy training" (Yao et al. 2025); decoupled PPO (arXiv 2110.00641) equation 2.
@@ -21,15 +21,15 @@ def truncated_importance_weights(old_logprobs_K: Tensor, generator_logprobs_K: T
 
 
 def importance_ratio(old_logprobs_K: Tensor, generator_logprobs_K: Tensor) -> Tensor:
-    """π_old / μ per token, without gradient; its logarithm is held to ±20."""
+    """π_old / μ per token, without gradient; its logarithm is clamped to ±20."""
     difference_K = old_logprobs_K.detach() - generator_logprobs_K
     return difference_K.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 def ratio_band(ratio_K: Tensor, above: float) -> Tensor:
-    """True where 1/above <= π_old / μ <= above: the tokens that an off-policy mask keeps.
+    """True where 1/above <= π_old / μ <= above: an off-policy mask drops the other tokens.
 
-    The loss's denominators keep counting the tokens that it drops, so that masking never makes the rest weigh more.
+    The loss's denominators still count the dropped tokens, so that masking never makes the rest weigh more.
     Source: IcePop (Ring-1T, arXiv 2510.18855) equation 3, with a symmetric band.
     """
     return (ratio_K >= 1 / above) & (ratio_K <= above)

@@ -1,8 +1,8 @@
 """Log-probabilities of sampled tokens, computed over token trees through an unmodified Hugging Face causal LM.
 
-Axes: M nodes of a pack or trunk, K sampled tokens to read, U distinct states they were sampled from, H hidden size. A
-trunk is computed once; its keys, values and hidden states become leaves that all that grows on it reads; their
-gradients add up, and one backward pass through the trunk at the end makes the sum exact.
+Axes: M nodes of a pack or trunk, K sampled tokens to read, U distinct states they were sampled from, G key heads, D
+head size, H hidden size. A trunk is computed once. Its keys, values and hidden states become leaves: every pack behind
+it reads them and adds to their gradients, and one backward pass through the trunk at the end sends the exact sum back.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from leyden.services.trainer.tree import Pack
 
 @dataclass(frozen=True)
 class Reads:
-    """Which log-probabilities to read behind a pack: [K] each.
+    """The log-probabilities to read behind a pack: [K] each.
 
-    places_K: the parent of each token: its position, where that is in a trunk, or the pack's prefix and the node;
-    temperatures_K: what the token was sampled at; logits are divided by it.
+    places_K: the parent of each token: its position if it lies in a trunk, else the pack's prefix plus its node;
+    temperatures_K: the sampling temperatures, which divide the logits.
     """
 
     places_K: NDArray[np.int64]
@@ -79,10 +79,10 @@ class _Cache:
 
 
 class Policy(nn.Module):
-    """A causal LM that answers for token trees.
+    """A causal LM that computes log-probabilities over token trees.
 
-    Args: model: full causal attention, logits that are its head's product with its last hidden states
-        (`leyden.services.trainer.model` checks); activation_checkpointing: recompute each layer in the backward pass.
+    Args: model: full causal attention, and logits equal to the head applied to the last hidden states (`model.py`
+        checks both); activation_checkpointing: recompute each layer in the backward pass.
     """
 
     def __init__(self, model: PreTrainedModel, *, activation_checkpointing: bool = False) -> None:
@@ -96,18 +96,18 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where inputs belong."""
+        """The device of the model's inputs."""
         device: torch.device = self.model.get_input_embeddings().weight.device
         return device
 
     def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
-        """A trunk behind those of `path`, with leaves for what grows on it."""
+        """Computes a trunk behind those of `path`."""
         states: dict[int, tuple[Tensor, Tensor]] = {}
         hidden_M_H = self._hidden(pack, _Cache(path, states))
         return Trunk(states, hidden_M_H)
 
     def forward(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> Tensor:
-        """The log-probability, float32 at least, of each token that `reads` names, [K], at its temperature."""
+        """The log-probability of each token of `reads` at its temperature: [K], float32 at least."""
         hidden_M_H = self._hidden(pack, _Cache(path))
         # Siblings that drew from the same state read the same logits.
         keys_K = reads.places_K << 32 | reads.temperatures_K.view(np.int32)
@@ -143,7 +143,7 @@ def _leaf(states: Tensor) -> Tensor:
 
 
 def _checkpoint_layers(model: PreTrainedModel) -> None:
-    """Turns on transformers' own layer checkpointing; our stand-in caches only read, so a second run is harmless."""
+    """Turns on transformers' layer checkpointing. A layer may run twice: `_Cache` records only its first run."""
     model.activation_checkpointing_enable({"use_reentrant": False})
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens from last hidden states, without ever holding all logits.
+"""Log-probabilities of sampled tokens from last hidden states, without materialising all logits.
 
 Axes: K sampled tokens, U distinct pairs of hidden state and temperature, H hidden size, V vocabulary, v a tile of it.
 
@@ -27,8 +27,7 @@ def sampled_logprobs(
 ) -> Tensor:
     """log softmax(head(hidden) / T) at (rows_K, token_ids_K), [K], in float32 at least.
 
-    Args: rows_K: into U, so that tokens sampled from one state share its logits; token_ids_K:
-        into V
+    Args: rows_K: into U, so that tokens sampled from one state share its logits; token_ids_K: into V
     """
     weight_V_H: Tensor = head.weight
     scaled_U_H = hidden_U_H / temperatures_U[:, None].to(hidden_U_H.dtype)

@@ -1,4 +1,4 @@
-"""Brings a learner to life: from the base model before the first step, from the last committed step after it."""
+"""Loads a learner: from the base model before the first step, from weights and checkpoint after it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def resume_learner(
         raise CheckpointDamaged(f"{weights} is not what the store recorded of version {expected.step}: restore it")
     try:
         learner = _learner(base, weights, config, accelerator)
-    # The hash is of the weights alone: their config may be damaged, and transformers says so in these ways.
+    # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
     load_checkpoint(learner.optimizer, checkpoint, expected)
@@ -61,18 +61,18 @@ def resume_learner(
 
 
 def model_of(learner: Learner) -> PreTrainedModel:
-    """The model whose weights the learner changes."""
+    """The learner's model, without the policy around it."""
     model: PreTrainedModel = learner.accelerator.unwrap_model(learner.policy).model
     return model
 
 
 def adopt_weights(learner: Learner, weights: Path) -> float:
-    """Takes over the weights of a folder; the largest difference from those that the learner had."""
+    """Copies a folder's weights into the learner. Returns the largest change of any weight."""
     own, largest = model_of(learner).state_dict(), 0.0
-    for name, found in load_model(weights).state_dict().items():
-        found = found.to(own[name].device)
-        largest = max(largest, float((own[name] - found).abs().max()))
-        own[name].copy_(found)
+    for name, loaded in load_model(weights).state_dict().items():
+        loaded = loaded.to(own[name].device)
+        largest = max(largest, float((own[name] - loaded).abs().max()))
+        own[name].copy_(loaded)
     return largest
 
 

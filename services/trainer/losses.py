@@ -1,7 +1,7 @@
 """Policy losses per token, as plain functions; `objective` picks one and adds corrections and weights.
 
 Axes: K trained tokens (all of one call's rows, flattened), N rows. Every function returns [K] losses to be multiplied
-by token weights and summed. `anchor_logprobs_K` is the policy that the ratio is taken to: μ under bypass, π_old under
+by token weights and summed. The ratio's denominator is the policy of `anchor_logprobs_K`: μ under bypass, π_old under
 decoupled.
 """
 
@@ -20,7 +20,7 @@ K3_LIMIT = 10.0
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """losses_K to minimise, and clipped_K: where the clip holds the gradient back."""
+    """losses_K to minimise; clipped_K: True where the clip stops the gradient."""
 
     losses_K: Tensor
     clipped_K: Tensor
@@ -66,7 +66,7 @@ def gspo(
 ) -> TokenLoss:
     """PPO's clip on the row's ratio s = exp(mean Δ), whose gradient reaches each token through its own log-probability.
 
-    Args: rows_K: int64, the row of each token; a row must be whole within one call.
+    Args: rows_K: int64, the row of each token; each call gets complete rows.
     Source: GSPO (arXiv 2507.18071) equations 7 and 14 (the token variant, straight-through).
     """
     difference_K = (logprobs_K - anchor_logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).detach()

@@ -1,4 +1,4 @@
-"""Loads the policy's model and refuses what the tree computation would get wrong."""
+"""Loads the policy's model and refuses models that token trees would compute wrongly."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from transformers.utils.logging import disable_progress_bar
 
 
 class UnsupportedModel(ValueError):
-    """The model computes something that packed trees do not reproduce; the message names it."""
+    """Token trees do not reproduce a part of the model's computation; the message names it."""
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """The causal LM of a Hugging Face folder in float32, checked; files on this disk only.
+    """Loads the causal LM of a local Hugging Face folder in float32 and checks it.
 
     Raises: UnsupportedModel: sliding-window or other layers that are not plain causal attention, or logits that are not
         the output embedding applied to the last hidden states.

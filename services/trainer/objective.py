@@ -1,6 +1,6 @@
 """The loss of a run's algorithm: a policy loss, corrected, penalised and weighted, summed over tokens.
 
-Axes: K trained tokens. The sum over calls on disjoint sets of whole rows equals one call on all of them.
+Axes: K trained tokens. Calls on disjoint sets of complete rows sum to one call on all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leyden.services.trainer import corrections, losses
 
 @dataclass(frozen=True)
 class Terms:
-    """What the loss knows of each trained token beside the log-probability being trained.
+    """The loss's inputs for each trained token, beside the log-probability that is trained.
 
     generator_logprobs_K, advantages_K, weights_K: [K]; rows_K: int64 [K]; reference_logprobs_K: [K], None without KL.
     """
@@ -31,11 +31,11 @@ class Terms:
 
 @dataclass(frozen=True)
 class Objective:
-    """loss: scalar with gradient; the rest, [K] without gradient, is for metrics."""
+    """loss: scalar with gradient; the other fields, [K] without gradient, are for metrics."""
 
     loss: Tensor
     clipped_K: Tensor
-    kept_K: Tensor
+    masked_K: Tensor
     importance_K: Tensor
     kl_K: Tensor
 
@@ -43,8 +43,8 @@ class Objective:
 def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objective:
     """Σ_k weight · (correction · policy loss + β · k3).
 
-    π_old, the policy at the step's start, is `logprobs_K` without its gradient: a step makes one update, so every
-    log-probability it computes is one of its start, and decoupled correction needs no second forward pass.
+    π_old, the policy at the step's start, is `logprobs_K` without its gradient: a step makes one update, so all its
+    log-probabilities come from its start, and decoupled correction needs no second forward pass.
 
     Raises: ValueError: a KL penalty without reference log-probabilities.
     """
@@ -58,10 +58,10 @@ def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objecti
         per_token_K = per_token_K * corrections.truncated_importance_weights(
             old_logprobs_K, terms.generator_logprobs_K, cap
         )
-    kept_K = torch.ones_like(ratio_K, dtype=torch.bool)
+    masked_K = torch.zeros_like(ratio_K, dtype=torch.bool)
     if algorithm.mask_ratio_above is not None:
-        kept_K = corrections.ratio_band(ratio_K, algorithm.mask_ratio_above)
-        per_token_K = per_token_K * kept_K
+        masked_K = ~corrections.ratio_band(ratio_K, algorithm.mask_ratio_above)
+        per_token_K = per_token_K * ~masked_K
     kl_K = torch.zeros_like(logprobs_K)
     if algorithm.kl_coefficient > 0:
         if terms.reference_logprobs_K is None:
@@ -70,7 +70,7 @@ def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objecti
         per_token_K = per_token_K + algorithm.kl_coefficient * kl_K
 
     loss = (per_token_K * terms.weights_K).sum()
-    return Objective(loss, policy.clipped_K, kept_K, ratio_K, kl_K.detach())
+    return Objective(loss, policy.clipped_K, masked_K, ratio_K, kl_K.detach())
 
 
 def _policy_loss(algorithm: Algorithm, logprobs_K: Tensor, old_logprobs_K: Tensor, terms: Terms) -> losses.TokenLoss:

@@ -1,8 +1,8 @@
-"""From what the store and the disk hold to a learner that goes on: at version 0, or right after the last step.
+"""Resumes a run: from the store's record and the run's files to the learner after the last committed step.
 
-A step is recorded before its checkpoint is written. Where a trainer died between, the step is made again from the
-checkpoint before it and the samples that the store says it consumed: that gives the optimiser's state. The weights are
-those on record, which engines may serve already.
+A step is recorded before its checkpoint is written. If a trainer died between the two, the next one makes the step
+again from the checkpoint before it and the samples on record, to recompute the optimiser's state. The weights are not
+recomputed but read: engines may serve them already.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ log = logger()
 
 
 def decode_sample(row: tables.Sample) -> Sample:
-    """A stored row as arrays.
+    """Decodes a stored row into arrays.
 
-    Raises: ValueError: its columns differ in length or hold numbers that cannot be trained.
+    Raises: ValueError: its columns differ in length or contain numbers that cannot be trained.
     """
     return Sample(
         id=row.id,
@@ -55,14 +55,14 @@ def decode_sample(row: tables.Sample) -> Sample:
 
 
 def decode_samples(rows: Iterable[tables.Sample], trained: set[str]) -> tuple[list[Sample], list[Sample]]:
-    """The samples of the groups that are trained, and those of the others."""
+    """Decodes rows and separates the samples of the groups in `trained` from those of the zero-variance groups."""
     samples = [decode_sample(row) for row in rows]
     return [one for one in samples if one.group_id in trained], [one for one in samples if one.group_id not in trained]
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a run's learner comes from: the store's record, the base model, and what computes.
+class LearnerLoader:
+    """Loads a run's learner from the store's record, the base model and the run's files.
 
     Args: check_lock: called before a checkpoint is written
     """
@@ -74,45 +74,48 @@ class Origin:
     accelerator: Accelerator
     check_lock: LockCheck = no_lock
 
-    async def learner(self, interrupted: Callable[[], bool]) -> Learner:
-        """The learner right after the run's last committed step, or of version 0, which is on record already.
+    async def load(self, interrupted: Callable[[], bool]) -> Learner:
+        """Returns the learner right after the run's last committed step, or of version 0 if no step is committed.
 
-        Args:   interrupted: asked where a step is made again, before every pack
-        Raises: CheckpointDamaged: files are missing or are not what the store recorded; Interrupted.
+        Args:   interrupted: asked before every pack if a step is made again
+        Raises: CheckpointDamaged: files are missing or differ from the store's record; Interrupted.
         """
         async with self.database.read() as session:
             last = await training.last_committed_step(session, self.run_id)
         if last is None:
-            return await self._after(0, Path())
+            return await asyncio.to_thread(start_learner, self.base, self.config, self.accelerator)
         checkpoint = Path(last.checkpoint)
         if await asyncio.to_thread(checkpoint.exists):
-            return await self._after(last.number, checkpoint)
-        before = last.number - 1
-        learner = await self._after(before, checkpoint.with_name(str(before)))
-        await self._make_again(learner, interrupted)
-        await asyncio.to_thread(self._adopt_and_save, learner, await self._version(last.number), checkpoint)
-        return learner
+            return await self._load_step(last.number, checkpoint)
+        return await self._replay_step(last.number, checkpoint, interrupted)
 
-    async def _after(self, step: int, checkpoint: Path) -> Learner:
-        if step == 0:
-            return await asyncio.to_thread(start_learner, self.base, self.config, self.accelerator)
+    async def _load_step(self, step: int, checkpoint: Path) -> Learner:
         version = await self._version(step)
         expected = Progress(self.run_id, step, version.content_sha256)
-        weights = Path(version.path)
         return await asyncio.to_thread(
-            resume_learner, self.base, weights, checkpoint, expected, self.config, self.accelerator
+            resume_learner, self.base, Path(version.path), checkpoint, expected, self.config, self.accelerator
         )
 
-    async def _make_again(self, learner: Learner, interrupted: Callable[[], bool]) -> None:
-        """Makes the step after the learner's, with the samples that the store says it consumed."""
+    async def _replay_step(self, step: int, checkpoint: Path, interrupted: Callable[[], bool]) -> Learner:
+        """Makes a recorded step again, with the samples on record, and writes its missing checkpoint."""
+        before = step - 1
+        if before == 0:
+            learner = await asyncio.to_thread(start_learner, self.base, self.config, self.accelerator)
+        else:
+            learner = await self._load_step(before, checkpoint.with_name(str(before)))
         async with self.database.read() as session:
-            verdicts = await training.consumed_groups(session, self.run_id, learner.step + 1)
+            verdicts = await training.consumed_groups(session, self.run_id, step)
             rows = await training.load_samples(session, self.run_id, list(verdicts))
         trained = {group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.TRAINED}
-        samples, still = decode_samples(rows, trained)
-        await asyncio.to_thread(optimizer_step, learner, samples, self.config, still=still, interrupted=interrupted)
+        samples, zero_variance = decode_samples(rows, trained)
+        await asyncio.to_thread(
+            optimizer_step, learner, samples, self.config, zero_variance=zero_variance, interrupted=interrupted
+        )
+        await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), checkpoint)
+        return learner
 
     def _adopt_and_save(self, learner: Learner, version: training.Version, checkpoint: Path) -> None:
+        """Replaces the learner's weights by the recorded ones, which engines may serve already, and saves its state."""
         weights = Path(version.path)
         if describe(weights).content_sha256 != version.content_sha256:
             raise CheckpointDamaged(
@@ -126,6 +129,6 @@ class Origin:
     async def _version(self, number: int) -> training.Version:
         async with self.database.read() as session:
             version = await training.read_version(session, self.run_id, number)
-        # Its row was written in the step's own transaction.
+        # The step's own transaction wrote its row.
         assert version is not None
         return version

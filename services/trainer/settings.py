@@ -11,14 +11,14 @@ from leyden.libs.service import ServiceSettings
 
 
 class Settings(ServiceSettings):
-    """Where a trainer keeps weights and how it waits; what it computes stands in the run's document."""
+    """A trainer's folders, device and waits; the run's document says what it computes."""
 
     model_config = SettingsConfigDict(env_prefix="TRAINER_")
 
     run_id: str
     """The run to train; `--run-id` sets it."""
     folder: Path = Path("runs")
-    """Where versions and checkpoints are written, a folder a run, as engines see it too."""
+    """Folder of versions and checkpoints, one subfolder a run; engines see it under the same path."""
     model_path: Path | None = None
     """Hugging Face folder of the model for runs that name none."""
     device: str = "auto"
@@ -26,9 +26,9 @@ class Settings(ServiceSettings):
     threads: int | None = Field(default=None, ge=1)
     """CPU threads of matrix products; unset: torch's choice. A resumed run continues bit for bit at the same number."""
     poll_seconds: float = Field(default=1.0, gt=0)
-    """Longest pause between two looks for credited groups; a wake-up shortens it."""
+    """Longest pause between two checks for credited groups; a notification shortens it."""
     checkpoint_delay_seconds: float = Field(default=4.0, ge=0)
-    """How long a checkpoint waits before it is written, so that engines which share this machine's processors take over
-    the new weights first. The next update of weights, and the trainer's end, do not wait for that."""
+    """Pause before a checkpoint is written, so that engines on the same machine load the new weights first. The next
+    update of weights and the trainer's end cut it short."""
     gap_patience: int = Field(default=3, ge=1)
     """Steps in a row whose mean log-probability gap exceeds `training.max_logprob_gap` before the trainer stops."""

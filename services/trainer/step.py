@@ -1,4 +1,4 @@
-"""One optimiser step: samples in, new weights in memory and a row of metrics out."""
+"""One optimiser step: from samples to new weights in memory and a row of metrics."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Metrics = dict[str, float]
 
 
 class TrainingDiverged(ArithmeticError):
-    """Loss or gradient is not a finite number; the weights were left as they are."""
+    """Loss or gradient norm is not a finite number; the weights are unchanged."""
 
 
 @dataclass
 class Learner:
-    """What a step changes: the policy's weights and the optimiser's moments. `step` counts the steps made."""
+    """The policy's weights and the optimiser's moments, which every step changes; `step` counts the steps made."""
 
     policy: Policy
     optimizer: torch.optim.Optimizer
@@ -51,7 +51,7 @@ def make_optimizer(policy: Policy, config: Optimizer) -> torch.optim.AdamW:
 
 
 def learning_rate(config: Optimizer, step: int) -> float:
-    """The rate of step `step` (from 1): constant after a linear warm-up. With 4 warm-up steps: 1/4, 2/4, 3/4, 1, 1."""
+    """The rate of step `step` (from 1): constant after a linear warm-up. Over 4 warm-up steps: 1/4, 2/4, 3/4, 1, 1."""
     return config.learning_rate * min(1.0, step / (config.warmup_steps or 1))
 
 
@@ -60,22 +60,22 @@ def optimizer_step(
     samples: Sequence[Sample],
     config: RunConfig,
     *,
-    still: Sequence[Sample] = (),
+    zero_variance: Sequence[Sample] = (),
     interrupted: Callable[[], bool] = lambda: False,
     before_update: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Improves the policy once on `samples` and returns what the step did.
+    """Updates the policy once on `samples` and returns the step's metrics.
 
-    The weights of the loss are counted over `samples` and `still` together: the latter belong to groups without
-    variance, whose gradient is zero, so that leaving them out is exact.
+    `zero_variance` holds the samples of groups whose advantages are all zero. Their gradient is zero, so leaving them
+    out of the computation is exact, but the loss's denominators count them.
 
-    Args:   interrupted: asked before every pack; before_update: called when gradients are there, before weights and
-        moments change
-    Raises: TrainingDiverged: loss or gradient norm is not finite. Interrupted; what `before_update` raises. Either way
-        nothing was changed.
+    Args:   interrupted: asked before every pack; before_update: called once gradients are computed, before weights and
+                moments change
+    Raises: TrainingDiverged: loss or gradient norm is not finite; Interrupted; whatever `before_update` raises. Weights
+                and moments are then unchanged.
     """
-    began = time.perf_counter()
-    tokens = trained_tokens([*samples, *still])
+    started = time.perf_counter()
+    tokens = trained_tokens([*samples, *zero_variance])
     computed = _compute_gradients(learner, samples, tokens, config, interrupted)
     computed_at = time.perf_counter()
 
@@ -85,12 +85,12 @@ def optimizer_step(
     rate = _update(learner, config.optimizer)
 
     return {
-        **_batch_metrics([*samples, *still], samples, tokens, learner.step),
+        **_batch_metrics([*samples, *zero_variance], samples, tokens, learner.step),
         **_token_metrics(trained_tokens(samples), computed, learner.step),
         "loss": computed.loss,
         "gradient_norm": norm,
         "learning_rate": rate,
-        "gradients_seconds": computed_at - began,
+        "gradients_seconds": computed_at - started,
         "optimizer_seconds": time.perf_counter() - computed_at,
     }
 
@@ -102,7 +102,7 @@ def _compute_gradients(
     config: RunConfig,
     interrupted: Callable[[], bool],
 ) -> Computed:
-    """Args: tokens: those of `samples` first, then those that count in the loss's denominators alone"""
+    """Args: tokens: the trained tokens of `samples`, then those that only count in the loss's denominators"""
     algorithm = config.algorithm
     weights_K = weights_of(tokens, algorithm.weighting, algorithm.sum_constant)
     learner.optimizer.zero_grad(set_to_none=True)
@@ -130,7 +130,7 @@ def _require_finite(learner: Learner, loss: float, norm: float) -> None:
 
 
 def _update(learner: Learner, config: Optimizer) -> float:
-    """Changes weights and moments by the gradients; the learning rate that was used."""
+    """Applies the gradients to weights and moments, and returns the learning rate."""
     rate = learning_rate(config, learner.step + 1)
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
@@ -164,20 +164,20 @@ def _batch_metrics(
 
 
 def _token_metrics(tokens: TrainedTokens, computed: Computed, step: int) -> Metrics:
-    """What the loss saw of the tokens it computed. `logprob_gap_*` compare trainer and engine at equal versions."""
-    seen = computed.computed_K
-    gaps_K = np.abs(computed.logprobs_K - tokens.generator_logprobs_K)[seen & (tokens.policy_versions_K == step - 1)]
+    """Averages over the computed tokens. `logprob_gap_*` compare trainer and engine at equal versions, in nats."""
+    mask_K = computed.computed_K
+    gaps_K = np.abs(computed.logprobs_K - tokens.generator_logprobs_K)[mask_K & (tokens.policy_versions_K == step - 1)]
     metrics: Metrics = {
         "computed_tokens": computed.computed_tokens,
         "row_tokens": computed.row_tokens,
         "sharing_ratio": computed.row_tokens / computed.computed_tokens if computed.computed_tokens else 1.0,
-        "kl_reference": _mean(computed.kl_K[seen]),
-        "clipped_share": _mean(computed.clipped_K[seen]),
-        "masked_share": _mean(~computed.kept_K[seen]),
-        "importance_mean": _mean(computed.importance_K[seen]) if seen.any() else 1.0,
-        "effective_sample_share": effective_sample_share(torch.from_numpy(computed.importance_K[seen])),
+        "kl_reference": _mean(computed.kl_K[mask_K]),
+        "clipped_share": _mean(computed.clipped_K[mask_K]),
+        "masked_share": _mean(computed.masked_K[mask_K]),
+        "importance_mean": _mean(computed.importance_K[mask_K]) if mask_K.any() else 1.0,
+        "effective_sample_share": effective_sample_share(torch.from_numpy(computed.importance_K[mask_K])),
         # Monte Carlo estimate: the tokens are draws from (nearly) this policy.
-        "entropy": -_mean(computed.logprobs_K[seen]),
+        "entropy": -_mean(computed.logprobs_K[mask_K]),
     }
     if len(gaps_K):
         metrics |= {"logprob_gap_mean": _mean(gaps_K), "logprob_gap_max": float(gaps_K.max())}

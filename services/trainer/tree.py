@@ -1,10 +1,10 @@
-"""Rows that begin alike share their computation: a batch becomes trunks, and packs of token trees that grow on them.
+"""Rows with a common beginning share its computation: a batch becomes trunks and packs of token trees behind them.
 
 Axes: N rows, M nodes of a pack or trunk, K trained tokens of a pack's rows.
 
-Rows are sorted by their tokens. A row then shares its longest common beginning with the row before it, new nodes come
+Rows are sorted by their tokens. A row then shares its longest common beginning with the row before it, new nodes are
 in depth-first order, and the subtree of a node is a contiguous range: node i is an ancestor of node j exactly if
-i <= j < end_i. Two vectors of length M describe the whole attention mask.
+i <= j < end_i. Two vectors of length M describe the entire attention mask.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ LEAST_TRUNK = 64
 
 @dataclass(frozen=True)
 class Pack:
-    """The trees of some rows, computed in one forward pass behind the trunks that they grow on.
+    """The trees of some rows, computed in one forward pass behind their trunks.
 
     token_ids_M, depths_M: the token of each node and its position in its rows; ends_M: the end of its subtree; path:
-    the trunks before it, numbers within the forest, from the root; prefix: how many tokens these hold; rows: whose
-    nodes these are; nodes: for each of those rows, its nodes in order, so that position p >= prefix of row `rows[i]` is
-    node `nodes[i][p - prefix]`.
+    the trunks before the pack, numbers within the forest, from the root; prefix: the number of their tokens; rows: the
+    numbers of the rows within the batch; nodes: for each of those rows, its nodes in order, so that position
+    p >= prefix of row `rows[i]` is node `nodes[i][p - prefix]`.
 
-    A trunk is a pack of one chain, which stands for no rows.
+    A trunk is a pack of one chain, without rows.
     """
 
     token_ids_M: Ints
@@ -48,7 +48,7 @@ class Pack:
 
 @dataclass(frozen=True)
 class Forest:
-    """A batch ready to compute: packs that hold every row once, in depth-first order, and the trunks they grow on."""
+    """A batch ready to compute: packs that contain every row once, in depth-first order, and the trunks before them."""
 
     trunks: list[Pack]
     packs: list[Pack]
@@ -62,8 +62,8 @@ class Forest:
 def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) -> Forest:
     """Shares the beginnings of rows, in packs of at most `max_pack_tokens` nodes (a longer row is a pack of its own).
 
-    What fits into one pack is one. Otherwise what its rows have in common becomes a trunk, unless it is too short to
-    pay, and the branches behind it are planned by themselves, as many to a pack as fit.
+    Rows that fit into one pack become one. Otherwise their common beginning becomes a trunk, unless it is shorter than
+    LEAST_TRUNK, and the branches behind it are planned separately, as many to a pack as fit.
 
     Worked example: rows [1, 2, 3], [1, 2, 4, 5] make one pack of the nodes 1, 2, 3, 4, 5 with depths 0, 1, 2, 2, 3 and
     ends 5, 5, 3, 5, 5.
@@ -81,7 +81,7 @@ def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) ->
             packs.append(rows.pack(branch, order))
             continue
         fork = min(rows.shared[branch.begin + 1 : branch.end])
-        # Every row keeps a node of its own, so that no pack is empty.
+        # Every row retains a node of its own, so that no pack is empty.
         common = min(fork, *(len(ids) - 1 for ids in rows.token_ids[branch.begin : branch.end]))
         path, depth = branch.path, branch.depth
         if common - depth >= LEAST_TRUNK:
@@ -94,7 +94,7 @@ def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) ->
 
 @dataclass(frozen=True)
 class _Branch:
-    """Sorted rows begin:end, to be computed behind the trunks of `path`, which hold `depth` tokens."""
+    """Sorted rows begin:end, to be computed behind the `depth` tokens of the trunks in `path`."""
 
     begin: int
     end: int
@@ -103,7 +103,7 @@ class _Branch:
 
 
 class _SortedRows:
-    """Rows in order. shared[i]: how many tokens row i has in common with row i - 1."""
+    """Rows in order. shared[i]: the number of tokens that row i has in common with row i - 1."""
 
     def __init__(self, token_ids: list[NDArray[np.int32]]) -> None:
         self.token_ids = token_ids
@@ -112,11 +112,11 @@ class _SortedRows:
         self.own_before = list(accumulate(own, initial=0))
 
     def new(self, begin: int, end: int, depth: int) -> int:
-        """Nodes of the rows begin:end beyond `depth`, which all of them share."""
+        """The number of nodes of the rows begin:end beyond `depth`, up to which all of them are equal."""
         return len(self.token_ids[begin]) - depth + self.own_before[end] - self.own_before[begin + 1]
 
     def pieces(self, branch: _Branch, fork: int, depth: int, most: int) -> Iterator[tuple[int, int]]:
-        """The branches that part at `fork`, as begin and end: neighbours together where they fit into a pack."""
+        """Ranges of the branches that part at `fork`; neighbours share a range while they fit into a pack."""
         begin = branch.begin
         parts = [row for row in range(begin + 1, branch.end) if self.shared[row] == fork]
         for part, next_part in pairwise([*parts, branch.end]):
@@ -126,7 +126,7 @@ class _SortedRows:
         yield begin, branch.end
 
     def pack(self, branch: _Branch, order: Sequence[int]) -> Pack:
-        """One pack of a branch; order: the number of each sorted row in the batch."""
+        """The pack of a branch. order: the number of each sorted row in the batch."""
         tokens: list[Ints] = []
         depths: list[Ints] = []
         nodes: list[Ints] = []
@@ -134,12 +134,12 @@ class _SortedRows:
         path = np.zeros(0, np.int64)
         count, prefix = 0, branch.depth
         for row in range(branch.begin, branch.end):
-            keep = self.shared[row] - prefix if nodes else 0
-            closed.append((path[keep:], count))
-            new = self.token_ids[row][prefix + keep :]
+            shared = self.shared[row] - prefix if nodes else 0
+            closed.append((path[shared:], count))
+            new = self.token_ids[row][prefix + shared :]
             tokens.append(new.astype(np.int64))
-            depths.append(np.arange(prefix + keep, prefix + keep + len(new)))
-            path = np.concatenate([path[:keep], np.arange(count, count + len(new))])
+            depths.append(np.arange(prefix + shared, prefix + shared + len(new)))
+            path = np.concatenate([path[:shared], np.arange(count, count + len(new))])
             nodes.append(path)
             count += len(new)
         closed.append((path, count))
@@ -165,7 +165,7 @@ def _chain(token_ids: NDArray[np.int32], path: tuple[int, ...], depth: int) -> P
 
 
 def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """How many tokens two rows have in common from their start."""
+    """The length of the longest common beginning of two rows."""
     length = min(len(a), len(b))
     different = a[:length] != b[:length]
     return int(different.argmax()) if different.any() else length

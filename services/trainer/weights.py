@@ -1,8 +1,8 @@
-"""How tokens share the loss: one weight per trained token, from counts of the whole optimiser batch.
+"""Weights that divide the loss among tokens: one per trained token, from counts of the entire optimiser batch.
 
 Axes: K trained tokens of the global batch (all ranks, all micro-batches), so the loss is a plain sum over tokens and
-does not depend on how the batch was cut into pieces. Denominators count what the step consumed: masking a token or
-leaving a group without variance out of the computation changes none of them.
+does not depend on how the batch was cut into pieces. Denominators count all tokens that the step consumed: masking a
+token or leaving a zero-variance group out of the computation changes none of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def token_weights(
     A rollout of three tokens beside one of one: `rollout_mean` gives 1/6, 1/6, 1/6, 1/2 and `token_mean` 1/4 each.
     All but `seq_mean_token_mean` stay the same when a row is split at a fork.
 
-    Args:    rows_K, rollouts_K, groups_K: what each token belongs to, counted from 0; sum_constant: L_const.
+    Args:    rows_K, rollouts_K, groups_K: the row, rollout and group of each token, from 0; sum_constant: L_const.
     Returns: weights_K: float64
     Source:  token_mean: DAPO (arXiv 2503.14476) equation 8. seq_mean_token_mean: GRPO (arXiv 2402.03300) equation 3.
         rollout_sum_const: Dr. GRPO (arXiv 2503.20783) section 3.2, with the rollout as the unit. rollout_mean and

@@ -1,4 +1,4 @@
-"""The trainer's loop: wait for credited groups, make a step, export it, and commit everything in one transaction."""
+"""The trainer's loop: wait for credited groups, make a step, export weights, commit all of it in one transaction."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from leyden.services.trainer.checkpoint import (
 )
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import make_accelerator, model_of
-from leyden.services.trainer.resume import Origin, decode_samples
+from leyden.services.trainer.resume import LearnerLoader, decode_samples
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.step import Learner, Metrics, optimizer_step
@@ -46,9 +46,9 @@ limited_log = RateLimitedLogger(log)
 CLIENT = "leyden-trainer"
 
 STEPS = Counter("trainer_steps_total", "Optimiser steps committed.")
-GROUPS = Counter("trainer_groups_total", "Groups judged, by verdict.", ["verdict"])
+GROUPS = Counter("trainer_groups_total", "Groups consumed or refused, by verdict.", ["verdict"])
 TOKENS = Counter("trainer_tokens_total", "Tokens trained.")
-STEP_METRIC = Gauge("trainer_step_metric_value", "What the last step measured, by name.", ["name"])
+STEP_METRIC = Gauge("trainer_step_metric_value", "Metrics of the last step, by name.", ["name"])
 LOGPROB_GAP = Gauge("trainer_logprob_gap_nats", "Mean |trainer - engine| log-probability at equal versions.")
 
 
@@ -57,17 +57,17 @@ class PoliciesDisagree(RuntimeError):
 
 
 @dataclass
-class GapGate:
-    """Counts steps in a row whose log-probability gap is above the limit."""
+class LogprobGapMonitor:
+    """Counts the steps in a row whose mean |trainer - engine| log-probability is above `limit`, in nats."""
 
     limit: float
     patience: int
     exceeded: int = field(default=0, init=False)
 
-    def pass_through(self, gap: float | None) -> None:
-        """Takes a step's mean gap; None, where nothing was sampled at the step's own version, changes nothing.
+    def check(self, gap: float | None) -> None:
+        """Counts a step's mean gap. None changes nothing: no token was sampled at the step's own version.
 
-        Raises: PoliciesDisagree: the limit was exceeded `patience` times in a row.
+        Raises: PoliciesDisagree: the gap was above `limit` for `patience` steps in a row.
         """
         if gap is None:
             return
@@ -82,23 +82,26 @@ class GapGate:
 
 @dataclass(frozen=True)
 class Selection:
-    """Ready groups, judged: which are too old, and, once enough are there, which a step consumes."""
+    """Group ids by verdict: too old, trained, or consumed untrained because all their advantages are zero.
+
+    `trained` and `zero_variance` stay empty until a step has enough groups.
+    """
 
     stale: list[str]
     trained: list[str]
-    still: list[str]
+    zero_variance: list[str]
 
     @property
     def complete(self) -> bool:
         """Whether a step can be made."""
-        return bool(self.trained or self.still)
+        return bool(self.trained or self.zero_variance)
 
 
 def select_groups(ready: Sequence[training.ReadyGroup], *, step: int, groups_per_step: int, max_lag: int) -> Selection:
-    """Judges the ready groups for step `step` (from 1), which improves version step - 1.
+    """Sorts the ready groups by verdict for step `step` (from 1), which improves version step - 1.
 
     A group is stale if its oldest token was sampled more than `max_lag` versions before that. With a lag of 1, step 3
-    takes tokens of versions 1 and 2 and refuses version 0.
+    trains tokens of versions 1 and 2 and refuses version 0.
     """
     stale = [
         group.group_id
@@ -109,15 +112,15 @@ def select_groups(ready: Sequence[training.ReadyGroup], *, step: int, groups_per
     if len(fresh) < groups_per_step:
         fresh = []
     trained = [group.group_id for group in fresh if group.has_variance]
-    still = [group.group_id for group in fresh if not group.has_variance]
-    return Selection(stale, trained, still)
+    zero_variance = [group.group_id for group in fresh if not group.has_variance]
+    return Selection(stale, trained, zero_variance)
 
 
 async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
-    """Trains the run to its last step, or until asked to stop; alone, by the run's lock.
+    """Trains the run until its last step or until `stop` is set; the run's advisory lock admits one trainer.
 
-    A step that SIGTERM interrupts is not committed; whoever resumes makes it again with the same result. So does this
-    process itself when Postgres was away: with the connection the lock is gone, and another trainer may have gone on.
+    SIGTERM leaves an unfinished step uncommitted; the next trainer makes it again with the same result. This process
+    does so itself after an outage of Postgres: the lost connection held the lock, and another trainer may have trained.
     """
     answer_seconds = settings.database_answer_seconds
     database = Database(settings.database_url, CLIENT, answer_seconds=answer_seconds)
@@ -125,7 +128,7 @@ async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -
     checks.add("database", database.ping)
     lock = AdvisoryLock(settings.database_url, f"trainer:{settings.run_id}", CLIENT, answer_seconds=answer_seconds)
     try:
-        while not await _trained(settings, database, notifications, lock, stop):
+        while not await _train_once(settings, database, notifications, lock, stop):
             if await pause(stop, settings.poll_seconds):
                 break
     finally:
@@ -134,12 +137,12 @@ async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -
         await database.close()
 
 
-async def _trained(
+async def _train_once(
     settings: Settings, database: Database, notifications: Notifications, lock: AdvisoryLock, stop: asyncio.Event
 ) -> bool:
-    """Trains from the last committed step; False when the store or room on the disk was away: it is to be tried again.
+    """Trains from the last committed step. Returns False on a passing failure: call it again.
 
-    Raises: what `Trainer.train` does; OSError: files cannot be read or written, which only somebody can mend
+    Raises: whatever `Trainer.train` raises; OSError: a file cannot be read or written, and waiting does not help
     """
     try:
         if await _acquire(lock, stop):
@@ -150,22 +153,22 @@ async def _trained(
         log.info("step given up")
         return True
     except (*AWAY, psycopg.OperationalError, LockLost) as error:
-        if isinstance(error, OSError) and not _may_pass(error):
+        if isinstance(error, OSError) and not _passes(error):
             raise
         limited_log.warning("going back to the last step", cause=cause(error))
         await lock.release()
         return False
 
 
-def _may_pass(error: OSError) -> bool:
-    """Whether waiting helps: connections come back, and room on the disk; no folder opens by itself."""
+def _passes(error: OSError) -> bool:
+    """Whether waiting helps: a lost connection or a full disk, unlike a missing folder or permission."""
     return isinstance(error, ConnectionError | TimeoutError) or error.errno in {errno.ENOSPC, errno.EDQUOT}
 
 
 async def _acquire(lock: AdvisoryLock, stop: asyncio.Event) -> bool:
-    """Waits for the run's lock; False when asked to stop first."""
+    """Waits for the run's lock. Returns False if `stop` is set first."""
     while not await lock.acquire():
-        log.info("another trainer holds the run")
+        log.info("waiting for another trainer of the run")
         if await pause(stop, 1.0):
             return False
     return True
@@ -174,7 +177,7 @@ async def _acquire(lock: AdvisoryLock, stop: asyncio.Event) -> bool:
 async def _open_trainer(
     settings: Settings, database: Database, notifications: Notifications, lock: AdvisoryLock, stop: asyncio.Event
 ) -> Trainer:
-    """Records version 0 if it is new, and loads what the last committed step left."""
+    """Records version 0 if it is new, and loads the learner of the last committed step."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     run_id = settings.run_id
@@ -189,14 +192,14 @@ async def _open_trainer(
             await training.add_base_version(session, run_id, _version(0, export))
         await notifications.notify(Topic.VERSIONS)
     accelerator = make_accelerator(settings.device, config.training.precision)
-    origin = Origin(database, run_id, config, base, accelerator, lock_check(lock))
-    learner = await origin.learner(stop.is_set)
+    loader = LearnerLoader(database, run_id, config, base, accelerator, lock_check(lock))
+    learner = await loader.load(stop.is_set)
     log.info("learner ready", step=learner.step, device=str(accelerator.device))
     return Trainer(settings, config, base, database, notifications, lock, learner)
 
 
 def _base_model(config: RunConfig, settings: Settings) -> Path:
-    """Raises ValueError where neither the run nor the platform names a model."""
+    """The run's model folder, or the platform's. Raises: ValueError: neither names one."""
     if config.model is not None:
         return Path(config.model)
     if settings.model_path is None:
@@ -210,7 +213,7 @@ def _version(number: int, export: Export) -> training.Version:
 
 @dataclass
 class Trainer:
-    """Holds the run's lock and its learner; makes steps."""
+    """Makes steps with a run's learner, while `lock` is this process's own."""
 
     settings: Settings
     config: RunConfig
@@ -221,15 +224,15 @@ class Trainer:
     learner: Learner
 
     def __post_init__(self) -> None:
-        self.gate = GapGate(self.config.training.max_logprob_gap, self.settings.gap_patience)
+        self.gap_monitor = LogprobGapMonitor(self.config.training.max_logprob_gap, self.settings.gap_patience)
         self.saver = Saver(self.settings, self.config.training.keep_checkpoints, self.database, self.lock)
         self._check_lock = lock_check(self.lock)
 
     async def train(self, stop: asyncio.Event) -> None:
         """Makes steps until the last one is made or `stop` is set.
 
-        Raises: PoliciesDisagree, TrainingDiverged, CheckpointDamaged: the run must not go on like this; LockLost:
-            another trainer may have gone on
+        Raises: PoliciesDisagree, TrainingDiverged, CheckpointDamaged: the run must not continue like this; LockLost:
+            another trainer may have the run
         """
         try:
             while self.learner.step < self.config.training.steps and not stop.is_set():
@@ -247,7 +250,7 @@ class Trainer:
             await self.saver.close()
 
     async def _select(self) -> Selection:
-        """Looks at what credit has finished; groups that are too old are refused at once."""
+        """Reads the credited groups and refuses the stale ones at once."""
         async with self.database.read() as session:
             ready = await training.ready_groups(session, self.settings.run_id)
         sampling = self.config.sampling
@@ -265,13 +268,15 @@ class Trainer:
         return selection
 
     async def _step(self, selection: Selection, stop: asyncio.Event) -> None:
-        started_at, began = datetime.now(tz=UTC), time.perf_counter()
+        started_at, started = datetime.now(tz=UTC), time.perf_counter()
         async with self.database.read() as session:
-            rows = await training.load_samples(session, self.settings.run_id, selection.trained + selection.still)
-        samples, still = decode_samples(rows, set(selection.trained))
+            rows = await training.load_samples(
+                session, self.settings.run_id, selection.trained + selection.zero_variance
+            )
+        samples, zero_variance = decode_samples(rows, set(selection.trained))
         loaded = time.perf_counter()
-        metrics, export = await asyncio.to_thread(self._learn, samples, still, stop.is_set)
-        metrics = {**metrics, "load_seconds": loaded - began, "step_seconds": time.perf_counter() - began}
+        metrics, export = await asyncio.to_thread(self._learn, samples, zero_variance, stop.is_set)
+        metrics = {**metrics, "load_seconds": loaded - started, "step_seconds": time.perf_counter() - started}
 
         await self.lock.check()
         number = self.learner.step
@@ -283,7 +288,7 @@ class Trainer:
             checkpoint=str(checkpoint.absolute()),
             started_at=started_at,
             trained_groups=selection.trained,
-            zero_variance_groups=selection.still,
+            zero_variance_groups=selection.zero_variance,
             sample_ids=[sample.id for sample in samples],
             version=_version(number, export),
         )
@@ -296,30 +301,30 @@ class Trainer:
         state = optimizer_state(self.learner.optimizer)
         self.saver.save(state, Progress(self.settings.run_id, number, export.content_sha256))
         self._report(metrics, selection)
-        self.gate.pass_through(metrics.get("logprob_gap_mean"))
+        self.gap_monitor.check(metrics.get("logprob_gap_mean"))
 
     def _learn(
-        self, samples: Sequence[Sample], still: Sequence[Sample], interrupted: Callable[[], bool]
+        self, samples: Sequence[Sample], zero_variance: Sequence[Sample], interrupted: Callable[[], bool]
     ) -> tuple[Metrics, Export]:
-        """The work of a step outside the database; runs in a thread."""
+        """Runs in a thread: the part of a step that needs no database."""
         metrics = optimizer_step(
             self.learner,
             samples,
             self.config,
-            still=still,
+            zero_variance=zero_variance,
             interrupted=interrupted,
             before_update=self.saver.wait_written,
         )
-        began = time.perf_counter()
+        started = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
         export = export_weights(model_of(self.learner), self.base, folder, self._check_lock)
-        return {**metrics, "export_seconds": time.perf_counter() - began}, export
+        return {**metrics, "export_seconds": time.perf_counter() - started}, export
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:
         STEPS.inc()
         TOKENS.inc(metrics["trained_tokens"])
         GROUPS.labels("trained").inc(len(selection.trained))
-        GROUPS.labels("no_variance").inc(len(selection.still))
+        GROUPS.labels("no_variance").inc(len(selection.zero_variance))
         for name, value in metrics.items():
             if name.endswith("_seconds"):
                 PHASE_SECONDS.labels(name.removesuffix("_seconds")).observe(value)

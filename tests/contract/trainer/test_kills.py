@@ -1,4 +1,4 @@
-"""The trainer as a process, killed at every point of a step: the weights are those of a trainer that never was."""
+"""The trainer process, killed at every fault point of a step: its weights equal those of an undisturbed trainer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def prepared(database: Database, dsn: str, model: Path, folder: Path, redi
     return case
 
 
-async def train(case: Case, armory: FaultInjector) -> int:
+async def train(case: Case, injector: FaultInjector) -> int:
     """The exit status of one trainer process."""
     settings = case.settings()
     process = await asyncio.create_subprocess_exec(
@@ -53,7 +53,7 @@ async def train(case: Case, armory: FaultInjector) -> int:
             "TRAINER_MODEL_PATH": str(case.model),
             "TRAINER_THREADS": "1",
             "TRAINER_DEVICE": "cpu",
-            **armory.environment,
+            **injector.environment,
         },
     )
     try:
@@ -72,12 +72,12 @@ async def test_a_step_killed_at_every_point_is_recorded_once_with_the_weights_of
     undisturbed = await prepared(database, postgres_dsn, tiny_model, tmp_path / "undisturbed", redis_url)
     await undisturbed.train()
     killed = await prepared(database, postgres_dsn, tiny_model, tmp_path / "killed", redis_url)
-    armory = FaultInjector(tmp_path / "faults")
+    injector = FaultInjector(tmp_path / "faults")
     for point in POINTS:
-        armory.arm(point)
-        assert (point, await train(killed, armory)) == (point, -signal.SIGKILL)
-        assert armory.fired(point, 0.0)
-    assert await train(killed, armory) == 0
+        injector.arm(point)
+        assert (point, await train(killed, injector)) == (point, -signal.SIGKILL)
+        assert injector.fired(point, 0.0)
+    assert await train(killed, injector) == 0
 
     wanted, found = await undisturbed.versions(), await killed.versions()
     assert {number: one.content_sha256 for number, one in found.items()} == {
@@ -88,6 +88,6 @@ async def test_a_step_killed_at_every_point_is_recorded_once_with_the_weights_of
     assert samples == {
         f"{killed.run.id}.{number}.{sibling}:0": 1 + number // 2 for number in range(2 * STEPS) for sibling in (0, 1)
     }
-    kept = killed.folder / killed.run.id
+    folder = killed.folder / killed.run.id
     assert describe(Path(found[STEPS].path)).content_sha256 == found[STEPS].content_sha256
-    assert sorted(path.name for path in kept.glob("*/*")) == [str(STEPS)] * 2
+    assert sorted(path.name for path in folder.glob("*/*")) == [str(STEPS)] * 2

@@ -30,7 +30,7 @@ from leyden.services.trainer.checkpoint import (
     remove_folder,
 )
 from leyden.services.trainer.learner import make_accelerator
-from leyden.services.trainer.resume import Origin
+from leyden.services.trainer.resume import LearnerLoader
 from leyden.services.trainer.settings import Settings
 from tests import builders
 from tests.faults.proxy import FaultProxy, Trouble
@@ -94,7 +94,7 @@ class Case:
         return {row.version: row for row in await self.rows(tables.PolicyVersion)}  # type: ignore[attr-defined,misc]
 
 
-async def came_true(condition: Callable[[], bool]) -> None:
+async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
@@ -140,10 +140,10 @@ async def test_stale_groups_are_refused_and_never_trained(case: Case) -> None:
 
 async def test_a_group_without_variance_is_consumed_but_not_trained(case: Case) -> None:
     await case.open(steps=1)
-    still = await case.add_group(0, has_variance=False)
+    zero_variance = await case.add_group(0, has_variance=False)
     moving = await case.add_group(1)
     await case.train()
-    assert await case.verdicts() == {still: (1, "no_variance"), moving: (1, "trained")}
+    assert await case.verdicts() == {zero_variance: (1, "no_variance"), moving: (1, "trained")}
     assert set(await case.consumed()) == {f"{moving}.0:0", f"{moving}.1:0"}
 
 
@@ -256,7 +256,7 @@ async def test_a_checkpoint_waits_a_while_but_not_beyond_the_next_update_or_the_
     assert (checkpoints / "2").exists()
 
 
-async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_the_checkpoint_whole(
+async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_a_complete_checkpoint(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await case.open(steps=1)
@@ -265,7 +265,7 @@ async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_the_checkpoi
     loop, real = asyncio.get_running_loop(), saving.save_checkpoint
     written, closing = asyncio.Event(), threading.Event()
 
-    class Told(ThreadPoolExecutor):
+    class SignallingPool(ThreadPoolExecutor):
         def shutdown(self, *arguments: bool, **named: bool) -> None:
             closing.set()
             super().shutdown(*arguments, **named)
@@ -285,7 +285,7 @@ async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_the_checkpoi
 
         real(state, progress, folder, late)
 
-    monkeypatch.setattr(saving, "ThreadPoolExecutor", Told)
+    monkeypatch.setattr(saving, "ThreadPoolExecutor", SignallingPool)
     monkeypatch.setattr(saving, "save_checkpoint", slow)
     trainer = asyncio.create_task(case.train())
     await asyncio.wait_for(written.wait(), 60)
@@ -306,15 +306,15 @@ async def test_a_step_made_again_has_the_recorded_weights_and_no_others(
         await case.add_group(number)
     await case.train()
     remove_folder(case.folder / case.run.id / "checkpoints" / "1")
-    # As another machine would: the step made again comes to other weights.
+    # Like another machine: the step made again computes other weights.
     config = RunConfig.model_validate(case.run.config | {"optimizer": {"learning_rate": 5e-3}})
-    origin = Origin(case.database, case.run.id, config, case.model, make_accelerator("cpu", "float32"))
-    learner = await origin.learner(lambda: False)
+    loader = LearnerLoader(case.database, case.run.id, config, case.model, make_accelerator("cpu", "float32"))
+    learner = await loader.load(lambda: False)
     again = export_weights(learner.policy.model, case.model, case.folder / "again")
     assert (learner.step, again.content_sha256) == (1, (await case.versions())[1].content_sha256)
 
 
-async def test_a_recorded_step_of_which_no_files_are_left_is_told(case: Case) -> None:
+async def test_a_recorded_step_without_files_is_an_error(case: Case) -> None:
     await case.open(steps=2)
     for number in range(4):
         await case.add_group(number)
@@ -359,7 +359,7 @@ async def test_a_trainer_whose_commits_are_cut_off_goes_back_and_makes_the_same_
             training_on = asyncio.create_task(subject.train(database_url=proxy.url(postgres_dsn)))
             if name == "cut" and not answer_alone:
                 # Nothing is ever committed like this: after a few tries it is.
-                await came_true(lambda: proxy.cuts >= 3)
+                await wait_until(lambda: proxy.cuts >= 3)
                 proxy.heal()
             await training_on
             results.append({version: row.content_sha256 for version, row in (await subject.versions()).items()})
@@ -401,7 +401,9 @@ async def test_a_trainer_that_lost_its_run_before_the_checkpoint_writes_nothing_
     async with asyncio.timeout(60):
         while 1 not in await case.versions():
             await asyncio.sleep(0.02)
-    await has_come("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted", case._dsn)
+    await wait_for_row(
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted", case._dsn
+    )
     lock = AdvisoryLock(case._dsn, f"trainer:{case.run.id}")
     async with asyncio.timeout(60):
         while not await lock.acquire():
@@ -409,9 +411,9 @@ async def test_a_trainer_that_lost_its_run_before_the_checkpoint_writes_nothing_
     for number in (2, 3):
         await case.add_group(number)
     asks = "SELECT FROM pg_stat_activity WHERE application_name = 'leyden-trainer' AND query LIKE '%try_advisory%'"
-    await has_come(asks, case._dsn)
-    kept = case.folder / case.run.id
-    assert [path.name for path in kept.glob("[vc]*/*")] == ["1"]
+    await wait_for_row(asks, case._dsn)
+    folder = case.folder / case.run.id
+    assert [path.name for path in folder.glob("[vc]*/*")] == ["1"]
     await lock.release()
     await training_
 
@@ -424,8 +426,8 @@ async def test_a_trainer_that_lost_its_run_before_the_checkpoint_writes_nothing_
     assert sorted((await case.consumed()).values()) == [1] * 4 + [2] * 4
 
 
-async def has_come(query: str, dsn: str) -> None:
-    """Returns when a query finds something."""
+async def wait_for_row(query: str, dsn: str) -> None:
+    """Returns when a query finds a row."""
     async with asyncio.timeout(60), await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         while await (await connection.execute(query)).fetchone() is None:
             await asyncio.sleep(0.02)

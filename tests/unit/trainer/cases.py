@@ -104,8 +104,8 @@ def agent_samples(
             mask = [0] * len(ids)
             for turn in range(turns):
                 answer = usual if turn == 0 and random.random() < 0.6 else some(1, 5)
-                seen = some(0, 4)
-                ids, mask = ids + answer + seen, mask + [1] * len(answer) + [0] * len(seen)
+                result = some(0, 4)
+                ids, mask = ids + answer + result, mask + [1] * len(answer) + [0] * len(result)
             rows = [(ids, mask)]
             if sibling == 0:
                 fork = len(shared) + len(question) + 1

@@ -54,7 +54,7 @@ def test_a_resumed_run_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_an_export_is_a_whole_hugging_face_folder(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_export_is_a_complete_hugging_face_folder(tiny_model: Path, tmp_path: Path) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     export = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
     assert {file.name for file in tiny_model.iterdir() if file.suffix != ".safetensors"} <= {
@@ -67,7 +67,7 @@ def test_an_export_is_a_whole_hugging_face_folder(tiny_model: Path, tmp_path: Pa
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
 
-def test_the_hash_is_of_the_weights_and_of_nothing_else(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_hash_covers_the_weights_alone(tiny_model: Path, tmp_path: Path) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     one = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
     two = export_weights(learner.policy.model, tiny_model, tmp_path / "2")
@@ -88,7 +88,7 @@ def test_a_failed_write_leaves_the_old_folder(tiny_model: Path, tmp_path: Path) 
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files and folders that were brought to the disk, as they come."""
+    """Names of the files and folders brought to the disk, in order."""
     names: list[str] = []
 
     def sync(path: Path) -> None:
@@ -135,7 +135,9 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path)
 
 
 @pytest.mark.parametrize("lost_at", ["the beginning", "the end"])
-def test_who_lost_the_run_leaves_the_folder_of_another(tiny_model: Path, tmp_path: Path, lost_at: str) -> None:
+def test_a_trainer_that_lost_the_run_leaves_the_folder_of_the_next(
+    tiny_model: Path, tmp_path: Path, lost_at: str
+) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     old = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
     step(learner, 0)
@@ -162,7 +164,7 @@ def test_a_step_is_made_again_where_the_files_of_the_first_cannot_be_removed(
     export_weights(learner.policy.model, tiny_model, folder)
     step(learner, 0)
     with monkeypatch.context() as patch:
-        # As NFS does while an engine has them mapped.
+        # NFS refuses while an engine has them mapped.
         patch.setattr(shutil, "rmtree", lambda *_, **__: None)
         assert export_weights(learner.policy.model, tiny_model, folder) == describe(folder)
     clear_scratch(tmp_path, "run-a")
@@ -171,7 +173,7 @@ def test_a_step_is_made_again_where_the_files_of_the_first_cannot_be_removed(
 
 @pytest.mark.parametrize("is_lost", [True, False])
 @pytest.mark.parametrize("by", ["replaced", "removed"])
-def test_a_version_that_was_named_is_taken_for_no_other(
+def test_a_version_replaced_by_another_trainer_is_an_error(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str, is_lost: bool
 ) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
@@ -220,7 +222,7 @@ def test_a_version_that_cannot_be_brought_to_the_disk_gets_no_name(
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_files_that_another_trainer_cleared_are_a_lost_run_and_no_trouble_with_files(
+def test_files_that_the_next_trainer_cleared_report_the_lost_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_lost: bool
 ) -> None:
     cleared: list[str] = []
@@ -242,7 +244,7 @@ def test_files_that_another_trainer_cleared_are_a_lost_run_and_no_trouble_with_f
 
 
 @pytest.mark.parametrize("damage", ["weights", "state", "progress"])
-def test_damage_is_told_and_never_trained(tiny_model: Path, tmp_path: Path, damage: str) -> None:
+def test_damage_is_an_error_and_never_trained(tiny_model: Path, tmp_path: Path, damage: str) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     step(learner, 0)
     export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")
@@ -259,7 +261,7 @@ def test_damage_is_told_and_never_trained(tiny_model: Path, tmp_path: Path, dama
         resume_learner(tiny_model, export.path, tmp_path / "c", expected, CONFIG, CPU)
 
 
-def test_a_folder_without_weights_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointDamaged, match="holds no weights"):
         describe(tmp_path / "nothing")
 
@@ -309,7 +311,9 @@ def short_random(root: Path) -> None:
         short_random,
     ],
 )
-def test_files_cut_or_garbage_are_told_and_never_trained(tiny_model: Path, tmp_path: Path, damage: Damage) -> None:
+def test_truncated_files_and_garbage_are_errors_and_never_trained(
+    tiny_model: Path, tmp_path: Path, damage: Damage
+) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     step(learner, 0)
     export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")

@@ -194,7 +194,7 @@ def test_logprobs_in_float32_equal_a_plain_forward() -> None:
     assert np.abs(shared_K - plain_K.numpy()).max() < 1e-5
 
 
-def test_what_rows_sampled_together_is_read_from_the_trunk() -> None:
+def test_tokens_sampled_within_the_trunk_are_read_from_it() -> None:
     samples = [
         sample("run.0.0:0", [1, 2, 3, 4, 5, 6], [0, 1, 1, 0, 1, 1], advantage=1.0),
         sample("run.0.0:1", [1, 2, 3, 4, 7, 8, 9], [0, 0, 0, 0, 1, 1, 1], advantage=0.5),

@@ -9,7 +9,7 @@ from leyden.services.trainer.batch import Sample, trained_tokens
 from leyden.services.trainer.compute import Interrupted, batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.step import Learner, TrainingDiverged, learning_rate, make_optimizer, optimizer_step
-from leyden.services.trainer.worker import GapGate, PoliciesDisagree, select_groups
+from leyden.services.trainer.worker import LogprobGapMonitor, PoliciesDisagree, select_groups
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama
 
 CPU = Accelerator(cpu=True)
@@ -51,9 +51,9 @@ def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_so() -> None:
 
 def test_groups_without_variance_count_in_denominators_alone() -> None:
     moving = sample("run.0.0", [1, 2, 3], [0, 0, 1])
-    still = sample("run.1.0", [1, 2, 4], [0, 0, 1], advantage=0.0)
+    unmoved = sample("run.1.0", [1, 2, 4], [0, 0, 1], advantage=0.0)
     subject, other = learner(), learner()
-    left_out, together = step(subject, [moving], still=[still]), step(other, [moving, still])
+    left_out, together = step(subject, [moving], zero_variance=[unmoved]), step(other, [moving, unmoved])
     assert left_out["loss"] == pytest.approx(together["loss"])
     assert left_out["gradient_norm"] == pytest.approx(together["gradient_norm"])
     assert left_out["groups_without_variance"] == 1
@@ -64,7 +64,7 @@ def test_a_step_without_anything_to_learn_changes_no_weight() -> None:
     subject = learner()
     step(subject, agent_samples(0))
     before = weights(subject)
-    metrics = step(subject, [], still=[sample("run.0.0", [1, 2, 3], [0, 0, 1], advantage=0.0)])
+    metrics = step(subject, [], zero_variance=[sample("run.0.0", [1, 2, 3], [0, 0, 1], advantage=0.0)])
     assert subject.step == 2
     assert metrics["gradient_norm"] == 0.0
     for name, weight in weights(subject).items():
@@ -144,7 +144,7 @@ def ready(name: str, version: int | None, has_variance: bool = True) -> ReadyGro
 def test_groups_too_old_are_refused_and_the_oldest_of_the_others_consumed() -> None:
     groups = [ready("a", 0), ready("b", 1), ready("c", 2, has_variance=False), ready("d", 2), ready("e", None)]
     selection = select_groups(groups, step=3, groups_per_step=3, max_lag=1)
-    assert (selection.stale, selection.trained, selection.still) == (["a"], ["b", "d"], ["c"])
+    assert (selection.stale, selection.trained, selection.zero_variance) == (["a"], ["b", "d"], ["c"])
     assert selection.complete
 
 
@@ -154,13 +154,13 @@ def test_too_few_groups_make_no_step() -> None:
     assert selection.stale == []
 
 
-def test_the_gap_gate_closes_after_enough_steps_in_a_row() -> None:
-    gate = GapGate(limit=0.05, patience=2)
+def test_the_gap_monitor_raises_after_enough_steps_in_a_row() -> None:
+    monitor = LogprobGapMonitor(limit=0.05, patience=2)
     for gap in (0.2, None, 0.01, 0.2, 0.01):
-        gate.pass_through(gap)
-    gate.pass_through(0.06)
+        monitor.check(gap)
+    monitor.check(0.06)
     with pytest.raises(PoliciesDisagree, match="max_logprob_gap"):
-        gate.pass_through(0.06)
+        monitor.check(0.06)
 
 
 def test_defaults_of_a_run_make_a_step() -> None:

@@ -59,12 +59,12 @@ def test_every_row_is_found_along_its_nodes_and_no_node_is_doubled(seed: int, li
         trunk = before(forest, pack)
         assert pack.prefix == len(trunk)
         for row, nodes in zip(pack.rows, pack.nodes, strict=True):
-            whole = [*trunk, *pack.token_ids_M[nodes].tolist()]
-            assert whole == token_ids[row].tolist()
-            assert pack.depths_M[nodes].tolist() == list(range(len(trunk), len(whole)))
+            path = [*trunk, *pack.token_ids_M[nodes].tolist()]
+            assert path == token_ids[row].tolist()
+            assert pack.depths_M[nodes].tolist() == list(range(len(trunk), len(path)))
             for i, node in enumerate(nodes):
                 assert np.flatnonzero(mask[node]).tolist() == nodes[: i + 1].tolist()
-                paths.add(tuple(whole[: len(trunk) + i + 1]))
+                paths.add(tuple(path[: len(trunk) + i + 1]))
         assert len(paths) == len(pack) > 0
         assert len(pack) <= limit or len(pack.rows) == 1
 
