@@ -466,7 +466,9 @@ class GroupCredit(Base):
         comment="Over the trained tokens of its samples; null without samples."
     )
     reward_mean: Mapped[float | None] = mapped_column(comment="Over counted siblings.")
-    reward_std: Mapped[float | None] = mapped_column(comment="Over counted siblings, unbiased.")
+    reward_std: Mapped[float | None] = mapped_column(
+        comment="Over counted siblings: the standard deviation of the population."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("verdict", GroupVerdict),

@@ -135,6 +135,9 @@ def upgrade() -> None:
         op.alter_column("model_calls", column, comment=comment)
     op.create_table_comment("model_calls", TABLE_COMMENT)
     op.alter_column("runs", "config", comment="The run's document (RunConfig).")
+    op.alter_column(
+        "group_credits", "reward_std", comment="Over counted siblings: the standard deviation of the population."
+    )
     op.create_table_comment(
         "state_transitions",
         "Writer: migrations. The transitions of states that the triggers allow; they refuse every other change.",
