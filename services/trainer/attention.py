@@ -5,7 +5,6 @@ Axes: H query heads, G key heads, P tokens of a pack's trunks, M nodes of the pa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,13 +19,14 @@ from leyden.services.trainer.tree import Pack, ancestor_mask
 NAME = "leyden_tree"
 
 
-@dataclass
 class TreeLayout:
-    """The visible pairs of a pack behind its trunks: as blocks for a CPU, as a mask for other devices."""
+    """The visible pairs of a pack behind its trunks: as blocks for a CPU, as a mask for other devices.
 
-    pack: Pack
-    dtype: torch.dtype
-    device: torch.device
+    One layout serves all layers of a pass. (Not a dataclass: FSDP would rebuild it, and its mask, for every layer.)
+    """
+
+    def __init__(self, pack: Pack, dtype: torch.dtype, device: torch.device) -> None:
+        self.pack, self.dtype, self.device = pack, dtype, device
 
     @cached_property
     def mask(self) -> Tensor:

@@ -36,7 +36,7 @@ def ratio_band(ratio_K: Tensor, above: float) -> Tensor:
 
 
 def effective_sample_share(weights_K: Tensor) -> float:
-    """Effective sample size as a share of the samples, 1 / mean((w / mean w)²): 1.0 where all weights are equal.
+    """Effective sample size as a share of the samples, 1 / mean((w / mean w)²): 1.0 for equal weights.
 
     Source: Kong (1992); the form of verl's `rollout_is_eff_sample_size`. Worked value: weights [1, 3] give 0.8.
     """

@@ -66,7 +66,7 @@ def gspo(
 ) -> TokenLoss:
     """PPO's clip on the row's ratio s = exp(mean Δ), whose gradient reaches each token through its own log-probability.
 
-    Args: rows_K: int64, the row of each token; each call gets complete rows.
+    Args: rows_K: int64, the row of each token; a call needs all tokens of its rows.
     Source: GSPO (arXiv 2507.18071) equations 7 and 14 (the token variant, straight-through).
     """
     difference_K = (logprobs_K - anchor_logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).detach()

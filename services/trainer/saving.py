@@ -41,7 +41,7 @@ def lock_check(lock: AdvisoryLock) -> LockCheck:
 
 
 class Saver:
-    """Saves one step after another: first its checkpoint, then it removes what is older than `retained_checkpoints`."""
+    """Saves one step after another: writes its checkpoint, then removes all but the newest `retained_checkpoints`."""
 
     def __init__(self, settings: Settings, retained_checkpoints: int, database: Database, lock: AdvisoryLock) -> None:
         self._settings, self._retained, self._database, self._lock = settings, retained_checkpoints, database, lock

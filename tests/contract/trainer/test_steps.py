@@ -279,7 +279,7 @@ async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_a_complete_c
             if asked == 2:
                 loop.call_soon_threadsafe(written.set)
                 assert closing.wait(60)
-                # Where the loop waits for this thread, this fails instead of waiting for ever.
+                # Fails, instead of waiting for ever, if the loop waits for this thread.
                 asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(20)
             check_lock()
 
