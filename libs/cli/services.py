@@ -180,6 +180,7 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
                 "ENGINE_MODEL_PATH": str(facts.model_path),
                 "ENGINE_API_KEY_FILE": str(facts.engine_key_file),
                 "ENGINE_ADMIN_API_KEY_FILE": str(facts.engine_admin_key_file),
+                "ENGINE_INCREMENTAL_STREAMING_OUTPUT": "true",
             }
         case "gateway":
             return {

@@ -16,25 +16,28 @@ Json = dict[str, Any]
 
 
 class Answer:
-    """Builds the answers to one sequence; each holds all tokens up to its moment."""
+    """Builds the answers to one sequence."""
 
     def __init__(self, sequence: Sequence, request: GenerateRequest, text: Text) -> None:
         self.sequence = sequence
         self._request, self._text = request, text
+        self._sent_text = ""
         self._decoder = Decoder(text, sequence.draw.sampling.skip_special_tokens)
 
-    def build(self, finish: Finish | None, count: int, version: str) -> Json:
+    def build(self, finish: Finish | None, count: int, version: str, start: int = 0) -> Json:
         """Builds the answer after `count` tokens.
 
         Args:    version: label of the weights served now, for an answer without tokens
+                 start: tokens of the answers before, which this one leaves out
         """
         sequence = self.sequence
-        ids = sequence.output_ids[:count]
+        text = self._text_of(sequence.output_ids[:count], finish)
         answer: Json = {
-            "text": self._text_of(ids, finish),
-            "output_ids": ids,
-            "meta_info": self._meta_info(finish, count, version),
+            "text": text[len(self._sent_text) if start else 0 :],
+            "output_ids": sequence.output_ids[start:count],
+            "meta_info": self._meta_info(finish, start, count, version),
         }
+        self._sent_text = text
         if self._request.return_prompt_token_ids:
             answer["prompt_token_ids"] = sequence.prompt_ids.tolist()
         return answer
@@ -52,7 +55,7 @@ class Answer:
             text = text[:place]
         return text
 
-    def _meta_info(self, finish: Finish | None, count: int, version: str) -> Json:
+    def _meta_info(self, finish: Finish | None, start: int, count: int, version: str) -> Json:
         sequence = self.sequence
         spans = version_spans(sequence.versions[:count])
         meta: Json = {
@@ -63,7 +66,7 @@ class Answer:
             "num_retractions": sequence.retractions,
             "weight_version": spans[-1]["version"] if spans else version,
             "weight_versions": spans,
-            **self._logprobs(count),
+            **self._logprobs(start, count),
             **_times(sequence),
         }
         # SGLang answers an abort in the queue without these two.
@@ -71,17 +74,19 @@ class Answer:
             meta |= {"prompt_tokens": len(sequence.prompt_ids), "cached_tokens": sequence.cached_tokens}
         return meta
 
-    def _logprobs(self, count: int) -> Json:
+    def _logprobs(self, start: int, count: int) -> Json:
         sequence, prompt = self.sequence, self.sequence.prompt
         if not prompt.return_logprob:
             return {}
-        pairs = list(zip(sequence.logprobs[:count], sequence.output_ids[:count], strict=True))
+        pairs = list(zip(sequence.logprobs[start:count], sequence.output_ids[start:count], strict=True))
         logprobs: Json = {"output_token_logprobs": self._entries(pairs), "output_token_logprobs_length": count}
         if prompt.top_logprobs_num:
-            logprobs["output_top_logprobs"] = [self._entries(top) for top in sequence.top_logprobs[:count]]
+            logprobs["output_top_logprobs"] = [self._entries(top) for top in sequence.top_logprobs[start:count]]
         if prompt.token_ids_logprob:
-            logprobs["output_token_ids_logprobs"] = [self._entries(row) for row in sequence.chosen_logprobs[:count]]
-        if prompt.logprob_start_len >= 0:
+            logprobs["output_token_ids_logprobs"] = [
+                self._entries(row) for row in sequence.chosen_logprobs[start:count]
+            ]
+        if prompt.logprob_start_len >= 0 and start == 0:
             logprobs |= self._input_logprobs()
         return logprobs
 

@@ -24,6 +24,7 @@ SGLANG_VERSION = "0.5.23"
 
 # How often a request that only waits for its end checks for a disconnected client.
 _DISCONNECT_SECONDS = 1.0
+_REPORTED = {"dtype", "max_running_requests", "chunked_prefill_size", "seed", "incremental_streaming_output"}
 
 router = APIRouter()
 
@@ -94,7 +95,7 @@ async def _complete(
 
 
 async def _stream(engine: Engine, parsed: GenerateRequest, sequences: list[Sequence]) -> AsyncIterator[bytes]:
-    """Cumulative chunks of every sequence, each with its index when there are several; then `[DONE]`."""
+    """Chunks of every sequence, each with its index when there are several; then `[DONE]`."""
     pending = {index: Answer(sequence, parsed, engine.text) for index, sequence in enumerate(sequences)}
     sent = dict.fromkeys(pending, 0)
     changed = sequences[0].changed
@@ -109,7 +110,8 @@ async def _stream(engine: Engine, parsed: GenerateRequest, sequences: list[Seque
                     finish, count = answer.sequence.finish, len(answer.sequence.output_ids)
                     if finish is None and count < sent[index] + answer.sequence.draw.sampling.stream_interval:
                         continue
-                    chunk = answer.build(finish, count, engine.weight_version)
+                    start = sent[index] if engine.settings.incremental_streaming_output else 0
+                    chunk = answer.build(finish, count, engine.weight_version, start)
                     if len(sequences) > 1:
                         chunk["index"] = index
                     yield b"data: " + orjson.dumps(chunk) + b"\n\n"
@@ -186,7 +188,7 @@ async def model_info(request: Request) -> Response:
 async def server_info(request: Request) -> Response:
     engine = engine_of(request)
     settings = engine.settings
-    facts = settings.model_dump(mode="json", include={"dtype", "max_running_requests", "chunked_prefill_size", "seed"})
+    facts = settings.model_dump(mode="json", include=_REPORTED)
     return JsonResponse(
         {
             **facts,

@@ -36,6 +36,8 @@ class Settings(HttpSettings):
     """Prompt tokens computed between two decoding steps."""
     context_length: int | None = Field(default=None, ge=16)
     """Prompt and output together; the model's own when unset, and never more than `max_total_tokens`."""
+    incremental_streaming_output: bool = False
+    """Whether each event of a stream holds its new tokens alone, instead of all tokens so far."""
     seed: int | None = None
     """Seed of sampling for requests that bring none; random when unset."""
     api_key: SecretStr | None = None

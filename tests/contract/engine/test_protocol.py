@@ -103,6 +103,24 @@ async def test_chunks_are_cumulative_and_end_as_the_whole_answer(engine: Client)
     assert [entry[0] for entry in streamed] == pytest.approx([entry[0] for entry in waited], abs=1e-5)
 
 
+async def test_incremental_chunks_add_up_to_the_complete_answer(tiny_model: Path) -> None:
+    sampling = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0}
+    body = {"input_ids": PROMPT, "return_logprob": True, "top_logprobs_num": 2, "sampling_params": sampling}
+    async with served_engine(tiny_model, incremental_streaming_output=True) as engine:
+        chunks = [chunk async for chunk in engine.stream(**body)]
+        complete = await engine.generate(**body)
+        assert (await engine.http.get("/server_info")).json()["incremental_streaming_output"] is True
+    assert len(chunks) > 1
+    assert all(api_types().GenerateResponse.from_json_value(chunk) for chunk in chunks)
+    assert [token for chunk in chunks for token in chunk["output_ids"]] == complete["output_ids"]
+    assert "".join(chunk["text"] for chunk in chunks) == complete["text"]
+    assert chunks[-1]["meta_info"]["completion_tokens"] == 40
+    assert chunks[-1]["meta_info"]["weight_versions"] == complete["meta_info"]["weight_versions"]
+    for name in ("output_token_logprobs", "output_top_logprobs"):
+        streamed = [entry for chunk in chunks for entry in chunk["meta_info"][name]]
+        assert len(streamed) == len(complete["meta_info"][name]) == 40
+
+
 async def test_choices_and_batches_come_as_lists_in_order(engine: Client) -> None:
     several = await engine.generate(input_ids=PROMPT, sampling_params={"n": 3, "max_new_tokens": 4}, rid="three")
     assert [checked(answer)["meta_info"]["id"] for answer in several] == ["three_0", "three_1", "three_2"]
