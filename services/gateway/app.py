@@ -22,7 +22,8 @@ from leyden.libs.store.calls import CallWriter
 from leyden.libs.store.database import Database
 from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.calls import CallService
-from leyden.services.gateway.engine import EngineClient, EnginePool
+from leyden.services.gateway.engine.client import EngineClient
+from leyden.services.gateway.engine.pool import EnginePool
 from leyden.services.gateway.errors import GatewayError, NotServed, TooLarge, Unavailable, error_response
 from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel

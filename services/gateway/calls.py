@@ -10,9 +10,8 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from leyden.libs.capability import CapabilityError, Cause
 from leyden.libs.contracts.ids import new_call_id, weight_version
@@ -22,77 +21,19 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
 from leyden.services.gateway.auth import Attempt, refusal
-from leyden.services.gateway.conversation import Completion, ModelRequest, SampledTokens
+from leyden.services.gateway.conversation import Completion, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.dialects import WireFormat
-from leyden.services.gateway.engine import EngineClient, EngineRequest
+from leyden.services.gateway.engine.client import EngineClient
+from leyden.services.gateway.engine.sglang import EngineRequest
 from leyden.services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
+from leyden.services.gateway.in_flight import InFlightCall, Retry, RetryIndex
 from leyden.services.gateway.prompt.answer import finish_answer
-from leyden.services.gateway.prompt.prefix import PrefixIndex, Prompt
+from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.reader import Reader
-from leyden.services.gateway.records.writer import Recorder, call_row
-from leyden.services.gateway.retries import Retry, RetryIndex
+from leyden.services.gateway.records.writer import CallContext, Recorder, call_row, untrainable_reason
 
 log = logger()
-
-
-@dataclass(slots=True, eq=False)
-class InFlightCall:
-    """One request to the model until it is recorded. `arrived_at` is `perf_counter()`, `sequence` wall time in ns."""
-
-    attempt: Attempt
-    request: ModelRequest
-    prompt: Prompt
-    temperature: float
-    choices: list[SampledTokens]
-    digest: bytes
-    trace_id: str | None
-    parent_span_id: str | None
-    arrived_at: float
-    sequence: int
-    task: asyncio.Task[Completion] | None = None
-    listeners: list[Callable[[], None]] = field(default_factory=list)
-    is_recorded: bool = False
-    has_attempt_ended: bool = False
-    """Its answer is then refused, even if it completes."""
-
-    @property
-    def request_id(self) -> str:
-        """The id of the first choice, which names the answer."""
-        return self.choices[0].call_id
-
-    @property
-    def created(self) -> int:
-        """Arrival in seconds since the epoch."""
-        return self.sequence // 1_000_000_000
-
-    @property
-    def may_complete(self) -> bool:
-        """Whether it runs and is not being cancelled."""
-        return self.task is not None and not self.task.cancelling()
-
-    @contextmanager
-    def listening(self, on_progress: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Calls `on_progress` after new tokens and at the end. The last listener that leaves early cancels the call."""
-        self.listeners.append(on_progress)
-        try:
-            yield
-        finally:
-            self.listeners.remove(on_progress)
-            if not self.listeners and self.task is not None and not self.task.done():
-                self.task.cancel()
-
-    def progressed(self) -> None:
-        """Informs every listener."""
-        for listener in self.listeners:
-            listener()
-
-    def result(self) -> Completion:
-        """The answer of a call that has ended. Raises: GatewayError."""
-        assert self.task is not None
-        if self.task.cancelled():
-            raise stopping()
-        return self.task.result()
 
 
 class CallService:
@@ -119,7 +60,7 @@ class CallService:
         self._engines = engines
         self._recorder = recorder
         self._reader = reader
-        self._retries: RetryIndex[InFlightCall] = RetryIndex()
+        self._retries = RetryIndex()
         self._max_choices = max_choices
         self._turns = asyncio.Semaphore(max_calls)
         self._max_calls_per_attempt = max_calls_per_attempt
@@ -159,7 +100,7 @@ class CallService:
     def end(self, attempt: AttemptKey) -> None:
         """Cancels the calls of an attempt that has ended; they are recorded as aborted, and refused."""
         for task, call in self._in_flight.items():
-            if call.attempt.key == attempt:
+            if call.context.attempt.key == attempt:
                 call.has_attempt_ended = True
                 task.cancel()
 
@@ -207,7 +148,8 @@ class CallService:
         arrived_at: float,
         sequence: int,
     ) -> InFlightCall:
-        prompt = await self._prefixes.prompt(attempt.key, request, lambda known: self._reader.calls(attempt, known))
+        indexed = await self._prefixes.prompt(attempt.key, request, lambda known: self._reader.calls(attempt, known))
+        prompt = indexed.prompt
         self._check_vocabulary(request, prompt)
         temperature = request.sampling.temperature
         if temperature is None:
@@ -216,21 +158,23 @@ class CallService:
             metrics.FORKS.inc()
         seed = request.sampling.seed
         parent = parse_traceparent(headers.get("traceparent"))
-        return InFlightCall(
+        choices = [
+            SampledTokens(new_call_id(), index, None if seed is None else (seed + index) % 2**63)
+            for index in range(request.choices)
+        ]
+        context = CallContext(
             attempt=attempt,
             request=request,
+            request_id=choices[0].call_id,
+            request_sha256=digest,
             prompt=prompt,
             temperature=temperature,
-            choices=[
-                SampledTokens(new_call_id(), index, None if seed is None else (seed + index) % 2**63)
-                for index in range(request.choices)
-            ],
-            digest=digest,
             trace_id=parent.trace_id if parent else None,
             parent_span_id=parent.span_id if parent else None,
             arrived_at=arrived_at,
             sequence=sequence,
         )
+        return InFlightCall(context, indexed, choices)
 
     def _check_vocabulary(self, request: ModelRequest, prompt: Prompt) -> None:
         # SGLang dies of an id beyond the vocabulary.
@@ -248,14 +192,14 @@ class CallService:
     def _run(self, call: InFlightCall) -> None:
         call.task = asyncio.create_task(self._serve(call), name=f"call {call.request_id}")
         self._in_flight[call.task] = call
-        self._retries.add((call.attempt.key, call.digest), call.request_id, call)
+        self._retries.add((call.context.attempt.key, call.context.request_sha256), call.request_id, call)
         metrics.IN_FLIGHT.inc()
         call.task.add_done_callback(lambda task: self._ended(call, task))
 
     def _ended(self, call: InFlightCall, task: asyncio.Task[Completion]) -> None:
         del self._in_flight[task]
-        self._release(call.attempt)
-        self._retries.remove((call.attempt.key, call.digest), call)
+        self._release(call.context.attempt)
+        self._retries.remove((call.context.attempt.key, call.context.request_sha256), call)
         metrics.IN_FLIGHT.dec()
         if not task.cancelled():
             # Every listener may have hung up: asyncio would warn of an exception that nobody fetched.
@@ -298,15 +242,15 @@ class CallService:
             raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1) from None
 
     async def _sample(self, call: InFlightCall) -> None:
-        request, tokenizer = call.request, self.model.tokenizer
+        request, tokenizer = call.context.request, self.model.tokenizer
         # Engines reserve one place of the context for themselves.
-        room = tokenizer.context_length - 1 - len(call.prompt.ids)
+        room = tokenizer.context_length - 1 - len(call.context.prompt.ids)
         asked = EngineRequest(
-            run_id=call.attempt.run_id,
-            rollout_id=call.attempt.rollout_id,
-            prompt_ids=call.prompt.ids,
+            run_id=call.context.attempt.run_id,
+            rollout_id=call.context.attempt.rollout_id,
+            prompt_ids=call.context.prompt.ids,
             sampling=request.sampling,
-            temperature=call.temperature,
+            temperature=call.context.temperature,
             max_tokens=min(request.sampling.max_tokens or room, room),
             vocab_size=tokenizer.vocab_size,
             top_logprobs=request.top_logprobs,
@@ -321,25 +265,25 @@ class CallService:
             raise errors.exceptions[0] from None
 
     async def _complete(self, call: InFlightCall) -> Completion:
-        answers = [finish_answer(self.model, call.request, choice) for choice in call.choices]
-        reason = call.request.sampling.untrainable_reason(call.temperature)
+        answers = [finish_answer(self.model, call.context.request, choice) for choice in call.choices]
+        reason = untrainable_reason(call.context.request.sampling, call.context.temperature)
         rows = [
-            call_row(call, choice, CallStatus.COMPLETED, reason, answer)
+            call_row(call.context, choice, CallStatus.COMPLETED, reason, answer)
             for choice, answer in zip(call.choices, answers, strict=True)
         ]
         call.is_recorded = True
         await self._recorder.record(rows)
         # Agents go on with the first choice, so a later one with the same text must not hide it.
         for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
-            self._prefixes.remember(call.attempt.key, choice.call_id, call.prompt, answer.turn, choice.ids)
+            self._prefixes.remember(call.context.attempt.key, choice.call_id, call.indexed, answer.turn, choice.ids)
         version = max((version for choice in call.choices for version in choice.policy_versions), default=None)
         completion = Completion(
             request_id=call.request_id,
-            model=call.request.model,
+            model=call.context.request.model,
             created=call.created,
-            weight_version=None if version is None else weight_version(call.attempt.run_id, version),
+            weight_version=None if version is None else weight_version(call.context.attempt.run_id, version),
             answers=tuple(answers),
-            prompt_tokens=len(call.prompt.ids),
+            prompt_tokens=len(call.context.prompt.ids),
             completion_tokens=sum(len(choice.ids) for choice in call.choices),
             cached_tokens=call.choices[0].cached_tokens,
         )
@@ -353,17 +297,19 @@ class CallService:
         metrics.CALLS.labels(status).inc(len(call.choices))
         call.is_recorded = True
         with suppress(GatewayError):
-            await self._recorder.record([call_row(call, choice, status, reason, None) for choice in call.choices])
+            await self._recorder.record(
+                [call_row(call.context, choice, status, reason, None) for choice in call.choices]
+            )
 
 
 def _count(call: InFlightCall, completion: Completion, *, is_trainable: bool) -> None:
     count = len(call.choices)
     metrics.CALLS.labels(CallStatus.COMPLETED).inc(count)
-    metrics.CALL_SECONDS.observe(time.perf_counter() - call.arrived_at)
+    metrics.CALL_SECONDS.observe(time.perf_counter() - call.context.arrived_at)
     metrics.TOKENS.labels("prompt").inc(completion.prompt_tokens * count)
     metrics.TOKENS.labels("cached").inc(sum(choice.cached_tokens for choice in call.choices))
     metrics.TOKENS.labels("sampled").inc(completion.completion_tokens)
     metrics.UNTRAINABLE.inc(0 if is_trainable else count)
     first_tokens = [choice.first_token_at for choice in call.choices if choice.first_token_at is not None]
     if first_tokens:
-        metrics.FIRST_TOKEN_SECONDS.observe(min(first_tokens) - call.arrived_at)
+        metrics.FIRST_TOKEN_SECONDS.observe(min(first_tokens) - call.context.arrived_at)

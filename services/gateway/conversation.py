@@ -5,23 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
+import numpy as np
+import numpy.typing as npt
 
-__all__ = [
-    "Answer",
-    "Completion",
-    "Dialect",
-    "Json",
-    "ModelRequest",
-    "SampledTokens",
-    "Sampling",
-    "TokenLogprob",
-    "ToolCall",
-    "Turn",
-]
-
-GREEDY_BELOW = 1e-6
-"""Temperatures that engines treat as 0 (SGLang's own bound)."""
+from leyden.libs.contracts.conversation import Dialect, Json, Turn
 
 TopLogprobs = list[tuple[float, int]]
 """Log-probability and token of the likeliest alternatives, best first."""
@@ -45,25 +32,6 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int | None = None
-
-    def untrainable_reason(self, temperature: float) -> str | None:
-        """Names the parameters under which the recorded log-probabilities are not the policy's own; None when none is.
-
-        Args: temperature: the effective one; greedy decoding is no sample of the policy
-        """
-        changed = {
-            "temperature": temperature < GREEDY_BELOW,
-            "top_p": self.top_p != 1.0,
-            "top_k": self.top_k > 0,
-            "min_p": self.min_p > 0,
-            "min_tokens": self.min_tokens > 0,
-            "frequency_penalty": self.frequency_penalty != 0,
-            "presence_penalty": self.presence_penalty != 0,
-            "repetition_penalty": self.repetition_penalty != 1.0,
-            "logit_bias": bool(self.logit_bias),
-        }
-        names = [name for name, is_changed in changed.items() if is_changed]
-        return f"sampled with {', '.join(names)}" if names else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +57,22 @@ class ModelRequest:
     template_options: Json
     parameters: Json
     body_sha256: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """The tokens that an engine samples after, and the part of them that the call's row shares with an earlier row.
+
+    `ids` is int32[prompt_tokens]. The row leaves out the first `shared_turns` turns and `shared_tokens` tokens, which
+    are those of the parent call with its answer. `is_fork` says that the conversation holds an answer of this attempt
+    whose tokens the prompt could not continue.
+    """
+
+    ids: npt.NDArray[np.int32]
+    parent_call_id: str | None
+    shared_turns: int
+    shared_tokens: int
+    is_fork: bool
 
 
 @dataclass(slots=True, eq=False)

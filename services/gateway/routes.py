@@ -10,13 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from leyden.libs.contracts.conversation import Json
 from leyden.libs.service import JsonResponse, Share
 from leyden.services.gateway import streaming
 from leyden.services.gateway.auth import Attempt
-from leyden.services.gateway.calls import CallService, InFlightCall
-from leyden.services.gateway.conversation import Completion, Json, ModelRequest
+from leyden.services.gateway.calls import CallService
+from leyden.services.gateway.conversation import Completion, ModelRequest
 from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
+from leyden.services.gateway.in_flight import InFlightCall
 
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499

@@ -10,10 +10,10 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from leyden.libs.faults import fault_point
-from leyden.services.gateway.calls import InFlightCall
 from leyden.services.gateway.conversation import Completion
 from leyden.services.gateway.dialects import EventWriter
 from leyden.services.gateway.errors import GatewayError
+from leyden.services.gateway.in_flight import InFlightCall
 from leyden.services.gateway.prompt.answer import AnswerStream
 from leyden.services.gateway.prompt.template import ChatModel
 
@@ -72,7 +72,7 @@ async def follow(
     has_started = False
     with call.listening(progress.set):
         assert call.task is not None
-        streams = [AnswerStream(model, call.request, choice) for choice in call.choices]
+        streams = [AnswerStream(model, call.context.request, choice) for choice in call.choices]
         while not call.task.done():
             try:
                 async with asyncio.timeout(patience):

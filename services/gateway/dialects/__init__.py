@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from leyden.services.gateway.conversation import Answer, Completion, Json, ModelRequest, TokenLogprob
+from leyden.libs.contracts.conversation import Json
+from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, TokenLogprob
 from leyden.services.gateway.errors import GatewayError
 
 

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.ids import parse_weight_version
-from leyden.services.gateway.conversation import Json, SampledTokens, Sampling
+from leyden.services.gateway.conversation import SampledTokens, Sampling
 from leyden.services.gateway.errors import BadRequest, Unavailable
 
 MIN_LOGPROB = -1e30

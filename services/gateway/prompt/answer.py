@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leyden.services.gateway.conversation import Answer, ModelRequest, SampledTokens, TokenLogprob, ToolCall, Turn
+from leyden.libs.contracts.conversation import ToolCall, Turn
+from leyden.services.gateway.conversation import Answer, ModelRequest, SampledTokens, TokenLogprob
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tool_calls import OPEN, parse_calls
 

@@ -24,7 +24,7 @@ from cachetools import LRUCache
 
 from leyden.libs.contracts.conversation import Json, Turn
 from leyden.libs.store.attempts import AttemptKey
-from leyden.services.gateway.conversation import ModelRequest
+from leyden.services.gateway.conversation import ModelRequest, Prompt
 from leyden.services.gateway.errors import ContextOverflow
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TokenIds
@@ -79,24 +79,20 @@ class IndexedCall:
     continued: IndexedCall | None
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A prompt ready for the engine, and how its row refers to an earlier call.
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexedPrompt:
+    """A prompt, and what the index needs to let later prompts continue its answer.
 
-    `chain` holds the digests of the conversation's beginnings. The prompt begins with all tokens of `continued`. Its
-    row leaves out the first `shared_turns` turns and `shared_tokens` tokens, those of `parent` with its answer.
-    `is_fork` says that the prompt holds an answer of this attempt but could not continue its tokens.
+    `chain` holds the digests of the conversation's beginnings. The prompt begins with all tokens of `continued`, and
+    its row refers to `parent`.
     """
 
-    ids: TokenIds
+    prompt: Prompt
     conversation: Conversation
     text: str
     chain: list[bytes]
     continued: IndexedCall | None
     parent: IndexedCall | None
-    shared_turns: int
-    shared_tokens: int
-    is_fork: bool
 
 
 ReadCalls = Callable[[Collection[str]], Awaitable[Sequence[StoredCall]]]
@@ -120,7 +116,7 @@ class PrefixIndex:
             max_bytes, lambda attempt: min(attempt.size_bytes, max_bytes)
         )
 
-    async def prompt(self, key: AttemptKey, request: ModelRequest, read: ReadCalls) -> Prompt:
+    async def prompt(self, key: AttemptKey, request: ModelRequest, read: ReadCalls) -> IndexedPrompt:
         """The tokens to sample after.
 
         Raises: ContextOverflow: they leave no room for an answer; BadRequest: the template refuses the conversation
@@ -139,13 +135,17 @@ class PrefixIndex:
             raise ContextOverflow(self._model.tokenizer.context_length, len(ids))
         parent, shared_turns = _parent(attempt, continued, conversation)
         shared_tokens = 0 if parent is None else _common(parent.tokens, ids)
-        return Prompt(ids, conversation, text, chain, continued, parent, shared_turns, shared_tokens, is_fork)
+        parent_call_id = None if parent is None else parent.call_id
+        prompt = Prompt(ids, parent_call_id, shared_turns, shared_tokens, is_fork)
+        return IndexedPrompt(prompt, conversation, text, chain, continued, parent)
 
-    def remember(self, key: AttemptKey, call_id: str, prompt: Prompt, answer: Turn, sampled_ids: Sequence[int]) -> None:
+    def remember(
+        self, key: AttemptKey, call_id: str, indexed: IndexedPrompt, answer: Turn, sampled_ids: Sequence[int]
+    ) -> None:
         """Lets later prompts and rows continue a completed call, whose row must be durable."""
-        tokens = np.concatenate([prompt.ids, np.asarray(sampled_ids, dtype=np.int32)])
-        continued, parent = prompt.continued, prompt.parent
-        turns = (*prompt.conversation.turns, answer)
+        tokens = np.concatenate([indexed.prompt.ids, np.asarray(sampled_ids, dtype=np.int32)])
+        continued, parent = indexed.continued, indexed.parent
+        turns = (*indexed.conversation.turns, answer)
         if continued is not None:
             # Memory grows with a session, not with its square: equal turns and tokens are held once.
             shared = _common_turns(continued.turns, turns)
@@ -154,10 +154,10 @@ class PrefixIndex:
         depth = 0 if parent is None else parent.depth + 1
         self._add(
             key,
-            extended(prompt.chain[-1], answer),
+            extended(indexed.chain[-1], answer),
             IndexedCall(
-                call_id, turns, prompt.conversation.tools, tokens, len(sampled_ids), len(prompt.text),
-                text_digest(prompt.text), depth, continued,
+                call_id, turns, indexed.conversation.tools, tokens, len(sampled_ids), len(indexed.text),
+                text_digest(indexed.text), depth, continued,
             ),
         )  # fmt: skip
 

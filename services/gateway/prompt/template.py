@@ -64,7 +64,8 @@ class ChatModel:
         Args: options: the request's template options, such as `enable_thinking`
         Raises: BadRequest: the template refuses the conversation, or cannot render it
         """
-        spelled = turns if self._has_tools else generic_turns(tuple(turns), tools)
+        uses_tools = bool(tools) or any(turn.role == "tool" or turn.tool_calls for turn in turns)
+        spelled = generic_turns(tuple(turns), tools) if uses_tools and not self._has_tools else turns
         try:
             return self._template.render(
                 **self._specials,

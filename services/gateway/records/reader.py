@@ -24,7 +24,7 @@ from leyden.libs.store.engines import serving_engines
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, SampledTokens
-from leyden.services.gateway.engine import Endpoint
+from leyden.services.gateway.engine.pool import Endpoint
 from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.prompt.answer import token_logprobs
 from leyden.services.gateway.prompt.prefix import Conversation, StoredCall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,16 +12,35 @@ from leyden.libs.contracts.states import CallStatus
 from leyden.libs.store.calls import CallRefused, CallWriter, NewCall, StoreAway
 from leyden.libs.store.group_commit import GroupCommit, Refused
 from leyden.libs.telemetry import logger
-from leyden.services.gateway.conversation import Answer, SampledTokens
+from leyden.services.gateway.auth import Attempt
+from leyden.services.gateway.conversation import Answer, ModelRequest, Prompt, SampledTokens, Sampling
 from leyden.services.gateway.errors import GatewayError, Unavailable
 from leyden.services.gateway.metrics import RECORD_ROWS, RECORD_SECONDS
 
-if TYPE_CHECKING:
-    from leyden.services.gateway.calls import InFlightCall
-
 MAX_ROWS = 512
+GREEDY_BELOW = 1e-6
+"""Temperatures that engines treat as 0 (SGLang's own bound)."""
 
 log = logger()
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """The facts of a call before its first token. `arrived_at` is `perf_counter()`, `sequence` wall time in ns.
+
+    `request_id` is the id of its first choice, which names the answer.
+    """
+
+    attempt: Attempt
+    request: ModelRequest
+    request_id: str
+    request_sha256: bytes
+    prompt: Prompt
+    temperature: float
+    trace_id: str | None
+    parent_span_id: str | None
+    arrived_at: float
+    sequence: int
 
 
 class Recorder:
@@ -60,8 +79,28 @@ class Recorder:
         RECORD_ROWS.observe(len(rows))
 
 
+def untrainable_reason(sampling: Sampling, temperature: float) -> str | None:
+    """Names the parameters under which the recorded log-probabilities are not the policy's own; None when none is.
+
+    Args: temperature: the effective one; greedy decoding is no sample of the policy
+    """
+    changed = {
+        "temperature": temperature < GREEDY_BELOW,
+        "top_p": sampling.top_p != 1.0,
+        "top_k": sampling.top_k > 0,
+        "min_p": sampling.min_p > 0,
+        "min_tokens": sampling.min_tokens > 0,
+        "frequency_penalty": sampling.frequency_penalty != 0,
+        "presence_penalty": sampling.presence_penalty != 0,
+        "repetition_penalty": sampling.repetition_penalty != 1.0,
+        "logit_bias": bool(sampling.logit_bias),
+    }
+    names = [name for name, is_changed in changed.items() if is_changed]
+    return f"sampled with {', '.join(names)}" if names else None
+
+
 def call_row(
-    call: InFlightCall, sampled: SampledTokens, status: CallStatus, reason: str | None, answer: Answer | None
+    call: CallContext, sampled: SampledTokens, status: CallStatus, reason: str | None, answer: Answer | None
 ) -> NewCall:
     """The row of one choice: the turns and tokens that it adds to its parent call, or all of them.
 
@@ -81,14 +120,14 @@ def call_row(
         status=status,
         trainable=reason is None,
         untrainable_reason=reason,
-        request_sha256=call.digest,
+        request_sha256=call.request_sha256,
         dialect=request.dialect,
         request=request.parameters,
-        parent_call_id=None if prompt.parent is None else prompt.parent.call_id,
+        parent_call_id=prompt.parent_call_id,
         shared_turns=prompt.shared_turns,
         shared_tokens=prompt.shared_tokens,
         turns=request.turns[prompt.shared_turns :],
-        tools=request.tools if prompt.parent is None else None,
+        tools=request.tools if prompt.parent_call_id is None else None,
         answer=None if answer is None else answer.turn,
         prompt_ids=prompt.ids[prompt.shared_tokens :].astype("<i4").tobytes(),
         sampled_ids=np.asarray(sampled.ids, dtype="<i4").tobytes(),

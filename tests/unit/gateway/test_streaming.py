@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from leyden.libs.store.attempts import AttemptKey
-from leyden.services.gateway.calls import InFlightCall
 from leyden.services.gateway.conversation import Completion, SampledTokens
 from leyden.services.gateway.dialects.chat_completions import ChatCompletionChunks, ChatCompletions
 from leyden.services.gateway.errors import GatewayError, Unavailable
+from leyden.services.gateway.in_flight import InFlightCall
 from leyden.services.gateway.prompt.answer import finish_answer
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.streaming import follow
@@ -32,10 +31,8 @@ class Growing:
         self.request = ChatCompletions().parse(BODY, max_choices=1)
         self.sampled = SampledTokens("c1", 0, None)
         self.end: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        attempt = SimpleNamespace(run_id="run-a", rollout_id="run-a.0.0", attempt=1, key=AttemptKey("run-a.0.0", 1))
-        self.call = InFlightCall(
-            cast(Any, attempt), self.request, cast(Any, None), 1.0, [self.sampled], b"", None, None, 0.0, 0
-        )
+        context = SimpleNamespace(request=self.request, request_id="c1", sequence=0)
+        self.call = InFlightCall(cast(Any, context), cast(Any, None), [self.sampled])
         self.call.task = asyncio.create_task(self._answer())
 
     async def _answer(self) -> Completion:

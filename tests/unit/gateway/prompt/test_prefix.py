@@ -24,8 +24,8 @@ from leyden.services.gateway.prompt.prefix import (
     LONG_CHARACTERS,
     MAX_DEPTH,
     Conversation,
+    IndexedPrompt,
     PrefixIndex,
-    Prompt,
     StoredCall,
     _is_answer_text,
     digest_chain,
@@ -91,7 +91,7 @@ class Session:
         self.reads += 1
         return [call for call in self.stored if call.call_id not in known]
 
-    async def prompt(self, *turns: Turn, tools: Sequence[Any] = ()) -> Prompt:
+    async def prompt(self, *turns: Turn, tools: Sequence[Any] = ()) -> IndexedPrompt:
         return await self.index.prompt(self.key, request(*turns, tools=tools), self.read)
 
     async def ask(
@@ -104,27 +104,27 @@ class Session:
         row = self.add(prompt, answer, ids)
         self.index.remember(self.key, row.id, prompt, answer, ids)
         full = full_call(self.rows, row)
-        assert (full.turns, full.tools, full.prompt_ids) == (turns, tuple(tools), prompt.ids.tobytes())
+        assert (full.turns, full.tools, full.prompt_ids) == (turns, tuple(tools), prompt.prompt.ids.tobytes())
         return row
 
-    def add(self, prompt: Prompt, answer: Turn, sampled: Sequence[int]) -> SimpleNamespace:
+    def add(self, prompt: IndexedPrompt, answer: Turn, sampled: Sequence[int]) -> SimpleNamespace:
         ids = np.asarray(sampled, dtype=np.int32)
         row = SimpleNamespace(
             id=f"c{len(self.rows)}",
             parent_call_id=prompt.parent.call_id if prompt.parent else None,
-            shared_turns=prompt.shared_turns,
-            shared_tokens=prompt.shared_tokens,
-            turns=list(map(turn_json, prompt.conversation.turns[prompt.shared_turns :])),
+            shared_turns=prompt.prompt.shared_turns,
+            shared_tokens=prompt.prompt.shared_tokens,
+            turns=list(map(turn_json, prompt.conversation.turns[prompt.prompt.shared_turns :])),
             tools=None if prompt.parent else list(prompt.conversation.tools),
             answer=turn_json(answer),
-            prompt_ids=prompt.ids[prompt.shared_tokens :].tobytes(),
+            prompt_ids=prompt.prompt.ids[prompt.prompt.shared_tokens :].tobytes(),
             sampled_ids=ids.tobytes(),
-            tokens=[*prompt.ids.tolist(), *sampled],
-            is_fork=prompt.is_fork,
+            tokens=[*prompt.prompt.ids.tolist(), *sampled],
+            is_fork=prompt.prompt.is_fork,
         )
         depth = 0 if prompt.parent is None else prompt.parent.depth + 1
         self.rows[row.id] = row
-        self.stored.append(StoredCall(row.id, prompt.conversation, answer, prompt.ids.copy(), ids, depth))
+        self.stored.append(StoredCall(row.id, prompt.conversation, answer, prompt.prompt.ids.copy(), ids, depth))
         return row
 
     def forget(self) -> None:
@@ -217,7 +217,7 @@ async def test_a_prompt_is_the_same_whatever_the_index_remembers(tmp_path_factor
         answer = random.choice(ANSWERS)
         sampled = [*model.tokenizer.encode(answer.content).tolist(), number % 250, EOS]
         row = await session.ask(*asked.turns, tools=asked.tools, says=answer, sampled=sampled)
-        assert (row.tokens[: -len(sampled)], row.is_fork) == (anew.ids.tolist(), anew.is_fork)
+        assert (row.tokens[: -len(sampled)], row.is_fork) == (anew.prompt.ids.tolist(), anew.prompt.is_fork)
         agent.hear(answer, number)
 
 
@@ -294,11 +294,11 @@ async def test_an_answer_is_continued_if_its_letters_stay_however_the_last_one_i
     session = Session(model)
     first = await session.ask(Turn("user", "a"), says=said)
     prompt = await session.prompt(Turn("user", "a"), Turn("assistant", said.strip()), Turn("user", "b"))
-    assert prompt.is_fork is is_fork
-    assert (prompt.ids.tolist()[: len(first.tokens)] == first.tokens) is not is_fork
+    assert prompt.prompt.is_fork is is_fork
+    assert (prompt.prompt.ids.tolist()[: len(first.tokens)] == first.tokens) is not is_fork
     if not is_fork:
         rest = "\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n"
-        assert model.tokenizer.decode(prompt.ids.tolist()[len(first.tokens) :]) == rest
+        assert model.tokenizer.decode(prompt.prompt.ids.tolist()[len(first.tokens) :]) == rest
 
 
 async def test_forgotten_attempts_are_read_again(model):

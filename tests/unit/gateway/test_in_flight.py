@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from leyden.libs.store.attempts import AttemptKey
-from leyden.services.gateway.retries import Retry, RetryIndex
+from leyden.services.gateway.in_flight import Retry, RetryIndex
 
 KEY = (AttemptKey("run-a.0.0", 1), b"body")
 
@@ -25,13 +27,13 @@ def test_headers_count_the_tries(headers, retry):
 
 
 def test_an_answer_goes_to_one_retry_of_each_count():
-    retries: RetryIndex[str] = RetryIndex()
+    retries: Any = RetryIndex()
     claims = [retries.claim("c1", Retry(count, "")) for count in (1, 1, 2, 1, 2, 3)]
     assert claims == [True, False, True, False, False, True]
 
 
 def test_a_retry_joins_the_latest_unclaimed_call_of_its_attempt_and_body():
-    retries: RetryIndex[str] = RetryIndex()
+    retries: Any = RetryIndex()
     for name in ("first", "second"):
         retries.add(KEY, name, name)
     retries.add((AttemptKey("run-a.0.0", 2), b"body"), "other attempt", "other attempt")

@@ -1,4 +1,4 @@
-"""Retries of an SDK, which sends the same body again because no answer arrived: answered, but not sampled again.
+"""Calls in flight, and the retries of an SDK that share them: the same body again, because no answer arrived.
 
 OpenAI's clients count their tries in `x-stainless-retry-count`. A stored or running answer goes to at most one retry of
 each count, so that equal requests of an agent, all retried after a restart, do not collapse into one answer. A request
@@ -9,19 +9,74 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from dataclasses import dataclass, field
+from typing import Self
 
 from cachetools import LRUCache
 
 from leyden.libs.store.attempts import AttemptKey
+from leyden.services.gateway.conversation import Completion, SampledTokens
+from leyden.services.gateway.errors import stopping
+from leyden.services.gateway.prompt.prefix import IndexedPrompt
+from leyden.services.gateway.records.writer import CallContext
 
-CallT = TypeVar("CallT")
 RequestKey = tuple[AttemptKey, bytes]
 """An attempt and the digest of a body."""
 MAX_CLAIMS = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class InFlightCall:
+    """One request to the model until it is recorded."""
+
+    context: CallContext
+    indexed: IndexedPrompt
+    choices: list[SampledTokens]
+    task: asyncio.Task[Completion] | None = None
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+    is_recorded: bool = False
+    has_attempt_ended: bool = False
+    """Its answer is then refused, even if it completes."""
+
+    @property
+    def request_id(self) -> str:
+        """The id that names the answer."""
+        return self.context.request_id
+
+    @property
+    def created(self) -> int:
+        """Arrival in seconds since the epoch."""
+        return self.context.sequence // 1_000_000_000
+
+    @property
+    def may_complete(self) -> bool:
+        """Whether it runs and is not being cancelled."""
+        return self.task is not None and not self.task.cancelling()
+
+    @contextmanager
+    def listening(self, on_progress: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Calls `on_progress` after new tokens and at the end. The last listener that leaves early cancels the call."""
+        self.listeners.append(on_progress)
+        try:
+            yield
+        finally:
+            self.listeners.remove(on_progress)
+            if not self.listeners and self.task is not None and not self.task.done():
+                self.task.cancel()
+
+    def progressed(self) -> None:
+        """Informs every listener."""
+        for listener in self.listeners:
+            listener()
+
+    def result(self) -> Completion:
+        """The answer of a call that has ended. Raises: GatewayError."""
+        assert self.task is not None
+        if self.task.cancelled():
+            raise stopping()
+        return self.task.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +98,12 @@ class Retry:
         return self.count > 0 or bool(self.key)
 
 
-class RetryIndex(Generic[CallT]):
+class RetryIndex:
     """The calls in flight by attempt and body, and the retries that each answer has been given to."""
 
     def __init__(self) -> None:
         self._starting: defaultdict[RequestKey, list[asyncio.Event]] = defaultdict(list)
-        self._in_flight: defaultdict[RequestKey, list[tuple[str, CallT]]] = defaultdict(list)
+        self._in_flight: defaultdict[RequestKey, list[tuple[str, InFlightCall]]] = defaultdict(list)
         self._claims: LRUCache[str, int] = LRUCache(MAX_CLAIMS)
 
     @contextmanager
@@ -70,17 +125,17 @@ class RetryIndex(Generic[CallT]):
             if not inside:
                 del self._starting[key]
 
-    def add(self, key: RequestKey, request_id: str, call: CallT) -> None:
+    def add(self, key: RequestKey, request_id: str, call: InFlightCall) -> None:
         """Registers a call in flight."""
         self._in_flight[key].append((request_id, call))
 
-    def remove(self, key: RequestKey, call: CallT) -> None:
+    def remove(self, key: RequestKey, call: InFlightCall) -> None:
         """Forgets a call that has ended; a completed one is in the store."""
         self._in_flight[key] = [entry for entry in self._in_flight[key] if entry[1] is not call]
         if not self._in_flight[key]:
             del self._in_flight[key]
 
-    def join(self, key: RequestKey, retry: Retry) -> CallT | None:
+    def join(self, key: RequestKey, retry: Retry) -> InFlightCall | None:
         """The latest call in flight that this retry may share."""
         running = self._in_flight.get(key, [])
         return next((call for request_id, call in reversed(running) if self.claim(request_id, retry)), None)
