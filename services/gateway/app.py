@@ -79,10 +79,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         engines=engines,
         recorder=recorder,
         reader=reader,
-        max_choices=settings.max_choices,
-        max_calls=settings.max_calls,
-        max_calls_per_attempt=settings.max_calls_per_attempt,
-        hold_seconds=settings.hold_seconds,
+        settings=settings,
     )
     liveness = AttemptLiveness(database, notifications, hold_seconds=settings.record_hold_seconds, on_end=calls.end)
     app.state.calls, app.state.give_up = calls, calls.close

@@ -32,15 +32,13 @@ from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import CallContext, Recorder, call_row, untrainable_reason
+from leyden.services.gateway.settings import Settings
 
 log = logger()
 
 
 class CallService:
-    """Runs calls.
-
-    Args: max_calls: at the engines at once; hold_seconds: how long a further call waits for its turn
-    """
+    """Runs calls, at most `max_calls` of them at once; a further one waits for its turn."""
 
     def __init__(
         self,
@@ -50,10 +48,7 @@ class CallService:
         engines: EngineClient,
         recorder: Recorder,
         reader: Reader,
-        max_choices: int,
-        max_calls: int,
-        max_calls_per_attempt: int,
-        hold_seconds: float,
+        settings: Settings,
     ) -> None:
         self.model = model
         self._prefixes = prefixes
@@ -61,11 +56,9 @@ class CallService:
         self._recorder = recorder
         self._reader = reader
         self._retries = RetryIndex()
-        self._max_choices = max_choices
-        self._turns = asyncio.Semaphore(max_calls)
-        self._max_calls_per_attempt = max_calls_per_attempt
+        self._settings = settings
+        self._turns = asyncio.Semaphore(settings.max_calls)
         self._per_attempt: Counter[AttemptKey] = Counter()
-        self._hold_seconds = hold_seconds
         self._in_flight: dict[asyncio.Task[Completion], InFlightCall] = {}
         self._is_closing = False
 
@@ -78,7 +71,7 @@ class CallService:
             the gateway stops
         """
         arrived_at, sequence = time.perf_counter(), time.time_ns()
-        request = wire_format.parse(body, max_choices=self._max_choices)
+        request = wire_format.parse(body, max_choices=self._settings.max_choices)
         retry = Retry.of(headers)
         digest = hashlib.sha256(retry.key.encode() + body).digest() if retry.key else request.body_sha256
         with self._retries.starting((attempt.key, digest)) as earlier:
@@ -114,7 +107,7 @@ class CallService:
 
     def _admit(self, attempt: Attempt) -> None:
         count = self._per_attempt[attempt.key]
-        if count >= self._max_calls_per_attempt:
+        if count >= self._settings.max_calls_per_attempt:
             message = f"This attempt has {count} calls in flight; wait for some of them."
             raise TooManyCalls(message, code="rate_limit_exceeded", retry_after_seconds=1)
         self._per_attempt[attempt.key] += 1
@@ -236,7 +229,7 @@ class CallService:
     async def _wait_for_turn(self) -> None:
         """Raises: Unavailable: too many calls for too long. It is recorded: the agent's failure then counts as ours."""
         try:
-            async with asyncio.timeout(self._hold_seconds):
+            async with asyncio.timeout(self._settings.hold_seconds):
                 await self._turns.acquire()
         except TimeoutError:
             raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1) from None

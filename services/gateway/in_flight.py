@@ -67,7 +67,7 @@ class InFlightCall:
                 self.task.cancel()
 
     def progressed(self) -> None:
-        """Informs every listener."""
+        """Calls every listener."""
         for listener in self.listeners:
             listener()
 

@@ -21,6 +21,4 @@ UNTRAINABLE = Counter("gateway_untrainable_calls_total", "Completed calls whose 
 RECORD_SECONDS = Histogram(
     "gateway_record_seconds", "Time that an answer waited for its durable record.", buckets=SECONDS_BUCKETS
 )
-RECORD_ROWS = Histogram(
-    "gateway_record_rows", "Calls per transaction.", buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-)
+RECORD_ROWS = Histogram("gateway_record_rows", "Calls per transaction.", buckets=[2**power for power in range(10)])

@@ -11,9 +11,6 @@ import asyncio
 import io
 import time
 from collections.abc import AsyncIterator, Callable
-from functools import lru_cache
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import orjson
@@ -154,19 +151,8 @@ class EngineClient:
                 f"{endpoint.url}{path}",
                 data=io.BytesIO(body),
                 headers=headers,
-                proxy=_proxy_of(endpoint.url),
                 allow_redirects=False,
             )
-
-
-@lru_cache(maxsize=1024)
-def _proxy_of(url: str) -> str | None:
-    """The proxy that the environment names for an engine.
-
-    Why: aiohttp's `trust_env` reads the environment and ~/.netrc in two threads for each request, which takes 0.4 ms.
-    """
-    parts = urlsplit(url)
-    return None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

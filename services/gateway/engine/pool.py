@@ -75,8 +75,7 @@ class HoldTimeout:
 class EnginePool:
     """The engines that can answer calls.
 
-    Args: read: reads the serving engines from the controller's table; static_urls: engines to use while that table is
-        empty
+    Args: read: reads the serving engines from the controller's table; static_urls: used while that table is empty
     """
 
     def __init__(self, read: ReadEndpoints, *, static_urls: Sequence[str], poll_seconds: float) -> None:

@@ -244,7 +244,6 @@ class PrefixIndex:
         before = call.continued
         turns, tokens = (0, 0) if before is None else (len(before.turns), len(before.tokens))
         attempt.size_bytes += CALL_BYTES + call.tokens[tokens:].nbytes + sum(map(_turn_bytes, call.turns[turns:]))
-        # Inserted anew, the attempt is measured again.
         self._attempts[key] = attempt
 
 

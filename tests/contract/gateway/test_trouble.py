@@ -180,7 +180,7 @@ async def test_a_repeat_after_a_restart_is_replayed(tmp_path, database):
 
 
 def joined() -> float:
-    return REGISTRY.get_sample_value("gateway_replays_total", {"source": "in_hand"}) or 0.0
+    return REGISTRY.get_sample_value("gateway_replays_total", {"source": "in_flight"}) or 0.0
 
 
 async def test_a_repeat_joins_the_call_that_is_still_running_and_outlives_the_first_try(tmp_path, database):
@@ -325,7 +325,7 @@ async def test_a_dead_engine_is_left_for_a_living_one(tmp_path, database):
 
 async def test_a_rollout_keeps_its_engine(tmp_path, database):
     async with scene(tmp_path, database) as stage:
-        other = FakeEngine(stage.engine.says, stage.model.decode, stage.engine.weight_version)
+        other = FakeEngine(stage.engine.says, stage.model.tokenizer.decode, stage.engine.weight_version)
         async with fake.running(other):
             for engine in (stage.engine, other):
                 await set_engine(database, engine.url, run_id=stage.run_id)

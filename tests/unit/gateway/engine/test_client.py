@@ -217,15 +217,6 @@ async def test_an_account_in_the_address_stands_in_for_the_key() -> None:
     assert server.requests[0][1]["authorization"] == "Basic YTpiIGM="
 
 
-async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    proxy = Server([HELLO])
-    async with proxy.serving():
-        monkeypatch.setenv("http_proxy", proxy.url)
-        async with client_of("http://engine.example") as engines:
-            await engines.sample(stream=False)
-    assert proxy.requests[0][0] == "POST http://engine.example/generate HTTP/1.1"
-
-
 async def test_a_prompt_of_megabytes_is_sent() -> None:
     server = Server([HELLO])
     prompt = np.full(500_000, 99, dtype=np.int32)
