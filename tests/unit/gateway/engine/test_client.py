@@ -14,7 +14,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from leyden.services.gateway.conversation import SampledTokens, Sampling
-from leyden.services.gateway.engine.client import EngineClient, client
+from leyden.services.gateway.engine import client
+from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.pool import EnginePool
 from leyden.services.gateway.engine.sglang import EngineRequest
 from leyden.services.gateway.errors import BadRequest, Unavailable
