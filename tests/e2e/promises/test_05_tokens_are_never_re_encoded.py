@@ -38,7 +38,7 @@ def odd_answers(model: Any, seed: int) -> list[list[int]]:
     dice = random.Random(seed)
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = model.encode(text).tolist()
+        ids: list[int] = model.tokenizer.encode(text).tolist()
         return ids
 
     letters = [encode(letter)[0] for letter in "he"]
