@@ -16,7 +16,7 @@ WORKERS ?= 2
 SGLANG_TYPES := sglang==0.5.23
 
 .DEFAULT_GOAL := help
-.PHONY: help setup format lint types test contract e2e check up down restart demo bench soak growth fuzz docs migrate migration clean
+.PHONY: help setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -83,11 +83,11 @@ restart: $(VENV)/.ready ## replace every service of a running platform, one afte
 demo: $(VENV)/.ready $(AGENTS_VENV)/.ready ## train the flight agent's model and show it learn
 	$(BIN)/leyden demo --agent-python $(AGENTS_VENV)/bin/python $(DEMO_ARGS)
 
-bench: setup ## benchmark tables, and bench.json; of some parts alone: make bench parts="gateway store"
+bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: make bench parts="gateway store"
 	$(BIN)/python -m tests.bench $(parts)
 
-bench-page: $(VENV)/.ready ## put the figures of bench.json into docs/benchmarks.md
-	$(BIN)/python -m tests.bench.page bench.json
+bench-page: $(VENV)/.ready ## write the figures of bench.json into docs/benchmarks.md
+	$(BIN)/python -m tests.bench --page
 
 fuzz: setup ## send a thousand random examples of garbage to each operation and parser
 	$(BIN)/pytest --hypothesis-profile=fuzz --timeout=0 -k "fuzz or parsers" tests/contract tests/unit

@@ -1,10 +1,9 @@
-"""How fast complete groups become samples: read from Postgres, computed, and written back in one transaction each."""
+"""Complete groups become samples: credit reads them from Postgres, computes, and writes them back."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -15,10 +14,9 @@ from sqlalchemy import text
 from leyden.libs.contracts.ids import sample_id
 from leyden.libs.store.calls import CallWriter
 from leyden.libs.store.database import Database
-from leyden.libs.store.samples import load_siblings, lock_pending_groups
 from leyden.libs.telemetry import configure_logs
-from leyden.services.credit.worker import compute, credit_pending
-from tests.bench.rows import Goal, Growth, Row
+from leyden.services.credit.worker import credit_pending
+from tests.bench.rows import Row
 from tests.bench.stored import Stored, stored
 from tests.bench.trajectories import conversation
 from tests.builders import add_group, add_run, run_document
@@ -26,8 +24,6 @@ from tests.builders import add_group, add_run, run_document
 GROUPS, SIBLINGS = 8, 8
 """In one measurement."""
 CALLS, PROMPT_TOKENS, SAMPLED_TOKENS = 10, 2000, 500
-CALLS_GROWN = (4, 16, 64)
-SAMPLED_GROWN = 20
 GROUPS_A_TRANSACTION = 8
 
 _FINISH = text("""
@@ -46,50 +42,27 @@ def rows(repeats: int) -> list[Row]:
 
 async def _rows(store: Stored, repeats: int) -> list[Row]:
     database = Database(store.dsn)
+    rates = []
     try:
-        found, computed = [], []
         for _ in range(repeats):
-            await _fill(database, GROUPS, CALLS, SAMPLED_TOKENS)
-            computed.append(await _compute(database))
-            found.append(await _credit(store, database, GROUPS, CALLS, SAMPLED_TOKENS))
-        growth = [await _grown(store, database, calls) for calls in CALLS_GROWN]
+            await _fill(database)
+            rates.append(await _credit(store, database))
     finally:
         await database.close()
-    return [
-        Row(
-            part="credit",
-            name=f"rollouts credited, {CALLS} calls of {PROMPT_TOKENS} + {SAMPLED_TOKENS} tokens each",
-            unit="rollouts/CPU second",
-            repeats=found,
-            baseline_name="the computation alone, rows in memory",
-            baseline=computed,
-            goal=Goal(at_least=50),
-            growth=Growth("calls of a rollout", "ms CPU a call", CALLS_GROWN, growth),
-            note="CPU time of the worker and of Postgres; every sampled token is found once in the samples. Growing:"
-            f" {SAMPLED_GROWN} tokens a call.",
-        )
-    ]
+    work = f"rollouts credited, {CALLS} calls of {PROMPT_TOKENS} + {SAMPLED_TOKENS} tokens each"
+    return [Row("credit", work, "rollouts a CPU second", rates, at_least=330)]
 
 
-async def _grown(store: Stored, database: Database, calls: int) -> float:
-    """The cost of a call in ms of CPU time, where every rollout has so many."""
-    rates = []
-    for _ in range(3):
-        await _fill(database, 1, calls, SAMPLED_GROWN)
-        rates.append(await _credit(store, database, 1, calls, SAMPLED_GROWN))
-    return 1000 / statistics.median(rates) / calls
-
-
-async def _fill(database: Database, groups: int, calls: int, sampled: int) -> None:
-    """Complete groups whose siblings made so many calls, each continuing the one before."""
-    rng = random.Random(groups)
+async def _fill(database: Database) -> None:
+    """Adds complete groups; each call of a sibling continues the one before."""
+    rng = random.Random(0)
     run = await add_run(database, config=run_document(sampling={"group_size": SIBLINGS, "groups_per_step": 1}))
     writer = CallWriter(database.dsn)
-    for number in range(groups):
+    for number in range(GROUPS):
         _, rollouts = await add_group(database, run, number, size=SIBLINGS)
         for rollout in rollouts:
             await writer.write(
-                conversation(rng, run.id, rollout.id, calls=calls, prompt=PROMPT_TOKENS, sampled=sampled)
+                conversation(rng, run.id, rollout.id, calls=CALLS, prompt=PROMPT_TOKENS, sampled=SAMPLED_TOKENS)
             )
     await writer.close()
     async with database.session() as session:
@@ -97,31 +70,21 @@ async def _fill(database: Database, groups: int, calls: int, sampled: int) -> No
         await session.execute(_COMPLETE, {"run": run.id})
 
 
-async def _compute(database: Database) -> float:
-    """Rollouts a second of CPU time, where nothing is read or written."""
-    async with database.session() as session:
-        groups = await lock_pending_groups(session, GROUPS)
-        loaded = await load_siblings(session, groups)
-    began = time.process_time()
-    compute(groups, loaded)
-    return len(loaded.rollouts) / (time.process_time() - began)
-
-
-async def _credit(store: Stored, database: Database, groups: int, calls: int, sampled: int) -> float:
+async def _credit(store: Stored, database: Database) -> float:
     """Rollouts a second of CPU time, from complete groups to committed samples."""
     before = time.process_time() + store.cpu_seconds()
     credited: list[str] = []
     while found := await credit_pending(database, GROUPS_A_TRANSACTION):
         credited += found
     busy = time.process_time() + store.cpu_seconds() - before
-    if len(credited) != groups:
-        raise AssertionError(f"of {groups} groups {len(credited)} were credited")
-    _prove(store.dsn, credited, calls, sampled)
-    return groups * SIBLINGS / busy
+    if len(credited) != GROUPS:
+        raise AssertionError(f"of {GROUPS} groups {len(credited)} were credited")
+    _check(store.dsn, credited)
+    return GROUPS * SIBLINGS / busy
 
 
-def _prove(dsn: str, groups: Sequence[str], calls: int, sampled: int) -> None:
-    """Raises where samples do not hold what the calls sampled: each token of each call once, with its probability."""
+def _check(dsn: str, groups: Sequence[str]) -> None:
+    """Raises: AssertionError: a sample lacks a sampled token of a call, or its log-probability"""
     with psycopg.connect(dsn) as connection:
         samples = connection.execute(
             "SELECT rollout_id, id, token_ids, mask, generator_logprobs FROM samples WHERE group_id = ANY(%s)",
@@ -141,5 +104,5 @@ def _prove(dsn: str, groups: Sequence[str], calls: int, sampled: int) -> None:
         where = np.frombuffer(mask, np.uint8) == 1
         same = np.array_equal(np.frombuffer(ids, "<i4")[where], spoken[rollout][0])
         same = same and np.array_equal(np.frombuffer(logprobs, "<f4")[where], spoken[rollout][1])
-        if not same or where.sum() != calls * sampled or name != sample_id(rollout, 0):
-            raise AssertionError(f"sample {name} does not hold what its calls sampled")
+        if not same or where.sum() != CALLS * SAMPLED_TOKENS or name != sample_id(rollout, 0):
+            raise AssertionError(f"sample {name} differs from its calls")

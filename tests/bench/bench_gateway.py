@@ -1,197 +1,150 @@
-"""What the gateway adds to a call, and how many it carries: an engine that answers at once with 38 KB, 900 tokens.
+"""The gateway's budget: CPU and delay of a call and of a token, long sessions, and many calls at once.
 
-The gateway is started as an operator starts it, with its log, Postgres with its commits, and a key for each attempt.
-After each measurement the calls and their tokens are counted in the store.
+The gateway is the real process with a durable Postgres. A stub engine answers at once. After each measurement the calls
+and their tokens are counted in the store.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-from dataclasses import dataclass, field
-from functools import partial
+from urllib.request import Request, urlopen
+
+import psycopg
 
 from tests.bench import load
-from tests.bench.rows import Goal, Growth, Row
-from tests.bench.served import Elsewhere, Stand, chat_body, http_request, stand
+from tests.bench.rows import Row
+from tests.bench.served import Stand, Worker, chat_body, http_request, stand
+from tests.bench.stored import process_seconds
 
-TOKENS = 900
-SIZES = (225, 900, 3600)
-LONE_CALLS, LONE_WARM_UP = 150, 10
-CROWDS = (16, 64, 256)
-CROWD_CALLS = 1000
-LOAD = 0.7
-SPELLS, SPELL_CALLS = 5, 300
-SPELL = "Each spell of 300 calls at 70 % of what saturated right before it; seconds count from when a call was due."
-RECORD_BYTES = 16_000
-"""A record of such a call: ids, log-probabilities, versions, messages and the answer."""
-
-
-@dataclass(frozen=True)
-class _Delay:
-    """99th percentiles: what the gateway adds, and the engine alone."""
-
-    added: float
-    direct: float
-
-
-@dataclass
-class _Crowd:
-    """What clients at once came to, a value per repeat."""
-
-    per_core: list[float] = field(default_factory=list)
-    per_second: list[float] = field(default_factory=list)
-    by_chance: list[_Delay] = field(default_factory=list)
-    evenly: list[_Delay] = field(default_factory=list)
+TOKENS, LONE_CALLS = 900, 150
+CLIENTS, CALLS = 32, 600
+STREAMS, STREAM_TOKENS, PACE_SECONDS, SPREAD_SECONDS = 256, 128, 0.04, 1.0
+IN_FLIGHT, WAIT_SECONDS = 2000, 20.0
+TURNS, SESSIONS, LAST_TURNS, MESSAGE_BYTES, ANSWER_TOKENS = 100, 4, 5, 2000, 60
+WORDS = "the agent read the table and wrote down the rows that it had found there before it continued "
+MIB = 2**20
 
 
 def rows(repeats: int) -> list[Row]:
-    """One client; 32 and 256 clients; both beside the engine asked directly."""
-    with stand() as ours, Elsewhere() as elsewhere:
-        bench = _Bench(ours, elsewhere)
-        alone = [bench.alone(TOKENS) for _ in range(repeats)]
-        commits = [bench.commit() for _ in range(repeats)]
-        crowds = {clients: _Crowd() for clients in (32, 256)}
-        for _ in range(repeats):
-            for clients, crowd in crowds.items():
-                bench.crowd(clients, crowd)
-        by_size = [bench.alone(tokens) for tokens in SIZES]
-        by_crowd = [1000 / bench.saturated(clients)[0] for clients in CROWDS]
-    added, direct, cpu = ([getattr(one, name) for one in alone] for name in ("added", "direct", "cpu"))
-    checked = "Calls and tokens counted in Postgres afterwards."
+    """Complete answers, streams, sessions, and calls in flight."""
+    with stand() as running, Worker() as worker:
+        bench = _Bench(running, worker)
+        in_flight = bench.in_flight()
+        alone = [bench.alone() for _ in range(repeats)]
+        crowd = [bench.crowd() for _ in range(repeats)]
+        streams = [bench.streams() for _ in range(repeats)]
+        sessions = [bench.sessions(first=number * SESSIONS) for number in range(min(2, repeats))]
+    added, cpu = zip(*alone, strict=True)
+    first, token = zip(*streams, strict=True)
+    turns, stored = zip(*sessions, strict=True)
+    at_100 = f"turn {TURNS} of a session, {MESSAGE_BYTES / 1000:g} KB messages"
     return [
-        Row(
-            part="gateway",
-            name="a call of one client, 38 KB answer: added p50",
-            unit="ms",
-            repeats=added,
-            baseline_name="the engine alone",
-            baseline=direct,
-            goal=Goal(at_most=2.0),
-            growth=Growth("tokens", "ms added, 1000 tokens", SIZES, [_per_thousand(one) for one in by_size]),
-            note=f"The record is durable before the answer leaves. {checked}",
-        ),
-        Row(
-            part="gateway",
-            name="a call of one client, 38 KB answer: CPU of the gateway",
-            unit="ms",
-            repeats=cpu,
-            baseline_name="one lone commit of its record",
-            baseline=commits,
-            goal=Goal(at_most=2.5),
-        ),
-        *(row for clients, crowd in crowds.items() for row in _crowd_rows(clients, crowd, by_crowd)),
+        Row("gateway", f"answer of {TOKENS} tokens with its durable record: CPU", "ms", cpu, at_most=2.5),
+        Row("gateway", f"answer of {TOKENS} tokens with its durable record: added p50", "ms", added, at_most=4),
+        Row("gateway", f"{CLIENTS} clients: calls per second of CPU", "calls", crowd, at_least=300),
+        Row("gateway", f"{STREAMS} streams: CPU of a token", "ms", token, at_most=0.15),
+        Row("gateway", f"{STREAMS} streams: added median time to the first token", "ms", first, at_most=10),
+        Row("gateway", f"{at_100}: CPU", "ms", turns, at_most=8),
+        Row("gateway", f"{TURNS} turns stored, over {TURNS // 2} turns", "times the bytes", stored, at_most=2.2),
+        Row("gateway", f"{IN_FLIGHT:,} calls in flight: peak memory", "MiB", [in_flight], at_most=1024),
     ]
-
-
-def _crowd_rows(clients: int, crowd: _Crowd, by_crowd: list[float]) -> list[Row]:
-    return [
-        Row(
-            part="gateway",
-            name=f"{clients} clients: calls a second and core of the gateway",
-            unit="calls/s",
-            repeats=crowd.per_core,
-            baseline_name="by the wall, with all else on the machine",
-            baseline=crowd.per_second,
-            goal=Goal(at_least=400),
-            growth=Growth("clients", "ms CPU a call", CROWDS, by_crowd),
-        ),
-        _delay_row(
-            f"70 % of what {clients} clients get: added p99",
-            crowd.by_chance,
-            f"{SPELL} Calls come by chance and wait for nobody.",
-        ),
-        _delay_row(
-            f"70 % of what {clients} clients get, evenly: added p99",
-            crowd.evenly,
-            f"{SPELL} Each client's calls are due at even distances.",
-        ),
-    ]
-
-
-def _delay_row(name: str, delays: list[_Delay], note: str) -> Row:
-    return Row(
-        part="gateway",
-        name=name,
-        unit="ms",
-        repeats=[one.added for one in delays],
-        baseline_name="the engine alone",
-        baseline=[one.direct for one in delays],
-        goal=Goal(at_most=25),
-        note=note,
-    )
-
-
-@dataclass(frozen=True)
-class _Alone:
-    tokens: int
-    added: float
-    direct: float
-    cpu: float
-
-
-def _per_thousand(one: _Alone) -> float:
-    return one.added / one.tokens * 1000
 
 
 class _Bench:
-    """The measurements; milliseconds throughout."""
+    """The measurements."""
 
-    def __init__(self, ours: Stand, elsewhere: Elsewhere) -> None:
-        self._ours = ours
-        self._elsewhere = elsewhere
-        self._requests = [ours.request(number) for number in range(len(ours.rollouts))]
-        self._direct = http_request("/generate", chat_body())
-        ours.shape(tokens=TOKENS)
-        # Every attempt's key is believed and its first look at the store is over.
-        elsewhere.run(load.closed_loop, ours.gateway.url, self._requests, clients=32, calls=10 * len(self._requests))
+    def __init__(self, running: Stand, worker: Worker) -> None:
+        self._stand, self._worker = running, worker
+        self._requests = [running.request(number) for number in range(len(running.rollouts))]
+        self._streams = [running.request(number, stream=True) for number in range(len(running.rollouts))]
+        running.shape(tokens=TOKENS)
+        # Warm: the gateway has cached every attempt.
+        worker.run(load.closed_loop, running.gateway.url, self._requests, clients=CLIENTS, calls=CALLS)
 
-    def alone(self, tokens: int) -> _Alone:
-        """One client, whose calls go to the engine and to the gateway in turn."""
-        ours, calls = self._ours, LONE_WARM_UP + LONE_CALLS
-        ours.shape(tokens=tokens)
-        asked = [(ours.engine.url, self._direct), (ours.gateway.url, self._requests[0])]
-        before = ours.gateway.cpu_seconds()
-        with ours.proven(calls, tokens):
-            direct, through = self._elsewhere.run(load.in_turns, asked, calls=LONE_CALLS, warm_up=LONE_WARM_UP)
-        cpu = (ours.gateway.cpu_seconds() - before) / calls * 1000
-        ours.shape(tokens=TOKENS)
-        medians = [statistics.median(one.seconds) * 1000 for one in (direct, through)]
-        return _Alone(tokens, medians[1] - medians[0], medians[0], cpu)
+    def _cpu_seconds(self) -> float:
+        return process_seconds(self._stand.gateway.process.pid)
 
-    def commit(self) -> float:
-        """The median of lone commits."""
-        seconds = self._elsewhere.run(load.commits, self._ours.dsn, size_bytes=RECORD_BYTES, count=LONE_CALLS)
-        return statistics.median(seconds) * 1000
+    def alone(self) -> tuple[float, float]:
+        """Added milliseconds and milliseconds of CPU for a call of one client."""
+        running, warm_up = self._stand, 10
+        running.shape(tokens=TOKENS)
+        asked = [
+            (running.engine.url, http_request("/generate", chat_body())),
+            (running.gateway.url, self._requests[0]),
+        ]
+        before = self._cpu_seconds()
+        with running.proven(LONE_CALLS + warm_up, TOKENS):
+            direct, through = self._worker.run(load.in_turns, asked, calls=LONE_CALLS, warm_up=warm_up)
+        cpu = (self._cpu_seconds() - before) / (LONE_CALLS + warm_up)
+        added = statistics.median(through.seconds) - statistics.median(direct.seconds)
+        return added * 1000, cpu * 1000
 
-    def crowd(self, clients: int, found: _Crowd) -> None:
-        """Saturation, and 70 % of it by chance and evenly, through the gateway and to the engine."""
-        per_core, per_second = self.saturated(clients)
-        found.per_core.append(per_core)
-        found.per_second.append(per_second)
-        found.by_chance.append(self._delay(clients, evenly=False))
-        found.evenly.append(self._delay(clients, evenly=True))
+    def crowd(self) -> float:
+        """Calls per second of CPU, for clients that ask without a pause."""
+        running = self._stand
+        running.shape(tokens=TOKENS)
+        before = self._cpu_seconds()
+        with running.proven(CALLS, TOKENS):
+            self._worker.run(load.closed_loop, running.gateway.url, self._requests, clients=CLIENTS, calls=CALLS)
+        return CALLS / (self._cpu_seconds() - before)
 
-    def saturated(self, clients: int) -> tuple[float, float]:
-        """Calls per second of the gateway's CPU time, and per second."""
-        ours = self._ours
-        asked = partial(self._elsewhere.run, load.closed_loop, ours.gateway.url, self._requests, clients=clients)
-        asked(calls=2 * clients)
-        before = ours.gateway.cpu_seconds()
-        with ours.proven(CROWD_CALLS, TOKENS):
-            found = asked(calls=CROWD_CALLS)
-        return CROWD_CALLS / (ours.gateway.cpu_seconds() - before), found.rate
+    def streams(self) -> tuple[float, float]:
+        """Added milliseconds to the first token, and milliseconds of CPU for a token."""
+        running = self._stand
+        running.shape(tokens=STREAM_TOKENS, seconds=0.0, pace_seconds=PACE_SECONDS)
+        times = {"clients": STREAMS, "spread_seconds": SPREAD_SECONDS}
+        direct_request = http_request("/generate", chat_body(stream=True))
+        direct = self._worker.run(load.one_each, running.engine.url, [direct_request], **times)
+        before = self._cpu_seconds()
+        with running.proven(STREAMS, STREAM_TOKENS):
+            through = self._worker.run(load.one_each, running.gateway.url, self._streams, **times)
+        cpu = (self._cpu_seconds() - before) / (STREAMS * STREAM_TOKENS)
+        added = statistics.median(through.first_seconds) - statistics.median(direct.first_seconds)
+        return added * 1000, cpu * 1000
 
-    def _delay(self, clients: int, *, evenly: bool) -> _Delay:
-        ours = self._ours
-        # Fewer than two calls of each connection would end before the first ones' wave is over.
-        saturating = max(SPELL_CALLS, 2 * clients)
-        spells = load.Spells(clients, evenly, LOAD, SPELLS, saturating, SPELL_CALLS)
-        with ours.proven(SPELLS * (saturating + SPELL_CALLS), TOKENS):
-            through, direct = self._elsewhere.run(
-                load.at_share, ours.gateway.url, self._requests, (ours.engine.url, self._direct), spells
-            )
-        return _Delay(_p99(through) - _p99(direct), _p99(direct))
+    def in_flight(self) -> float:
+        """Peak memory in MiB while so many calls wait for their engine."""
+        running = self._stand
+        running.shape(tokens=4, seconds=WAIT_SECONDS, pace_seconds=0.001)
+        with running.proven(IN_FLIGHT, 4):
+            self._worker.run(load.one_each, running.gateway.url, self._requests, clients=IN_FLIGHT, spread_seconds=5.0)
+        running.shape(seconds=0.0)
+        return running.gateway.peak_bytes() / MIB
 
+    def sessions(self, first: int) -> tuple[float, float]:
+        """Milliseconds of CPU for a call in the last turns, and the stored bytes of all turns over those of half."""
+        running = self._stand
+        running.shape(tokens=ANSWER_TOKENS, seconds=0.0)
+        conversations: list[list[dict[str, str]]] = [[] for _ in range(SESSIONS)]
+        before = 0.0
+        with running.proven(SESSIONS * TURNS, ANSWER_TOKENS):
+            for turn in range(1, TURNS + 1):
+                if turn == TURNS - LAST_TURNS + 1:
+                    before = self._cpu_seconds()
+                for number, messages in enumerate(conversations, first):
+                    text = f"Session {number}, turn {turn}: {WORDS * (MESSAGE_BYTES // len(WORDS) + 1)}"
+                    messages.append({"role": "user", "content": text[:MESSAGE_BYTES]})
+                    messages.append({"role": "assistant", "content": self._ask(number, messages)})
+        cpu = (self._cpu_seconds() - before) / (SESSIONS * LAST_TURNS)
+        rollouts = [running.rollouts[number] for number in range(first, first + SESSIONS)]
+        return cpu * 1000, self._stored_bytes(rollouts, TURNS) / self._stored_bytes(rollouts, TURNS // 2)
 
-def _p99(found: load.Load) -> float:
-    return statistics.quantiles(found.seconds, n=100)[98] * 1000
+    def _ask(self, number: int, messages: list[dict[str, str]]) -> str:
+        url, headers = self._stand.address(number)
+        # As OpenAI's client writes it.
+        body = json.dumps({"messages": messages, "model": "policy"}, ensure_ascii=False, separators=(",", ":"))
+        with urlopen(Request(url, data=body.encode(), headers=headers)) as response:
+            return str(json.load(response)["choices"][0]["message"]["content"])
+
+    def _stored_bytes(self, rollouts: list[str], turns: int) -> int:
+        """Bytes of the last so many rows of each rollout's first turns, as Postgres stores them."""
+        with psycopg.connect(self._stand.dsn) as connection:
+            row = connection.execute(
+                "SELECT sum(size) FROM (SELECT pg_column_size(c.*) AS size, row_number() OVER"
+                " (PARTITION BY rollout_id ORDER BY sequence DESC) AS back FROM model_calls c"
+                " WHERE run_id = %s AND rollout_id = ANY(%s)) AS sizes WHERE back > %s AND back <= %s",
+                (self._stand.run_id, rollouts, TURNS - turns, TURNS),
+            ).fetchone()
+        assert row is not None
+        return int(row[0])

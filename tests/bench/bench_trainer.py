@@ -1,14 +1,17 @@
-"""Training throughput: trees that share beginnings beside one padded row per call, and packs beside padded batches.
+"""Throughput of the trainer on trees that share prefixes and on unrelated rows, and the memory of the loss.
 
-Useful tokens are those of the rollouts, each counted once, however often they are computed. Both sides multiply and
-attend with the same kernels on one thread, and are measured in its CPU time: what else runs hardly moves the ratio.
+Throughput counts the tokens of rollouts, each once, however often they are computed, and divides by the CPU time of one
+thread. Gradients are compared with those of padded rows, one for each call.
 """
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,22 +24,22 @@ from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
 from leyden.services.trainer.compute import accumulate_gradients
 from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.head import sampled_logprobs
 from leyden.services.trainer.objective import Terms, objective
-from tests.bench.rows import Goal, Growth, Row
+from tests.bench.rows import Row
 
 PROMPT, CALLS, ANSWER, RESULT, SIBLINGS = 2000, 10, 200, 300, 8
-CALLS_AT_ONCE = 5
-ROWS, ROWS_AT_ONCE, MEDIAN_TOKENS, SIGMA, MOST_TOKENS = 48, 8, 200, 0.8, 2048
+ROWS, MEDIAN_TOKENS, SIGMA, MOST_TOKENS = 48, 200, 0.8, 2048
 VOCABULARY = 4096
 PACK_TOKENS = 1024
 TEMPERATURE = 0.8
 ALGORITHM = PpoClip()
-UNIT = "useful tokens a CPU second"
+LOSS_TOKENS, LOSS_HIDDEN, LOSS_VOCABULARY = 1024, 64, 151_936
 
 
 @dataclass(frozen=True)
 class PlainRow:
-    """What a plain trainer computes at once: token ids, and which trained tokens (numbers within K) it reads where."""
+    """A row of a plain trainer: token ids, and the positions and numbers (within K) of the trained tokens in it."""
 
     token_ids: NDArray[np.int32]
     positions: NDArray[np.int64]
@@ -44,75 +47,56 @@ class PlainRow:
 
 
 def rows(repeats: int) -> list[Row]:
-    """Forward and backward of agents' rollouts and of unrelated rows; gradients must be equal."""
+    """Forward and backward of agents' rollouts and of unrelated rows, and the memory of the loss."""
     torch.set_num_threads(1)
-    return [_calls(repeats), _packing(repeats)]
-
-
-def _calls(repeats: int) -> Row:
     check = agent_samples(SIBLINGS, scale=8)
     of_check = [call for sample in calls_of(check) for call in sample]
     _same(_gradients(lambda model: shared(model, check)), _gradients(lambda model: padded(model, check, of_check, 5)))
-
-    samples, model = agent_samples(SIBLINGS), make_model()
-    ours, theirs = [], []
-    for repeat in range(repeats):
-        ours.append(useful(samples) / _seconds(lambda: shared(model, samples)))
-        # Siblings cost a plain trainer the same each: one of them tells its rate.
-        one = repeat % SIBLINGS
-        seconds = _seconds(lambda one=one: padded(model, samples, calls_of(samples)[one], CALLS_AT_ONCE))
-        theirs.append(useful(samples[one : one + 1]) / seconds)
-    return Row(
-        part="trainer",
-        name="8 siblings of ten calls",
-        unit=UNIT,
-        repeats=ours,
-        baseline_name=f"one row a call, {CALLS_AT_ONCE} rows padded to the longest",
-        baseline=theirs,
-        goal=Goal(at_least=5, of="ratio"),
-        growth=_growth("siblings", (1, 4, 16), agent_samples),
-        note=(
-            f"Prompt {PROMPT:,}, each call {ANSWER} sampled and {RESULT} seen tokens; gradients compared over all"
-            " siblings and calls at an eighth of these lengths."
-        ),
-    )
-
-
-def _packing(repeats: int) -> Row:
-    check = unrelated_samples(ROWS)
-    _same(
-        _gradients(lambda model: shared(model, check)),
-        _gradients(lambda model: padded(model, check, whole(check), ROWS_AT_ONCE)),
-    )
-    model = make_model()
-    ours, theirs = [], []
+    model, siblings = make_model(), agent_samples(SIBLINGS)
+    trees = [useful(siblings) / _seconds(lambda: shared(model, siblings)) for _ in range(repeats)]
+    packs = []
     for repeat in range(repeats):
         samples = unrelated_samples(ROWS, seed=repeat)
-        ours.append(useful(samples) / _seconds(lambda s=samples: shared(model, s)))
-        theirs.append(useful(samples) / _seconds(lambda s=samples: padded(model, s, whole(s), ROWS_AT_ONCE)))
-    return Row(
-        part="trainer",
-        name="unrelated rows, lognormal lengths",
-        unit=UNIT,
-        repeats=ours,
-        baseline_name=f"{ROWS_AT_ONCE} rows in order of arrival, padded to the longest",
-        baseline=theirs,
-        goal=Goal(at_least=2, of="ratio"),
-        growth=_growth("rows", (12, 48, 192), unrelated_samples),
-        note=f"{ROWS} rows of median {MEDIAN_TOKENS} tokens, sigma {SIGMA}; other lengths in each repeat.",
-    )
+        packs.append(useful(samples) / _seconds(lambda s=samples: shared(model, s)))
+    work = f"{SIBLINGS} siblings of {CALLS} calls, each token counted once"
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        peaks = [pool.apply(loss_peak_megabytes) for _ in range(repeats)]
+    loss = f"memory of the loss, {LOSS_TOKENS:,} tokens, vocabulary {LOSS_VOCABULARY:,}"
+    return [
+        Row("trainer", work, "tokens a CPU second", trees, at_least=5500),
+        Row("trainer", f"{ROWS} unrelated rows of lognormal length", "tokens a CPU second", packs, at_least=5300),
+        Row("trainer", loss, "MB", peaks, at_most=109),
+    ]
 
 
-def _growth(of: str, sizes: Sequence[int], make: Callable[[int], list[Sample]]) -> Growth:
-    costs = []
-    for size in sizes:
-        samples, model = make(size), make_model()
-        costs.append(1e6 * _seconds(lambda m=model, s=samples: shared(m, s)) / useful(samples))
-    return Growth(of, "us CPU a useful token", sizes, costs)
+def loss_peak_megabytes() -> float:
+    """The peak of resident memory in forward and backward of the loss, above inputs and weights."""
+    torch.set_num_threads(1)
+    # The first products load the libraries' code.
+    _loss(8, 128)().backward()
+    forward = _loss(LOSS_TOKENS, LOSS_VOCABULARY)
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    forward().backward()
+    return (_status("VmHWM") - before) / 1e6
+
+
+def _loss(tokens: int, vocabulary: int) -> Callable[[], torch.Tensor]:
+    head = torch.nn.Linear(LOSS_HIDDEN, vocabulary, bias=False)
+    hidden = torch.randn(tokens, LOSS_HIDDEN, requires_grad=True)
+    temperatures, ids = torch.full((tokens,), TEMPERATURE), torch.randint(vocabulary, (tokens,))
+    return lambda: sampled_logprobs(head, hidden, temperatures, torch.arange(tokens), ids).sum()
+
+
+def _status(name: str) -> int:
+    """Bytes, from /proc."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[name].split()[0]) * 1024
 
 
 def agent_samples(siblings: int, scale: int = 1) -> list[Sample]:
-    """One group: a prompt that all share, then ten calls, each an answer and what the agent saw of its tool."""
+    """One group: a prompt that all share, then ten calls, each an answer and the result of its tool."""
     random = np.random.default_rng(0)
     prompt = random.integers(0, VOCABULARY, PROMPT // scale)
     call = np.repeat([True, False], [ANSWER // scale, RESULT // scale])
@@ -163,7 +147,7 @@ def useful(samples: Sequence[Sample]) -> int:
 
 
 def calls_of(samples: Sequence[Sample]) -> list[list[PlainRow]]:
-    """Per sample a row for each of its calls: all that stood before the answer, and the answer."""
+    """For each sample a row for each of its calls: the answer with everything before it."""
     found, before = [], 0
     for sample in samples:
         trained = np.flatnonzero(sample.mask)
@@ -172,15 +156,6 @@ def calls_of(samples: Sequence[Sample]) -> list[list[PlainRow]]:
         found.append([PlainRow(sample.token_ids[: a[-1] + 1], a, n) for a, n in zip(answers, numbers, strict=True)])
         before += len(trained)
     return found
-
-
-def whole(samples: Sequence[Sample]) -> list[PlainRow]:
-    """Each sample as one row."""
-    tokens = trained_tokens(samples)
-    return [
-        PlainRow(sample.token_ids, np.flatnonzero(sample.mask), np.flatnonzero(tokens.rows_K == number))
-        for number, sample in enumerate(samples)
-    ]
 
 
 def make_model() -> LlamaForCausalLM:
@@ -213,7 +188,7 @@ def shared(model: LlamaForCausalLM, samples: Sequence[Sample]) -> None:
 def padded(model: LlamaForCausalLM, samples: Sequence[Sample], plain: Sequence[PlainRow], at_once: int) -> None:
     """Adds the gradients of the same loss as a plain trainer does: batches of whole rows, logits at every position.
 
-    Rows end in padding; causal attention needs no mask for what stands behind a row's end.
+    Rows end in padding; causal attention needs no mask for the tokens behind a row's end.
     """
     model.set_attn_implementation("sdpa")
     tokens = trained_tokens(samples)
@@ -250,6 +225,6 @@ def _gradients(work: Callable[[LlamaForCausalLM], None]) -> list[torch.Tensor]:
 
 
 def _same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> None:
-    """Raises where gradients differ by more than float32 explains."""
+    """Raises: AssertionError: gradients differ by more than float32 explains"""
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5 * float(other.abs().max()))

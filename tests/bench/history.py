@@ -1,4 +1,4 @@
-"""A run with a long past: groups that were sampled, settled, credited and trained, written by Postgres itself."""
+"""A run with many old groups, which Postgres writes itself: sampled, settled, credited and trained."""
 
 from __future__ import annotations
 

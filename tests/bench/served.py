@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 from urllib.request import Request, urlopen
 
-import psutil
 import psycopg
 
 from leyden.libs.capability import KeyRing, sign, write_keys
@@ -43,30 +43,21 @@ MESSAGES = [
 
 @dataclass
 class Server:
-    """A process with a door. CPU time in seconds since its start, of all its threads; memory in bytes."""
+    """A process that serves on a socket."""
 
     process: subprocess.Popen[bytes]
     url: str
     log: Path
 
-    def cpu_seconds(self) -> float:
-        """User and system time, in steps of 10 ms."""
-        times = psutil.Process(self.process.pid).cpu_times()
-        return float(times.user + times.system)
-
-    def memory_bytes(self) -> int:
-        """Resident memory."""
-        return int(psutil.Process(self.process.pid).memory_info().rss)
-
     def peak_bytes(self) -> int:
-        """The most that was ever resident."""
+        """The peak of its resident memory."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 @dataclass
 class Stand:
-    """A gateway with everything around it: one run, and attempts whose keys open."""
+    """A gateway between a stub engine and a store, with one run and the keys of its attempts."""
 
     gateway: Server
     engine: Server
@@ -78,18 +69,21 @@ class Stand:
     def request(self, number: int = 0, **parameters: Any) -> bytes:
         """The bytes of a chat completion through the gateway, by the attempt of that number."""
         rollout = self.rollouts[number % len(self.rollouts)]
-        capability = Capability(
-            run_id=self.run_id,
-            rollout_id=rollout,
-            attempt=1,
-            scopes=frozenset({Scope.MODEL}),
-            expires_at=int(time.time()) + 3600,
-        )
-        path = f"/r/{rollout}/1/v1/chat/completions"
-        return http_request(path, chat_body(**parameters), key=sign(self.ring, capability))
+        return http_request(f"/r/{rollout}/1/v1/chat/completions", chat_body(**parameters), key=self._key(rollout))
+
+    def address(self, number: int) -> tuple[str, dict[str, str]]:
+        """URL and headers of chat completions, for the attempt of that number."""
+        rollout = self.rollouts[number % len(self.rollouts)]
+        headers = {"authorization": f"Bearer {self._key(rollout)}", "content-type": "application/json"}
+        return f"{self.gateway.url}/r/{rollout}/1/v1/chat/completions", headers
+
+    def _key(self, rollout: str) -> str:
+        scopes, expires_at = frozenset({Scope.MODEL}), int(time.time()) + 3600
+        facts = {"run_id": self.run_id, "rollout_id": rollout, "attempt": 1}
+        return sign(self.ring, Capability(**facts, scopes=scopes, expires_at=expires_at))
 
     def shape(self, **shape: Any) -> None:
-        """Tells the engine how to answer: see `tests.bench.stub.Shape`."""
+        """Sets the form of the engine's answers: see `tests.bench.stub.Shape`."""
         body = json.dumps(shape).encode()
         with urlopen(Request(f"{self.engine.url}/shape", data=body)) as response:
             assert response.status == 200
@@ -107,8 +101,9 @@ class Stand:
 
     @contextlib.contextmanager
     def proven(self, calls: int, tokens: int) -> Iterator[None]:
-        """Around work of so many calls through the gateway: afterwards exactly they are in the store, with the tokens
-        that the engine said.
+        """Around work of so many calls through the gateway.
+
+        Raises: AssertionError: the store does not have exactly these calls more, with their tokens
         """
         before = self.recorded()
         yield
@@ -135,8 +130,8 @@ def http_request(path: str, body: bytes, *, key: str = "none") -> bytes:
 
 @contextlib.contextmanager
 def stand(attempts: int = 64) -> Iterator[Stand]:
-    """A durable store, a stub engine and the gateway as the operator starts it, while the block lasts."""
-    # Each of thousands of clients is a connection.
+    """A durable store, a stub engine and a gateway while the block lasts."""
+    # Thousands of clients need as many connections.
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory(prefix="bench-gateway-") as name, contextlib.ExitStack() as stack:
@@ -151,7 +146,7 @@ def stand(attempts: int = 64) -> Iterator[Stand]:
         write_keys(folder / "keys.json", {"bench": "s" * 40})
         engine = stack.enter_context(served(folder, "tests.bench.stub", {"STUB_WEIGHT_VERSION": f"{run_id}:0"}))
         environment = {
-            "GATEWAY_MODEL_PATH": str(convert()),
+            "GATEWAY_MODEL_PATH": str(_model(folder / "model")),
             "GATEWAY_ENGINE_URLS": json.dumps([engine.url]),
             "LEYDEN_DATABASE_URL": dsn,
             "LEYDEN_REDIS_URL": redis_url,
@@ -161,15 +156,26 @@ def stand(attempts: int = 64) -> Iterator[Stand]:
         yield Stand(gateway, engine, dsn, run_id, KeyRing(folder / "keys.json"), rollouts)
 
 
+def _model(folder: Path) -> Path:
+    """SmolLM2's tokenizer and template with room for long sessions; the gateway needs no weights."""
+    folder.mkdir()
+    source = convert()
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(source / name, folder)
+    config = json.loads((source / "config.json").read_text()) | {"max_position_embeddings": 2**20}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @contextlib.contextmanager
 def served(folder: Path, module: str, environment: Mapping[str, str]) -> Iterator[Server]:
-    """`python -m module` on a socket that it is given, once it says that it is ready."""
+    """`python -m module` on a socket that it inherits, once it has reported that it is ready."""
     log = folder / f"{module}.log"
     prefix = module.rpartition(".")[2].upper()
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=4096))
         reading, writing = os.pipe()
-        told = stack.enter_context(os.fdopen(reading))
+        readiness = stack.enter_context(os.fdopen(reading))
         descriptors = {f"{prefix}_LISTEN_FD": str(sock.fileno()), f"{prefix}_READY_FD": str(writing)}
         process = subprocess.Popen(
             [sys.executable, "-m", module],
@@ -178,16 +184,16 @@ def served(folder: Path, module: str, environment: Mapping[str, str]) -> Iterato
             stderr=subprocess.STDOUT,
             pass_fds=(sock.fileno(), writing),
         )
-        stack.callback(_ended, process)
+        stack.callback(_end, process)
         os.close(writing)
-        # The pipe is closed when the process is ready, or has died.
-        lines = told.read().splitlines()
+        # The process closes the pipe when it is ready, and the kernel when it dies.
+        lines = readiness.read().splitlines()
         if process.poll() is not None or not lines:
             raise RuntimeError(f"{module} did not start: {log.read_text()[-2000:]}")
         yield Server(process, f"http://127.0.0.1:{sock.getsockname()[1]}", log)
 
 
-def _ended(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     process.terminate()
     try:
         process.wait(10)
@@ -208,18 +214,18 @@ async def _attempts(dsn: str, count: int) -> tuple[str, list[str]]:
         await database.close()
 
 
-class Elsewhere:
-    """Runs functions in one other process, so that the load generator shares no interpreter with what it measures."""
+class Worker:
+    """Runs functions in another process, so that the load generator shares no interpreter with the measurement."""
 
     def __init__(self) -> None:
         self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
 
-    def __enter__(self) -> Elsewhere:
+    def __enter__(self) -> Worker:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown()
 
     def run(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The function's result; what it raises is raised here."""
+        """The function's result; its exception is raised here."""
         return self._pool.submit(work, *args, **kwargs).result()

@@ -1,9 +1,9 @@
-"""A stub engine that costs next to nothing: SGLang's `/generate` with answers written beforehand, whole or streamed.
+"""A stub engine that needs little CPU: SGLang's `/generate` with prepared answers, complete or streamed.
 
 The benchmarks of the gateway need its speed: it sends 256 streams at once on the core that it shares with the gateway,
 where `tests.fakes.scripted_engine` would take most of the time. All other tests use the scripted engine.
 
-`python -m tests.bench.stub` serves on `STUB_LISTEN_FD`. `POST /shape` sets how the next answers look.
+`python -m tests.bench.stub` serves on `STUB_LISTEN_FD`. `POST /shape` sets the form of the next answers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ FIRST_ID = 1000
 
 @dataclass(frozen=True)
 class Shape:
-    """How answers look.
+    """The form of answers.
 
     Args: tokens: of an answer; seconds: before it, or before its first token; pace_seconds: between the tokens of a
-        stream; incremental: streams tell each token once (`--incremental-streaming-output`), not all so far
+        stream; incremental: each event has only new tokens (`--incremental-streaming-output`), not all so far
     """
 
     tokens: int = 900
     seconds: float = 0.0
     pace_seconds: float = 0.02
-    incremental: bool = False
+    incremental: bool = True
 
 
 class _Answers:
@@ -49,7 +49,7 @@ class _Answers:
         self._ids, self._version = ids, version
 
     def piece(self, number: int) -> bytes:
-        """One event of a stream; made when it is first wanted."""
+        """One event of a stream; made at its first use."""
         while len(self.pieces) <= number:
             last = len(self.pieces)
             first = last if self.shape.incremental else 0
@@ -59,18 +59,18 @@ class _Answers:
 
 
 def _document(ids: list[int], first: int, last: int, version: str, total: int) -> dict[str, Any]:
-    told = ids[first:last]
+    new = ids[first:last]
     finish = {"type": "stop", "matched": EOS} if last == total else None
     return {
-        "text": " word" * len(told),
-        "output_ids": told,
+        "text": " word" * len(new),
+        "output_ids": new,
         "meta_info": {
             "id": "stub",
             "finish_reason": finish,
             "prompt_tokens": 60,
             "weight_version": version,
             "num_retractions": 0,
-            "output_token_logprobs": [[-0.125 - token / 7777, token, None] for token in told],
+            "output_token_logprobs": [[-0.125 - token / 7777, token, None] for token in new],
             "output_token_logprobs_length": last,
             "completion_tokens": last,
             "cached_tokens": 0,
@@ -93,14 +93,14 @@ OK = _head("application/json", "content-length: 2") + b"{}"
 
 
 class Engine:
-    """What all connections share."""
+    """The state that all connections share."""
 
     def __init__(self, version: str) -> None:
         self._version = version
         self.answers = _Answers(Shape(), version)
 
     def set(self, **changes: Any) -> None:
-        """Changes the shape of answers that begin from now on."""
+        """Changes the form of answers that begin from now on."""
         self.answers = _Answers(Shape(**asdict(self.answers.shape) | changes), self._version)
 
 
@@ -112,7 +112,7 @@ class Connection(asyncio.Protocol):
         self._buffer = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are none of asyncio's.
+        # uvloop's transports do not derive from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -147,7 +147,7 @@ class Connection(asyncio.Protocol):
         if number + 1 == answers.shape.tokens:
             self._transport.write(STREAM_END)
             return
-        # Streams of one step would all arrive at once: a real engine's do not quite.
+        # Not all streams at the same moment, as with a real engine.
         pace = answers.shape.pace_seconds * random.uniform(0.8, 1.2)
         asyncio.get_running_loop().call_later(pace, self._stream, answers, number + 1)
 
