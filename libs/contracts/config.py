@@ -5,9 +5,9 @@ Defaults are the recipe that `make demo` uses where it can be general, and `docs
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
 """A word of a command or a value of its environment; the kernel takes 128 KiB."""
@@ -24,7 +24,7 @@ class _Document(BaseModel):
 
 
 class Agent(_Document):
-    """The command that runs the agent once; it gets its task and its doors from the environment."""
+    """The command that runs the agent once; the environment holds its task and its endpoints."""
 
     command: list[Argument] = Field(min_length=1, max_length=256)
     """Program and arguments, no shell. `{python}` as first word is the runner's own interpreter."""
@@ -44,20 +44,33 @@ class Agent(_Document):
         return self
 
 
-class ProcessRunner(_Document):
-    """Each attempt is a process group on the runner's machine, for agents whose code is trusted."""
-
-    type: Literal["process"] = "process"
+class _Runner(_Document):
     timeout_seconds: float = Field(default=300.0, gt=0, le=86_400)
     """Wall time of one attempt; then SIGTERM, a grace, SIGKILL, and the outcome `timeout`."""
+    output_bytes: int = Field(default=1_000_000, ge=1_000, le=100_000_000)
+    """The bytes of stdout and of stderr that are stored, from the end; the runner drops the rest."""
+    grant_reward: bool = False
+    """Whether the agent may post its own reward (LEYDEN_REWARD_URL)."""
+
+
+class ProcessRunner(_Runner):
+    """Each attempt is a process tree on the runner's machine, for agents whose code is trusted."""
+
+    type: Literal["process"] = "process"
     memory_bytes: int | None = Field(default=4 * 2**30, ge=2**24, le=2**60)
     """Address space of each process of the agent (RLIMIT_AS); null for no limit."""
     cpu_seconds: int | None = Field(default=None, ge=1, le=10**9)
     """CPU time of each process of the agent (RLIMIT_CPU); null for no limit."""
-    output_bytes: int = Field(default=1_000_000, ge=1_000, le=100_000_000)
-    """How much of stdout and of stderr is kept, from the end; the rest is read and dropped."""
-    grant_reward: bool = False
-    """Whether the agent may post its own reward (LEYDEN_REWARD_URL)."""
+
+
+def _process_by_default(document: Any) -> Any:
+    return {"type": "process", **document} if isinstance(document, dict) else document
+
+
+RunnerConfig = Annotated[ProcessRunner, BeforeValidator(_process_by_default)]
+"""The backend that executes a run's attempts, by `type`. A second one joins as `Annotated[ProcessRunner |
+KubernetesRunner, Field(discriminator="type"), BeforeValidator(_process_by_default)]`: pydantic refuses to discriminate
+a union of one."""
 
 
 class Sampling(_Document):
@@ -273,7 +286,7 @@ class RunConfig(_Document):
     agent: Agent
     model: FolderPath | None = None
     """Folder of the base model (Hugging Face format) as trainer and engines see it; null for the platform's default."""
-    runner: ProcessRunner = Field(default_factory=ProcessRunner)
+    runner: RunnerConfig = Field(default_factory=ProcessRunner)
     sampling: Sampling = Field(default_factory=Sampling)
     credit: Credit = Field(default_factory=Credit)
     algorithm: Algorithm = Field(default_factory=PpoClip)

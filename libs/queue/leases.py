@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from pydantic import TypeAdapter
 from sqlalchemy import Row, insert, text
 
-from leyden.libs.contracts.config import Agent, ProcessRunner, Sampling
+from leyden.libs.contracts.config import Agent, RunnerConfig, Sampling
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
@@ -128,6 +129,9 @@ _DELIVERABLE = text(f"""
 """)  # noqa: S608  # constants alone
 
 
+_RUNNER: TypeAdapter[RunnerConfig] = TypeAdapter(RunnerConfig)
+
+
 @dataclass(frozen=True)
 class Lease:
     """The right to execute one attempt, with everything that executing it needs."""
@@ -143,7 +147,7 @@ class Lease:
     task: dict[str, Any]
     """The row of the dataset as uploaded."""
     agent: Agent
-    runner: ProcessRunner
+    runner: RunnerConfig
     trace_parent: str | None
     """W3C trace context of the admission."""
 
@@ -216,7 +220,7 @@ def _lease(row: Row[Any]) -> Lease:
         task_number=row.task_number,
         task=row.payload,
         agent=Agent.model_validate(row.agent),
-        runner=ProcessRunner.model_validate(row.runner or {}),
+        runner=_RUNNER.validate_python(row.runner or {}),
         trace_parent=row.trace_parent,
     )
 

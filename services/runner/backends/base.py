@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from leyden.libs.contracts.config import ProcessRunner
+from leyden.libs.contracts.config import RunnerConfig
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class AttemptSpec:
     secrets: Mapping[str, str]
     task: Mapping[str, Any]
     directory: str | None
-    limits: ProcessRunner
+    limits: RunnerConfig
 
 
 @dataclass(frozen=True)
