@@ -12,7 +12,7 @@ from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.services.runner.backends.base import AttemptSpec, Backend, BackendError
 from leyden.services.runner.endpoint_monitor import EndpointMonitor
-from leyden.services.runner.environment import Endpoints, Identity, environment_block, secrets_block
+from leyden.services.runner.environment import Endpoints, environment_block, secrets_block
 from leyden.services.runner.outcome import outcome_of
 from leyden.services.runner.settings import Settings
 
@@ -58,12 +58,11 @@ async def attribute_failure(outcome: Outcome, started: float, endpoints: Endpoin
 def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
     """The attempt as a backend executes it."""
     settings = context.settings
-    identity = Identity(lease.run_id, lease.rollout_id, lease.attempt, lease.trace_parent)
     endpoints = Endpoints(settings.gateway_url, settings.collector_url, _key(lease, context), lease.runner.grant_reward)
     return AttemptSpec(
         name=f"{lease.rollout_id}.{lease.attempt}",
         command=lease.agent.command,
-        environment=environment_block(identity, endpoints, lease.task, lease.agent.environment),
+        environment=environment_block(lease, endpoints),
         secrets=secrets_block(endpoints),
         task=lease.task,
         directory=lease.agent.directory,

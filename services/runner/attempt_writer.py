@@ -1,13 +1,7 @@
-"""Group commit: attempts that start or end while a transaction runs share the next one.
-
-While one transaction commits the next attempts gather, so the batch grows by itself with the load and a lone attempt
-never waits for company.
-"""
+"""Writes starts and ends of attempts; those that happen while a transaction runs share the next one."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,95 +10,67 @@ from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.database import AWAY, Database
+from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.group_commit import GroupCommit
 
 MAX_ENTRIES = 64
 """In one transaction: outcomes hold the ends of outputs, megabytes each."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Entry:
-    """An attempt that starts, or ends where there is an outcome; `valid` says whether its lease was still its own."""
+    """An attempt that starts, or ends where there is an outcome; the write says whether its lease was still valid."""
 
     lease: Lease
     outcome: Outcome | None
-    valid: asyncio.Future[bool]
+    valid: bool = False
 
 
 class AttemptWriter:
-    """Writes the arguments of `start` and `settle`, one transaction at a time."""
+    """Writes the arguments of `start` and `settle` while `run` runs.
 
-    def __init__(self, database: Database, notifications: Notifications) -> None:
+    Args: hold_seconds: how long an attempt waits for a store that is away
+    """
+
+    def __init__(self, database: Database, notifications: Notifications, *, hold_seconds: float) -> None:
         self._database = database
         self._notifications = notifications
-        self._waiting: deque[_Entry] = deque()
-        self._arrived = asyncio.Event()
-        self._closed = False
+        self._commits = GroupCommit[_Entry](self._write, max_items=MAX_ENTRIES, hold_seconds=hold_seconds)
+        self.run = self._commits.run
 
     async def start(self, lease: Lease) -> bool:
         """Marks the attempt as running; false if it has lost its lease.
 
-        Raises: the errors of a session; a repeat is harmless
+        Raises: StoreAway: for longer than an attempt waits; Refused. A repeat is harmless
         """
-        return await self._write(lease, None)
+        return await self._submit(_Entry(lease, None))
 
     async def settle(self, lease: Lease, outcome: Outcome) -> bool:
         """Writes the outcome; false if the attempt has lost its lease, and then the outcome does not count.
 
-        Raises: the errors of a session; a repeat is harmless
+        Raises: StoreAway: for longer than an attempt waits; Refused. A repeat is harmless
         """
-        return await self._write(lease, outcome)
+        return await self._submit(_Entry(lease, outcome))
 
-    async def run(self) -> None:
-        """Writes until closed."""
-        while not self._closed:
-            await self._arrived.wait()
-            batch = [self._waiting.popleft() for _ in range(min(MAX_ENTRIES, len(self._waiting)))]
-            if not self._waiting:
-                self._arrived.clear()
-            await self._commit(batch)
+    async def _submit(self, entry: _Entry) -> bool:
+        await self._commits.submit([entry])
+        return entry.valid
 
-    def close(self) -> None:
-        """Lets `run` return; entries that still wait are not written."""
-        self._closed = True
-        self._arrived.set()
-
-    async def _write(self, lease: Lease, outcome: Outcome | None) -> bool:
-        entry = _Entry(lease, outcome, asyncio.get_running_loop().create_future())
-        self._waiting.append(entry)
-        self._arrived.set()
-        return await entry.valid
-
-    async def _commit(self, batch: Sequence[_Entry]) -> None:
+    async def _write(self, entries: Sequence[_Entry], _may_exist: bool) -> None:
+        """One transaction. An attempt that stands in it twice starts before it ends."""
+        started = [entry.lease for entry in entries if entry.outcome is None]
+        ended = [(entry.lease, entry.outcome) for entry in entries if entry.outcome is not None]
         try:
-            valid = await self._transaction(batch)
-        # The writer must live; the waiting attempt decides whether to try again.
-        except Exception as error:  # noqa: BLE001
-            if len(batch) > 1 and not isinstance(error, AWAY):
-                # One entry that is refused must not take the others with it.
-                for entry in batch:
-                    await self._commit([entry])
-                return
-            for entry in batch:
-                if not entry.valid.done():
-                    entry.valid.set_exception(error)
-            return
-        ended = [AttemptKey(entry.lease.rollout_id, entry.lease.attempt) for entry in batch if entry.outcome]
+            async with self._database.session() as session:
+                if started and ended:
+                    await leases.lock_all(session, [entry.lease for entry in entries])
+                valid = await leases.start_all(session, started) | await leases.settle_all(session, ended)
+        except AWAY as error:
+            raise StoreAway(cause(error)) from error
+        for entry in entries:
+            entry.valid = entry.lease.lease_id in valid
         if ended:
             fault_point("runner.settled")
-        for entry in batch:
-            # The waiting attempt may have been cancelled.
-            if not entry.valid.done():
-                entry.valid.set_result(entry.lease.lease_id in valid)
-        if ended:
             await self._notifications.notify(Topic.OUTCOMES)
-            await self._notifications.publish_ended(ended)
-
-    async def _transaction(self, batch: Sequence[_Entry]) -> set[str]:
-        """The ids of the leases that were valid. An attempt stands in a batch once: it ends after it has started."""
-        started = [entry.lease for entry in batch if entry.outcome is None]
-        ended = [(entry.lease, entry.outcome) for entry in batch if entry.outcome is not None]
-        async with self._database.session() as session:
-            if started and ended:
-                await leases.lock_all(session, [entry.lease for entry in batch])
-            return await leases.start_all(session, started) | await leases.settle_all(session, ended)
+            await self._notifications.publish_ended(AttemptKey(one.rollout_id, one.attempt) for one, _ in ended)

@@ -24,8 +24,6 @@ limited_log = RateLimitedLogger(log)
 CHECK_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 
-_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-
 
 class EndpointMonitor:
     """Remembers when an endpoint of agents, or the store behind them, did not answer.
@@ -67,8 +65,7 @@ class _Endpoint:
         was_down = False
         while True:
             with suppress(OSError, TimeoutError, EOFError):
-                async with self._connected() as streams:
-                    await _ask(*streams, self.name)
+                async with self._answering() as streams:
                     if was_down:
                         # Until now, for attempts that began meanwhile.
                         self._mark_down()
@@ -81,8 +78,8 @@ class _Endpoint:
     async def check(self) -> None:
         """Asks once over a connection of its own."""
         try:
-            async with self._connected() as streams:
-                await _ask(*streams, self.name)
+            async with self._answering():
+                pass
         except (OSError, TimeoutError, EOFError):
             self._mark_down()
 
@@ -91,10 +88,12 @@ class _Endpoint:
         log.info("endpoint down", endpoint=self.name)
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[_Streams]:
+    async def _answering(self) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A connection over which one request was answered."""
         async with asyncio.timeout(ANSWER_SECONDS):
             reader, writer = await asyncio.open_connection(self._host, self._port)
         try:
+            await _ask(reader, writer, self.name)
             yield reader, writer
         finally:
             writer.close()

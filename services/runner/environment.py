@@ -8,8 +8,9 @@ the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
+
+from leyden.libs.queue.leases import Lease
 
 MAX_TASK_BYTES = 96 * 1024
 """A longer task is in `LEYDEN_TASK_FILE` alone: Linux bounds one environment string at 128 KiB."""
@@ -47,54 +48,37 @@ class Endpoints:
     grant_reward: bool
 
 
-@dataclass(frozen=True)
-class Identity:
-    """The run, rollout and attempt of an agent."""
-
-    run_id: str
-    rollout_id: str
-    attempt: int
-    trace_parent: str | None = None
-
-    @property
-    def path(self) -> str:
-        """`/r/<rollout>/<attempt>`, on gateway and collector alike."""
-        return f"/r/{self.rollout_id}/{self.attempt}"
-
-
-def environment_block(
-    identity: Identity, endpoints: Endpoints, task: Mapping[str, object], extra: Mapping[str, str]
-) -> dict[str, str]:
+def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     """Every variable of an attempt without its key.
 
-    Args: extra: `agent.environment` of the run, which may set anything except the platform's own names (the run
-        document refuses those).
+    `agent.environment` of the run may set anything except the platform's own names: the run document refuses those.
     """
-    model = endpoints.gateway_url + identity.path
-    headers = f"X-Rollout-Id: {identity.rollout_id}\nX-Attempt: {identity.attempt}"
+    path = f"/r/{lease.rollout_id}/{lease.attempt}"
+    model = endpoints.gateway_url + path
+    headers = f"X-Rollout-Id: {lease.rollout_id}\nX-Attempt: {lease.attempt}"
     block = {
         "LANG": "C.UTF-8",
         **_SWITCHES,
-        **extra,
+        **lease.agent.environment,
         "OPENAI_BASE_URL": f"{model}/v1",
         "OPENAI_API_BASE": f"{model}/v1",
         "OPENAI_CUSTOM_HEADERS": headers,
         "ANTHROPIC_BASE_URL": model,
         "ANTHROPIC_CUSTOM_HEADERS": headers,
-        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoints.collector_url + identity.path,
-        "OTEL_RESOURCE_ATTRIBUTES": f"rollout.id={identity.rollout_id},rollout.attempt={identity.attempt}",
-        "LEYDEN_RUN_ID": identity.run_id,
-        "LEYDEN_ROLLOUT_ID": identity.rollout_id,
-        "LEYDEN_ATTEMPT": str(identity.attempt),
+        "OTEL_EXPORTER_OTLP_ENDPOINT": endpoints.collector_url + path,
+        "OTEL_RESOURCE_ATTRIBUTES": f"rollout.id={lease.rollout_id},rollout.attempt={lease.attempt}",
+        "LEYDEN_RUN_ID": lease.run_id,
+        "LEYDEN_ROLLOUT_ID": lease.rollout_id,
+        "LEYDEN_ATTEMPT": str(lease.attempt),
     }
     # NUL cannot stand in an environment; JSON escapes it, so the text never holds one.
-    text = json.dumps(task, ensure_ascii=False)
+    text = json.dumps(lease.task, ensure_ascii=False)
     if len(text.encode()) <= MAX_TASK_BYTES:
         block["LEYDEN_TASK"] = text
-    if identity.trace_parent is not None:
-        block["TRACEPARENT"] = identity.trace_parent
+    if lease.trace_parent is not None:
+        block["TRACEPARENT"] = lease.trace_parent
     if endpoints.grant_reward:
-        block["LEYDEN_REWARD_URL"] = f"{endpoints.collector_url}{identity.path}/reward"
+        block["LEYDEN_REWARD_URL"] = f"{endpoints.collector_url}{path}/reward"
     return block
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
 from typing import Any
 
 from leyden.libs.contracts.rewards import MAX_REWARD, is_reward
@@ -30,13 +29,13 @@ def outcome_of(ended: Exit) -> Outcome:
     kind, detail = _kind_of(ended)
     reward: float | None = None
     facts: dict[str, Any] = {}
-    stdout = _text(ended.stdout)
+    stdout, stderr = (raw.decode(errors="replace") for raw in (ended.stdout, ended.stderr))
     if kind is OutcomeKind.SUCCEEDED:
         try:
             reward, facts = last_reward(stdout)
         except BrokenReward as error:
             kind, detail = OutcomeKind.AGENT_ERROR, str(error)
-    return Outcome(kind, reward, facts, ended.exit_code, detail, stdout, _text(ended.stderr))
+    return Outcome(kind, reward, facts, ended.exit_code, detail, stdout, stderr)
 
 
 def _kind_of(ended: Exit) -> tuple[OutcomeKind, str | None]:
@@ -101,18 +100,15 @@ def _shallow(value: object) -> object:
     """The value; a text in place of one so deep that its next reader may run out of stack."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [inside for outer in level for inside in _inside(outer)]
+        level = [
+            inside
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inside in (outer.values() if isinstance(outer, dict) else outer)
+        ]
     return value if not level else f"deeper than {MAX_DEPTH} levels"
-
-
-def _inside(value: object) -> Iterable[object]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 def _bounded(facts: dict[str, Any]) -> dict[str, Any]:
     size = len(json.dumps(facts))
     return facts if size <= FACTS_BYTES else {"truncated": f"{size} characters, and facts hold {FACTS_BYTES} at most"}
-
-
-def _text(raw: bytes) -> str:
-    return raw.decode("utf-8", errors="replace")

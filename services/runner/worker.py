@@ -21,7 +21,9 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.service import Checks, pause
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import Database, cause
+from leyden.libs.store.group_commit import Refused
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
 from leyden.services.runner.attempt import RunnerContext, execute
@@ -62,7 +64,7 @@ class Runner:
         self._database = database
         self._queue = queue
         self._notifications = notifications
-        self._writer = AttemptWriter(database, notifications)
+        self._writer = AttemptWriter(database, notifications, hold_seconds=self._settings.lease_seconds)
         self._context = context
         self._tasks: set[asyncio.Task[None]] = set()
         self._executing: dict[str, asyncio.Task[Outcome]] = {}
@@ -84,28 +86,33 @@ class Runner:
                 await _first_of(self._room.wait(), stop.wait(), beside=loops)
                 if not stop.is_set():
                     await self._lease_some(stop)
-            await self._finish()
+            if self._tasks:
+                log.info("draining", attempts=len(self._tasks))
+                await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
         finally:
             if not any(task.done() for task in loops):
                 await self._give_back()
-            # Closed beside being cancelled: Redis' client may take a cancellation for its own timeout.
-            self._writer.close()
-            for task in (*loops, *self._tasks):
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*loops, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await _end(loops)
 
     async def _lease_some(self, stop: asyncio.Event) -> None:
         """Leases as many rollouts as there is room for."""
         # Attempts end one by one; leased together, they cost one transaction.
-        if self._free() < self._settings.concurrency // 8 and await pause(stop, GATHER_SECONDS):
+        nearly_full = len(self._tasks) > self._settings.concurrency * 7 // 8
+        if nearly_full and await pause(stop, GATHER_SECONDS):
             return
-        room = self._free()
+        room = self._settings.concurrency - len(self._tasks)
         try:
             deliveries = await self._queue.deliver(self._owner, room, self._settings.poll_seconds)
-            if not deliveries:
-                await self._poll_store(room)
             if deliveries:
                 fault_point("runner.delivered")
+            elif time.monotonic() >= self._store_poll_at:
+                # Now and then when nothing is delivered: a full Redis takes no messages, silently.
+                self._store_poll_at = time.monotonic() + self._settings.store_poll_seconds
+                # The controller says when a rollout that has just failed is due again.
+                await self._lease_from_store(room, rest_seconds=LONGEST_RETRY_SECONDS)
             await self._lease([delivery.rollout_id for delivery in deliveries])
             await self._queue.ack(deliveries)
         except QueueUnavailable as error:
@@ -116,16 +123,6 @@ class Runner:
             # Not acknowledged: delivered again.
             limited_log.warning("nothing leased", cause=cause(error))
             await pause(stop, self._settings.poll_seconds)
-
-    def _free(self) -> int:
-        return self._settings.concurrency - len(self._tasks)
-
-    async def _poll_store(self, room: int) -> None:
-        """Asks the store now and then when nothing is delivered: a full Redis takes no messages, silently."""
-        if time.monotonic() >= self._store_poll_at:
-            self._store_poll_at = time.monotonic() + self._settings.store_poll_seconds
-            # The controller says when a rollout that has just failed is due again.
-            await self._lease_from_store(room, rest_seconds=LONGEST_RETRY_SECONDS)
 
     async def _lease_from_store(self, room: int, *, rest_seconds: float) -> None:
         try:
@@ -190,7 +187,7 @@ class Runner:
 
     async def _execute(self, lease: Lease) -> Outcome:
         try:
-            if not await self._start(lease):
+            if not await self._writer.start(lease):
                 return Outcome(OutcomeKind.CANCELLED, detail="the lease was lost before the start")
             fault_point("runner.started")
             log.info("attempt started")
@@ -200,27 +197,13 @@ class Runner:
             log.exception("attempt broke")
             return Outcome(OutcomeKind.INFRA_ERROR, detail=f"{type(error).__name__}: {error}")
 
-    async def _start(self, lease: Lease) -> bool:
-        """Whether the lease is still valid; waits for a store that is away until `_renew` gives the lease up."""
-        while True:
-            try:
-                return await self._writer.start(lease)
-            except AWAY as error:
-                limited_log.warning("attempt not started", cause=cause(error))
-                await asyncio.sleep(min(1.0, self._settings.poll_seconds))
-
     async def _settle(self, lease: Lease, outcome: Outcome) -> None:
-        """Writes the outcome; tries again while the store is away, for as long as the lease would live."""
-        until = time.monotonic() + self._settings.lease_seconds
-        while True:
-            try:
-                settled = await self._writer.settle(lease, outcome)
-                break
-            except SQLAlchemyError as error:
-                limited_log.warning("outcome not settled", cause=cause(error))
-                if time.monotonic() > until:
-                    return
-                await asyncio.sleep(min(1.0, self._settings.poll_seconds))
+        """Writes the outcome; waits for a store that is away as long as the lease would live."""
+        try:
+            settled = await self._writer.settle(lease, outcome)
+        except (StoreAway, Refused) as error:
+            log.warning("outcome not settled", cause=str(error))
+            return
         if settled:
             ENDED.labels(outcome.kind).inc()
         log.info("attempt ended", kind=outcome.kind, settled=settled, detail=outcome.detail)
@@ -241,19 +224,9 @@ class Runner:
                 # Another runner may have them by now.
                 valid = set()
             for lease_id in asked - valid if valid is not None else ():
-                self._stop_attempt(lease_id)
-
-    def _stop_attempt(self, lease_id: str) -> None:
-        executing = self._executing.get(lease_id)
-        if executing is not None:
-            LOST.inc()
-            executing.cancel()
-
-    async def _finish(self) -> None:
-        """Lets attempts finish, for a while."""
-        if self._tasks:
-            log.info("draining", attempts=len(self._tasks))
-            await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
+                if lease_id in self._executing:
+                    LOST.inc()
+                    self._executing[lease_id].cancel()
 
     async def _give_back(self) -> None:
         """Kills the remaining attempts and settles them, so that they are tried again."""
@@ -275,6 +248,14 @@ async def _first_of(*waits: Awaitable[object], beside: Sequence[asyncio.Task[Non
     for task in beside:
         if task.done():
             task.result()
+
+
+async def _end(loops: Sequence[asyncio.Task[None]]) -> None:
+    """Cancels the loops until they have ended: Redis' client may take a cancellation for its own timeout."""
+    while pending := [task for task in loops if not task.done()]:
+        for task in pending:
+            task.cancel()
+        await asyncio.wait(pending, timeout=1.0)
 
 
 async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:

@@ -188,7 +188,7 @@ async def _admit(database: Database, run: tables.Run) -> list[str]:
 async def _runner(dsn: str, redis_url: str, notifications: Notifications, number: int, done: asyncio.Event) -> None:
     """The writes of a runner whose agents end at once."""
     database, queue, owner = Database(dsn), RolloutQueue(redis_url), f"runner-{number}"
-    writer = AttemptWriter(database, notifications)
+    writer = AttemptWriter(database, notifications, hold_seconds=60)
     writing = asyncio.create_task(writer.run())
     while not done.is_set():
         deliveries = await queue.deliver(owner, CONCURRENCY, 0.2)
@@ -196,8 +196,8 @@ async def _runner(dsn: str, redis_url: str, notifications: Notifications, number
             leased = await leases.lease_rollouts(session, [one.rollout_id for one in deliveries], owner, 60)
         await queue.ack(deliveries)
         await asyncio.gather(*(_attempt(writer, lease) for lease in leased))
-    writer.close()
-    await writing
+    writing.cancel()
+    await asyncio.wait({writing})
     await queue.close()
     await database.close()
 

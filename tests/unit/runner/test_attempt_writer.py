@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import event, select, text
-from sqlalchemy.exc import DBAPIError
 
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue import leases
@@ -16,6 +15,7 @@ from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.group_commit import Refused
 from leyden.services.runner.attempt_writer import AttemptWriter
 from tests import builders
 
@@ -33,11 +33,11 @@ async def notifications(redis_url: str) -> AsyncIterator[Notifications]:
 
 @pytest.fixture
 async def writer(database: Database, notifications: Notifications) -> AsyncIterator[AttemptWriter]:
-    opened = AttemptWriter(database, notifications)
+    opened = AttemptWriter(database, notifications, hold_seconds=60)
     running = asyncio.create_task(opened.run())
     yield opened
-    opened.close()
-    await running
+    running.cancel()
+    await asyncio.wait([running])
 
 
 async def leased(database: Database, size: int) -> list[Lease]:
@@ -77,7 +77,7 @@ async def test_an_outcome_that_is_refused_takes_no_other_with_it(database: Datab
     answers = await asyncio.gather(
         writer.settle(bad, REFUSED), *(writer.settle(lease, SUCCESS) for lease in good), return_exceptions=True
     )
-    assert isinstance(answers[0], DBAPIError)
+    assert isinstance(answers[0], Refused)
     assert answers[1:] == [True, True]
     assert await states(database) == ["leased", "settled", "settled"]
 

@@ -1,15 +1,33 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
-from leyden.services.runner.environment import MAX_TASK_BYTES, Endpoints, Identity, environment_block, secrets_block
+from leyden.libs.contracts.config import Agent, ProcessRunner
+from leyden.libs.queue.leases import Lease
+from leyden.services.runner.environment import MAX_TASK_BYTES, Endpoints, environment_block, secrets_block
 
 ENDPOINTS = Endpoints("http://gateway:1", "http://collector:2", key="signed", grant_reward=False)
-IDENTITY = Identity("run-a", "run-a.0.1", 2, "00-trace")
 
 
 def block(*, task: dict[str, object] | None = None, endpoints: Endpoints = ENDPOINTS, **extra: str) -> dict[str, str]:
-    return environment_block(IDENTITY, endpoints, task or {"question": "Café?"}, extra)
+    # Built past its checks: a run document refuses the platform's own names.
+    agent = Agent.model_construct(command=["agent"], environment=extra)
+    lease = Lease(
+        run_id="run-a",
+        group_id="run-a.0",
+        rollout_id="run-a.0.1",
+        attempt=2,
+        lease_id="lease",
+        expires_at=datetime(2026, 1, 1, tzinfo=UTC),
+        dataset_id="data",
+        task_number=0,
+        task=task or {"question": "Café?"},
+        agent=agent,
+        runner=ProcessRunner(),
+        trace_parent="00-trace",
+    )
+    return environment_block(lease, endpoints)
 
 
 def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from leyden.libs.service.errors import Misconfigured
-from leyden.services.runner.backends.process.workspace import Workspaces
+from leyden.services.runner.backends.process.workspace import Workspaces, remove_tree
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_removing_takes_what_the_agent_made_read_only(tmp_path: Path) -> None:
     (folder.work / "deep" / "er" / "file").write_text("x")
     for path in (folder.work / "deep" / "er", folder.work / "deep", folder.work):
         path.chmod(0o500)
-    workspaces.remove(folder)
+    remove_tree(folder.root)
     assert not folder.root.exists()
     workspaces.close()
     assert not workspaces.root.exists()
@@ -101,10 +101,10 @@ def test_removing_follows_no_link_and_needs_no_stack(
         os.mkdir("deep")  # noqa: PTH102  # a path this long has no name from the root
         os.chdir("deep")
     monkeypatch.chdir(tmp_path)
-    workspaces.remove(folder)
+    remove_tree(folder.root)
     assert not folder.root.exists()
     folder.root.symlink_to(kept)
-    workspaces.remove(folder)
+    remove_tree(folder.root)
     assert not folder.root.is_symlink()
     assert (kept / "file").read_text() == "x"
 
@@ -134,5 +134,5 @@ def test_a_folder_that_cannot_be_removed_costs_no_outcome(
     folder = workspaces.make("r.0.0", {}, None)
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "run", lambda *_, **__: None)
-        workspaces.remove(folder)
+        remove_tree(folder.root)
     assert folder.root.exists()

@@ -23,7 +23,7 @@ from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
 from leyden.services.runner.backends.process import supervisor
 from leyden.services.runner.backends.process.sandbox import SIGNAL_LANDLOCK, USABLE_LANDLOCK, landlock_abi
 from leyden.services.runner.backends.process.users import REMEDIES, SandboxUser, closed_to, sandbox_users
-from leyden.services.runner.backends.process.workspace import Workspace, Workspaces
+from leyden.services.runner.backends.process.workspace import Workspace, Workspaces, remove_tree
 from leyden.services.runner.settings import Settings, open_work_folder
 
 if TYPE_CHECKING:
@@ -35,8 +35,7 @@ log = logger()
 CHECK = AttemptSpec("check", ["{python}", "-I", "-S", "-c", ""], {}, {}, {}, None, ProcessRunner(timeout_seconds=60))
 WRITABLE_BY_ROOT = ("/tmp", "/var/tmp", tempfile.gettempdir(), "/dev")  # noqa: S108  # nothing is made there
 """The folders in which an agent that stays root may write beside its workspace: those of every user."""
-SHELL_SIGKILL = 128 + signal.SIGKILL
-"""The exit code of a shell whose last command got a SIGKILL."""
+SHELL_SIGKILL = 128 + signal.SIGKILL  # a shell whose last command got one
 # Imported and not run as a file, so that its compiled form is used; found from its own folder, not from `leyden`, whose
 # dependencies `-S` hides.
 _SUPERVISE = "import sys; sys.path.append(sys.argv[1]); from process.supervisor import main; main()"
@@ -109,7 +108,7 @@ class ProcessBackend:
         try:
             report = await self._supervisors.run(self._orders(spec, workspace, user), user.lock)
         finally:
-            await asyncio.shield(asyncio.to_thread(self._workspaces.remove, workspace))
+            await asyncio.shield(asyncio.to_thread(remove_tree, workspace.root))
         if not report["all_dead"]:
             log.warning("a process of an attempt survived SIGKILL", attempt=spec.name)
         return exit_of(report, contained=user.uid is not None or self._landlock >= SIGNAL_LANDLOCK)
@@ -119,9 +118,10 @@ class ProcessBackend:
         await asyncio.to_thread(self._workspaces.close)
 
     def _make_workspace(self, spec: AttemptSpec, user: SandboxUser) -> Workspace:
-        real = os.path.realpath(spec.directory) if spec.directory is not None else None
-        if real is not None and any(_within(real, path) or _within(path, real) for path in self._hidden):
-            raise PermissionError(f"{spec.directory} belongs to the platform: keep the agent's files in another folder")
+        if spec.directory is not None:
+            folder = Path(spec.directory).resolve()
+            if any(folder.is_relative_to(path) or Path(path).is_relative_to(folder) for path in self._hidden):
+                raise PermissionError(f"{folder} belongs to the platform: keep the agent's files in another folder")
         return self._workspaces.make(spec.name, spec.task, spec.directory, user.uid)
 
     def _orders(self, spec: AttemptSpec, workspace: Workspace, user: SandboxUser) -> Orders:
@@ -187,10 +187,6 @@ class ProcessBackend:
         }
 
 
-def _within(path: str, folder: str) -> bool:
-    return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
 def exit_of(report: Report, *, contained: bool) -> Exit:
     """The end of the agent, with the cause where that is not the agent.
 
@@ -237,31 +233,29 @@ class Supervisors:
         Args: lock: a descriptor that the supervisor holds open as long as anything of the agent lives.
         Raises: BackendError: the supervisor died; its agent has been killed
         """
-        lifeline, ours = os.pipe()
-        # A socket and no pipe: uvloop closes a pipe's descriptor twice, and the second time it may be another thread's.
-        reports, theirs = socket.socketpair()
+        # No pipe: uvloop closes a pipe's descriptor twice, and the second time it may be another thread's.
+        ours, theirs = socket.socketpair()
         try:
-            process = _start(orders, theirs, (lifeline,) if lock is None else (lifeline, lock))
-        except BaseException:
-            os.close(ours)
-            reports.close()
+            process = _start(orders, theirs, lock)
+        except OSError:
+            ours.close()
             raise
         finally:
-            os.close(lifeline)
             theirs.close()
         self._pids.add(process.pid)
-        reading = asyncio.ensure_future(_read_all(reports))
+        reading = asyncio.ensure_future(_read_all(ours))
         report: Report | None = None
         try:
-            report = _parse_report(await asyncio.shield(reading), process.pid)
+            report = marshal.loads(await asyncio.shield(reading))  # noqa: S302  # by our supervisor, never the agent
+        except (EOFError, ValueError, TypeError) as error:
+            raise BackendError(f"supervisor {process.pid} ended without a report: was it killed?") from error
         except asyncio.CancelledError:
-            os.close(ours)
-            ours = -1
+            if not reading.done():
+                # The end of this stream is the order to kill; the report still comes.
+                ours.shutdown(socket.SHUT_WR)
             await reading
             raise
         finally:
-            if ours >= 0:
-                os.close(ours)
             # Its side of the socket has closed, so this waits for microseconds.
             process.wait()
             self._pids.discard(process.pid)
@@ -282,16 +276,16 @@ class Supervisors:
         return {pid for pid, parent in supervisor.parents().items() if parent == os.getpid()} - self._pids
 
 
-def _start(orders: Orders, reports: socket.socket, descriptors: tuple[int, ...]) -> subprocess.Popen[bytes]:
+def _start(orders: Orders, stdout: socket.socket, lock: int | None) -> subprocess.Popen[bytes]:
     # The orders hold the agent's key: a memory file keeps them out of argv and off the disk.
     with os.fdopen(os.memfd_create("orders"), "r+b") as file:
-        file.write(marshal.dumps(dict(orders)))
+        file.write(marshal.dumps((dict(orders), lock)))
         file.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _SUPERVISE, _BACKENDS, *map(str, descriptors)],
+            [sys.executable, "-I", "-S", "-c", _SUPERVISE, _BACKENDS],
             stdin=file,
-            stdout=reports.fileno(),
-            pass_fds=descriptors,
+            stdout=stdout.fileno(),
+            pass_fds=() if lock is None else (lock,),
             start_new_session=True,
             env={},
             cwd="/",
@@ -304,11 +298,3 @@ async def _read_all(reports: socket.socket) -> bytes:
         return await reader.read()
     finally:
         writer.close()
-
-
-def _parse_report(raw: bytes, pid: int) -> Report:
-    try:
-        report: Report = marshal.loads(raw)  # noqa: S302  # written by our supervisor, never by the agent
-    except (EOFError, ValueError, TypeError) as error:
-        raise BackendError(f"supervisor {pid} ended without a report: was it killed?") from error
-    return report

@@ -1,11 +1,11 @@
 """One process per attempt that starts the agent, bounds it, and leaves nothing of it behind.
 
 The runner starts it with `python -I -S`, so it imports the standard library alone, and of that only what loads fast.
-It reads its orders from stdin and writes one report to stdout, both as `marshal`. The arguments of `main` name
-descriptors: the lifeline (a pipe whose other end only the runner holds: it closes when the runner dies, even by
-SIGKILL) and perhaps a lock, which the supervisor only holds open: it tells other runners that this attempt's user still
-has processes. The supervisor is a subreaper: children that daemonise or open a session of their own become its
-children and die with the attempt.
+It reads its orders from stdin and writes one report to stdout, both as `marshal`. Stdout is a socket whose other end
+only the runner holds: the stream from there ends when the runner dies, even by SIGKILL, or cancels the attempt.
+Beside its orders the supervisor gets perhaps the descriptor of a lock, which it only holds open: it tells other runners
+that this attempt's user still has processes. The supervisor is a subreaper: children that daemonise or open a session
+of their own become its children and die with the attempt.
 """
 # pathlib costs more start-up time than everything else here:
 # ruff: noqa: PTH123, PTH208
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import marshal
+import math
 import os
 import resource
 import select
@@ -27,7 +28,7 @@ import warnings  # noqa: F401
 from . import sandbox  # noqa: TID251
 
 if sandbox.TYPE_CHECKING:
-    from typing import Any, TypedDict
+    from typing import TypedDict
 
     from .sandbox import Sandbox  # noqa: TID251
 
@@ -71,27 +72,12 @@ PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 # The module `signal` builds enums, which takes longer than all else here.
 SIG_DFL, SIGKILL, SIGTERM, SIGPIPE = 0, 9, 15, 13
+STDOUT = 1
 CHUNK_BYTES = 1 << 16
 DRAIN_CHUNKS = 64
 KILL_SECONDS = 10.0
 
 _libc = ctypes.CDLL(None)
-
-
-class Tail:
-    """The last `limit` bytes of a stream that may be endless."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._buffer = bytearray()
-
-    def add(self, chunk: bytes) -> None:
-        self._buffer += chunk
-        if len(self._buffer) > 2 * self._limit:
-            del self._buffer[: -self._limit]
-
-    def bytes(self) -> bytes:
-        return bytes(self._buffer[-self._limit :])
 
 
 def become_subreaper() -> None:
@@ -151,7 +137,6 @@ class Agent:
         self.exit_code: int | None = None
         self.cpu_seconds = 0.0
         self._uid = orders["sandbox"]["uid"]
-        self._oom_kills = oom_kills()
         supervisor = os.getpid()
         self.pid = os.fork()
         if self.pid == 0:
@@ -173,11 +158,6 @@ class Agent:
             if pid == self.pid:
                 self.exit_code = os.waitstatus_to_exitcode(status)
                 self.cpu_seconds = usage.ru_utime + usage.ru_stime
-
-    @property
-    def lacked_memory(self) -> bool | None:
-        """Whether the kernel ended anything for want of memory since the start; None where it does not tell."""
-        return None if self._oom_kills is None else oom_kills() != self._oom_kills
 
     def kill(self) -> bool:
         """SIGKILLs descendants until none is left; false if one outlives `KILL_SECONDS` (it sleeps in the kernel)."""
@@ -242,14 +222,14 @@ def _prefer_for_oom_kill() -> None:
         return
 
 
-def watch(agent: Agent, lifeline: int, orders: Orders, tails: dict[int, Tail]) -> bool:
-    """Drains output until the agent ends, the time is over, or the lifeline closes: the runner died or cancelled.
+def watch(agent: Agent, orders: Orders, tails: dict[int, bytearray]) -> bool:
+    """Drains output until the agent ends, the time is over, or the runner died or cancelled.
 
     Returns: whether the agent ran into its timeout
     """
     poll = select.poll()
     ended = os.pidfd_open(agent.pid)
-    for descriptor in (lifeline, ended, *tails):
+    for descriptor in (STDOUT, ended, *tails):
         poll.register(descriptor, select.POLLIN)
     timed_out = False
     deadline = time.monotonic() + orders["timeout_seconds"]
@@ -264,49 +244,51 @@ def watch(agent: Agent, lifeline: int, orders: Orders, tails: dict[int, Tail]) -
             continue
         ready = {descriptor for descriptor, _ in poll.poll(remaining * 1000 + 1)}
         for descriptor in ready & tails.keys():
-            chunk = os.read(descriptor, CHUNK_BYTES)
-            tails[descriptor].add(chunk)
-            if not chunk:
+            if not read(descriptor, tails[descriptor], orders["output_bytes"]):
                 poll.unregister(descriptor)
-        if lifeline in ready or ended in ready:
+        if STDOUT in ready or ended in ready:
             return timed_out
 
 
-def drain(tails: dict[int, Tail]) -> None:
+def read(descriptor: int, tail: bytearray, limit: int) -> bool:
+    """Adds a chunk to the end of the output, of which twice the limit stays at most; false at its end."""
+    chunk = os.read(descriptor, CHUNK_BYTES)
+    tail += chunk
+    if len(tail) > 2 * limit:
+        del tail[:-limit]
+    return bool(chunk)
+
+
+def drain(tails: dict[int, bytearray], limit: int) -> None:
     """Reads the rest from the pipes of the dead, and stops there: a stranger may have been handed the other end."""
     for descriptor, tail in tails.items():
         os.set_blocking(descriptor, False)
         try:
             for _ in range(DRAIN_CHUNKS):
-                tail.add(os.read(descriptor, CHUNK_BYTES))
+                read(descriptor, tail, limit)
         except BlockingIOError:
             continue
 
 
-def ignored_its_cpu_limit(agent: Agent, orders: Orders) -> bool:
-    """Whether the kernel killed the agent at the hard limit of its CPU time."""
-    bound = next((hard for number, _, hard in orders["limits"] if number == resource.RLIMIT_CPU), None)
-    return bound is not None and agent.exit_code == -SIGKILL and agent.cpu_seconds > bound - 1
-
-
-def supervise(orders: Orders, lifeline: int) -> Report:
+def supervise(orders: Orders) -> Report:
     """Runs one agent. When this returns, the agent and everything that it started are dead."""
-    started = time.monotonic()
+    started, oom_kills_before, limit = time.monotonic(), oom_kills(), orders["output_bytes"]
     agent = Agent(orders)
-    tails = {descriptor: Tail(orders["output_bytes"]) for descriptor in (agent.stdout, agent.stderr)}
-    timed_out = watch(agent, lifeline, orders, tails)
+    tails = {agent.stdout: bytearray(), agent.stderr: bytearray()}
+    timed_out = watch(agent, orders, tails)
     all_dead = agent.kill()
-    drain(tails)
+    drain(tails, limit)
+    cpu_bound = next((hard for number, _, hard in orders["limits"] if number == resource.RLIMIT_CPU), math.inf)
     return {
         "exit_code": agent.exit_code,
         "start_error": agent.start_error,
         "timed_out": timed_out,
         "all_dead": all_dead,
-        "stdout": tails[agent.stdout].bytes(),
-        "stderr": tails[agent.stderr].bytes(),
+        "stdout": bytes(tails[agent.stdout][-limit:]),
+        "stderr": bytes(tails[agent.stderr][-limit:]),
         "seconds": time.monotonic() - started,
-        "cpu_exceeded": ignored_its_cpu_limit(agent, orders),
-        "lacked_memory": agent.lacked_memory,
+        "cpu_exceeded": agent.exit_code == -SIGKILL and agent.cpu_seconds > cpu_bound - 1,
+        "lacked_memory": None if oom_kills_before is None else oom_kills() != oom_kills_before,
     }
 
 
@@ -314,14 +296,13 @@ def main() -> None:
     """Supervises one agent as ordered on stdin and reports on stdout."""
     # Without Landlock, agents of the same user could look into this process, which knows their neighbour's key.
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    lifeline, *_ = descriptors = [int(word) for word in sys.argv[2:]]
-    for descriptor in descriptors:
-        os.set_inheritable(descriptor, False)
     become_subreaper()
     try:
-        orders: Any = marshal.loads(sys.stdin.buffer.read())  # noqa: S302  # from our own runner
-        report = marshal.dumps(dict(supervise(orders, lifeline)))
-        with open(1, "wb") as out:
+        orders, lock = marshal.loads(sys.stdin.buffer.read())  # noqa: S302  # from our own runner
+        if lock is not None:
+            os.set_inheritable(lock, False)
+        report = marshal.dumps(dict(supervise(orders)))
+        with open(STDOUT, "wb") as out:
             out.write(report)
     finally:
         # Skips the interpreter's shutdown. Without a report the runner, if it lives, knows that something broke.

@@ -118,11 +118,10 @@ def _first_uid(settings: Settings) -> int:
 
 def closed_to(uid: int, paths: Iterable[str]) -> str | None:
     """The first folder on the way to one of these paths, as named and without links, that a user cannot pass."""
-    ways = (Path(way) for path in paths for way in (path, os.path.realpath(path)))
-    folders = (folder for way in ways for folder in reversed(way.parents))
-    return next((str(folder) for folder in folders if folder.exists() and not _passes(uid, folder.stat())), None)
-
-
-def _passes(uid: int, found: os.stat_result) -> bool:
-    shift = 6 if found.st_uid == uid else 3 if found.st_gid == uid else 0
-    return bool(found.st_mode >> shift & 1)
+    for way in (Path(way) for path in paths for way in (path, os.path.realpath(path))):
+        for folder in (folder for folder in reversed(way.parents) if folder.exists()):
+            found = folder.stat()
+            shift = 6 if found.st_uid == uid else 3 if found.st_gid == uid else 0
+            if not found.st_mode >> shift & 1:
+                return str(folder)
+    return None

@@ -69,10 +69,6 @@ class Workspaces:
             _give(workspace, uid)
         return workspace
 
-    def remove(self, workspace: Workspace) -> None:
-        """Removes an attempt's files, read-only ones included. Blocks: call it in a thread."""
-        remove_tree(workspace.root)
-
     def close(self) -> None:
         """Removes everything and unlocks the folder. Blocks: call it in a thread."""
         remove_tree(self.root)
@@ -123,7 +119,7 @@ def _give(workspace: Workspace, uid: int) -> None:
 
 
 def remove_tree(root: Path) -> None:
-    """Removes a folder whatever an agent made of it. A failure is logged alone, since no outcome depends on it.
+    """Removes a folder whatever an agent made of it. Blocks: call it in a thread. It raises nothing, only logs.
 
     Why `rm`: it follows no link, and no depth or number of files costs it memory or stack.
     """
