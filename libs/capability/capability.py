@@ -63,7 +63,7 @@ def sign(ring: KeyRing, capability: Capability) -> str:
 
 
 def verify(ring: KeyRing, key: str | None, *, rollout_id: str, attempt: int, scope: Scope) -> Capability:
-    """What a key says, once it is known to open this door of this attempt.
+    """The capability in a key, after checking that it is valid for this endpoint of this attempt.
 
     Raises: CapabilityError: with the cause.
     """

@@ -52,7 +52,7 @@ class KeyRing:
         return self._current().get(kid)
 
     def recall(self, key: str) -> Capability | None:
-        """What an agent's key said when a secret of this file verified it; None where it never did."""
+        """The cached content of a key that a secret of this file verified; None for other keys."""
         self._current()
         return self._verified.get(key)
 

@@ -200,8 +200,8 @@ class Client:
         return api.Reward.model_validate_json(body)
 
     def engines(self) -> Iterator[api.Engine]:
-        """What each engine was last seen serving."""
-        return self._whole("/v1/engines", api.Engine)
+        """Engines with the weights that they served at the last poll."""
+        return self._all_of("/v1/engines", api.Engine)
 
     def create_token(self, name: str, scopes: Sequence[api.ApiScope]) -> api.IssuedToken:
         """Makes a bearer token; its secret is in this answer alone."""
@@ -210,14 +210,14 @@ class Client:
 
     def tokens(self) -> Iterator[api.Token]:
         """Tokens without their secrets."""
-        return self._whole("/v1/tokens", api.Token)
+        return self._all_of("/v1/tokens", api.Token)
 
     def revoke_token(self, token_id: str) -> None:
         """Ends a token."""
         self._http.delete(f"/v1/tokens/{_part(token_id)}")
 
-    def _whole(self, path: str, model: type[Item]) -> Iterator[Item]:
-        """A list that comes in one page."""
+    def _all_of(self, path: str, model: type[Item]) -> Iterator[Item]:
+        """A list that fits into one page."""
         yield from api.Page[model].model_validate_json(self._http.get(path)).items  # type: ignore[valid-type]  # as below
 
     def _pages(self, path: str, model: type[Item], parameters: Parameters | None = None) -> Iterator[Item]:

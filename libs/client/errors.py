@@ -1,4 +1,4 @@
-"""What can go wrong between a caller and the API.
+"""Errors between a client and the API.
 
 LeydenError
 ├── Unreachable   nobody answers at the address, or the platform is not ready

@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 
 class ApiScope(StrEnum):
-    """What a bearer token may do; each includes those after it."""
+    """Rights of a bearer token; each includes those after it."""
 
     ADMIN = "admin"
     WRITE = "write"
@@ -52,7 +52,7 @@ class FieldProblem(_Body):
     path: str
     """Dotted path in the body or the name of the parameter, such as `algorithm.clip_high`; `line 3` for an upload."""
     message: str
-    """What is wrong and what to write."""
+    """The error and its remedy."""
 
 
 class Problem(_Body):
@@ -132,11 +132,11 @@ class Run(_Body):
     name: str
     dataset_id: str
     intent: str
-    """What people want: running, paused or cancelled."""
+    """The requested state: running, paused or cancelled."""
     phase: str
-    """Where it is."""
+    """The present phase."""
     reason: str | None
-    """Why it waits or failed."""
+    """The reason why it waits or failed."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
@@ -148,7 +148,7 @@ class Run(_Body):
 
 
 class PrunedRun(_Body):
-    """What pruning a run gave back."""
+    """The result of pruning a run."""
 
     run_id: str
     freed_bytes: int
@@ -175,7 +175,7 @@ class Statistic(_Body):
 
 
 class Fact(_Body):
-    """What the agents' graders reported under one name, over many rollouts."""
+    """A fact of the agents' graders over many rollouts."""
 
     name: str
     kind: Literal["share", "number", "text"]
@@ -297,7 +297,7 @@ class RolloutDetail(Rollout):
 
 
 class CallCredit(_Body):
-    """What the credit algorithm made of one call."""
+    """The credit of one call."""
 
     parent_call_id: str | None
     depth: int
@@ -341,7 +341,7 @@ class Call(_Body):
     """Only with `prompt=true`; null with `missing_parent`."""
     sampled_ids: list[int]
     logprobs: list[float]
-    """Of the engine, natural log, one per sampled token."""
+    """Natural log, from the engine, one per sampled token."""
     policy_versions: list[int]
     """One per sampled token."""
     temperature: float
@@ -439,7 +439,7 @@ class Metrics(_Body):
 
 
 class Engine(_Body):
-    """What an engine was last seen serving."""
+    """An engine with the weights that it served at the last poll."""
 
     url: str
     run_id: str | None

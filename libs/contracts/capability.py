@@ -1,4 +1,4 @@
-"""What the key given to an agent says: one attempt of one rollout, a few scopes, an end."""
+"""The content of an agent's key: one attempt of one rollout, scopes, and an expiry."""
 
 from enum import StrEnum
 

@@ -93,7 +93,7 @@ class Sampling(_Document):
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
     """Order of tasks; the same seed visits them in the same order."""
     temperature: float | None = Field(default=None, ge=0, le=10)
-    """What a call that names no temperature gets; the agent's own value always wins."""
+    """Temperature of calls that name none; the agent's own value overrides it."""
 
     @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Sampling:
@@ -111,7 +111,7 @@ class Air(_Document):
     """Tool name to what a success earns; tools not named earn `default_weight`."""
     default_weight: float = Field(default=0.0, ge=-1e6, le=1e6)
     failure: float = Field(default=0.0, ge=-1e6, le=0.0)
-    """What a failed tool call earns: 0, or a penalty as a negative factor of the tool's weight."""
+    """Reward of a failed tool call: 0, or a penalty as a negative factor of the tool's weight."""
     alpha: float | None = Field(default=None, ge=0.0, le=1.0)
     """Mix: calls earn α · status and the outcome counts (1 - α). Null adds both unscaled."""
 
@@ -139,7 +139,7 @@ CreditRule = Annotated[IdenticalCredit | EqualSplitCredit | DiscountedCredit, Fi
 
 
 class Baseline(_Document):
-    """What is subtracted from a return among the siblings of a group."""
+    """The number that is subtracted from a return, among the siblings of a group."""
 
     type: Literal["none", "mean", "mean_std", "leave_one_out"] = "mean"
     """`mean` is Dr. GRPO, `mean_std` GRPO, `leave_one_out` RLOO."""

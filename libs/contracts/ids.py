@@ -45,7 +45,7 @@ def new_call_id() -> str:
 
 
 def weight_version(run_id: str, version: int) -> str:
-    """What an engine reports as its `weight_version`: `run-abc:3`."""
+    """The `weight_version` that an engine reports: `run-abc:3`."""
     return f"{run_id}:{version}"
 
 

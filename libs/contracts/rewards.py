@@ -1,4 +1,4 @@
-"""Which numbers are rewards, whoever gives them: agents' last lines, reward doors, telemetry and people."""
+"""Numbers that are valid rewards, from agents' last lines, reward endpoints, telemetry and people."""
 
 from __future__ import annotations
 

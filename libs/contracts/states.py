@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class RunIntent(StrEnum):
-    """What people want of a run (written by api)."""
+    """The requested state of a run (written by api)."""
 
     RUNNING = "running"
     PAUSED = "paused"
@@ -12,7 +12,7 @@ class RunIntent(StrEnum):
 
 
 class RunPhase(StrEnum):
-    """Where a run is (written by controller)."""
+    """The phase of a run (written by controller)."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -68,7 +68,7 @@ class CallStatus(StrEnum):
 
 
 class SpanStatus(StrEnum):
-    """What a tool span says of its call."""
+    """The status of a tool span."""
 
     OK = "ok"
     ERROR = "error"
@@ -76,14 +76,14 @@ class SpanStatus(StrEnum):
 
 
 class GroupVerdict(StrEnum):
-    """What credit made of a complete group."""
+    """The result of credit for a complete group."""
 
     CREDITED = "credited"
     EXCLUDED = "excluded"
 
 
 class ConsumptionVerdict(StrEnum):
-    """What the trainer did with a credited group."""
+    """The trainer's use of a credited group."""
 
     TRAINED = "trained"
     NO_VARIANCE = "no_variance"
@@ -91,7 +91,7 @@ class ConsumptionVerdict(StrEnum):
 
 
 class EngineState(StrEnum):
-    """What the controller saw of an engine."""
+    """The state of an engine at the controller's last poll."""
 
     SERVING = "serving"
     UPDATING = "updating"

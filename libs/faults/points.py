@@ -37,7 +37,7 @@ class FaultInjector:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process must be started with."""
+        """Variables that a process under test needs."""
         return {VARIABLE: str(self.folder)}
 
     def arm(self, point: str) -> None:

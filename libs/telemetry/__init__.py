@@ -1,4 +1,4 @@
-"""What a process tells of itself: JSON logs, Prometheus metrics and W3C trace context. Imports nothing of ours.
+"""JSON logs, Prometheus metrics and W3C trace context of a process. Imports nothing of ours.
 
 `logs.configure_logs` and `tracing.configure_tracing` are called once, in a service's `__main__`; everything else takes
 `logs.logger()`, `prometheus_client` metrics at module level, and `tracing.inject` or `tracing.extract` at a boundary.

@@ -13,7 +13,7 @@ from leyden.libs.contracts.ids import new_id
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store import access
 from leyden.services.api.auth import Admin, GuardedRoute
-from leyden.services.api.creation import Create, IdempotencyKey, create_request, keep
+from leyden.services.api.creation import Create, IdempotencyKey, create_request, store_answer
 from leyden.services.api.parameters import Store
 
 router = APIRouter(prefix="/v1/tokens", tags=["tokens"], route_class=GuardedRoute)
@@ -33,7 +33,7 @@ async def create_token(
         if stored is None:
             token = await access.add_token(session, new_id("token"), asked.name, secret, asked.scopes)
             stored = access.StoredAnswer(201, token.model_dump(mode="json"))
-            await keep(session, create, stored)
+            await store_answer(session, create, stored)
     return JsonResponse({**stored.body, "token": secret}, stored.status_code)
 
 

@@ -101,7 +101,7 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def _handlers() -> dict[type[Exception], Handler]:
-    handlers: dict[type[Exception], Handler] = dict.fromkeys(_STATUSES, _on_known)
+    handlers: dict[type[Exception], Handler] = dict.fromkeys(_STATUSES, _on_error)
     handlers[RequestValidationError] = on_refused
     # InternalError: a database that became read-only.
     away = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
@@ -110,7 +110,7 @@ def _handlers() -> dict[type[Exception], Handler]:
     return handlers
 
 
-async def _on_known(_request: Request, error: Exception) -> Response:
+async def _on_error(_request: Request, error: Exception) -> Response:
     status, cause = _STATUSES[type(error)]
     extensions: dict[str, object] = {}
     if isinstance(error, BadUpload):

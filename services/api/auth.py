@@ -1,4 +1,4 @@
-"""Who asks: a bearer token and what it may do."""
+"""Authentication: bearer tokens and their scopes."""
 
 from __future__ import annotations
 

@@ -56,13 +56,13 @@ async def create_once(
                 return _replayed(stored)
         made, is_new = await work(session)
         answer = StoredAnswer(201 if is_new else 200, made.model_dump(mode="json", by_alias=True))
-        await keep(session, create, answer)
+        await store_answer(session, create, answer)
         fault_point("api.created")
     fault_point("api.committed")
     return JsonResponse(answer.body, answer.status_code)
 
 
-async def keep(session: Session, create: Create, answer: StoredAnswer) -> None:
+async def store_answer(session: Session, create: Create, answer: StoredAnswer) -> None:
     """Stores the answer where the request had a key."""
     if create.key is not None:
         await keep_answer(session, create.caller, create.key, create.digest, answer)

@@ -18,7 +18,7 @@ from leyden.libs.store.access import StoredAnswer, recall_answer
 from leyden.libs.store.database import Database
 from leyden.libs.store.datasets import find_dataset, list_datasets, list_tasks, store_dataset
 from leyden.services.api.auth import GuardedRoute, Reader, Writer
-from leyden.services.api.creation import IdempotencyKey, create_request, keep
+from leyden.services.api.creation import IdempotencyKey, create_request, store_answer
 from leyden.services.api.parameters import Cursor, Limit, Store
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import Limits, read_rows
@@ -103,7 +103,7 @@ async def _store(
         if key is not None and (first := await recall_answer(session, caller, key, create.digest)):
             return JsonResponse(first.body, first.status_code, headers={"idempotency-replayed": "true"})
         answer = StoredAnswer(201 if stored.created else 200, stored.dataset.model_dump(mode="json"))
-        await keep(session, create, answer)
+        await store_answer(session, create, answer)
     return JsonResponse(answer.body, answer.status_code)
 
 

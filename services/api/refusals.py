@@ -1,4 +1,4 @@
-"""What is wrong with a request's body, in words that say what to write."""
+"""Messages about the errors of a request's body, each with a remedy."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from leyden.libs.service.secrets import read_secret
 
 
 class Settings(HttpSettings):
-    """Where it listens, who is the first administrator, and how much one request may bring."""
+    """Addresses, the first administrator, and bounds on requests."""
 
     model_config = SettingsConfigDict(env_prefix="API_")
 

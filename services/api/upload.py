@@ -174,7 +174,7 @@ class _ArrayScanner:
         self._buffer = ""
         self._at = 0
         self._wanted = "["
-        """What may come next: `[`, `first` or a further `value`, `next` (a comma or the end), or `end`."""
+        """The expected token: `[`, `first` or a further `value`, `next` (a comma or the end), or `end`."""
 
     def feed(self, text: str) -> list[_Row]:
         """The rows that this text completes."""
@@ -237,7 +237,7 @@ class _ArrayScanner:
         return True
 
     def _end_of_element(self) -> int | None:
-        """Where the value at the present place ends; None when it is not complete yet."""
+        """The end of the value at the present position; None when it is not complete yet."""
         try:
             end = _lenient.raw_decode(self._buffer, self._at)[1]
         except json.JSONDecodeError as error:

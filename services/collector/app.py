@@ -35,7 +35,7 @@ def create_collector(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with _opened(app, settings):
+        async with _resources(app, settings):
             yield
 
     app = create_app(
@@ -62,7 +62,7 @@ def create_collector(settings: Settings) -> FastAPI:
 
 
 @asynccontextmanager
-async def _opened(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
+async def _resources(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     database = Database(
         settings.database_url,
         "leyden-collector",

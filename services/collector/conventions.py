@@ -1,4 +1,4 @@
-"""What a span means: OpenTelemetry GenAI and OpenInference read into the columns of `spans`, and its rewards.
+"""Reads OpenTelemetry GenAI and OpenInference attributes into the columns of `spans`, and finds rewards in them.
 
 Rewards: the attributes `rl.reward` and `agentlightning.reward.N.value`, and the event `gen_ai.evaluation.result` with
 `gen_ai.evaluation.score.value`, on a span or as a log record. A reward is for the model answer that its event or its

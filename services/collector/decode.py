@@ -21,7 +21,7 @@ REWARDS_NOT_GRANTED = "rewards were ignored: the key does not grant scope reward
 
 @dataclass(slots=True)
 class Rows:
-    """What a request asks to store. `rejected` counts spans left out, `message` says why, for people."""
+    """The rows of a request. `rejected` counts invalid spans, and `message` gives the reason for people."""
 
     spans: list[NewSpan] = field(default_factory=list)
     rewards: list[NewReward] = field(default_factory=list)

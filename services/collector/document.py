@@ -84,7 +84,7 @@ _RECORD: Schema = {
 
 
 def openapi_document() -> dict[str, Any]:
-    """What each door takes and answers."""
+    """The OpenAPI document of the collector's endpoints."""
     app = FastAPI(title="Leyden collector", version="1")
     app.include_router(router)
     document: dict[str, Any] = app.openapi()

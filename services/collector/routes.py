@@ -38,7 +38,7 @@ THREAD_BYTES = 256 * 1024
 MAX_REWARD_BYTES = 256 * 1024
 """A hundred rewards with the longest names take half of it."""
 ROW_BYTES = 1024
-"""What a row takes in memory beside its texts."""
+"""Memory of a row without its texts."""
 
 router = APIRouter(route_class=JsonRoute)
 
@@ -183,7 +183,7 @@ def _is_protobuf(request: Request) -> bool:
 
 
 async def _verified(request: Request, rollout_id: str, attempt: int, scope: Scope) -> Capability:
-    """What the request's key says, of an attempt that runs.
+    """The capability in the request's key, for a running attempt.
 
     Raises: CapabilityError; StoreAway: nobody can say whether the attempt runs
     """

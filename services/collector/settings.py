@@ -24,7 +24,7 @@ class Settings(HttpSettings):
     body_seconds: float = Field(default=30.0, gt=0)
     """How long a client may take to send its body."""
     retry_after_seconds: int = Field(default=1, ge=1)
-    """What a 503 tells exporters to wait."""
+    """Retry-After of a 503, for exporters."""
     write_seconds: float = Field(default=10.0, gt=0)
     """How long one transaction may take before its requests are answered with 503."""
     max_batch_rows: int = Field(default=5_000, ge=1)

@@ -48,7 +48,7 @@ def tool_uses(calls: Sequence[Call], spans: Sequence[ToolSpan]) -> dict[str, lis
 
 
 def air_reward(uses: Iterable[ToolUse], air: Air) -> float:
-    """What the status of a call's tools earns, before `alpha`.
+    """The intermediate reward of a call from the status of its tools, before `alpha`.
 
     >>> air_reward([ToolUse("memory", SpanStatus.OK, "time")], Air(weights={"memory": 0.3}))
     0.3

@@ -46,7 +46,7 @@ def advantages_per_rollout(
     """
     owners = [*rollouts_C, *callless]
     values = np.concatenate([returns_C, np.array(list(callless.values()), np.float64)])
-    found = _cell(kind, values, owners)
+    found = _siblings_in_state(kind, values, owners)
     count = len(returns_C)
     return Advantages(found.baselines_C[:count], found.advantages_C[:count])
 
@@ -64,14 +64,14 @@ def advantages_per_state(
     owners = np.array(rollouts_C, dtype=object)
     for state in dict.fromkeys(states_C):
         where = states == state
-        found = _cell(kind, returns_C[where], owners[where])
+        found = _siblings_in_state(kind, returns_C[where], owners[where])
         result.baselines_C[where] = found.baselines_C
         result.advantages_C[where] = found.advantages_C
     return result
 
 
-def _cell(kind: Kind, returns_C: Floats, owners_C: Sequence[str] | NDArray[np.object_]) -> Advantages:
-    """The advantages of one cell. With returns [1, 0, 0.5, 0] of four rollouts:
+def _siblings_in_state(kind: Kind, returns_C: Floats, owners_C: Sequence[str] | NDArray[np.object_]) -> Advantages:
+    """The advantages of siblings that are compared with each other. With returns [1, 0, 0.5, 0] of four rollouts:
 
     none           A = G                               [1, 0, 0.5, 0]
     mean           A = G - mean                        [0.625, -0.375, 0.125, -0.375]  Dr. GRPO, arXiv 2503.20783

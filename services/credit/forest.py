@@ -1,4 +1,4 @@
-"""Which call continues which: by exact tokens, never by text.
+"""The parents of calls, by exact tokens and never by text.
 
 A call's parent is the call whose prompt and sampled tokens together are the longest beginning of its own prompt. A call
 without one is a root: the first of the rollout, a sub-agent's first, or a conversation that was rewritten on the way.
@@ -42,8 +42,8 @@ class Forest:
 def call_forest(calls: Sequence[Call]) -> Forest:
     """The forest of an attempt's calls.
 
-    Calls that sampled nothing are no part of it. Of calls that were cut short (the agent hung up) only those remain
-    that a later call continues: the others are attempts that an SDK repeated, and are not the agent's way.
+    Calls without sampled tokens are not in it. A call that was cut short (the agent hung up) is in it only if a later
+    call continues it: an SDK repeated the others.
     """
     sampled = sorted((call for call in calls if call.sampled), key=lambda call: call.order)
     forest = _grow(sampled)

@@ -17,7 +17,7 @@ from leyden.services.credit.records import TOKEN
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A row for the loss, arrays [T]. Where mask is 0: log-probability and advantage 0, temperature 1, version -1."""
+    """A row for the loss, arrays [T]. Tokens with mask 0 have log-probability and advantage 0, temperature 1, version -1."""
 
     branch: int
     token_ids: NDArray[np.int32]

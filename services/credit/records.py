@@ -76,7 +76,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpan:
-    """What telemetry says of one use of a tool."""
+    """One use of a tool, from telemetry."""
 
     span_id: str
     parent_span_id: str | None

@@ -85,7 +85,7 @@ async def credit_pending(database: Database, count: int, *, recent: bool = False
         fault_point("credit.written")
     BATCH_SECONDS.observe(time.perf_counter() - began)
     for group, result in results:
-        _tell(group, result)
+        _log_result(group, result)
     return [group.id for group in groups]
 
 
@@ -157,7 +157,7 @@ async def _wait(notifications: Notifications, stop: asyncio.Event, seconds: floa
     await asyncio.gather(woken, stopped, return_exceptions=True)
 
 
-def _tell(group: PendingGroup, result: Result) -> None:
+def _log_result(group: PendingGroup, result: Result) -> None:
     row = verdict_row(group, result)
     samples = sum(map(len, result.samples.values())) if isinstance(result, Credited) else 0
     GROUPS.labels(str(row.verdict), str(row.has_variance).lower()).inc()
