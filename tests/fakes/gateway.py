@@ -23,9 +23,8 @@ from leyden.services.gateway.app import create_app
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.settings import Settings
 from tests import builders
-from tests.fakes import engine as fake
 from tests.fakes.chat_model import CHATML, EOS, make_chat_model
-from tests.fakes.engine import FakeEngine
+from tests.fakes.scripted_engine import ScriptedEngine, running
 
 
 @dataclass
@@ -98,7 +97,7 @@ class Scene:
     run_id: str
     rollout: tables.Rollout
     model: ChatModel
-    engine: FakeEngine
+    engine: ScriptedEngine
     gateway: GatewayUnderTest
     database: Database
     folder: Path
@@ -146,8 +145,8 @@ async def scene(
     for rollout in rollouts:
         await builders.add_attempt(database, rollout)
     model = ChatModel(make_chat_model(folder / "model", template, context_length=context_length))
-    said = FakeEngine(_script(model, says), model.tokenizer.decode, f"{created.id}:0", **(engine or {}))
-    async with fake.running(said):
+    said = ScriptedEngine(_script(model, says), model.tokenizer.decode, f"{created.id}:0", **(engine or {}))
+    async with running(said):
         values = {
             "model_path": folder / "model",
             "database_url": database.dsn,

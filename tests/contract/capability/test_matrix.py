@@ -32,9 +32,8 @@ from leyden.services.engine.settings import Settings as EngineSettings
 from leyden.services.gateway.app import create_app as create_gateway
 from leyden.services.gateway.settings import Settings as GatewaySettings
 from tests import builders
-from tests.fakes import engine as fake
 from tests.fakes.chat_model import EOS
-from tests.fakes.engine import FakeEngine
+from tests.fakes.scripted_engine import ScriptedEngine, running
 
 AGENTS = ("nobody", "garbage", "expired", "other attempt", "other run", "own")
 PEOPLE = ("read", "write", "admin")
@@ -215,7 +214,7 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "database_url": database.dsn, "redis_url": redis_url, "capability_keys_file": ring_file(tmp_path)
     }  # fmt: skip
     async with AsyncExitStack() as stack:
-        engine = await stack.enter_async_context(fake.running(_engine(runs[0].id)))
+        engine = await stack.enter_async_context(running(_engine(runs[0].id)))
         apps = {
             "api": create_api(ApiSettings(**shared)),
             "gateway": create_gateway(GatewaySettings(model_path=tiny_model, engine_urls=[engine.url], **shared)),
@@ -233,8 +232,8 @@ def ring_file(folder: Path) -> Path:
     return folder / "keys.json"
 
 
-def _engine(run_id: str) -> FakeEngine:
-    return FakeEngine(lambda _: [40, EOS], lambda ids: "a" * len(ids), f"{run_id}:0")
+def _engine(run_id: str) -> ScriptedEngine:
+    return ScriptedEngine(lambda _: [40, EOS], lambda ids: "a" * len(ids), f"{run_id}:0")
 
 
 @asynccontextmanager

@@ -16,8 +16,8 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store.attempts import AttemptKey
 from tests import builders
 from tests.fakes.chat_model import EOS
-from tests.fakes.engine import logprob_of
 from tests.fakes.gateway import scene
+from tests.fakes.scripted_engine import logprob_of
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from leyden.libs.store.database import Database
-from tests.fakes.engine import logprob_of
 from tests.fakes.gateway import Scene, scene
+from tests.fakes.scripted_engine import logprob_of
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 EOS_ID = 259

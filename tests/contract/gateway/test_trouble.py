@@ -20,9 +20,8 @@ from leyden.libs.store.database import Database
 from leyden.libs.store.retention import prune_run
 from leyden.services.gateway.records.reader import Reader
 from tests import builders
-from tests.fakes import engine as fake
-from tests.fakes.engine import FakeEngine, logprob_of
 from tests.fakes.gateway import Scene, scene
+from tests.fakes.scripted_engine import ScriptedEngine, logprob_of, running
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 
@@ -325,8 +324,8 @@ async def test_a_dead_engine_is_left_for_a_living_one(tmp_path, database):
 
 async def test_a_rollout_keeps_its_engine(tmp_path, database):
     async with scene(tmp_path, database) as stage:
-        other = FakeEngine(stage.engine.says, stage.model.tokenizer.decode, stage.engine.weight_version)
-        async with fake.running(other):
+        other = ScriptedEngine(stage.engine.says, stage.model.tokenizer.decode, stage.engine.weight_version)
+        async with running(other):
             for engine in (stage.engine, other):
                 await set_engine(database, engine.url, run_id=stage.run_id)
             await call_twice_each(stage, until=lambda: bool(other.requests))

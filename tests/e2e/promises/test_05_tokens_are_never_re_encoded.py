@@ -26,8 +26,8 @@ from leyden.services.trainer.resume import decode_sample
 from leyden.services.trainer.tree import plan_forest
 from tests import builders
 from tests.fakes.chat_model import CHATML, CHATML_WITH_TOOLS, EOS, HE
-from tests.fakes.engine import logprob_of
 from tests.fakes.gateway import Scene, scene
+from tests.fakes.scripted_engine import logprob_of
 
 SPECIALS = (257, 258)
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
