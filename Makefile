@@ -53,6 +53,7 @@ lint: $(VENV)/.ready ## ruff, import contracts, types, references, conventions, 
 	$(BIN)/mypy
 	$(BIN)/python -m docs.generate --check
 	-@$(BIN)/python -m tests.conventions
+	$(BIN)/python -m tests.commits
 	$(BIN)/python -m tests.audit packages
 	$(BIN)/python -m tests.audit secrets
 

@@ -45,9 +45,15 @@ PRONOUNS = re.compile(r"(?:^|[.!?:]\s+|\n\n\s*)(What|Who|Whose|Whom|Of|Where|Whi
 
 def main() -> int:
     """Prints every finding as `file:line: message`."""
-    found = [line for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py")) for line in _check(path)]
-    print("\n".join(dict.fromkeys(found)))
+    found = findings()
+    print("\n".join(found))
     return 1 if found else 0
+
+
+def findings() -> list[str]:
+    """Every finding once."""
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    return list(dict.fromkeys(line for path in paths for line in _check(path)))
 
 
 def _check(path: Path) -> Iterator[str]:

@@ -17,7 +17,10 @@ from leyden.services.credit.records import TOKEN
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """A row for the loss, arrays [T]. Tokens with mask 0 have log-probability and advantage 0, temperature 1, version -1."""
+    """A row for the loss, arrays [T].
+
+    A token with mask 0 has log-probability and advantage 0, temperature 1 and version -1.
+    """
 
     branch: int
     token_ids: NDArray[np.int32]

@@ -1,0 +1,38 @@
+"""The linters of names, prose and commit subjects find errors, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import commits, conventions
+
+
+@pytest.mark.parametrize(
+    "subject", ["gateway: record partial calls", "Install everything under one name", "ci: pass the cache on"]
+)
+def test_an_imperative_is_a_subject(subject: str) -> None:
+    assert commits.check(subject) is None
+
+
+@pytest.mark.parametrize(
+    "subject", ["gateway: what is kept", "docs: the demo measured again", "store: fixed a bug", f"api: add {'x' * 65}"]
+)
+def test_other_subjects_are_named(subject: str) -> None:
+    assert commits.check(subject) is not None
+
+
+def test_retired_names_and_relative_pronouns_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conventions, "ROOT", tmp_path)
+    (tmp_path / "libs").mkdir()
+    source = (
+        '"""Reads rows. What it does."""\n\n\nclass Doors:\n    keep_alive: int\n\n    def told(self) -> None: ...\n'
+    )
+    (tmp_path / "libs" / "one.py").write_text(source)
+    found = [line.split(": ")[:2] for line in conventions.findings()]
+    assert found == [
+        ["libs/one.py:1", "a sentence begins with 'What'"],
+        ["libs/one.py:4", "Doors"],
+        ["libs/one.py:7", "told"],
+    ]
