@@ -1,4 +1,4 @@
-"""Who asks: the path names the attempt, and the key says whether its agent may."""
+"""Authentication: the path names the attempt, and the key says whether its agent may."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway reads from its environment."""
+"""Settings of the gateway, from environment variables that begin with `GATEWAY_`."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class AnswerStream:
 def visible_length(text: str, stops: Sequence[str], *, hides_calls: bool) -> int:
     r"""How many characters of an unfinished answer may be shown.
 
-    Hidden are a stop string with the text after it, and the beginning of one at the end of the text. Where tools may be
+    A stop string with the text after it is hidden, and the beginning of one at the end of the text. If tools may be
     called, the same holds for the mark of a tool call with the white space before it.
 
     >>> visible_length("The end", ["\n\nObservation"], hides_calls=False)

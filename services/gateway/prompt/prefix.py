@@ -1,10 +1,10 @@
-"""Whose tokens does this prompt continue? Sampled tokens are never encoded again.
+"""Finds the call whose tokens a prompt continues: sampled tokens are never encoded again.
 
 A later prompt begins with the tokens of the call that it continues. The index finds that call by its conversation: a
 chain of digests over the turns it was asked, and its answer. It takes the call's tokens only if the new prompt's text
 begins with the old prompt's text, letter by letter (a template that drops earlier thoughts rewrites it). The text that
-the template writes after the answer is encoded and appended. Where no call can be continued, the whole prompt is
-encoded and a new branch of the attempt's call forest begins.
+the template writes after the answer is encoded and appended. If no call can be continued, the whole prompt is encoded
+and a new branch of the attempt's call forest begins.
 
 The store is the truth. The index may drop an attempt at any moment: calls that it lacks are read from the store when
 the conversation's last answer is unknown, which also finds the calls that another gateway served.
@@ -210,7 +210,7 @@ class PrefixIndex:
     def _end_of_answer(
         self, call: IndexedCall, end: int, conversation: Conversation, text: str, closing: str
     ) -> int | None:
-        """Where the text of the first `end` turns, the last of them the call's answer, ends in the whole text."""
+        """The place in the whole text that ends the first `end` turns, the last of them the call's answer."""
         turns, tools, options = conversation
         upto = self._model.render(turns[:end], tools, options, add_generation_prompt=False)
         if text.startswith(upto) and upto.endswith(closing):

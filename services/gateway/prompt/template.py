@@ -85,7 +85,7 @@ class ChatModel:
     def start_of_turn(
         self, index: int, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, text: str
     ) -> int | None:
-        """Where the content of turn `index` begins in the rendered conversation; None where the template hides it.
+        """The place of turn `index`'s content in the rendered conversation; None where the template hides it.
 
         The conversation is rendered again with a mark before that content; without the mark it must be the same text.
 
