@@ -68,19 +68,19 @@ def fault_points() -> list[str]:
 class Chaos:
     """Makes trouble and counts it. `kills` by victim, `pauses`, `flushes`.
 
-    Args: armory: of the folder that services were started with; None for no kills at points
+    Args: injector: of the folder that services were started with; None for no kills at points
         pause_seconds: longest SIGSTOP
     """
 
     def __init__(
-        self, platform: Platform, dice: random.Random, armory: FaultInjector | None, pause_seconds: float
+        self, platform: Platform, dice: random.Random, injector: FaultInjector | None, pause_seconds: float
     ) -> None:
         self.kills: Counter[str] = Counter()
         self.pauses = self.flushes = 0
         self._platform = platform
         self._dice = dice
-        self._armory = armory
-        self._points = fault_points() if armory else []
+        self._injector = injector
+        self._points = fault_points() if injector else []
         self._armed: set[str] = set()
         self._pause_seconds = pause_seconds
         self._paused: list[threading.Timer] = []
@@ -106,7 +106,7 @@ class Chaos:
     def collect(self) -> None:
         """Counts the points at which somebody has died."""
         for point in sorted(self._armed):
-            if self._armory is not None and not (self._armory.folder / point).exists():
+            if self._injector is not None and not (self._injector.folder / point).exists():
                 self._armed.discard(point)
                 self.kills[point] += 1
 
@@ -116,16 +116,16 @@ class Chaos:
             timer.join()
         self._paused.clear()
         for point in sorted(self._armed):
-            if self._armory is not None:
+            if self._injector is not None:
                 with contextlib.suppress(FileNotFoundError):
-                    (self._armory.folder / point).unlink()
+                    (self._injector.folder / point).unlink()
                     self._armed.discard(point)
         self.collect()
 
     def _arm(self, point: str) -> str:
-        if self._armory is None or point in self._armed:
+        if self._injector is None or point in self._armed:
             return f"{point} is armed already"
-        self._armory.arm(point)
+        self._injector.arm(point)
         self._armed.add(point)
         return f"{point} armed"
 

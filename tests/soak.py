@@ -119,13 +119,13 @@ def soak(folder: Path, kills: int, seed: int, steps: int) -> tuple[Found, dict[s
     """Runs, one after another, until so many processes were killed: what the store says of them, and what was done."""
     dice, log, began, found = random.Random(seed), folder / "received.log", time.monotonic(), Found()
     log.touch()
-    armory = FaultInjector(folder / "faults")
+    injector = FaultInjector(folder / "faults")
     with (
-        small_platform(folder, **armory.environment, RUNNER_LEASE_SECONDS=str(LEASE_SECONDS)) as platform,
+        small_platform(folder, **injector.environment, RUNNER_LEASE_SECONDS=str(LEASE_SECONDS)) as platform,
         Client(platform.facts.url("api"), platform.token, patience_seconds=120) as client,
     ):
         client.upload_dataset("bandit", [{"number": number} for number in range(16)])
-        chaos, disturbed = Chaos(platform, dice, armory, 1.5 * LEASE_SECONDS), time.monotonic()
+        chaos, disturbed = Chaos(platform, dice, injector, 1.5 * LEASE_SECONDS), time.monotonic()
         while chaos.kills.total() < kills:
             run = client.create_run(bandit_run(log, f"soak-{found.runs}", steps))
             watch = RunWatch(platform, run.id)

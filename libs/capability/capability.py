@@ -1,4 +1,4 @@
-"""Signing and verifying agents' keys: JSON web tokens (RFC 7519) with HS256, compared in constant time by PyJWT."""
+"""Signs and verifies agents' keys: JSON web tokens (RFC 7519) with HS256, which PyJWT compares in constant time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from leyden.libs.contracts.capability import Capability, Scope
 
 ISSUER = "leyden"
 LEEWAY_SECONDS = 30
-"""How far the clocks of signer and verifier may differ."""
+"""Tolerated difference between the clocks of signer and verifier."""
 MAX_KEY_LENGTH = 4096
 
 
 class Cause(StrEnum):
-    """Why a key was refused; metrics and error bodies name it."""
+    """The reason of a refusal, as metrics and error bodies name it."""
 
     MISSING = "missing"
     MALFORMED = "malformed"
@@ -33,14 +33,14 @@ _MESSAGES = {
     Cause.MISSING: "no key: send the one from the agent's environment as `Authorization: Bearer` or `x-api-key`",
     Cause.MALFORMED: "the key is not one that this platform signed: use the one from the agent's environment",
     Cause.EXPIRED: "the key has expired: its attempt is over",
-    Cause.ENDED: "the attempt of this key has ended: nothing more is taken or answered for it",
+    Cause.ENDED: "the attempt of this key has ended: its requests are refused",
     Cause.WRONG_ROLLOUT: "the key belongs to another attempt than the address names",
-    Cause.WRONG_SCOPE: "the key does not open this door",
+    Cause.WRONG_SCOPE: "the key does not allow this endpoint",
 }
 
 
 class CapabilityError(Exception):
-    """A key does not open a door. `cause` is for machines; `status` is 401 without a valid key, else 403."""
+    """A key does not allow an endpoint. `cause` is for machines; `status` is 401 without a valid key, else 403."""
 
     def __init__(self, cause: Cause) -> None:
         super().__init__(_MESSAGES[cause])
@@ -49,7 +49,7 @@ class CapabilityError(Exception):
 
 
 def sign(ring: KeyRing, capability: Capability) -> str:
-    """The key of an attempt, as the agent gets it."""
+    """The key of an attempt, for its agent's environment."""
     kid, secret = ring.signing
     claims = {
         "iss": ISSUER,
@@ -69,10 +69,10 @@ def verify(ring: KeyRing, key: str | None, *, rollout_id: str, attempt: int, sco
     """
     if not key:
         raise CapabilityError(Cause.MISSING)
-    capability = ring.recall(key)
+    capability = ring.cached(key)
     if capability is None:
         capability = _decode(ring, key)
-        ring.remember(key, capability)
+        ring.cache(key, capability)
     elif capability.expires_at <= time.time() - LEEWAY_SECONDS:
         raise CapabilityError(Cause.EXPIRED)
     if (capability.rollout_id, capability.attempt) != (rollout_id, attempt):
@@ -83,7 +83,10 @@ def verify(ring: KeyRing, key: str | None, *, rollout_id: str, attempt: int, sco
 
 
 def key_from_headers(headers: Mapping[str, str]) -> str | None:
-    """The key of `Authorization: Bearer …`, else of `x-api-key`; names are looked up in lower case."""
+    """The key of `Authorization: Bearer …`, else of `x-api-key`.
+
+    Args: headers: a mapping that finds lower-case names
+    """
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
         return value.strip()
@@ -103,7 +106,7 @@ def _decode(ring: KeyRing, key: str) -> Capability:
         return _capability(claims)
     except jwt.ExpiredSignatureError as error:
         raise CapabilityError(Cause.EXPIRED) from error
-    # Pydantic's ValidationError and a key that is no text at all are ValueErrors.
+    # Pydantic's ValidationError, and the error of a key that is no text, are ValueErrors.
     except (jwt.PyJWTError, ValueError, KeyError) as error:
         raise CapabilityError(Cause.MALFORMED) from error
 

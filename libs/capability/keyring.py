@@ -1,7 +1,7 @@
-"""The secrets that sign agents' keys: a JSON file `{kid: secret}` whose first entry signs and all of which verify.
+"""The secrets of agents' keys: a JSON file `{kid: secret}`. Its first entry signs; all entries verify.
 
-Rotation without a restart: put the new key first and keep the old one until the last key it signed has expired. The
-file is read again when it changes (a Kubernetes secret swaps a symbolic link, so the inode is watched as well).
+Rotation without a restart: put the new secret first, and leave the old one until the last key that it signed has
+expired. The ring reads the file again when its time, size or inode changes: Kubernetes swaps a symbolic link.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from leyden.libs.service.errors import Misconfigured
 from leyden.libs.service.secrets import SecretError, refuse_open
 
 MIN_SECRET_LENGTH = 32
-"""Characters; RFC 7518 3.2 asks of HS256 a key of at least 256 bits."""
+"""Characters; RFC 7518 3.2 requires at least 256 bits for HS256."""
 
-MAX_REMEMBERED = 10_000
-"""Agents' keys whose signature needs no second look."""
+MAX_VERIFIED = 10_000
+"""Verified keys in the cache; the oldest leaves first."""
 
 log = structlog.get_logger()
 
@@ -31,9 +31,9 @@ class KeyRingError(Misconfigured):
 
 
 class KeyRing:
-    """The keys of one file, read again when it changes.
+    """The secrets of one file, and a cache of the keys that they verified.
 
-    Raises: KeyRingError: at construction. A later broken version of the file is logged and the keys read before stay.
+    Raises: KeyRingError: at construction. A later broken version of the file is logged, and the old secrets stay.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,18 +48,18 @@ class KeyRing:
         return next(iter(self._current().items()))
 
     def secret(self, kid: str) -> str | None:
-        """The secret of a key id; None when the ring does not know it."""
+        """The secret of a key id; None for an unknown one."""
         return self._current().get(kid)
 
-    def recall(self, key: str) -> Capability | None:
-        """The cached content of a key that a secret of this file verified; None for other keys."""
+    def cached(self, key: str) -> Capability | None:
+        """The content of a key that this version of the file verified before; None otherwise."""
         self._current()
         return self._verified.get(key)
 
-    def remember(self, key: str, capability: Capability) -> None:
-        """Keeps what a key says, for as long as the file stays as it is."""
+    def cache(self, key: str, capability: Capability) -> None:
+        """Adds a verified key to the cache; a change of the file empties it."""
         self._verified[key] = capability
-        if len(self._verified) > MAX_REMEMBERED:
+        if len(self._verified) > MAX_VERIFIED:
             del self._verified[next(iter(self._verified))]
 
     def _current(self) -> dict[str, str]:
@@ -75,7 +75,7 @@ class KeyRing:
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """The keys of a file, in its order.
+    """The secrets of a file, in its order.
 
     Raises: KeyRingError: the file is missing, open to other users, not `{kid: secret}`, empty, or a secret is short.
     """
@@ -95,7 +95,7 @@ def read_keys(path: Path) -> dict[str, str]:
 
 
 def write_keys(path: Path, keys: dict[str, str] | None = None) -> None:
-    """Writes a key ring in one rename, readable by its owner alone; a fresh random key when none are given."""
+    """Writes a key ring in one rename, for its owner alone; without `keys`, one random secret."""
     keys = keys or {f"k-{secrets.token_hex(4)}": secrets.token_urlsafe(48)}
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,11 +1,9 @@
 """Runs a module in a child that the kernel kills when the supervising thread dies.
 
-`python -P launch.py SUPERVISOR_PID MODULE ARGUMENT…`. The garbage collector stays off until the service serves: the
-objects of a start live as long as the process, and collecting among them takes a fifth of the start.
+`python -P launch.py SUPERVISOR_PID MODULE ARGUMENT…`.
 """
 
 import ctypes
-import gc
 import os
 import runpy
 import signal
@@ -23,7 +21,6 @@ def main() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != supervisor:
         sys.exit(1)
-    gc.disable()
     sys.argv = sys.argv[2:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

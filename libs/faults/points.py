@@ -1,4 +1,4 @@
-"""Points, and the folder that arms them."""
+"""Fault points in the code, and the injector that arms them from a test."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ import signal
 import time
 from pathlib import Path
 
-VARIABLE = "LEYDEN_FAULTS"
+from leyden.libs.faults.settings import VARIABLE, FaultSettings
 
-# The one reading of the environment outside of settings: a point may stand where no settings are at hand (ADR 0010).
-_folder = os.environ.get(VARIABLE)
+_folder = FaultSettings().folder
 
 
 def fault_point(point: str) -> None:
-    """Does nothing, or, when the point is armed, kills this process at once.
+    """Kills this process when a test has armed the point; does nothing otherwise.
 
-    Args: point: `<service>.<moment>`, the moment as what has just happened: `gateway.recorded`
+    Args: point: `<service>.<moment>`, named for the step before it: `gateway.recorded`
     """
     if _folder is None:
         return
     try:
-        # Whoever removes the file is the one that dies: of two processes, never both.
+        # One process alone can remove the file: of two that pass, one dies.
         os.unlink(os.path.join(_folder, point))  # noqa: PTH108, PTH118
     except FileNotFoundError:
         return
@@ -29,7 +28,7 @@ def fault_point(point: str) -> None:
 
 
 class FaultInjector:
-    """The test's side: arms points in a folder that the processes under test were given as LEYDEN_FAULTS."""
+    """Arms points for the processes that a test starts with `environment`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -41,11 +40,11 @@ class FaultInjector:
         return {VARIABLE: str(self.folder)}
 
     def arm(self, point: str) -> None:
-        """The next process that passes the point dies there."""
+        """Kills the next process that passes the point."""
         (self.folder / point).touch(exist_ok=False)
 
     def fired(self, point: str, seconds: float = 60.0) -> bool:
-        """Whether a process died at the point within this time."""
+        """Whether a process dies at the point within this time."""
         deadline = time.monotonic() + seconds
         while (self.folder / point).exists():
             if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
-"""Secrets that a process is given: in files that only their owner and group may read, so that they are in no listing.
+"""Secrets in files that only their owner and group can read.
 
-SecretError  the file cannot be used; the message names the remedy and never the secret
+SecretError  the process cannot use the file; the message names the remedy and never the secret
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _TOO_OPEN = stat.S_IWGRP | stat.S_IRWXO
 
 
 class SecretError(Misconfigured, ValueError):
-    """A file with a secret is missing, empty, or open to users who have no business with it."""
+    """A file with a secret is missing, empty, or open to other users."""
 
 
 def read_secret(value: SecretStr | None, path: Path | None) -> str | None:
-    """The secret that a setting holds or, where it holds none, that its file does; None without either.
+    """The secret of a setting, or else of its file; None without either.
 
     Raises: SecretError
     """
@@ -37,9 +37,9 @@ def read_secret(value: SecretStr | None, path: Path | None) -> str | None:
 
 
 def refuse_open(path: Path) -> None:
-    """Returns when nobody but owner and group can read the file, and nobody but the owner can change it.
+    """Checks that only owner and group can read a file, and only the owner can change it.
 
-    Raises: SecretError: others can, or the file cannot be looked at
+    Raises: SecretError
     """
     try:
         mode = stat.S_IMODE(path.stat().st_mode)

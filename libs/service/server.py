@@ -26,7 +26,6 @@ from starlette.applications import Starlette
 from leyden.libs.service.errors import CannotListen
 from leyden.libs.service.health import Checks, create_internal_app, report_readiness
 from leyden.libs.service.limits import ClientLimits, DeadlineProtocol, Limits
-from leyden.libs.service.memory import freeze_heap
 from leyden.libs.service.protocol import Protocol
 from leyden.libs.service.settings import HttpSettings, ServiceSettings
 from leyden.libs.service.turns import Turns
@@ -187,7 +186,6 @@ def run_http(name: str, app: Starlette, settings: HttpSettings) -> None:
         )
         async with serving_internal(settings, checks) as internal_port, server as port:
             checks.starting = False
-            freeze_heap()
             log.info(f"{name} listening", host=settings.host, port=port, internal_port=internal_port)
             await stop.wait()
             log.info(f"{name} stopping")
@@ -200,7 +198,6 @@ def run_until_signal(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
 
     It raises the process's limit of open files to the highest that the system allows.
     """
-    freeze_heap()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

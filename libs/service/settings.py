@@ -49,7 +49,7 @@ RedisAddress = Annotated[
 class ServiceSettings(BaseSettings):
     """Base of the settings classes: a service adds its fields and `SettingsConfigDict(env_prefix="GATEWAY_")`.
 
-    A shared field is read from its `LEYDEN_` name; in code it is given by its field name.
+    The environment names a shared field `LEYDEN_…`; code names it as the class does.
     """
 
     model_config = SettingsConfigDict(
@@ -58,26 +58,26 @@ class ServiceSettings(BaseSettings):
         populate_by_name=True,
         use_attribute_docstrings=True,
         env_ignore_empty=True,
-        # A bound that is no number bounds nothing, and one without end fails where it is added to a time.
+        # NaN bounds nothing, and infinity breaks the sum of a time and a duration.
         allow_inf_nan=False,
     )
 
     internal_host: str = "127.0.0.1"
-    """Address that the internal port binds; in a container 0.0.0.0, and a network policy before it."""
+    """Address of the internal port; in a container 0.0.0.0, behind a network policy."""
     internal_port: int = Field(default=0, ge=0, le=65535)
-    """HTTP port of health, readiness and metrics, which tell of the inside; 0 takes a free one."""
+    """HTTP port of health, readiness and metrics, which show the inside of the process; 0 means any free one."""
     internal_fd: int | None = Field(default=None, ge=3)
     """Descriptor of a listening socket to use as the internal port; a supervisor sets it."""
     ready_fd: int | None = Field(default=None, ge=3)
-    """Descriptor of a pipe that is told once the process can work; a supervisor sets it."""
+    """Descriptor of a pipe on which the process reports its readiness; a supervisor sets it."""
     shutdown_seconds: float = Field(default=20.0, gt=0)
-    """After SIGTERM: how long work in hand may take to finish before it is cancelled; a second SIGTERM cancels it."""
+    """After SIGTERM: time for work in progress to finish. Then, or at a second SIGTERM, the process cancels it."""
     database_url: PostgresAddress = Field(
         default="postgresql://leyden@127.0.0.1:5432/leyden", validation_alias="LEYDEN_DATABASE_URL", repr=False
     )
     """Postgres, as `postgresql://user:password@host:port/name`; settings of libpq may follow: `?connect_timeout=3`."""
     database_answer_seconds: float = Field(default=30.0, gt=0, validation_alias="LEYDEN_DATABASE_ANSWER_SECONDS")
-    """Bound on one statement. A Postgres that is silent for longer counts as away, and its connection is closed."""
+    """Bound on one statement. The process closes the connection of a Postgres that is silent for longer."""
     redis_url: RedisAddress = Field(default="redis://127.0.0.1:6379/0", validation_alias="LEYDEN_REDIS_URL", repr=False)
     """Redis, as `redis://host:port/number` or `unix:///path`; the number must be this platform's alone."""
     redis_answer_seconds: float = Field(default=5.0, gt=0, validation_alias="LEYDEN_REDIS_ANSWER_SECONDS")
@@ -85,36 +85,36 @@ class ServiceSettings(BaseSettings):
     capability_keys_file: Path = Field(
         default=Path("capability-keys.json"), validation_alias="LEYDEN_CAPABILITY_KEYS_FILE"
     )
-    """JSON file `{kid: secret}` with the keys that sign agents' capabilities; the first signs, all verify."""
+    """JSON file `{kid: secret}` of the secrets that sign agents' capabilities; the first signs, all verify."""
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", validation_alias="LEYDEN_LOG_LEVEL")
-    """Lines below this level are not written."""
+    """The lowest level of the log."""
     otlp_endpoint: HttpAddress | None = Field(default=None, validation_alias="LEYDEN_OTLP_ENDPOINT")
-    """Where the platform's own traces go, as `http://host:4318`; unset: nowhere."""
+    """Receiver of the platform's own traces, as `http://host:4318`; unset: none."""
 
 
 class HttpSettings(ServiceSettings):
     """Base of the settings of services with an HTTP port, with the bounds on its clients."""
 
     host: str = "127.0.0.1"
-    """Address that the HTTP port binds; 0.0.0.0 in a container."""
+    """Address of the HTTP port; 0.0.0.0 in a container."""
     port: int = Field(default=0, ge=0, le=65535)
-    """HTTP port; 0 takes a free one."""
+    """HTTP port; 0 means any free one."""
     listen_fd: int | None = Field(default=None, ge=3)
     """Descriptor of a listening socket to use as the HTTP port; a supervisor sets it."""
     header_seconds: float = Field(default=20.0, gt=0)
-    """How long a client may take for the headers of a request; then 408, or, if nothing came, a closed connection."""
+    """Time of a client for the headers of a request; then it gets 408. A silent client is disconnected."""
     body_grace_seconds: float = Field(default=60.0, gt=0)
-    """How long the body of a request may take however small it is; then 408."""
+    """Time of a client for the body of a request, however small; then it gets 408."""
     body_bytes_per_second: int = Field(default=1000, ge=1)
-    """Slowest client that is waited for: every so many bytes of a body add a second to `body_grace_seconds`."""
+    """Slowest accepted client: so many bytes of a body add a second to `body_grace_seconds`."""
     unread_seconds: float = Field(default=300.0, gt=0)
-    """How long a client may leave an answer unread before its connection is cut."""
+    """Time of a client to read on; then the server cuts the connection of an unread answer."""
     idle_seconds: float = Field(default=75.0, ge=1)
-    """How long a connection is kept between requests: longer than usual clients keep it, so that they close first."""
+    """Life of an idle connection: longer than in usual clients, so that they close first."""
     max_connections: int = Field(default=8192, ge=1)
-    """Connections at once; beyond them 503 with Retry-After. Bounded by the process's limit of open files, too."""
+    """Connections at once, within the limit of open files; a further one gets 503 with Retry-After."""
     max_header_bytes: int = Field(default=32768, ge=1024)
-    """Length of an address, and of all headers of a request together; beyond it 414 and 431."""
+    """Length of an address, and of all headers of a request together; longer ones get 414 and 431."""
 
     @property
     def limits(self) -> Limits:

@@ -1,4 +1,4 @@
-"""A process that works without being asked: a loop beside the internal HTTP port for health and metrics."""
+"""Runs a worker: a loop, beside the internal HTTP port for health and metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leyden.libs.service.settings import ServiceSettings
 from leyden.libs.telemetry import logger
 
 Loop = Callable[[asyncio.Event, Checks], Awaitable[None]]
-"""Works until the event is set, then finishes what it holds and returns; adds its checks to `Checks` first."""
+"""Adds its checks to `Checks`, works until the event is set, then finishes its work in progress and returns."""
 
 log = logger()
 
@@ -19,8 +19,8 @@ log = logger()
 def run_worker(name: str, settings: ServiceSettings, loop: Loop) -> None:
     """Runs a worker's loop until SIGTERM or SIGINT.
 
-    After the signal the loop has `shutdown_seconds` to finish what it holds; then, or at a second signal, it is
-    cancelled. An exception of the loop ends the process with a traceback: whoever started it starts it again.
+    After the signal the loop has `shutdown_seconds` to finish; then, or at a second signal, this cancels it. An
+    exception of the loop ends the process with a traceback: the supervisor starts another one.
     """
 
     async def main(stop: asyncio.Event) -> None:
@@ -34,7 +34,7 @@ def run_worker(name: str, settings: ServiceSettings, loop: Loop) -> None:
 
 
 async def pause(event: asyncio.Event, seconds: float) -> bool:
-    """Waits until the event is set or the time is over; whether it is set."""
+    """Waits for the event, or this long; returns whether the event is set."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

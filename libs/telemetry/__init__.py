@@ -1,7 +1,7 @@
 """JSON logs, Prometheus metrics and W3C trace context of a process. Imports nothing of ours.
 
-`logs.configure_logs` and `tracing.configure_tracing` are called once, in a service's `__main__`; everything else takes
-`logs.logger()`, `prometheus_client` metrics at module level, and `tracing.inject` or `tracing.extract` at a boundary.
+A service's `__main__` calls `configure_logs` and `configure_tracing` once. Other modules use `logger()`, metrics of
+`prometheus_client` at module level, and `inject` or `extract` at a boundary.
 """
 
 from leyden.libs.telemetry.logs import RateLimitedLogger, bind, configure_logs, logger

@@ -1,4 +1,4 @@
-"""structlog as JSON lines: event first, then level, time, service and facts; secrets are masked by a processor."""
+"""structlog as JSON lines: event first, then level, time, service and facts. A processor masks secrets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SECRET_TEXT = re.compile(
 def configure_logs(service: str, level: str = "info") -> None:
     """Sends structlog and the standard library's loggers to stdout as JSON lines.
 
-    Args: service: bound to every line; level: debug, info, warning or error.
+    Args: service: a fact of every line; level: debug, info, warning or error.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
@@ -64,7 +64,7 @@ def configure_logs(service: str, level: str = "info") -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    # Libraries speak only when something is wrong.
+    # Libraries log warnings and errors alone.
     root.setLevel(max(number, logging.WARNING))
 
 
@@ -75,9 +75,9 @@ def logger(name: str | None = None) -> structlog.typing.FilteringBoundLogger:
 
 
 class RateLimitedLogger:
-    """Warnings that would repeat while something is away: of each event one line in `seconds`, the first at once.
+    """Writes one line per event and `seconds`, the first at once: for warnings that repeat while a dependency is away.
 
-    `unsaid` of a line is how many before it were not written.
+    `suppressed` counts the lines that it left out before this one.
     """
 
     def __init__(
@@ -89,24 +89,24 @@ class RateLimitedLogger:
         self._log = log
         self._seconds = seconds
         self._clock = clock
-        self._said: dict[str, float] = {}
-        self._unsaid: Counter[str] = Counter()
+        self._written: dict[str, float] = {}
+        self._suppressed: Counter[str] = Counter()
 
     def warning(self, event: str, **facts: object) -> None:
         """Writes a line, or counts it for the next one."""
         now = self._clock()
-        if now < self._said.get(event, -math.inf) + self._seconds:
-            self._unsaid[event] += 1
+        if now < self._written.get(event, -math.inf) + self._seconds:
+            self._suppressed[event] += 1
             return
-        self._said[event] = now
-        unsaid = self._unsaid.pop(event, 0)
-        self._log.warning(event, **facts, **({"unsaid": unsaid} if unsaid else {}))
+        self._written[event] = now
+        suppressed = self._suppressed.pop(event, 0)
+        self._log.warning(event, **facts, **({"suppressed": suppressed} if suppressed else {}))
 
 
 @contextmanager
 def bind(**facts: object) -> Iterator[None]:
-    """Binds facts to every line logged inside the block, tasks started there included."""
-    # structlog's own block looks at every variable of the context, twice.
+    """Binds facts to every line inside the block, and inside tasks that start there."""
+    # Why: structlog's `bound_contextvars` copies every variable of the context, twice.
     tokens = structlog.contextvars.bind_contextvars(**facts)
     try:
         yield
@@ -115,7 +115,7 @@ def bind(**facts: object) -> Iterator[None]:
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Masks values whose name says secret, and bearer tokens, JSON web tokens and URL passwords inside texts.
+    """Masks values with a secret's name, and bearer tokens, JSON web tokens and URL passwords inside texts.
 
     >>> redact(None, "info", {"event": "asked", "api_key": "k", "detail": "Bearer abc"})
     {'event': 'asked', 'api_key': '[redacted]', 'detail': 'Bearer [redacted]'}
@@ -130,9 +130,9 @@ def _redacted(name: str, value: Any) -> Any:
         return REDACTED
     if isinstance(value, str):
         lower = value.lower()
-        # The pattern is tried at every letter, which costs several times as much.
-        may_hold_one = "://" in lower or "eyj" in lower or "bearer" in lower
-        return _SECRET_TEXT.sub(_mask, value) if may_hold_one else value
+        # Why: the pattern, tried at every letter, costs several times as much.
+        may_match = "://" in lower or "eyj" in lower or "bearer" in lower
+        return _SECRET_TEXT.sub(_mask, value) if may_match else value
     if isinstance(value, Mapping):
         return {key: _redacted(str(key), item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
 """W3C trace context and the platform's own spans, through the OpenTelemetry SDK.
 
-Without an endpoint nothing is exported, yet spans still get ids: the trace context that rides in queue rows, requests
-and agents' environments is the same on a laptop and in a cluster. Every trace is sampled, because an agent's SDK obeys
-its parent's flag and would otherwise send no tool spans.
+Spans have ids even when no endpoint exports them: queue rows, requests and agents' environments carry the same trace
+context on a laptop and in a cluster. Every trace is sampled: an agent's SDK obeys its parent's flag, and would
+otherwise send no tool spans.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def configure_tracing(service: str, endpoint: str | None = None) -> None:
         sampler=ALWAYS_ON, resource=Resource.create({"service.name": f"leyden-{service}"}), shutdown_on_exit=True
     )
     if endpoint is not None:
-        # The exporter brings an HTTP client; a process without an endpoint does without it.
+        # The exporter loads an HTTP client; a process without an endpoint does without it.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
         _provider.add_span_processor(BatchSpanProcessor(exporter))
     _is_exported = endpoint is not None
-    # Asked for once: a provider compares all that it has given out before.
+    # Once: a provider compares a new tracer with all earlier ones.
     _tracer = _provider.get_tracer("leyden")
 
 
@@ -59,7 +59,7 @@ def configure_tracing(service: str, endpoint: str | None = None) -> None:
 def span(
     name: str, *, parent: str | None = None, attributes: dict[str, AttributeValue] | None = None
 ) -> Iterator[trace.Span]:
-    """A span of ours around a block; inside it `inject()` names it as the parent.
+    """A span around a block; inside it `inject()` names it as the parent.
 
     Args: parent: a `traceparent` to continue; None continues the current span, or begins a trace.
     """
@@ -68,16 +68,16 @@ def span(
         with _tracer.start_as_current_span(name, context=context, attributes=attributes) as current:
             yield current
         return
-    # What nobody will read is ids alone: a span of the SDK costs twenty times as much.
-    unread = _unread_span(trace.get_current_span(context).get_span_context())
-    token = attach(trace.set_span_in_context(unread, context))
+    # Why: without an exporter ids are enough; a span of the SDK costs twenty times as much.
+    ids = _id_span(trace.get_current_span(context).get_span_context())
+    token = attach(trace.set_span_in_context(ids, context))
     try:
-        yield unread
+        yield ids
     finally:
         detach(token)
 
 
-def _unread_span(parent: trace.SpanContext) -> trace.Span:
+def _id_span(parent: trace.SpanContext) -> trace.Span:
     trace_id = parent.trace_id if parent.is_valid else _ids.generate_trace_id()
     return trace.NonRecordingSpan(
         trace.SpanContext(trace_id, _ids.generate_span_id(), False, _SAMPLED, parent.trace_state)

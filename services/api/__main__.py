@@ -1,4 +1,4 @@
-"""`python -m leyden.services.api`: serves until SIGTERM."""
+"""Runs the API: `python -m leyden.services.api`."""
 
 from leyden.libs.service.startup import exit_on_config_error
 from leyden.services.api.settings import Settings

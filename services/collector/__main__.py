@@ -1,4 +1,4 @@
-"""Starts the collector: `python -m leyden.services.collector`."""
+"""Runs the collector: `python -m leyden.services.collector`."""
 
 from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import configure_logs, configure_tracing

@@ -1,4 +1,4 @@
-"""Starts a credit worker: `python -m leyden.services.credit`."""
+"""Runs a credit worker: `python -m leyden.services.credit`."""
 
 from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import configure_logs, configure_tracing

@@ -12,7 +12,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from leyden.libs.service.memory import trim_malloc
 from leyden.services.engine.config import ModelConfig
 from leyden.services.engine.errors import WeightsRefused
 
@@ -77,9 +76,7 @@ def load_weights(folder: Path, config: ModelConfig, products: Products = "float3
 
     Raises:  WeightsRefused: a file is missing or damaged, a tensor is missing, misshapen or not finite
     """
-    weights = _read(_Reader(folder, config, products))
-    trim_malloc()
-    return weights
+    return _read(_Reader(folder, config, products))
 
 
 def _read(reader: _Reader) -> Weights:

@@ -1,4 +1,4 @@
-"""`python -m leyden.services.gateway` serves agents until it is stopped."""
+"""Runs the gateway: `python -m leyden.services.gateway`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def main() -> None:
     settings = Settings()
     configure_logs("gateway", settings.log_level)
     configure_tracing("gateway", settings.otlp_endpoint)
-    # Imported late: a wrong setting is reported without loading tokenizer, template engine and HTTP client.
+    # Tokenizer, template engine and HTTP client: nothing of it is needed to say that a setting is wrong.
     from leyden.services.gateway.app import create_app
 
     run_http("gateway", create_app(settings), settings)

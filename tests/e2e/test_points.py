@@ -42,14 +42,14 @@ STEPS = 12
 
 
 @pytest.fixture
-def armory(tmp_path: Path) -> FaultInjector:
+def injector(tmp_path: Path) -> FaultInjector:
     return FaultInjector(tmp_path / "faults")
 
 
 @pytest.fixture
-def platform(tmp_path: Path, armory: FaultInjector) -> Iterator[Platform]:
+def platform(tmp_path: Path, injector: FaultInjector) -> Iterator[Platform]:
     quick = {"RUNNER_LEASE_SECONDS": "4", "RUNNER_CONCURRENCY": "8", "CONTROLLER_RETRY_SECONDS": "0.1"}
-    with small_platform(tmp_path, **armory.environment, **quick) as running:
+    with small_platform(tmp_path, **injector.environment, **quick) as running:
         yield running
 
 
@@ -92,19 +92,19 @@ class Trainings:
         }
 
 
-def fire(armory: FaultInjector, trainings: Trainings) -> None:
+def fire(injector: FaultInjector, trainings: Trainings) -> None:
     """Returns when a process has died at each of the points; at every moment each service has one before it."""
     ahead = {service: [f"{service}.{moment}" for moment in moments] for service, moments in POINTS.items()}
     for points in ahead.values():
-        armory.arm(points[0])
+        injector.arm(points[0])
     deadline = time.monotonic() + FIRE_SECONDS
     while any(ahead.values()):
         for points in ahead.values():
-            if points and armory.fired(points[0], 0.0):
+            if points and injector.fired(points[0], 0.0):
                 deadline = time.monotonic() + FIRE_SECONDS
                 del points[0]
                 if points:
-                    armory.arm(points[0])
+                    injector.arm(points[0])
         assert time.monotonic() < deadline, f"nobody passed {ahead}"
         trainings.keep_on()
         time.sleep(0.1)
@@ -112,17 +112,17 @@ def fire(armory: FaultInjector, trainings: Trainings) -> None:
 
 @pytest.mark.timeout(900)
 def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_doubled(
-    platform: Platform, client: Client, armory: FaultInjector, tmp_path: Path
+    platform: Platform, client: Client, injector: FaultInjector, tmp_path: Path
 ) -> None:
     log = tmp_path / "witness.log"
     log.touch()
     trainings = Trainings(client, log)
     creations = (trainings.more, lambda: client.evaluate_run(trainings.ids[0], api.EvaluationRequest(max_tasks=2)))
     for point, create in zip(API_POINTS, creations, strict=True):
-        armory.arm(point)
+        injector.arm(point)
         create()
-        assert armory.fired(point, 0.0)
-    fire(armory, trainings)
+        assert injector.fired(point, 0.0)
+    fire(injector, trainings)
     trainings.end()
 
     runs = {run.id: run for run in client.runs()}

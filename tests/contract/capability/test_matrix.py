@@ -137,7 +137,7 @@ ENGINE = {
     ("POST", "/update_weight_version"): Row(for_engine(engine_admin=200), {"new_version": "run-a:1"}),
 }
 INTERNAL = dict.fromkeys([("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics")], OPEN)
-# The API comes last: it cancels the run, which ends the attempts that the doors are open for.
+# The API comes last: it cancels the run, which ends the attempts that the endpoints serve.
 TABLES: dict[str, dict[Request, Row]] = {
     "gateway": GATEWAY, "collector": COLLECTOR, "engine": ENGINE, "internal": INTERNAL, "api": API
 }  # fmt: skip

@@ -36,7 +36,7 @@ BIAS = -100.0
 
 
 @asynccontextmanager
-async def engine_process(model: Path, port: int, armory: FaultInjector) -> AsyncIterator[asyncio.subprocess.Process]:
+async def engine_process(model: Path, port: int, injector: FaultInjector) -> AsyncIterator[asyncio.subprocess.Process]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "leyden.services.engine"),
         cwd=Path(__file__).parents[3],
@@ -47,7 +47,7 @@ async def engine_process(model: Path, port: int, armory: FaultInjector) -> Async
             "ENGINE_PORT": str(port),
             "ENGINE_THREADS": "1",
             "ENGINE_MAX_TOTAL_TOKENS": "16384",
-            **armory.environment,
+            **injector.environment,
         },
     )
     try:
@@ -100,7 +100,7 @@ async def test_an_engine_killed_in_a_weight_update_costs_no_answer_and_no_label(
     _, rollouts = await builders.add_group(database, run, size=STREAMS)
     for rollout in rollouts:
         await builders.add_attempt(database, rollout)
-    armory, port = FaultInjector(tmp_path / "faults"), free_port()
+    injector, port = FaultInjector(tmp_path / "faults"), free_port()
     url = f"http://127.0.0.1:{port}"
     options = {"model_path": tiny_model, "database_url": database.dsn, "engine_urls": [url], "hold_seconds": 120.0}
     async with (
@@ -108,17 +108,17 @@ async def test_an_engine_killed_in_a_weight_update_costs_no_answer_and_no_label(
         fleet_of(database, redis_url, url) as fleet,
     ):
         agents = [Agent(gateway, rollout.id) for rollout in rollouts]
-        async with engine_process(tiny_model, port, armory) as engine, asyncio.TaskGroup() as asking:
+        async with engine_process(tiny_model, port, injector) as engine, asyncio.TaskGroup() as asking:
             fleet.set_target(TargetVersion(run.id, 0, str(weights[0])))
             for agent in agents:
                 asking.create_task(agent.ask())
             await came_true(lambda: all(agent.has_begun for agent in agents))
             await holds(url, TOKENS_BEFORE)
-            armory.arm(point)
+            injector.arm(point)
             fleet.set_target(TargetVersion(run.id, 1, str(weights[1])))
             async with asyncio.timeout(120):
                 assert await engine.wait() == -signal.SIGKILL
-            async with engine_process(tiny_model, port, armory):
+            async with engine_process(tiny_model, port, injector):
                 await came_true(lambda: fleet.served_version(run.id) == 1)
                 await came_true(lambda: all(agent.finish is not None for agent in agents))
         calls = await all_calls(database)

@@ -1,4 +1,4 @@
-"""Clients that are slow, endless, many, or speak no HTTP: a real door answers or cuts them, and serves others."""
+"""Clients that are slow, endless, many, or speak no HTTP: a real server answers or cuts them, and serves others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUICK: dict[str, Any] = {"header_seconds": 1.0, "body_grace_seconds": 1.0, "unre
 
 def build() -> FastAPI:
     app = create_app("sample", max_body_bytes=2**20)
-    app.state.begun, app.state.ended, app.state.release = [], [], asyncio.Event()
+    app.state.started, app.state.ended, app.state.release = [], [], asyncio.Event()
 
     @app.post("/echo")
     async def echo(request: Request) -> Response:
@@ -40,17 +40,17 @@ def build() -> FastAPI:
 
     @app.get("/patient/{name}")
     async def patient(name: str, request: Request) -> Response:
-        app.state.begun.append(name)
+        app.state.started.append(name)
         while (await request.receive())["type"] != "http.disconnect":
             pass
         app.state.ended.append(name)
         return Response()
 
-    @app.get("/held")
-    async def held() -> Response:
-        app.state.begun.append("held")
+    @app.get("/waiting")
+    async def waiting() -> Response:
+        app.state.started.append("waiting")
         await app.state.release.wait()
-        return JsonResponse({"held": True})
+        return JsonResponse({"waiting": True})
 
     @app.get("/flood")
     async def flood() -> Response:
@@ -68,7 +68,7 @@ def build() -> FastAPI:
 
 
 @asynccontextmanager
-async def door(**limits: Any) -> AsyncIterator[tuple[FastAPI, int]]:
+async def served(**limits: Any) -> AsyncIterator[tuple[FastAPI, int]]:
     app = build()
     async with serving(app, limits=Limits(**limits), shutdown_seconds=1) as port:
         yield app, port
@@ -83,7 +83,7 @@ async def connected(port: int) -> AsyncIterator[Streams]:
         writer.close()
 
 
-async def told(reader: asyncio.StreamReader) -> bytes:
+async def read_all(reader: asyncio.StreamReader) -> bytes:
     """Everything until the server closes."""
     said = b""
     async with asyncio.timeout(60):
@@ -96,7 +96,7 @@ async def told(reader: asyncio.StreamReader) -> bytes:
 async def exchange(port: int, data: bytes) -> bytes:
     async with connected(port) as (reader, writer):
         writer.write(data)
-        return await told(reader)
+        return await read_all(reader)
 
 
 async def drip(writer: asyncio.StreamWriter, data: bytes) -> None:
@@ -126,10 +126,10 @@ async def is_served(port: int) -> bool:
 async def test_a_client_that_sends_a_byte_at_a_time_is_told_408_while_others_are_served(
     data: bytes, status: bytes
 ) -> None:
-    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
-        dripping = asyncio.create_task(drip(writer, data))
+    async with served(**QUICK) as (_, port), connected(port) as (reader, writer):
+        dripping, reading = asyncio.create_task(drip(writer, data)), asyncio.create_task(read_all(reader))
         assert await is_served(port)
-        answer = await told(reader)
+        answer = await reading
         dripping.cancel()
         assert answer.startswith(b"HTTP/1.1 " + status)
         assert b"connection: close" in answer
@@ -137,14 +137,14 @@ async def test_a_client_that_sends_a_byte_at_a_time_is_told_408_while_others_are
 
 
 async def test_a_client_that_says_nothing_is_let_go_before_and_after_a_request() -> None:
-    async with door(**QUICK) as (_, port):
+    async with served(**QUICK) as (_, port):
         assert await exchange(port, b"") == b""
         answer = await exchange(port, b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 200")
 
 
 async def test_a_client_that_does_not_read_is_cut_and_its_answer_ends() -> None:
-    async with door(**QUICK) as (app, port), connected(port) as (_, writer):
+    async with served(**QUICK) as (app, port), connected(port) as (_, writer):
         writer.write(b"GET /flood HTTP/1.1\r\nhost: a\r\n\r\n")
         async with asyncio.timeout(60):
             while not app.state.ended:
@@ -153,7 +153,7 @@ async def test_a_client_that_does_not_read_is_cut_and_its_answer_ends() -> None:
 
 
 async def test_answered_requests_leave_nothing_for_the_garbage_collector() -> None:
-    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+    async with served(**QUICK) as (_, port), connected(port) as (reader, writer):
         gc.collect()
         before = _answers_in_memory()
         gc.disable()
@@ -175,7 +175,7 @@ def _answers_in_memory() -> int:
 async def test_a_request_sent_ahead_does_not_go_on_with_the_trace_of_the_one_before() -> None:
     trace = "ab" * 16
     first = f"GET /trace HTTP/1.1\r\nhost: a\r\ntraceparent: 00-{trace}-b7ad6b7169203331-01\r\n\r\n"
-    async with door(**QUICK) as (_, port):
+    async with served(**QUICK) as (_, port):
         answers = await exchange(port, (first + "GET /trace HTTP/1.1\r\nhost: a\r\n\r\n").encode())
     assert answers.count(b"HTTP/1.1 200") == 2
     assert answers.count(trace.encode()) == 1
@@ -208,7 +208,7 @@ async def test_a_request_sent_ahead_does_not_go_on_with_the_trace_of_the_one_bef
     ids=lambda value: value[:40].decode("latin-1").split("\r\n")[0] if isinstance(value, bytes) else None,
 )
 async def test_what_is_no_request_is_refused_and_what_is_odd_is_answered(data: bytes, status: bytes) -> None:
-    async with door(**QUICK, max_header_bytes=4096) as (_, port):
+    async with served(**QUICK, max_header_bytes=4096) as (_, port):
         assert (await exchange(port, data)).startswith(b"HTTP/1.1 " + status)
         assert await is_served(port)
 
@@ -218,7 +218,7 @@ async def test_who_asks_for_another_protocol_is_answered_in_this_one_and_its_bod
         b"POST /echo HTTP/1.1\r\nhost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n%b: h2c\r\nHTTP2-Settings: AAMA\r\n"
     )
     body = b"a\nupgrade: x"
-    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+    async with served(**QUICK) as (_, port), connected(port) as (reader, writer):
         for name in (b"Upgrade", b"upgrade", b"UPGRADE"):
             writer.write(head % name + b"content-length: %d\r\n\r\n" % len(body) + body)
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
@@ -226,7 +226,7 @@ async def test_who_asks_for_another_protocol_is_answered_in_this_one_and_its_bod
 
 
 async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
-    async with door(**QUICK) as (_, port):
+    async with served(**QUICK) as (_, port):
         requests = [
             b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % size + b"x" * size for size in (1, 20, 3)
         ]
@@ -246,46 +246,46 @@ async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
 )
 async def test_who_sent_requests_ahead_and_hangs_up_ends_the_one_in_hand(ahead: bytes, together: bool) -> None:
     first = b"GET /patient/1 HTTP/1.1\r\nhost: a\r\n\r\n"
-    async with door() as (app, port), asyncio.timeout(60):
+    async with served() as (app, port), asyncio.timeout(60):
         async with connected(port) as (_, writer):
             writer.write(first + ahead if together else first)
-            while not app.state.begun:
+            while not app.state.started:
                 await asyncio.sleep(0.01)
             writer.write(b"" if together else ahead)
         while not app.state.ended:
             await asyncio.sleep(0.01)
         assert await is_served(port)
-    assert (app.state.begun, app.state.ended) == (["1"], ["1"])
+    assert (app.state.started, app.state.ended) == (["1"], ["1"])
 
 
 async def test_a_body_that_is_sent_ahead_slowly_does_not_cut_the_answer_in_hand() -> None:
     slow = b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 3\r\n\r\nx"
-    async with door(**QUICK) as (app, port), connected(port) as (reader, writer), asyncio.timeout(60):
-        writer.write(b"GET /held HTTP/1.1\r\nhost: a\r\n\r\n")
-        while not app.state.begun:
+    async with served(**QUICK) as (app, port), connected(port) as (reader, writer), asyncio.timeout(60):
+        writer.write(b"GET /waiting HTTP/1.1\r\nhost: a\r\n\r\n")
+        while not app.state.started:
             await asyncio.sleep(0.01)
         writer.write(slow)
         # Begun later, and by itself: once that is refused, the one sent ahead has taken longer than a body may.
         assert (await exchange(port, slow)).startswith(b"HTTP/1.1 408")
         writer.write(b"xx")
         app.state.release.set()
-        said = await told(reader)
-    assert [part[:18] for part in said.split(b"\r\n\r\n")[1:]] == [b'{"held":true}HTTP/', b'{"size":3}']
+        said = await read_all(reader)
+    assert [part[:21] for part in said.split(b"\r\n\r\n")[1:]] == [b'{"waiting":true}HTTP/', b'{"size":3}']
 
 
 async def test_garbage_behind_a_request_sent_ahead_is_not_answered_within_the_answer_in_hand() -> None:
-    async with door() as (app, port), connected(port) as (reader, writer):
+    async with served() as (app, port), connected(port) as (reader, writer):
         writer.write(b"GET /flood HTTP/1.1\r\nhost: a\r\n\r\n")
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")
         writer.write(b"GET /trace HTTP/1.1\r\nhost: a\r\n\r\n" + b"no HTTP\r\n\r\n")
-        assert b"HTTP/1.1 400" not in await told(reader)
+        assert b"HTTP/1.1 400" not in await read_all(reader)
         async with asyncio.timeout(60):
             while not app.state.ended:
                 await asyncio.sleep(0.01)
 
 
 async def test_beyond_the_bound_a_connection_is_told_to_come_again_and_a_place_is_free_again() -> None:
-    async with door(max_connections=20) as (_, port), contextlib.AsyncExitStack() as stack:
+    async with served(max_connections=20) as (_, port), contextlib.AsyncExitStack() as stack:
         idle = [await stack.enter_async_context(connected(port)) for _ in range(20)]
         async with httpx.AsyncClient(timeout=60) as client:
             refused = await client.post(f"http://127.0.0.1:{port}/echo", content=b"")
@@ -307,7 +307,7 @@ async def test_beyond_the_bound_a_connection_is_told_to_come_again_and_a_place_i
 
 
 async def test_a_thousand_idle_connections_keep_nobody_from_being_served() -> None:
-    async with door() as (_, port), contextlib.AsyncExitStack() as stack:
+    async with served() as (_, port), contextlib.AsyncExitStack() as stack:
         for _ in range(1000):
             await stack.enter_async_context(connected(port))
         assert await is_served(port)
@@ -318,7 +318,7 @@ async def test_an_early_answer_reaches_who_is_still_sending() -> None:
         for _ in range(64):
             yield b"x" * 2**16
 
-    async with door() as (_, port), httpx.AsyncClient(timeout=60) as client:
+    async with served() as (_, port), httpx.AsyncClient(timeout=60) as client:
         answer = await client.post(f"http://127.0.0.1:{port}/echo", content=endless())
         assert answer.status_code == 413
 
@@ -327,15 +327,15 @@ async def test_a_client_that_drips_the_rest_of_an_answered_body_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("leyden.libs.service.limits.REST_SECONDS", 1.0)
-    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+    async with served(**QUICK) as (_, port), connected(port) as (reader, writer):
         writer.write(b"POST /nowhere HTTP/1.1\r\nhost: a\r\ncontent-length: 5000\r\n\r\n")
         dripping = asyncio.create_task(drip(writer, b"a" * 5000))
-        assert (await told(reader)).startswith(b"HTTP/1.1 404")
+        assert (await read_all(reader)).startswith(b"HTTP/1.1 404")
         dripping.cancel()
 
 
 async def test_empty_lines_before_a_request_keep_no_connection() -> None:
-    async with door(**QUICK) as (_, port), connected(port) as (reader, writer):
+    async with served(**QUICK) as (_, port), connected(port) as (reader, writer):
         dripping = asyncio.create_task(drip(writer, b"\r\n" * 2500))
-        assert await told(reader) == b""
+        assert await read_all(reader) == b""
         dripping.cancel()

@@ -56,17 +56,17 @@ class Agent:
 async def test_a_gateway_that_dies_before_or_after_the_record_leaves_no_answer_without_one(
     tmp_path: Path, database: Database
 ) -> None:
-    port, armory = free_port(), FaultInjector(tmp_path / "faults")
+    port, injector = free_port(), FaultInjector(tmp_path / "faults")
     async with scene(tmp_path, database, says="Hello, world.") as stage:
         agents = [Agent(stage, port, f"question {number}", stream=one[1]) for number, one in enumerate(DEATHS)]
         asked: list[int] = []
         previous: Agent | None = None
         for agent, (point, _, _) in zip(agents, DEATHS, strict=True):
-            async with gateway_process(stage, port, **armory.environment) as process:
+            async with gateway_process(stage, port, **injector.environment) as process:
                 if previous is not None:
                     await previous.ask(retry=1)
                 asked.append(len(stage.engine.requests))
-                armory.arm(point)
+                injector.arm(point)
                 with pytest.raises((openai.APIError, httpx.TransportError)):
                     await agent.ask()
                 assert (point, await process.wait()) == (point, -signal.SIGKILL)

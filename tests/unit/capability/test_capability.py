@@ -40,9 +40,9 @@ def path(tmp_path: Path) -> Path:
 
 
 def refused(ring: KeyRing, key: str | None, **changes: object) -> Cause:
-    door = {"rollout_id": "run-a.0.1", "attempt": 2, "scope": Scope.MODEL, **changes}
+    endpoint = {"rollout_id": "run-a.0.1", "attempt": 2, "scope": Scope.MODEL, **changes}
     with pytest.raises(CapabilityError) as caught:
-        verify(ring, key, **door)
+        verify(ring, key, **endpoint)
     return caught.value.cause
 
 
@@ -120,13 +120,13 @@ def test_a_key_that_was_verified_before_is_refused_when_its_time_is_over(
     assert refused(ring, key) == Cause.EXPIRED
 
 
-def test_a_ring_remembers_no_more_keys_than_it_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leyden.libs.capability.keyring.MAX_REMEMBERED", 2)
+def test_a_ring_caches_no_more_keys_than_it_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leyden.libs.capability.keyring.MAX_VERIFIED", 2)
     ring = KeyRing(path)
     keys = [sign(ring, capability(attempt=number)) for number in range(1, 5)]
     for number, key in enumerate(keys, 1):
         verify(ring, key, rollout_id="run-a.0.1", attempt=number, scope=Scope.MODEL)
-    assert [ring.recall(key) is not None for key in keys] == [False, False, True, True]
+    assert [ring.cached(key) is not None for key in keys] == [False, False, True, True]
 
 
 def test_a_broken_file_leaves_the_keys_that_were_read(path: Path) -> None:

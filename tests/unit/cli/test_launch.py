@@ -11,10 +11,10 @@ from pathlib import Path
 from leyden.libs.cli import launch
 
 REPORTING = """
-import gc, json, sys
+import json, sys
 import record
 
-print(json.dumps([__name__, sys.argv[1:], gc.isenabled(), record.OURS]))
+print(json.dumps([__name__, sys.argv[1:], record.OURS]))
 """
 
 
@@ -31,9 +31,9 @@ def launched(folder: Path, supervisor: int, *arguments: str) -> subprocess.Compl
     )
 
 
-def test_a_module_runs_as_main_with_its_arguments_and_without_the_collector(tmp_path: Path) -> None:
+def test_a_module_runs_as_main_with_its_arguments(tmp_path: Path) -> None:
     result = launched(tmp_path, os.getpid(), "--run", "it")
-    assert (result.returncode, json.loads(result.stdout)) == (0, ["__main__", ["--run", "it"], False, True])
+    assert (result.returncode, json.loads(result.stdout)) == (0, ["__main__", ["--run", "it"], True])
 
 
 def test_nothing_runs_when_the_supervisor_is_gone(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from tests.e2e import test_points
 PASSING = "from leyden.libs.faults import fault_point; fault_point('there'); print('alive')"
 
 
-def _pass(armory: FaultInjector | None) -> subprocess.CompletedProcess[str]:
-    environment = armory.environment if armory else {}
+def _pass(injector: FaultInjector | None) -> subprocess.CompletedProcess[str]:
+    environment = injector.environment if injector else {}
     root = Path(__file__).resolve().parents[3]
     return subprocess.run(
         [sys.executable, "-c", PASSING], env=environment, cwd=root, capture_output=True, text=True, timeout=60
@@ -25,11 +25,11 @@ def _pass(armory: FaultInjector | None) -> subprocess.CompletedProcess[str]:
 
 
 def test_an_armed_point_kills_the_first_process_that_passes_it_and_no_other(tmp_path: Path) -> None:
-    armory = FaultInjector(tmp_path / "faults")
-    armory.arm("there")
-    assert _pass(armory).returncode == -signal.SIGKILL
-    assert armory.fired("there", 0.0)
-    assert _pass(armory).stdout == "alive\n"
+    injector = FaultInjector(tmp_path / "faults")
+    injector.arm("there")
+    assert _pass(injector).returncode == -signal.SIGKILL
+    assert injector.fired("there", 0.0)
+    assert _pass(injector).stdout == "alive\n"
 
 
 def test_a_point_does_nothing_without_the_folder_in_the_environment(tmp_path: Path) -> None:
@@ -38,11 +38,11 @@ def test_a_point_does_nothing_without_the_folder_in_the_environment(tmp_path: Pa
 
 
 def test_arming_a_point_twice_is_refused(tmp_path: Path) -> None:
-    armory = FaultInjector(tmp_path / "faults")
-    armory.arm("there")
+    injector = FaultInjector(tmp_path / "faults")
+    injector.arm("there")
     with pytest.raises(FileExistsError):
-        armory.arm("there")
-    assert not armory.fired("there", 0.0)
+        injector.arm("there")
+    assert not injector.fired("there", 0.0)
 
 
 def test_every_point_in_the_code_is_described_and_has_a_test_that_kills_there() -> None:

@@ -133,7 +133,7 @@ async def internal() -> AsyncIterator[httpx.AsyncClient]:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/metrics", "/docs", "/openapi.json", "/"])
-async def test_a_door_shows_nothing_of_the_inside(client: httpx.AsyncClient, path: str) -> None:
+async def test_an_application_shows_nothing_of_the_inside(client: httpx.AsyncClient, path: str) -> None:
     assert (await client.get(path)).status_code == 404
 
 

@@ -77,7 +77,7 @@ def test_redaction(facts: dict[str, object], expected: dict[str, object]) -> Non
 
 
 @pytest.mark.usefixtures("_restored")
-def test_a_warning_that_repeats_is_written_seldom_and_says_how_often_it_was_not(
+def test_a_repeated_warning_is_written_once_per_period_with_the_count_of_the_suppressed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logs("gateway", "info")
@@ -88,7 +88,7 @@ def test_a_warning_that_repeats_is_written_seldom_and_says_how_often_it_was_not(
         limited_log.warning("store away", cause=f"at {second}")
         limited_log.warning("queue away")
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(line["cause"], line.get("unsaid")) for line in lines if line["event"] == "store away"] == [
+    assert [(line["cause"], line.get("suppressed")) for line in lines if line["event"] == "store away"] == [
         ("at 0", None),
         ("at 30", 2),
         ("at 90", 1),
