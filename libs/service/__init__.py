@@ -9,13 +9,12 @@ from leyden.libs.service.errors import JsonResponse, Problem, problem_response
 from leyden.libs.service.health import Checks, add_health, create_internal_app
 from leyden.libs.service.limits import Budget, Limits, Overloaded, Share
 from leyden.libs.service.server import run_http, serving
-from leyden.libs.service.settings import DoorSettings, HttpAddress, HttpSettings, ServiceSettings
+from leyden.libs.service.settings import HttpAddress, HttpSettings, ServiceSettings
 from leyden.libs.service.worker import pause, run_worker
 
 __all__ = [
     "Budget",
     "Checks",
-    "DoorSettings",
     "HttpAddress",
     "HttpSettings",
     "JsonResponse",

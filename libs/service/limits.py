@@ -1,24 +1,24 @@
-"""Bounds on clients: the size of a body, the bytes of all bodies together, connections, headers, and deadlines.
+"""Bounds on clients: connections, headers, the size of a body, the bytes of all bodies together, and deadlines.
 
 Overloaded   the process has no room for another byte; the client should come again
 
-uvicorn parses, frames and keeps connections alive. It has no deadline for headers, bodies or unread answers and no
-bound on headers; `ClientLimits` (ASGI, around every application) and `DeadlineProtocol` (on every connection) add them.
-An ingress should bound clients per address and TLS handshakes: nothing here does.
+uvicorn parses, frames and keeps connections alive; it bounds neither headers nor the time of a slow client. The ASGI
+middleware here bounds bodies, `DeadlineProtocol` bounds the rest, and TCP_USER_TIMEOUT (Linux) unread answers. An
+ingress should bound clients per address and TLS handshakes: nothing here does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-import resource
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from http import HTTPStatus
+from time import monotonic
 from typing import Any
 
 from prometheus_client import Counter, Gauge
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -26,38 +26,42 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from leyden.libs.service.errors import Problem, problem_response
 
 BODY_BYTES = Gauge("leyden_body_bytes", "Bytes of request bodies in this process's memory.")
-REFUSALS = Counter("leyden_http_refusals_total", "Connections refused or cut before or beside an answer.", ["cause"])
+REFUSALS = Counter("leyden_http_refusals_total", "Clients refused or cut off before or beside an answer.", ["cause"])
 
 RESERVED_FILES = 256
 """Descriptors for everything that is no connection."""
 LINGER_SECONDS = 2.0
-"""Time for a refused client to read the refusal: closing earlier resets a connection with unread bytes."""
+"""Time for a client to read a refusal: closing at once would reset a connection with unread bytes."""
 REST_SECONDS = 30.0
-"""Time for the rest of a body after an early answer: many clients read nothing before they have sent everything."""
+"""Time for the rest of an answered body: many clients read nothing before they have sent everything."""
 STOP_SECONDS = 0.5
 """Time for the first request of a connection that a stopping process has just accepted."""
+READ_BYTES = 2**18
+"""The most that one read of a socket brings; part of it may precede the headers."""
+MAX_AHEAD_BYTES = 2**17
+"""Bytes that a client may send behind a request in progress; beyond them its hang-up shows only after the answer."""
 _UPGRADE = re.compile(rb"\nupgrade(?=[ \t]*:)", re.IGNORECASE)
-MAX_AHEAD_BYTES = 128 * 1024
-"""Bytes that a client may send behind a request in progress; beyond them, its hang-up shows only after the answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The bounds of one process on its clients; the fields of `HttpSettings` with the same names explain them."""
+class Limits(BaseModel):
+    """The bounds of one port on its clients."""
 
-    header_seconds: float = 20.0
-    body_grace_seconds: float = 60.0
-    body_bytes_per_second: int = 1000
-    unread_seconds: float = 300.0
-    idle_seconds: float = 75.0
-    max_connections: int = 8192
-    max_header_bytes: int = 32768
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
-    def within(self, open_files: int) -> Limits:
-        """The same, with no more connections than a process with so many descriptors can have."""
-        if open_files == resource.RLIM_INFINITY:
-            return self
-        return replace(self, max_connections=max(1, min(self.max_connections, open_files - RESERVED_FILES)))
+    header_seconds: float = Field(default=20.0, gt=0)
+    """Time of a client for the headers of a request; then it gets 408. A silent client is disconnected."""
+    body_grace_seconds: float = Field(default=60.0, gt=0)
+    """Time of a client for the body of a request, however small; then it gets 408."""
+    body_bytes_per_second: int = Field(default=1000, ge=1)
+    """Slowest accepted client: so many bytes of a body add a second to `body_grace_seconds`."""
+    unread_seconds: float = Field(default=300.0, ge=0.001)
+    """Time of a client to read on; then the kernel closes the connection of an unread answer (Linux)."""
+    idle_seconds: float = Field(default=75.0, ge=1)
+    """Life of an idle connection: longer than in usual clients, so that they close first."""
+    max_connections: int = Field(default=8192, ge=1)
+    """Connections at once, within the limit of open files; a further one gets 503 with Retry-After."""
+    max_header_bytes: int = Field(default=32768, ge=1024)
+    """Length of an address, and of all headers of a request together; longer ones get 414 and 431."""
 
 
 class Overloaded(Exception):
@@ -68,8 +72,7 @@ class Budget:
     """The bytes that the bodies of all requests together may take: a limit per body bounds nothing for thousands."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._used = 0
+        self.free_bytes = limit_bytes
 
     @contextmanager
     def share(self) -> Iterator[Share]:
@@ -78,17 +81,7 @@ class Budget:
         try:
             yield share
         finally:
-            self._change(-share.bytes)
-
-    def _change(self, size_bytes: int) -> None:
-        self._used += size_bytes
-        BODY_BYTES.set(self._used)
-
-    def acquire(self, size_bytes: int) -> None:
-        """Raises: Overloaded: the budget has no room for so much."""
-        if self._used + size_bytes > self._limit:
-            raise Overloaded
-        self._change(size_bytes)
+            share.acquire(-share.bytes)
 
 
 class Share:
@@ -100,10 +93,11 @@ class Share:
 
     def acquire(self, size_bytes: int) -> None:
         """Raises: Overloaded: the budget has no room for so much."""
-        self._budget.acquire(size_bytes)
+        if size_bytes > self._budget.free_bytes:
+            raise Overloaded
+        self._budget.free_bytes -= size_bytes
         self.bytes += size_bytes
-
-    take = acquire
+        BODY_BYTES.inc(size_bytes)
 
 
 class BodyLimit:
@@ -116,112 +110,69 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, limits: Mapping[str, int]) -> None:
         self._app = app
-        self._max_bytes = max_bytes
-        self._limits = dict(limits)
+        self._limits = {**limits, "": max_bytes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = self._limit(scope["path"])
+        limit = next(limit for prefix, limit in self._limits.items() if scope["path"].startswith(prefix))
         declared = header(scope, b"content-length") or "0"
-        received = 0
+        received = int(declared) if declared.isdecimal() and int(declared) > limit else 0
 
         async def receive_bounded() -> Message:
             nonlocal received
-            if declared.isdecimal() and int(declared) > limit:
-                raise _too_large(limit)
-            message = await receive()
+            message = await receive() if received <= limit else {}
             received += len(message.get("body", b""))
             if received > limit:
-                raise _too_large(limit)
+                raise Problem(413, f"the body exceeds {limit} bytes", cause="too_large")
             return message
 
         await self._app(scope, receive_bounded, send)
 
-    def _limit(self, path: str) -> int:
-        return next((limit for prefix, limit in self._limits.items() if path.startswith(prefix)), self._max_bytes)
-
 
 class ClientLimits:
-    """Refuses one connection too many (503) and long headers (414, 431), and raises `Problem` 408 for a slow body.
+    """Refuses long headers (414, 431), and raises `Problem` 408 in an application that waits too long for a body."""
 
-    The deadline of a body counts only the time in which the application waits for it.
-    """
-
-    def __init__(self, app: ASGIApp, limits: Limits, connections: Collection[object]) -> None:
+    def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app = app
         self._limits = limits
-        self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await refusal(scope, receive, send)
-            return
-        body = _TimedBody(receive, send, self._limits)
-        await self._app(scope, body.receive, body.send)
-
-    def _refusal(self, scope: Scope) -> Response | None:
         limit = self._limits.max_header_bytes
-        if len(self._connections) > self._limits.max_connections:
-            return _refusal("connections", 503, "too many connections: try again", {"retry-after": "1"})
+        refusal: Response | None = None
         if len(scope["raw_path"]) + len(scope["query_string"]) > limit:
-            return _refusal("head_too_long", 414, f"the address exceeds {limit} bytes")
-        if sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
-            return _refusal("head_too_long", 431, f"the headers exceed {limit} bytes")
-        return None
+            refusal = _refusal("head_too_long", 414, f"the address exceeds {limit} bytes")
+        elif sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
+            refusal = _refusal("head_too_long", 431, f"the headers exceed {limit} bytes")
+        await (refusal or self._app)(scope, self._receive_in_time(receive), send)
 
+    def _receive_in_time(self, receive: Receive) -> Receive:
+        seconds_left, is_complete = self._limits.body_grace_seconds, False
 
-def _refusal(cause: str, status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    REFUSALS.labels(cause).inc()
-    return problem_response(status, detail, cause=cause, headers={"connection": "close", **(headers or {})})
+        async def receive_in_time() -> Message:
+            nonlocal seconds_left, is_complete
+            if is_complete:
+                return await receive()
+            started = monotonic()
+            try:
+                async with asyncio.timeout(seconds_left):
+                    message = await receive()
+            except TimeoutError:
+                REFUSALS.labels("slow_body").inc()
+                detail, close = "the body came too slowly", {"connection": "close"}
+                raise Problem(408, detail, cause="slow_body", headers=close) from None
+            seconds_left += len(message.get("body", b"")) / self._limits.body_bytes_per_second - monotonic() + started
+            is_complete = not message.get("more_body", False)
+            return message
 
-
-class _TimedBody:
-    """The two ASGI channels of a request whose body has a deadline."""
-
-    def __init__(self, receive: Receive, send: Send, limits: Limits) -> None:
-        self._receive = receive
-        self._send = send
-        self._seconds_left = limits.body_grace_seconds
-        self._bytes_per_second = limits.body_bytes_per_second
-        self._is_complete = False
-        self._is_late = False
-
-    async def receive(self) -> Message:
-        """The next message.
-
-        Raises: Problem: 408
-        """
-        if self._is_complete:
-            return await self._receive()
-        started = asyncio.get_running_loop().time()
-        try:
-            async with asyncio.timeout(self._seconds_left):
-                message = await self._receive()
-        except TimeoutError:
-            self._is_late = True
-            REFUSALS.labels("slow_body").inc()
-            raise Problem(408, "the body came too slowly", cause="slow_body") from None
-        self._seconds_left -= asyncio.get_running_loop().time() - started
-        self._seconds_left += len(message.get("body", b"")) / self._bytes_per_second
-        self._is_complete = not message.get("more_body", False)
-        return message
-
-    async def send(self, message: Message) -> None:
-        """Sends a message; the answer to a late body closes its connection."""
-        if self._is_late and message["type"] == "http.response.start":
-            message = {**message, "headers": [*message.get("headers", []), (b"connection", b"close")]}
-        await self._send(message)
+        return receive_in_time
 
 
 class DeadlineProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, with deadlines for headers, for the rest of an answered body, and for unread answers.
+    """uvicorn's protocol with a bound on connections, and on the size and the time of headers.
 
-    A client that is slow with its headers gets 408, endless headers 431, a malformed request 400; a silent client is
-    disconnected. uvicorn tells the last request of a connection alone that the client hung up: this tells all of them,
-    so that the request in progress ends, too, when its client had sent others behind it.
+    uvicorn tells the last request of a connection alone that its client hung up: this tells the one in progress, too.
     """
 
     def __init__(self, limits: Limits, **uvicorn: Any) -> None:
@@ -229,141 +180,112 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._limits = limits
         self._unanswered: list[RequestResponseCycle] = []
         self._deadline: asyncio.TimerHandle | None = None
-        self._unread_deadline: asyncio.TimerHandle | None = None
-        self._is_in_head = False
-        self._head_bytes = 0
-        self._ahead_bytes = 0
-        self._is_refused = False
-        self._is_stopping = False
+        self._is_in_head = self._is_refused = self._is_stopping = False
+        self._head_bytes = self._ahead_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        self._end_after(self._limits.header_seconds)
-        if len(self.connections) > self._limits.max_connections + RESERVED_FILES // 2:
-            # Too few descriptors are left for the 503 of `ClientLimits`.
-            REFUSALS.labels("connections").inc()
-            transport.abort()
+        self._close_after(self._limits.header_seconds)
+        if len(self.connections) > self._limits.max_connections:
+            self._refuse("connections", 503, "too many connections: try again", {"retry-after": "1"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
-        self.resume_writing()
         self._disconnect()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        head = self.scope if self._is_in_head else None
         super().data_received(data if self._unanswered else _without_upgrade(data))
-        if self._is_in_head and self.scope is head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self._limits.max_header_bytes:
-                self._refuse("head_too_long", 431, f"the headers exceed {self._limits.max_header_bytes} bytes")
-                return
-        if self._unanswered:
+        self._head_bytes = self._head_bytes + len(data) if self._is_in_head else 0
+        if self._head_bytes > self._limits.max_header_bytes + READ_BYTES:
+            self._refuse("head_too_long", 431, f"the headers exceed {self._limits.max_header_bytes} bytes")
+        elif self._unanswered:
             self._cancel_deadline()
         elif self._deadline is None:
-            self._end_after(self._limits.header_seconds)
+            self._close_after(self._limits.header_seconds)
         self._ahead_bytes = self._ahead_bytes + len(data) if self.pipeline else 0
         if 0 < self._ahead_bytes <= MAX_AHEAD_BYTES:
             # uvicorn stops reading here, and would not see that the client hangs up.
             self.flow.resume_reading()
 
     def on_message_begin(self) -> None:
-        self._is_in_head, self._head_bytes = True, 0
+        self._is_in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
-        if self._is_stopping:
-            self.cycle.keep_alive = False
+        self.cycle.keep_alive = self.cycle.keep_alive and not self._is_stopping
 
     def on_response_complete(self) -> None:
         self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
         if not self._unanswered and self.cycle.more_body:
-            self._end_after(REST_SECONDS)
+            self._close_after(REST_SECONDS)
         super().on_response_complete()
-
-    def pause_writing(self) -> None:
-        self._unread_deadline = self.loop.call_later(self._limits.unread_seconds, self._cut_unread)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        if self._unread_deadline is not None:
-            self._unread_deadline.cancel()
-        super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse("malformed", 400, "this is no valid HTTP/1.1 request")
 
     def shutdown(self) -> None:
-        """Finishes the requests in progress, and the first one of a new connection; takes no other."""
+        """Finishes the requests in progress, and the first one of a new connection; accepts no other."""
         self._is_stopping = True
         if not self._unanswered and (self.cycle is None or self._is_in_head):
-            self._end_after(min(STOP_SECONDS, self._limits.header_seconds))
+            self._close_after(min(STOP_SECONDS, self._limits.header_seconds))
         else:
             super().shutdown()
 
-    def _end_after(self, seconds: float) -> None:
+    def _close_after(self, seconds: float) -> None:
         self._cancel_deadline()
-        self._deadline = self.loop.call_later(seconds, self._end)
+        self._deadline = self.loop.call_later(seconds, self._close)
 
     def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _end(self) -> None:
+    def _close(self) -> None:
         if self._is_in_head and not self._is_refused:
             self._refuse("slow_head", 408, "the headers came too slowly")
         else:
             self.transport.close()
-
-    def _cut_unread(self) -> None:
-        REFUSALS.labels("unread").inc()
-        self.transport.abort()
 
     def _disconnect(self) -> None:
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
 
-    def _refuse(self, cause: str, status: int, detail: str) -> None:
-        """Answers instead of the application, which sees a disconnected client; nothing interrupts a started answer."""
+    def _refuse(self, cause: str, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        """Answers instead of the application, to which the client looks disconnected; never inside another answer."""
+        response = _refusal(cause, status, detail, headers)
         self._is_refused = True
         self._disconnect()
         if any(cycle.response_started for cycle in self._unanswered):
-            REFUSALS.labels(cause).inc()
             self.transport.abort()
             return
-        response = _refusal(cause, status, detail)
         lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
         lines += [b"%b: %b" % header for header in response.raw_headers]
-        self.transport.write(b"\r\n".join(lines) + b"\r\n\r\n" + bytes(response.body))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self._end_after(LINGER_SECONDS)
-
-
-def _without_upgrade(data: bytes) -> bytes:
-    """The data without a header that asks for another protocol, in as many bytes.
-
-    Java's client asks for HTTP/2 in its first request, and httptools then drops the body. No answer in HTTP/2 means
-    HTTP/1.1 (RFC 9110, 7.8).
-    """
-    head, end, body = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\nIgnored", head) + end + body
+        self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
+        self.transport.write_eof()
+        self._close_after(LINGER_SECONDS)
 
 
 def header(scope: Scope, name: bytes) -> str | None:
     """The first header of this lower-case name."""
-    for given, value in scope["headers"]:
-        if given == name:
-            return str(value, "latin-1")
-    return None
+    return next((str(value, "latin-1") for given, value in scope["headers"] if given == name), None)
 
 
-def _too_large(limit: int) -> Problem:
-    return Problem(413, f"the body exceeds {limit} bytes", cause="too_large")
+def _refusal(cause: str, status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    REFUSALS.labels(cause).inc()
+    return problem_response(status, detail, cause=cause, headers={"connection": "close", **(headers or {})})
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """The data, with the header of that name renamed: httptools drops the body behind it.
+
+    Java's client asks for HTTP/2 with its first request; HTTP/1.1 is the answer of a server without it (RFC 9110 7.8).
+    """
+    head, end, body = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\nIgnored", head) + end + body

@@ -52,60 +52,43 @@ class RequestContext:
         if scope["type"] != "http" or scope["path"] in QUIET_PATHS:
             await self._app(scope, receive, send)
             return
-        answer = _Answer(send, _request_id(header(scope, b"x-request-id")))
+        started = time.perf_counter()
+        request_id = _request_id(header(scope, b"x-request-id"))
+        status: int | None = None
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(raw=message.setdefault("headers", [])).setdefault("x-request-id", request_id)
+            await send(message)
+
         with span(f"{self._service} request", parent=header(scope, b"traceparent")) as current:
             trace_id = f"{current.get_span_context().trace_id:032x}"
-            with bind(request_id=answer.request_id, trace_id=trace_id):
+            with bind(request_id=request_id, trace_id=trace_id):
                 try:
-                    await self._answered(scope, receive, answer)
+                    await self._app(scope, receive, send_with_id)
+                except ClientDisconnect:
+                    pass
+                except asyncio.CancelledError:
+                    if status is not None:
+                        raise
+                    await _STOPPING(scope, receive, send_with_id)
+                except Exception as error:
+                    log.exception("request failed")
+                    if status is not None:
+                        raise
+                    await self._unexpected(error)(scope, receive, send_with_id)
                 finally:
                     current.update_name(f"{scope['method']} {_route(scope)}")
-                    self._report(scope, answer)
+                    # No status: the client left before the answer started.
+                    self._report(scope, status or 499, time.perf_counter() - started)
 
-    async def _answered(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        try:
-            await self._app(scope, receive, answer.send)
-        except ClientDisconnect:
-            # The client is gone.
-            return
-        except asyncio.CancelledError:
-            if answer.status is not None:
-                raise
-            await _STOPPING(scope, receive, answer.send)
-        except Exception as error:
-            log.exception("request failed")
-            if answer.status is not None:
-                raise
-            await self._unexpected(error)(scope, receive, answer.send)
-
-    def _report(self, scope: Scope, answer: _Answer) -> None:
-        seconds = time.perf_counter() - answer.started
-        # No status: the client left before the answer started.
-        status = str(answer.status or 499)
-        _seconds_of(self._service, scope["method"], _route(scope), status).observe(seconds)
+    def _report(self, scope: Scope, status: int, seconds: float) -> None:
+        _seconds_of(self._service, scope["method"], _route(scope), str(status)).observe(seconds)
         log.info(
-            "request answered",
-            method=scope["method"],
-            path=scope["path"],
-            status=int(status),
-            seconds=round(seconds, 6),
+            "request answered", method=scope["method"], path=scope["path"], status=status, seconds=round(seconds, 6)
         )
-
-
-class _Answer:
-    """Notes the status of an answer and adds the request id to its headers."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
-        self.request_id = request_id
-        self.started = time.perf_counter()
-        self.status: int | None = None
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            MutableHeaders(raw=message.setdefault("headers", [])).setdefault("x-request-id", self.request_id)
-        await self._send(message)
 
 
 def _request_id(given: str | None) -> str:
@@ -113,9 +96,13 @@ def _request_id(given: str | None) -> str:
     return given if given and _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
 
 
-# Finding a metric's child by its labels takes ten times as long.
+# Why: finding a metric's child by its labels takes ten times as long.
 _seconds_of = lru_cache(maxsize=1024)(REQUEST_SECONDS.labels)
 
 
 def _route(scope: Scope) -> str:
-    return getattr(scope.get("route"), "path", None) or "unmatched"
+    """The path template of the route. FastAPI names its routes in the scope; Starlette's name their endpoint alone."""
+    if "route" in scope:
+        return str(scope["route"].path)
+    found = (one for one in scope["app"].routes if getattr(one, "endpoint", None) is scope.get("endpoint", ""))
+    return getattr(next(found, None), "path", "unmatched")

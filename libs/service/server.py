@@ -25,10 +25,8 @@ from starlette.applications import Starlette
 
 from leyden.libs.service.errors import CannotListen
 from leyden.libs.service.health import Checks, create_internal_app, report_readiness
-from leyden.libs.service.limits import ClientLimits, DeadlineProtocol, Limits
-from leyden.libs.service.protocol import Protocol
+from leyden.libs.service.limits import RESERVED_FILES, ClientLimits, DeadlineProtocol, Limits
 from leyden.libs.service.settings import HttpSettings, ServiceSettings
-from leyden.libs.service.turns import Turns
 from leyden.libs.telemetry import logger
 
 BACKLOG = 2048
@@ -61,6 +59,9 @@ async def serving(
     sock = _bound_socket(host, port) if descriptor is None else _shared_socket(descriptor)
     with contextlib.closing(sock):
         port = sock.getsockname()[1]
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            # Accepted connections inherit it: the kernel closes one whose client reads nothing for this long.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limits.unread_seconds * 1000))
         async with app.router.lifespan_context(app):
             server = _Server(app, limits, shutdown_seconds)
             task = asyncio.create_task(server.serve(sockets=[sock]), name="http server")
@@ -81,7 +82,6 @@ class _Server(uvicorn.Server):
 
     def __init__(self, app: Starlette, limits: Limits, shutdown_seconds: float) -> None:
         super().__init__(_config(app, limits))
-        self.config.app = ClientLimits(app, limits, self.server_state.connections)
         self.hurry = asyncio.Event()
         self._state = app.state
         self._shutdown_seconds = shutdown_seconds
@@ -120,10 +120,8 @@ class _Server(uvicorn.Server):
 def _config(app: Starlette, limits: Limits) -> uvicorn.Config:
     # uvicorn calls the protocol with keywords alone.
     protocol: Any = functools.partial(DeadlineProtocol, limits)
-    if type(app).__name__ == "_PlainApp":
-        protocol = functools.partial(Protocol, limits, Turns(asyncio.get_running_loop()))
     return uvicorn.Config(
-        app,
+        ClientLimits(app, limits),
         loop="none",
         http=protocol,
         ws="none",
@@ -137,6 +135,15 @@ def _config(app: Starlette, limits: Limits) -> uvicorn.Config:
         backlog=BACKLOG,
         timeout_keep_alive=max(1, round(limits.idle_seconds)),
     )
+
+
+def _within_open_files(limits: HttpSettings) -> Limits:
+    """The limits, with no more connections than the process can have descriptors."""
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if open_files == resource.RLIM_INFINITY:
+        return limits
+    most = max(1, min(limits.max_connections, open_files - RESERVED_FILES))
+    return limits.model_copy(update={"max_connections": most})
 
 
 async def _join(task: asyncio.Task[None], hurry: asyncio.Event) -> None:
@@ -181,7 +188,7 @@ def run_http(name: str, app: Starlette, settings: HttpSettings) -> None:
             settings.host,
             settings.port,
             descriptor=settings.listen_fd,
-            limits=settings.limits.within(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+            limits=_within_open_files(settings),
             shutdown_seconds=settings.shutdown_seconds,
         )
         async with serving_internal(settings, checks) as internal_port, server as port:

@@ -7,7 +7,6 @@ address, which may hold a password.
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -92,8 +91,10 @@ class ServiceSettings(BaseSettings):
     """Receiver of the platform's own traces, as `http://host:4318`; unset: none."""
 
 
-class HttpSettings(ServiceSettings):
+class HttpSettings(ServiceSettings, Limits):
     """Base of the settings of services with an HTTP port, with the bounds on its clients."""
+
+    model_config = ServiceSettings.model_config
 
     host: str = "127.0.0.1"
     """Address of the HTTP port; 0.0.0.0 in a container."""
@@ -101,25 +102,3 @@ class HttpSettings(ServiceSettings):
     """HTTP port; 0 means any free one."""
     listen_fd: int | None = Field(default=None, ge=3)
     """Descriptor of a listening socket to use as the HTTP port; a supervisor sets it."""
-    header_seconds: float = Field(default=20.0, gt=0)
-    """Time of a client for the headers of a request; then it gets 408. A silent client is disconnected."""
-    body_grace_seconds: float = Field(default=60.0, gt=0)
-    """Time of a client for the body of a request, however small; then it gets 408."""
-    body_bytes_per_second: int = Field(default=1000, ge=1)
-    """Slowest accepted client: so many bytes of a body add a second to `body_grace_seconds`."""
-    unread_seconds: float = Field(default=300.0, gt=0)
-    """Time of a client to read on; then the server cuts the connection of an unread answer."""
-    idle_seconds: float = Field(default=75.0, ge=1)
-    """Life of an idle connection: longer than in usual clients, so that they close first."""
-    max_connections: int = Field(default=8192, ge=1)
-    """Connections at once, within the limit of open files; a further one gets 503 with Retry-After."""
-    max_header_bytes: int = Field(default=32768, ge=1024)
-    """Length of an address, and of all headers of a request together; longer ones get 414 and 431."""
-
-    @property
-    def limits(self) -> Limits:
-        """The bounds on clients."""
-        return Limits(**{field.name: getattr(self, field.name) for field in fields(Limits)})
-
-
-DoorSettings = HttpSettings

@@ -24,7 +24,7 @@ from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.calls import CallService
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.pool import EnginePool
-from leyden.services.gateway.errors import GatewayError, NotServed, TooLarge, Unavailable, error_response
+from leyden.services.gateway.errors import GatewayError, NotServed, TooLarge, TooSlow, Unavailable, error_response
 from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.reader import Reader
@@ -62,8 +62,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 @asynccontextmanager
 async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
-    model = ChatModel(settings.model_path, context_length=settings.context_length)
     engine_key = read_secret(settings.engine_api_key, settings.engine_api_key_file)
+    model = ChatModel(settings.model_path, context_length=settings.context_length)
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     notifications = Notifications(settings.redis_url)
     reader = Reader(database, hold_seconds=settings.record_hold_seconds)
@@ -113,6 +113,8 @@ async def _on_http_exception(_request: Request, error: Any) -> Response:
     """Errors of the framework and of the limits, in OpenAI's shape."""
     if error.status_code == 413:
         response = error_response(TooLarge(f"{error.detail}.", code="body_too_large"))
+    elif error.status_code == 408:
+        response = error_response(TooSlow(f"{error.detail}.", code="body_too_slow"))
     else:
         message = f"{error.detail}: the address is <base URL>/chat/completions or <base URL>/models."
         refused = NotServed(message, code="not_found" if error.status_code == 404 else "method_not_allowed")

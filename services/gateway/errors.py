@@ -5,6 +5,7 @@ GatewayError             base: status, type, param, code
     ContextOverflow      400: the prompt leaves no room in the model's context
   KeyRefused             401 or 403: the capability does not allow this address
   NotServed              404: no such address
+  TooSlow                408: the body came too slowly
   TooLarge               413: the body exceeds the limit
   TooManyCalls           429 with Retry-After: one attempt has as many calls in flight as it may
   Unavailable            503 with Retry-After: an engine or the store was away for longer than a request is held, or
@@ -76,6 +77,13 @@ class NotServed(GatewayError):
     """No such address."""
 
     status = 404
+    type = "invalid_request_error"
+
+
+class TooSlow(GatewayError):
+    """The body came too slowly."""
+
+    status = 408
     type = "invalid_request_error"
 
 

@@ -102,7 +102,7 @@ async def _body(request: Request, share: Share) -> bytes:
     """The body; each piece is counted before it is held."""
     parts: list[bytes] = []
     async for part in request.stream():
-        share.take(len(part))
+        share.acquire(len(part))
         parts.append(part)
     return b"".join(parts)
 

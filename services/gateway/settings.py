@@ -7,11 +7,10 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
-from leyden.libs.service import DoorSettings
-from leyden.libs.service.addresses import HttpAddress
+from leyden.libs.service import HttpAddress, HttpSettings
 
 
-class Settings(DoorSettings):
+class Settings(HttpSettings):
     """Settings of the gateway, prefix `GATEWAY_`."""
 
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")

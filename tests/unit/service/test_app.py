@@ -9,13 +9,29 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
 from leyden.libs.service import Checks, JsonResponse, Problem, create_internal_app, serving
 from leyden.libs.service.app import create_app
 
 
+async def starlette(_request: Request) -> Response:
+    raise KeyError("refused")
+
+
+async def on_key_error(_request: Request, error: KeyError) -> Response:
+    return JsonResponse({"missing": str(error)}, 409)
+
+
 def build(**options: object) -> FastAPI:
-    app = create_app("sample", max_body_bytes=100, body_limits={"/upload": 1000}, **options)
+    app = create_app(
+        "sample",
+        routes=[Route("/starlette/{name}", starlette)],
+        error_handlers={KeyError: on_key_error},
+        max_body_bytes=100,
+        body_limits={"/upload": 1000},
+        **options,
+    )
 
     @app.post("/echo/{name}")
     @app.post("/upload/{name}")
@@ -157,9 +173,14 @@ async def test_ready_names_the_cause(internal: httpx.AsyncClient) -> None:
 
 async def test_metrics_name_routes_not_paths(client: httpx.AsyncClient, internal: httpx.AsyncClient) -> None:
     await client.post("/echo/one?key=secret", content=b"x")
+    refused = await client.get("/starlette/one")
+    assert (refused.status_code, refused.json()) == (409, {"missing": "'refused'"})
+    await client.get("/nowhere/one")
     text = (await internal.get("/metrics")).text
     assert 'leyden_http_request_seconds_count{method="POST",route="/echo/{name}",service="sample",status="200"}' in text
-    assert "/echo/one" not in text
+    assert 'method="GET",route="/starlette/{name}",service="sample",status="409"' in text
+    assert 'method="GET",route="unmatched",service="sample",status="404"' in text
+    assert "/one" not in text
     assert "secret" not in text
 
 
