@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,13 @@ import psycopg
 import pytest
 import torch
 from numpy.typing import NDArray
+from sqlalchemy import select
 
 from leyden.libs.cli.platform import Platform
 from leyden.libs.client import Client
+from leyden.libs.store import tables
+from leyden.libs.store.chains import FullCall, full_calls
+from leyden.libs.store.database import Database
 from leyden.services.trainer.model import load_model
 from tests.chaos import RunWatch, kill
 from tests.invariants import lost_calls, violations
@@ -36,6 +41,17 @@ def _wait_for_steps(client: Client, run_id: str, steps: int) -> None:
 def _rows(platform: Platform, statement: str, run_id: str) -> list[tuple[Any, ...]]:
     with psycopg.connect(platform.facts.database_url) as connection:
         return connection.execute(statement, {"run": run_id}).fetchall()
+
+
+async def _calls_across_versions_first(dsn: str, run_id: str) -> list[tuple[tables.ModelCall, FullCall]]:
+    table, database = tables.ModelCall, Database(dsn)
+    completed = (table.run_id == run_id) & (table.status == "completed")
+    order = (table.min_policy_version == table.max_policy_version, table.id)
+    async with database.read() as session:
+        rows = (await session.scalars(select(table).where(completed).order_by(*order).limit(24))).all()
+        full = await full_calls(session, rows)
+    await database.close()
+    return [(row, one) for row, one in zip(rows, full, strict=True) if isinstance(one, FullCall)]
 
 
 def _gaps(path: str, calls: Sequence[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]]) -> list[Any]:
@@ -104,15 +120,16 @@ def _the_late_group_was_refused(platform: Platform, run_id: str) -> None:
 
 
 def _every_token_has_the_probability_that_its_version_gives_it(platform: Platform, run_id: str) -> None:
-    rows = _rows(
-        platform,
-        "SELECT prompt_ids, sampled_ids, generator_logprobs, policy_versions FROM model_calls"
-        " WHERE run_id = %(run)s AND status = 'completed' ORDER BY min_policy_version = max_policy_version, id"
-        " LIMIT 24",
-        run_id,
-    )
-    calls = [(np.frombuffer(p, "<i4"), np.frombuffer(s, "<i4"), np.frombuffer(g, "<f4")) for p, s, g, _ in rows]
-    versions = [np.frombuffer(row[3], "<i4") for row in rows]
+    rows = asyncio.run(_calls_across_versions_first(platform.facts.database_url, run_id))
+    calls = [
+        (
+            np.frombuffer(full.prompt_ids, "<i4"),
+            np.frombuffer(row.sampled_ids, "<i4"),
+            np.frombuffer(row.generator_logprobs, "<f4"),
+        )
+        for row, full in rows
+    ]
+    versions = [np.frombuffer(row.policy_versions, "<i4") for row, _ in rows]
     assert any(len(set(of_call.tolist())) > 1 for of_call in versions), "no answer was sampled across a weight swap"
     weights = "SELECT version, path, content_sha256 FROM policy_versions WHERE run_id = %(run)s"
     made = {version: (path, content) for version, path, content in _rows(platform, weights, run_id)}
