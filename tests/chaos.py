@@ -168,8 +168,8 @@ class RunWatch:
         self.phase = "pending"
         self.ended_rollouts = 0
 
-    def look(self) -> bool:
-        """Looks again; False, and nothing changes, while the store is away."""
+    def poll(self) -> bool:
+        """Reads the state again; returns False without a change while the store is away."""
         with contextlib.suppress(psycopg.Error), self._connect() as connection:
             row = connection.execute(
                 "SELECT (SELECT phase FROM run_status WHERE run_id = %(run)s),"
@@ -183,21 +183,21 @@ class RunWatch:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, at the last look."""
+        """Whether it has ended, at the last poll."""
         return self.phase in ENDED
 
     def wait(self, *, more_rollouts: int, seconds: float) -> None:
         """Until so many more rollouts have ended, the run is over, or the time is."""
-        self.look()
+        self.poll()
         goal, deadline = self.ended_rollouts + more_rollouts, time.monotonic() + seconds
         while not self.is_over and self.ended_rollouts < goal and time.monotonic() < deadline:
             time.sleep(0.1)
-            self.look()
+            self.poll()
 
     def wait_for_end(self, seconds: float) -> bool:
         """Whether the run ended within this time, and the store answers, so that it can be asked about it."""
         deadline = time.monotonic() + seconds
-        while not (self.look() and self.is_over):
+        while not (self.poll() and self.is_over):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.2)

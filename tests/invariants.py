@@ -1,7 +1,7 @@
-"""What the store must say after anything was killed: `python -m tests.invariants DSN RUN` asks it.
+"""Invariants of a run's record after any kill: `python -m tests.invariants DSN RUN` checks them.
 
-Rows are violations. With `--received`, what agents say that they got is compared with its record, byte for byte. Exit
-status 1 when anything was found; `--sql` prints the statements for psql instead.
+Each row of a statement is a violation. With `--received`, the answers in the agents' own log are compared with their
+records, byte for byte. Exit status 1 on any violation; `--sql` prints the statements for psql instead.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def violations(dsn: str, run_id: str) -> dict[str, list[Any]]:
 
 
 def lost_calls(dsn: str, run_id: str, received: Path) -> list[str]:
-    """What agents of this run received and the store cannot account for, one line each.
+    """Answers that agents of this run received and the store does not have, one line each.
 
     Args: received: lines as agents wrote them: a bare `chatcmpl-<request_id>`, or an object with `rollout`, `attempt`
         and one of: the whole `answer`; `asked`, written before a question was sent for the first time; the id of a

@@ -71,7 +71,7 @@ def small_platform(folder: Path, **environment: str) -> Iterator[Platform]:
 
 @dataclass
 class Found:
-    """What the store said of every run so far."""
+    """Findings about every run so far."""
 
     runs: int = 0
     runs_completed: int = 0
@@ -111,7 +111,7 @@ def disturb(chaos: Chaos, watch: RunWatch, run_id: str, dice: random.Random, kil
             break
         done = chaos.strike(run_id)
         chaos.collect()
-        _tell(f"{chaos.kills.total():4} kills, {watch.ended_rollouts:5} rollouts of {run_id}: {done}")
+        _print_event(f"{chaos.kills.total():4} kills, {watch.ended_rollouts:5} rollouts of {run_id}: {done}")
     chaos.calm()
 
 
@@ -132,7 +132,9 @@ def soak(folder: Path, kills: int, seed: int, steps: int) -> tuple[Found, dict[s
             disturb(chaos, watch, run.id, dice, kills)
             ended = watch.wait_for_end(RUN_SECONDS)
             found.examine(platform, client, run.id, log)
-            _tell(f"{run.name} {run.id}: {watch.phase}, {chaos.kills.total()} kills, {time.monotonic() - began:.0f} s")
+            _print_event(
+                f"{run.name} {run.id}: {watch.phase}, {chaos.kills.total()} kills, {time.monotonic() - began:.0f} s"
+            )
             if not ended:
                 break
         minutes = (time.monotonic() - disturbed) / 60
@@ -155,7 +157,7 @@ def _by_victim(kills: Counter[str]) -> Counter[str]:
     return victims
 
 
-def _tell(words: str) -> None:
+def _print_event(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
@@ -173,7 +175,7 @@ def main() -> int:
     if not found.words:
         shutil.rmtree(folder)
         return 0
-    _tell("\n".join([*found.words, f"its home stays in {folder}"]))
+    _print_event("\n".join([*found.words, f"its home stays in {folder}"]))
     return 1
 
 

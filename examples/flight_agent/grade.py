@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Transcript:
-    """What happened, in order; `calls` counts model calls, `answer` is None if the conversation ended without one."""
+    """The conversation in order; `calls` counts model calls, `answer` is None if the conversation ended without one."""
 
     tools: tuple[str, ...]
     answer: str | None

@@ -1,4 +1,4 @@
-"""What every conversation starts with: a system line and two examples, the same for all tasks.
+"""The start of every conversation: a system line and two examples, the same for all tasks.
 
 A model of 135 million parameters takes format and habits from the examples; README.md tells what other wordings gave.
 Nothing here says which tool comes first for a cancelled flight.

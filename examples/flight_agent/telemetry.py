@@ -1,6 +1,6 @@
 """Spans of the agent's tools, in the words of OpenTelemetry's GenAI conventions, sent over OTLP/HTTP.
 
-Where they go is OpenTelemetry's own environment; without `OTEL_EXPORTER_OTLP_ENDPOINT` every span is a no-op.
+OpenTelemetry's own variables name the destination; without `OTEL_EXPORTER_OTLP_ENDPOINT` every span is a no-op.
 """
 
 import json

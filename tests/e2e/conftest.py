@@ -30,5 +30,5 @@ def client(platform: Platform) -> Iterator[Client]:
 
 @pytest.fixture
 def received(tmp_path: Path) -> Path:
-    """Where the bandit writes the id of every answer it got."""
+    """The file to which the bandit writes every answer that it receives."""
     return open_to_agents(tmp_path / "received.log")

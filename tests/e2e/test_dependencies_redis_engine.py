@@ -51,7 +51,7 @@ def finish(on: Stage, run_id: str) -> None:
     assert on.repeated(times=12) == {}
 
 
-def tells_that_redis_is_away(on: Stage) -> bool:
+def reports_that_redis_is_away(on: Stage) -> bool:
     status, checks = on.readiness("runner")
     return status == 503 and "QueueUnavailable" in str(checks)
 
@@ -61,7 +61,7 @@ def test_a_training_goes_on_without_redis(on: Stage) -> None:
     with server_of(on) as server:
         for trouble in REDIS.values():
             on.redis_proxy.trouble = trouble
-            until(lambda: tells_that_redis_is_away(on), "the runner tells that Redis is away")
+            until(lambda: reports_that_redis_is_away(on), "the runner tells that Redis is away")
             told = str([on.readiness(service) for service in ("controller", "runner")])
             assert str(server.connection_pool.connection_kwargs["password"]) not in told
             on.wait_for_rollouts(run.id, 4)
@@ -96,5 +96,5 @@ def test_a_training_outlives_every_trouble_of_its_engine(on: Stage) -> None:
 
 
 def _unreachable(on: Stage) -> list[str | None]:
-    """Of each engine that is, the run it serves."""
+    """The runs that unreachable engines serve."""
     return [engine.run_id for engine in on.client.engines() if engine.state == "unreachable"]

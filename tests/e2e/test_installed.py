@@ -26,8 +26,8 @@ class Installation:
 
     def __init__(self, folder: Path) -> None:
         self.bin = folder / "venv" / "bin"
-        self.elsewhere = folder / "elsewhere"
-        self.elsewhere.mkdir()
+        self.outside = folder / "outside"
+        self.outside.mkdir()
         self.model = make_tiny_model(folder / "model", vocab_size=2048)
         _speak_of_tools(self.model)
 
@@ -35,11 +35,11 @@ class Installation:
         """The standard output of a program of the environment, run outside of the checkout."""
         # Without what would lead to the checkout.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "LEYDEN"))}
-        variables = {"LEYDEN_HOME": str(self.elsewhere / "home"), "LEYDEN_MODEL_PATH": str(self.model)}
+        variables = {"LEYDEN_HOME": str(self.outside / "home"), "LEYDEN_MODEL_PATH": str(self.model)}
         threads = {"OMP_NUM_THREADS": "1"}
         ended = subprocess.run(
             [str(self.bin / words[0]), *words[1:]],
-            cwd=self.elsewhere,
+            cwd=self.outside,
             env=inherited | variables | threads,
             capture_output=True,
             text=True,
@@ -107,9 +107,9 @@ def test_the_wheel_trains_and_demonstrates_outside_of_the_checkout(installation:
 
     agent = ROOT / "tests" / "agents" / "bandit.py"
     document = bandit_run(tmp_path / "received.log", "installed", 1, sampling={"group_size": 4, "groups_per_step": 1})
-    document["agent"]["command"][-1] = str(shutil.copy(agent, installation.elsewhere))
-    (installation.elsewhere / "run.json").write_text(json.dumps(document))
-    (installation.elsewhere / "bandit.jsonl").write_text('{"number": 1}\n{"number": 2}\n')
+    document["agent"]["command"][-1] = str(shutil.copy(agent, installation.outside))
+    (installation.outside / "run.json").write_text(json.dumps(document))
+    (installation.outside / "bandit.jsonl").write_text('{"number": 1}\n{"number": 2}\n')
     run("leyden", "up", "--detach", "--free-ports", seconds=120)
     try:
         run("leyden", "dataset", "upload", "bandit.jsonl")

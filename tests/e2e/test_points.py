@@ -64,7 +64,7 @@ class Trainings:
         """Begins another run."""
         self.ids.append(self._client.create_run(self._document(f"witnessed-{len(self.ids)}")).id)
 
-    def keep_on(self) -> None:
+    def continue_training(self) -> None:
         """Begins another run where the last one has ended."""
         if self._client.run(self.ids[-1]).phase == "completed":
             self.more()
@@ -106,7 +106,7 @@ def fire(injector: FaultInjector, trainings: Trainings) -> None:
                 if points:
                     injector.arm(points[0])
         assert time.monotonic() < deadline, f"nobody passed {ahead}"
-        trainings.keep_on()
+        trainings.continue_training()
         time.sleep(0.1)
 
 
@@ -138,28 +138,28 @@ def test_every_service_is_killed_at_its_worst_moments_and_nothing_is_lost_or_dou
     # What was asked of the store was asked of calls that continue others, too.
     with psycopg.connect(platform.facts.database_url) as connection:
         assert connection.execute("SELECT count(parent_call_id) > 0 FROM model_calls").fetchone() == (True,)
-    told, kept = what_agents_were_told(log), what_the_store_holds(platform.facts.database_url)
-    assert told["answer"] - kept["answer"] == Counter()
-    assert told["span"] - kept["span"] == Counter()
-    assert told["reward"] - kept["reward"] == Counter()
+    logged, stored = rows_in_the_agents_log(log), rows_in_the_store(platform.facts.database_url)
+    assert logged["answer"] - stored["answer"] == Counter()
+    assert logged["span"] - stored["span"] == Counter()
+    assert logged["reward"] - stored["reward"] == Counter()
     for attempt in succeeded(platform.facts.database_url):
-        held = {kind: sum(n for (who, _), n in kept[kind].items() if who == attempt) for kind in kept}
+        held = {kind: sum(n for (who, _), n in stored[kind].items() if who == attempt) for kind in stored}
         assert (attempt, held) == (attempt, {"answer": 2, "span": 2, "reward": 1})
 
 
-Told = dict[str, Counter[tuple[tuple[str, int], str]]]
+Rows = dict[str, Counter[tuple[tuple[str, int], str]]]
 
 
-def what_agents_were_told(log: Path) -> Told:
+def rows_in_the_agents_log(log: Path) -> Rows:
     """By kind: (rollout and attempt, id) and how often it was written down."""
-    told: Told = {"answer": Counter(), "span": Counter(), "reward": Counter()}
+    logged: Rows = {"answer": Counter(), "span": Counter(), "reward": Counter()}
     for line in log.read_text().splitlines():
         entry = json.loads(line)
-        told[entry["kind"]][(entry["who"][0], entry["who"][1]), entry["id"].removeprefix("chatcmpl-")] += 1
-    return told
+        logged[entry["kind"]][(entry["who"][0], entry["who"][1]), entry["id"].removeprefix("chatcmpl-")] += 1
+    return logged
 
 
-def what_the_store_holds(dsn: str) -> Told:
+def rows_in_the_store(dsn: str) -> Rows:
     """The same, as rows."""
     tables = {
         "answer": "SELECT rollout_id, attempt, request_id FROM model_calls WHERE status = 'completed'",

@@ -1,4 +1,4 @@
-"""What is secret stays so: after a training with debug logs no log, metric, table, command line or error tells it."""
+"""After a training with debug logs no log, metric, table, command line or error contains a secret."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN_SECONDS = 240.0
 
 
 def secrets_of(platform: Platform, token: str) -> dict[str, str]:
-    """What must be found nowhere, by name. An agent's key is known by its beginning, which the key ring decides."""
+    """Secrets by name. All agents' keys share their beginning, which depends on the key ring."""
     facts = platform.facts
     any_key = Capability(run_id="r", rollout_id="r.0.0", attempt=1, scopes=frozenset(Scope), expires_at=2**31)
     urls = {"postgres": facts.database_url, "redis": facts.redis_url}
@@ -39,7 +39,7 @@ def secrets_of(platform: Platform, token: str) -> dict[str, str]:
     }
 
 
-def told(text: str, secrets: dict[str, str]) -> list[str]:
+def found_in(text: str, secrets: dict[str, str]) -> list[str]:
     return [name for name, secret in secrets.items() if secret in text]
 
 
@@ -60,7 +60,7 @@ def tables(dsn: str) -> Iterator[tuple[str, str]]:
 
 
 def errors(platform: Platform, secrets: dict[str, str]) -> Iterator[str]:
-    """What doors answer to keys that are not theirs."""
+    """Answers of endpoints to keys that are not valid there."""
     facts = platform.facts
     addresses = [
         ("POST", facts.url("gateway") + "/r/run-x.0.0/1/v1/chat/completions"),
@@ -78,7 +78,7 @@ def errors(platform: Platform, secrets: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.mark.timeout(900)
-def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
+def test_no_secret_is_found_anywhere(tmp_path: Path) -> None:
     with small_platform(tmp_path, LEYDEN_LOG_LEVEL="debug") as platform:
         facts = platform.facts
         with Client(facts.url("api"), platform.token, patience_seconds=60) as client:
@@ -92,15 +92,15 @@ def test_no_secret_is_told_anywhere(tmp_path: Path) -> None:
             deadline, seen = time.monotonic() + RUN_SECONDS, list[str]()
             while client.run(run.id).phase not in {"completed", "failed"}:
                 assert time.monotonic() < deadline
-                seen += [words for line in command_lines() for words in told(line, secrets)]
+                seen += [words for line in command_lines() for words in found_in(line, secrets)]
                 time.sleep(0.1)
             assert client.run(run.id).phase == "completed"
         assert seen == []
-        assert [found for answer in errors(platform, secrets) for found in told(answer, secrets)] == []
+        assert [found for answer in errors(platform, secrets) for found in found_in(answer, secrets)] == []
         for name in platform.pids():
             metrics = httpx.get(f"{facts.internal_url(name)}/metrics", trust_env=False, timeout=60).text
-            assert told(metrics, secrets) == [], name
-        assert [(name, found) for name, row in tables(facts.database_url) for found in told(row, secrets)] == []
+            assert found_in(metrics, secrets) == [], name
+        assert [(name, found) for name, row in tables(facts.database_url) for found in found_in(row, secrets)] == []
     logs = [*facts.logs.glob("*.log*"), *(facts.home / "postgres").glob("*.log"), *(facts.home / "redis").glob("*.log")]
     assert len(logs) > 7
-    assert [(log.name, found) for log in logs for found in told(log.read_text(errors="replace"), secrets)] == []
+    assert [(log.name, found) for log in logs for found in found_in(log.read_text(errors="replace"), secrets)] == []

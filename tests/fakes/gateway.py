@@ -38,7 +38,7 @@ class GatewayUnderTest:
     run_id: str = "run-test"
 
     def key(self, rollout_id: str, attempt: int = 1, *, lasts_seconds: int = 600, scope: Scope = Scope.MODEL) -> str:
-        """What the runner would give this attempt's agent."""
+        """The key that the runner would give to this attempt's agent."""
         return sign(
             self.ring,
             Capability(

@@ -23,7 +23,7 @@ ANSWER_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Trouble:
-    """What happens to the bytes of every connection; the defaults are no trouble.
+    """The treatment of the bytes of every connection; the defaults are no trouble.
 
     Args: refuse: nobody listens, and what was connected is cut; hang: connections are accepted and nothing comes back;
         delay_seconds: each chunk towards the server waits so long; bytes_per_second: of answers;
@@ -92,7 +92,7 @@ class FaultProxy:
 
     @property
     def trouble(self) -> Trouble:
-        """What goes wrong now."""
+        """The present trouble."""
         return self._trouble
 
     @trouble.setter

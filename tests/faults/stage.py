@@ -76,7 +76,7 @@ class Stage:
         return self.client.run(run_id)
 
     def damage(self, run_id: str) -> dict[str, list[Any]]:
-        """What was lost or doubled; empty when nothing was."""
+        """Everything that was lost or doubled."""
         lost = lost_calls(self.database, run_id, self.received)
         return violations(self.database, run_id) | ({"lost calls": lost} if lost else {})
 

@@ -100,7 +100,7 @@ def test_a_wrong_change_names_the_remedy(leyden: Leyden, document: Path, change:
     assert words in result.stderr
 
 
-def test_statuses_tell_missing_things_from_missing_rights(leyden: Leyden) -> None:
+def test_statuses_distinguish_missing_things_and_missing_rights(leyden: Leyden) -> None:
     assert leyden("run", "show", "nobody").exit_code == Exit.NOT_FOUND
     assert leyden("rollout", "show", "nobody").exit_code == Exit.NOT_FOUND
     assert leyden("run", "list", token="wrong").exit_code == Exit.NOT_ALLOWED

@@ -162,7 +162,7 @@ def test_a_start_can_be_stopped_at_once(home: Path) -> None:
     assert recorded(home).state == "stopped"
 
 
-def test_a_process_is_told_from_a_later_one_of_its_pid() -> None:
+def test_a_later_process_with_the_same_pid_is_another_one() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ticks = started_ticks(child.pid)
     assert ticks

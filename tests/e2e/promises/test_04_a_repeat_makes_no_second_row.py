@@ -44,12 +44,12 @@ TOKEN = "secret-of-tests"
 
 
 async def again_and_again(write: Callable[[], Awaitable[T]]) -> list[T]:
-    """What a write answered: twice one after another, then many at once."""
+    """The answers of a write: twice one after another, then many at once."""
     return [await write(), await write(), *await asyncio.gather(*(write() for _ in range(AT_ONCE)))]
 
 
 async def at_once_and_again(write: Callable[[], Awaitable[T]]) -> list[T]:
-    """What a write answered: many at once, none before them, then once more."""
+    """The answers of a write: many at once, none before them, then once more."""
     return [*await asyncio.gather(*(write() for _ in range(AT_ONCE))), await write()]
 
 
@@ -201,7 +201,7 @@ async def test_a_group_is_credited_once(database: Database) -> None:
     assert await count(database, tables.Sample, tables.CallCredit) == made
 
 
-async def test_a_step_is_taken_once(database: Database) -> None:
+async def test_a_step_is_recorded_once(database: Database) -> None:
     run = await builders.add_run(database)
     group, [rollout, _] = await builders.add_group(database, run)
     sample = await builders.add_sample(database, rollout)

@@ -1,4 +1,4 @@
-"""Tokens are never re-encoded between sampling and the loss. What the engine sampled is what the loss sees.
+"""Tokens are never re-encoded between sampling and the loss: the loss sees the tokens that the engine sampled.
 
 An agent on the official SDK holds conversations whose answers no tokenizer would give back: characters cut in the
 middle, words in other pieces than an encoder's, marks of the template inside the content. The engine's own log of what
@@ -91,7 +91,7 @@ async def finish(database: Database, rollout: tables.Rollout) -> None:
 
 
 async def trained(found: Scene, group: tables.Group, rollout: tables.Rollout, other: tables.Rollout) -> list[Sample]:
-    """What the trainer reads of the rollout once its group is credited."""
+    """The trainer's samples of the rollout, after its group was credited."""
     database = found.database
     await finish(database, rollout)
     await builders.add_call(database, other, [1, 2], [3, 4], policy_version=0, temperature=1.0)

@@ -18,7 +18,7 @@ from tests.soak import bandit_run
 
 AGENT = Path(__file__).parents[2] / "agents" / "impatient.py"
 FAILURE_REWARD = -7.0
-"""What a failure of the agent's own would be trained as: no rollout here may have it."""
+"""The reward of an agent's own failure; no rollout here may have it."""
 STEPS = 10
 
 

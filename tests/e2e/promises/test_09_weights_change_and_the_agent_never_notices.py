@@ -33,8 +33,8 @@ def patient_run(log: Path, steps: int, calls: int, **environment: str) -> dict[s
     return bandit_run(log, "patient", steps, agent=agent, sampling=sampling, runner={"timeout_seconds": 600})
 
 
-def told(log: Path, word: str) -> list[Any]:
-    """What agents wrote under a word, whole lines only."""
+def logged(log: Path, word: str) -> list[Any]:
+    """Values that agents logged under a word, from complete lines only."""
     lines = log.read_text().rpartition("\n")[0].splitlines()
     return [line[word] for line in map(json.loads, lines) if word in line]
 
@@ -50,7 +50,7 @@ def nobody_noticed(platform: Platform, client: Client, run_id: str, log: Path) -
     """The run completed, every agent got all its answers at its first attempt, and the store has all of them."""
     assert RunWatch(platform, run_id).wait_for_end(WAIT_SECONDS), client.run(run_id)
     ended = client.run(run_id)
-    assert (ended.phase, ended.reason, told(log, "error")) == ("completed", None, [])
+    assert (ended.phase, ended.reason, logged(log, "error")) == ("completed", None, [])
     assert violations(platform.facts.database_url, run_id) == {}
     assert lost_calls(platform.facts.database_url, run_id, log) == []
     with psycopg.connect(platform.facts.database_url) as connection:
@@ -65,7 +65,7 @@ def test_agents_go_on_calling_while_a_training_changes_their_weights(
     steps = 6
     run = client.create_run(patient_run(received, steps, calls=6))
     nobody_noticed(platform, client, run.id, received)
-    named = {answer["system_fingerprint"] for answer in told(received, "answer")}
+    named = {answer["system_fingerprint"] for answer in logged(received, "answer")}
     # A step takes nothing older than the lag, so no more than that many versions in a row were passed over.
     assert len(named) >= steps // (LAG + 1)
 
@@ -77,14 +77,14 @@ def test_every_service_is_replaced_under_agents_that_go_on_calling(
     gate = received.with_name("gate")
     # Enough steps for the last runner to have some of them, too.
     run = client.create_run(patient_run(received, 6, calls=2, PATIENT_GATE=str(gate)))
-    until(lambda: len(told(received, "answer")) > 2 * AGENTS, "the agents did not begin")
+    until(lambda: len(logged(received, "answer")) > 2 * AGENTS, "the agents did not begin")
     before = platform.pids()
     *others, runner = SERVICES
     for service in others:
         platform.restart(service)
-        enough = len(told(received, "answer")) + 2 * AGENTS
-        until(lambda: len(told(received, "answer")) >= enough, f"nobody answers after {service} was replaced")  # noqa: B023
-        assert told(received, "error") == [], service
+        enough = len(logged(received, "answer")) + 2 * AGENTS
+        until(lambda: len(logged(received, "answer")) >= enough, f"nobody answers after {service} was replaced")  # noqa: B023
+        assert logged(received, "error") == [], service
     # The old runner ends when its agents do; its successor runs those of the next steps.
     gate.touch(mode=0o644)
     platform.restart(runner)

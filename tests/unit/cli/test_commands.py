@@ -46,7 +46,7 @@ def test_stopping_nothing_is_no_error(tmp_path: Path) -> None:
     assert json.loads(result.stdout) == {"stopped": False}
 
 
-def test_logs_of_an_unknown_service_name_the_known_ones(tmp_path: Path) -> None:
+def test_logs_of_an_unknown_service_list_the_services(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "gateway.log").write_text("one\ntwo\n")
     assert leyden(tmp_path, "logs", "gateway", "-n", "1").stdout == "two\n"

@@ -35,7 +35,7 @@ def test_a_request_is_popped_once_and_its_progress_followed_to_its_end(tmp_path:
     assert list((tmp_path / "requests").iterdir()) == []
 
 
-def test_the_oldest_request_comes_first_and_an_unknown_one_never(tmp_path: Path) -> None:
+def test_the_oldest_request_is_popped_first_and_an_invalid_one_never(tmp_path: Path) -> None:
     control_files.clear(tmp_path)
     (tmp_path / "requests" / "0.json").write_text('{"launch": "everything"}')
     first, second = control_files.submit(tmp_path, ["api"]), control_files.submit(tmp_path, ["credit"])
