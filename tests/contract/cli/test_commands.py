@@ -124,9 +124,9 @@ async def add_trajectory(dsn: str) -> tuple[str, str]:
     try:
         run = await builders.add_run(database)
         _, [rollout, _] = await builders.add_group(database, run)
-        messages = {"messages": [{"role": "user", "content": "What is 2+2?"}]}
-        response = {"role": "assistant", "content": "Four."}
-        call = await builders.add_call(database, rollout, messages=messages, response=response)
+        turns = [{"role": "user", "content": "What is 2+2?"}]
+        answer = {"role": "assistant", "content": "Four."}
+        call = await builders.add_call(database, rollout, turns=turns, answer=answer)
         request = f"chatcmpl-{call.request_id}"
         failed = {"status": "error", "error_type": "ToolError", "response_id": request}
         await builders.add_tool_span(database, rollout, "memory", **failed)
