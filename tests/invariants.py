@@ -125,8 +125,10 @@ def _read(received: Path, run_id: str) -> tuple[_Rows, _Rows, _Rows]:
             continue
         if "answer" in told:
             answer = told["answer"]
-            turn = _turn(answer["choices"][0]["message"])
-            answers.append((answer["id"], *place, _storable(answer), _storable(turn)))
+            # The log of a streamed answer holds no message.
+            message = answer["choices"][0].get("message")
+            turn = None if message is None else _storable(_turn(message))
+            answers.append((answer["id"], *place, _storable(answer), turn))
         elif "span" in told:
             spans.append((*place, told["span"]))
         else:

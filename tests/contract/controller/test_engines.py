@@ -106,7 +106,7 @@ async def test_an_engine_that_is_away_is_marked_and_found_again(database: Databa
             await until(lambda: fleet.served_version("run-a") == 0)
         await until(lambda: fleet.served_version("run-a") is None)
         assert (await rows(database))[engine.url][0] == "unreachable"
-        # A look that was under way was cut; the next one finds nobody.
+        # A poll under way was cut; the next one finds nobody.
         await until(lambda: "ConnectError" in (fleet.trouble() or ""))
         again = ScriptedEngine(weight_version="run-a:0")
         await stack.enter_async_context(running(again, int(engine.url.rpartition(":")[2])))

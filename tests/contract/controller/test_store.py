@@ -240,13 +240,13 @@ async def test_failures_of_the_platform_are_retried_then_excluded_and_never_rewa
 async def test_a_timeout_that_waited_for_an_engine_is_tried_again(scene: Scene) -> None:
     run = await add_run(scene)
     await scene.tick(2)
-    held, slow, failed, *_ = await scene.rollouts(run)
+    waiting, slow, failed, *_ = await scene.rollouts(run)
     now = time.time_ns()
     times = {"state": "settled", "started_at": LONG_AGO - timedelta(seconds=10), "finished_at": LONG_AGO}
-    for rollout, kind in ((held, "timeout"), (slow, "timeout"), (failed, "agent_error")):
+    for rollout, kind in ((waiting, "timeout"), (slow, "timeout"), (failed, "agent_error")):
         await builders.add_attempt(scene.database, rollout, **times)
         await builders.add_outcome(scene.database, rollout, kind=kind, reward=None)
-    await builders.add_call(scene.database, held, status="aborted", queued_seconds=9.0)
+    await builders.add_call(scene.database, waiting, status="aborted", queued_seconds=9.0)
     # Six calls that waited for a second at the same time, of ten that the agent had.
     for _ in range(6):
         await builders.add_call(scene.database, slow, queued_seconds=1.0, sequence=now)

@@ -92,14 +92,14 @@ async def test_chunks_are_cumulative_and_end_as_the_whole_answer(engine: Client)
         "sampling_params": {"max_new_tokens": 12, "ignore_eos": True, "temperature": 0},
     }
     chunks = [checked(chunk) async for chunk in engine.stream(**body)]
-    whole = await engine.generate(**body)
+    complete = await engine.generate(**body)
     for earlier, later in itertools.pairwise(chunks):
         assert later["output_ids"][: len(earlier["output_ids"])] == earlier["output_ids"]
         assert later["text"].startswith(earlier["text"])
         assert earlier["meta_info"]["finish_reason"] is None
-    assert chunks[-1]["output_ids"] == whole["output_ids"]
-    assert chunks[-1]["text"] == whole["text"]
-    streamed, waited = (x["meta_info"]["output_token_logprobs"] for x in (chunks[-1], whole))
+    assert chunks[-1]["output_ids"] == complete["output_ids"]
+    assert chunks[-1]["text"] == complete["text"]
+    streamed, waited = (x["meta_info"]["output_token_logprobs"] for x in (chunks[-1], complete))
     assert [entry[0] for entry in streamed] == pytest.approx([entry[0] for entry in waited], abs=1e-5)
 
 
@@ -143,9 +143,9 @@ async def test_stop_strings_are_trimmed_from_text_and_kept_in_tokens(engine: Cli
     stopped = await engine.generate(text="hello", sampling_params={**greedy, "stop": [stop]})
     assert stopped["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
     assert stopped["text"] == free["text"][: free["text"].index(stop)]
-    kept = await engine.generate(text="hello", sampling_params={**greedy, "stop": [stop], "no_stop_trim": True})
-    assert kept["text"].endswith(stop)
-    assert kept["output_ids"] == stopped["output_ids"] == free["output_ids"][: len(kept["output_ids"])]
+    untrimmed = await engine.generate(text="hello", sampling_params={**greedy, "stop": [stop], "no_stop_trim": True})
+    assert untrimmed["text"].endswith(stop)
+    assert untrimmed["output_ids"] == stopped["output_ids"] == free["output_ids"][: len(untrimmed["output_ids"])]
 
 
 async def test_stop_tokens_stay_in_ids_and_leave_the_text(engine: Client) -> None:
@@ -280,15 +280,15 @@ async def test_a_duplicate_live_rid_is_a_400(engine: Client) -> None:
 async def test_an_abort_answers_200_with_what_there_is(engine: Client) -> None:
     stream = engine.stream(input_ids=PROMPT, rid="stop-me", return_logprob=True, sampling_params=LONG)
     await anext(stream)
-    whole = asyncio.create_task(engine.generate(input_ids=PROMPT, rid="stop-me-2", sampling_params=LONG))
+    complete = asyncio.create_task(engine.generate(input_ids=PROMPT, rid="stop-me-2", sampling_params=LONG))
     for rid in ("stop-m", "unknown", "stop-me"):
         assert (await engine.control("/abort_request", rid=rid)).status_code == 200
     last = [chunk async for chunk in stream][-1]
     assert checked(last)["meta_info"]["finish_reason"]["message"] == "Aborted"
     assert 0 < len(last["output_ids"]) == len(last["meta_info"]["output_token_logprobs"]) < 3000
-    assert not whole.done()
+    assert not complete.done()
     await engine.control("/abort_request", abort_all=True)
-    assert checked(await whole)["meta_info"]["finish_reason"]["type"] == "abort"
+    assert checked(await complete)["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 async def test_an_abort_in_the_queue_has_no_prompt_counts(tiny_model: Path) -> None:

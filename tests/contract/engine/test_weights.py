@@ -31,7 +31,7 @@ async def engine(tiny_model: Path) -> AsyncIterator[Client]:
         yield client
 
 
-async def begun(engine: Client, **body: Any) -> tuple[AsyncIterator[dict[str, Any]], dict[str, Any]]:
+async def started(engine: Client, **body: Any) -> tuple[AsyncIterator[dict[str, Any]], dict[str, Any]]:
     """A stream that has sampled, and its first chunk."""
     stream = engine.stream(input_ids=PROMPT, return_logprob=True, sampling_params=LONG, **body)
     return stream, await anext(stream)
@@ -47,7 +47,7 @@ async def load(engine: Client, folder: Path, **body: Any) -> Any:
 
 async def spans_of(engine: Client, mode: str, new_weights: Path) -> tuple[dict[str, Any], int]:
     """The answer to a request that lived through a pause and an update, and how many tokens came before."""
-    stream, _ = await begun(engine)
+    stream, _ = await started(engine)
     await engine.control("/pause_generation", mode=mode)
     (sequence,) = engine.engine._live.values()
     before = len(sequence.output_ids)
@@ -81,14 +81,14 @@ async def test_after_a_retraction_logprobs_are_those_of_the_new_weights(engine: 
 
 
 async def test_pause_with_abort_answers_what_is_in_flight_and_holds_the_next(engine: Client) -> None:
-    stream, _ = await begun(engine)
+    stream, _ = await started(engine)
     await engine.control("/pause_generation")
     assert (await last_of(stream))["meta_info"]["finish_reason"]["type"] == "abort"
-    held = asyncio.create_task(engine.generate(input_ids=PROMPT))
-    assert not (await asyncio.wait([held], timeout=0.2))[0]
+    waiting = asyncio.create_task(engine.generate(input_ids=PROMPT))
+    assert not (await asyncio.wait([waiting], timeout=0.2))[0]
     assert (await engine.http.get("/health")).status_code == 200
     await engine.control("/continue_generation")
-    assert (await held)["output_ids"]
+    assert (await waiting)["output_ids"]
 
 
 async def test_health_generate_fails_while_paused(tiny_model: Path) -> None:
@@ -100,7 +100,7 @@ async def test_health_generate_fails_while_paused(tiny_model: Path) -> None:
 
 
 async def test_an_update_waits_for_requests_in_flight(engine: Client, new_weights: Path) -> None:
-    stream, _ = await begun(engine)
+    stream, _ = await started(engine)
     update = asyncio.create_task(load(engine, new_weights, weight_version="r:1"))
     answer = await last_of(stream)
     assert answer["meta_info"]["weight_versions"] == [{"version": "r:0", "start": 0, "end": 400}]
@@ -111,7 +111,7 @@ async def test_an_update_waits_for_requests_in_flight(engine: Client, new_weight
 
 
 async def test_abort_all_requests_makes_an_update_immediate(engine: Client, new_weights: Path) -> None:
-    stream, _ = await begun(engine)
+    stream, _ = await started(engine)
     answer = await load(engine, new_weights, weight_version="r:1", abort_all_requests=True)
     assert answer.json()["success"]
     assert (await last_of(stream))["meta_info"]["finish_reason"]["type"] == "abort"
@@ -162,7 +162,7 @@ async def test_bad_weights_are_refused_and_the_old_ones_served_on(
 
 
 async def test_a_flush_beside_frozen_requests_fails_as_sglangs_does(engine: Client, new_weights: Path) -> None:
-    stream, _ = await begun(engine)
+    stream, _ = await started(engine)
     await engine.control("/pause_generation", mode="in_place")
     assert (await engine.control("/flush_cache")).status_code == 400
     answer = await load(engine, new_weights, weight_version="r:1")
@@ -173,12 +173,12 @@ async def test_a_flush_beside_frozen_requests_fails_as_sglangs_does(engine: Clie
 
 
 async def test_a_label_changes_without_aborting_when_asked(engine: Client) -> None:
-    stream, _ = await begun(engine)
+    stream, _ = await started(engine)
     answer = await engine.control("/update_weight_version", new_version="r:9", abort_all_requests=False)
     assert answer.json()["new_version"] == "r:9"
     chunk = await last_of(stream)
     assert [span["version"] for span in chunk["meta_info"]["weight_versions"]] == ["r:0", "r:9"]
-    stream, _ = await begun(engine)
+    stream, _ = await started(engine)
     await engine.control("/update_weight_version", new_version="r:10")
     assert (await last_of(stream))["meta_info"]["finish_reason"]["type"] == "abort"
 

@@ -64,7 +64,7 @@ async def test_the_lease_of_a_killed_runner_goes_to_the_next_one(database: Datab
         assert await leases.settle(session, inherited, SUCCESS) is True
 
 
-async def keep_enqueued(database: Database, queue: RolloutQueue) -> None:
+async def enqueue_forever(database: Database, queue: RolloutQueue) -> None:
     while True:
         async with database.read() as session:
             waiting = await leases.deliverable_rollouts(session)
@@ -84,11 +84,11 @@ async def work(database: Database, queue: RolloutQueue, owner: str, dice: random
         if dice.random() < 0.1:
             continue
         async with database.session() as session:
-            taken = await leases.lease_rollouts(session, [one.rollout_id for one in deliveries], owner, 60)
+            leased = await leases.lease_rollouts(session, [one.rollout_id for one in deliveries], owner, 60)
         with suppress(QueueUnavailable):
             await queue.ack(deliveries)
         async with database.session() as session:
-            for one in taken:
+            for one in leased:
                 outcome = SUCCESS if dice.random() > 0.05 else Outcome(OutcomeKind.CANCELLED)
                 assert await leases.settle(session, one, outcome) is True
 
@@ -108,7 +108,7 @@ async def test_flushing_and_losing_redis_in_the_middle_loses_and_doubles_nothing
     _, rollouts = await builders.add_group(database, run, size=200)
     queue = RolloutQueue(url, reclaim_seconds=0.1)
     dice, restarted = random.Random(0), False
-    loops = [keep_enqueued(database, queue), *(work(database, queue, f"runner-{n}", dice) for n in range(3))]
+    loops = [enqueue_forever(database, queue), *(work(database, queue, f"runner-{n}", dice) for n in range(3))]
     tasks = [asyncio.create_task(loop) for loop in loops]
     try:
         async with asyncio.timeout(200), Redis.from_url(url) as client:

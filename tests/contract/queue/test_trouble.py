@@ -25,16 +25,16 @@ def proxy(redis_url: str) -> Iterator[FaultProxy]:
 
 @pytest.fixture
 async def queue(proxy: FaultProxy, redis_url: str) -> AsyncIterator[RolloutQueue]:
-    opened = RolloutQueue(proxy.url(redis_url), answer_seconds=2.0)
-    yield opened
-    await opened.close()
+    made = RolloutQueue(proxy.url(redis_url), answer_seconds=2.0)
+    yield made
+    await made.close()
 
 
 @pytest.fixture
 async def notifications(proxy: FaultProxy, redis_url: str) -> AsyncIterator[Notifications]:
-    opened = Notifications(proxy.url(redis_url))
-    yield opened
-    await opened.close()
+    made = Notifications(proxy.url(redis_url))
+    yield made
+    await made.close()
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
-"""Everything that is given under a key, repeated in any order and at once, against a model: one key, one row.
+"""Writes under a key, repeated in any order and at once, against a model: one key, one row.
 
-Rewards at the door and spans count while the attempt lives; a person's rewards and creations know no such end.
+Rewards of agents and spans count while the attempt runs; rewards of users and creations count at any time.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from leyden.services.api.creation import Create, create_once
 from tests import builders
 from tests.state_machines import StoreMachine, serial, walk
 
-KEPT, CONFLICT, ENDED = "kept", "conflict", "ended"
+RECORDED, CONFLICT, ENDED = "recorded", "conflict", "ended"
 Values = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Model:
-    """`door` and `people` are rewards by key; `tokens` the names of what was created, `created` those by key."""
+    """Rewards by key of the agent (`rewards`) and of users (`people`); `tokens`: names; `created`: names by key."""
 
-    living: bool = True
-    door: Values = field(default_factory=dict)
+    running: bool = True
+    rewards: Values = field(default_factory=dict)
     people: Values = field(default_factory=dict)
     spans: frozenset[str] = frozenset()
     created: Mapping[str, str] = field(default_factory=dict)
     tokens: tuple[str, ...] = ()
 
-    def at_door(self, key: str, value: float) -> tuple[Model, str]:
-        if not self.living:
+    def at_endpoint(self, key: str, value: float) -> tuple[Model, str]:
+        if not self.running:
             return self, ENDED
-        if self.door.get(key, value) != value:
+        if self.rewards.get(key, value) != value:
             return self, CONFLICT
-        return replace(self, door={**self.door, key: value}), KEPT
+        return replace(self, rewards={**self.rewards, key: value}), RECORDED
 
     def by_people(self, key: str, value: float) -> tuple[Model, str]:
         if self.people.get(key, value) != value:
             return self, CONFLICT
-        return replace(self, people={**self.people, key: value}), KEPT
+        return replace(self, people={**self.people, key: value}), RECORDED
 
     def span(self, name: str) -> tuple[Model, str]:
-        return (replace(self, spans=self.spans | {name}), KEPT) if self.living else (self, ENDED)
+        return (replace(self, spans=self.spans | {name}), RECORDED) if self.running else (self, ENDED)
 
     def settle(self) -> tuple[Model, bool]:
-        return replace(self, living=False), self.living
+        return replace(self, running=False), self.running
 
     def create(self, key: str | None, name: str) -> tuple[Model, str]:
         if key is not None and key in self.created:
@@ -81,10 +81,10 @@ class KeyMachine(StoreMachine):
         assert lease is not None
         return lease
 
-    def at_door(self, given: tuple[str, float]) -> Deed:
+    def at_endpoint(self, given: tuple[str, float]) -> Deed:
         key, value = given
         reward = spans.NewReward(self.rollout.id, 1, key, self.rollout.run_id, spans.DOOR, "reward", value, None, None)
-        return lambda model: model.at_door(key, value), lambda: self._telemetry([], [reward])
+        return lambda model: model.at_endpoint(key, value), lambda: self._telemetry([], [reward])
 
     def span(self, name: str) -> Deed:
         span = spans.NewSpan(
@@ -100,7 +100,7 @@ class KeyMachine(StoreMachine):
             return ENDED
         except spans.RewardConflict:
             return CONFLICT
-        return KEPT
+        return RECORDED
 
     def by_people(self, given: tuple[str, float]) -> Deed:
         key, value = given
@@ -112,7 +112,7 @@ class KeyMachine(StoreMachine):
                     await views.add_external_reward(session, self.rollout.id, request)
             except views.RewardConflict:
                 return CONFLICT
-            return KEPT
+            return RECORDED
 
         return lambda model: model.by_people(key, value), work
 
@@ -141,7 +141,7 @@ class KeyMachine(StoreMachine):
 
     given = st.tuples(st.sampled_from("ab"), st.sampled_from([0.0, 1.0]))
     deeds = st.one_of(
-        st.tuples(st.sampled_from(["at_door", "by_people"]), given),
+        st.tuples(st.sampled_from(["at_endpoint", "by_people"]), given),
         st.tuples(st.just("span"), st.sampled_from(["1" * 16, "2" * 16])),
         st.tuples(st.just("create"), st.tuples(st.sampled_from(["a", "b", None]), st.sampled_from("xy"))),
     )
@@ -163,12 +163,12 @@ class KeyMachine(StoreMachine):
         answers = self.both(one[1](), other[1]())
         seen = self.stored()
         assert (seen, answers) in [
-            (replace(end, created={}), told) for end, told in serial(self.model, one[0], other[0])
+            (replace(end, created={}), answer) for end, answer in serial(self.model, one[0], other[0])
         ]
         self.model = next(
             end
-            for end, told in serial(self.model, one[0], other[0])
-            if (replace(end, created={}), told) == (seen, answers)
+            for end, answer in serial(self.model, one[0], other[0])
+            if (replace(end, created={}), answer) == (seen, answers)
         )
 
     @rule(named=deeds)
@@ -191,8 +191,8 @@ class KeyMachine(StoreMachine):
                 mine = tables.ApiToken.name.startswith(self.caller)
                 tokens = await session.scalars(select(tables.ApiToken.name).where(mine))
                 return Model(
-                    living=attempt.state == "leased",
-                    door={row.key: row.value for row in await rows(tables.Reward)},
+                    running=attempt.state == "leased",
+                    rewards={row.key: row.value for row in await rows(tables.Reward)},
                     people={row.key: row.value for row in await rows(tables.ExternalReward)},
                     spans=frozenset(row.span_id for row in await rows(tables.Span)),
                     tokens=tuple(sorted(name.rpartition(" ")[2] for name in tokens)),

@@ -22,7 +22,7 @@ GROUPS = 6
 
 @dataclass(frozen=True)
 class Model:
-    """`versions`: number to whether its files are there; `verdicts`: group to its step and what became of it."""
+    """`versions`: number to whether its files are there; `verdicts`: group to its step and verdict."""
 
     versions: Mapping[int, bool] = field(default_factory=dict)
     verdicts: Mapping[int, tuple[int | None, str]] = field(default_factory=dict)
@@ -31,8 +31,8 @@ class Model:
         return (replace(self, versions={0: True} | dict(self.versions)), DONE)
 
     def commit(self, number: int, trained: frozenset[int], still: frozenset[int]) -> tuple[Model, str]:
-        taken = (trained | still) & self.verdicts.keys()
-        if number != len(self.versions) or taken:
+        used = (trained | still) & self.verdicts.keys()
+        if number != len(self.versions) or used:
             return self, REFUSED
         verdicts = dict.fromkeys(trained, (number, "trained")) | dict.fromkeys(still, (number, "no_variance"))
         return Model({**self.versions, number: True}, {**self.verdicts, **verdicts}), DONE
@@ -41,7 +41,7 @@ class Model:
         return replace(self, verdicts=dict.fromkeys(groups, (None, "stale")) | dict(self.verdicts)), DONE
 
     def prune(self, before: int) -> tuple[Model, str]:
-        return replace(self, versions={n: kept and not 1 <= n < before for n, kept in self.versions.items()}), DONE
+        return replace(self, versions={n: exists and not 1 <= n < before for n, exists in self.versions.items()}), DONE
 
 
 Deed = tuple[Callable[[Model], tuple[Model, Any]], Callable[[], Any]]

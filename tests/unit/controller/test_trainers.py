@@ -123,7 +123,7 @@ async def test_being_killed_is_no_failure_of_a_trainer_yet_not_for_ever(tmp_path
 
 async def test_a_step_in_between_forgives_a_crash(tmp_path: Path) -> None:
     async with supervised(tmp_path, NOTE + "time.sleep(0.05); sys.exit(1)", trainer_restarts=1) as made:
-        # Every look sees one step more.
+        # Every tick sees one step more.
         for step in range(1000):
             made.reconcile({"run-a": step})
             if len(pids(tmp_path)) > 4:

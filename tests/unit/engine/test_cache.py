@@ -14,8 +14,8 @@ def small_cache(capacity: int = 64) -> PrefixCache:
 
 def store(cache: PrefixCache, ids: list[int], namespace: str = "n") -> int:
     """Stores a sequence whose keys and values are its token ids; how many tokens were new."""
-    known, slots = cache.claim(namespace, np.array(ids, np.int32))
-    values = torch.tensor(ids[known : known + len(slots)], dtype=torch.float32).view(-1, 1, 1, 1, 1)
+    cached, slots = cache.claim(namespace, np.array(ids, np.int32))
+    values = torch.tensor(ids[cached : cached + len(slots)], dtype=torch.float32).view(-1, 1, 1, 1, 1)
     cache.write(slots, values.expand(-1, 1, 2, 1, 2))
     return len(slots)
 

@@ -29,7 +29,7 @@ async def lease(database: Database, rollout: tables.Rollout, owner: str = "runne
         return await leases.lease_rollout(session, rollout.id, owner, 60)
 
 
-async def held(database: Database, rollout: tables.Rollout, owner: str = "runner-a") -> Lease:
+async def lease_of(database: Database, rollout: tables.Rollout, owner: str = "runner-a") -> Lease:
     got = await lease(database, rollout, owner)
     assert got is not None
     return got
@@ -65,7 +65,7 @@ async def change(database: Database, table: Any, key: str, **values: Any) -> Non
 
 
 async def test_a_lease_carries_all_that_executing_needs(database: Database, rollout: tables.Rollout) -> None:
-    got = await held(database, rollout)
+    got = await lease_of(database, rollout)
     assert (got.run_id, got.group_id, got.rollout_id, got.attempt) == (
         rollout.run_id,
         rollout.group_id,
@@ -80,7 +80,7 @@ async def test_a_lease_carries_all_that_executing_needs(database: Database, roll
 
 
 async def test_a_leased_rollout_is_not_leased_again(database: Database, rollout: tables.Rollout) -> None:
-    await held(database, rollout)
+    await lease_of(database, rollout)
     assert await lease(database, rollout, "runner-b") is None
     assert await attempts(database, rollout) == [(1, "leased", "runner-a")]
 
@@ -89,9 +89,9 @@ async def test_many_rollouts_are_leased_together_in_the_order_asked_for(
     database: Database, rollout: tables.Rollout
 ) -> None:
     run = await builders.add_run(database)
-    _, [taken, free] = await builders.add_group(database, run)
-    await held(database, taken)
-    asked = [free.id, taken.id, rollout.id, free.id, "run-none.0.0"]
+    _, [busy, free] = await builders.add_group(database, run)
+    await lease_of(database, busy)
+    asked = [free.id, busy.id, rollout.id, free.id, "run-none.0.0"]
     async with database.session() as session:
         got = await leases.lease_rollouts(session, asked, "runner-b", 60)
     assert [(one.rollout_id, one.run_id, one.attempt) for one in got] == [
@@ -122,16 +122,16 @@ async def test_of_many_racing_runners_one_gets_the_lease(database: Database, rol
 
 
 async def test_an_overdue_lease_goes_to_one_of_the_next_askers(database: Database, rollout: tables.Rollout) -> None:
-    await make_overdue(database, await held(database, rollout))
+    await make_overdue(database, await lease_of(database, rollout))
     got = await asyncio.gather(*(lease(database, rollout, f"runner-{n}") for n in range(4)))
     assert [one.attempt for one in got if one is not None] == [2]
     assert [state for _, state, _ in await attempts(database, rollout)] == ["expired", "leased"]
 
 
 async def test_settle_after_lease_expired_changes_nothing(database: Database, rollout: tables.Rollout) -> None:
-    late = await held(database, rollout)
+    late = await lease_of(database, rollout)
     await make_overdue(database, late)
-    second = await held(database, rollout, "runner-b")
+    second = await lease_of(database, rollout, "runner-b")
     assert await settle(database, late) is False
     async with database.session() as session:
         assert await leases.start_all(session, [late]) == set()
@@ -141,7 +141,7 @@ async def test_settle_after_lease_expired_changes_nothing(database: Database, ro
 
 
 async def test_settling_twice_writes_one_outcome(database: Database, rollout: tables.Rollout) -> None:
-    got = await held(database, rollout)
+    got = await lease_of(database, rollout)
     assert await settle(database, got) is True
     assert await settle(database, got, Outcome(OutcomeKind.SUCCEEDED, reward=0.0)) is False
     async with database.read() as session:
@@ -150,7 +150,7 @@ async def test_settling_twice_writes_one_outcome(database: Database, rollout: ta
 
 
 async def test_settle_and_expiry_at_once_leave_one_end(database: Database, rollout: tables.Rollout) -> None:
-    got = await held(database, rollout)
+    got = await lease_of(database, rollout)
     await make_overdue(database, got)
 
     async def expire() -> bool:
@@ -166,7 +166,7 @@ async def test_settle_and_expiry_at_once_leave_one_end(database: Database, rollo
 async def test_a_final_outcome_is_never_executed_again(
     database: Database, rollout: tables.Rollout, kind: OutcomeKind
 ) -> None:
-    await settle(database, await held(database, rollout), Outcome(kind))
+    await settle(database, await lease_of(database, rollout), Outcome(kind))
     assert await lease(database, rollout) is None
 
 
@@ -181,12 +181,12 @@ async def test_a_final_outcome_is_never_executed_again(
 async def test_an_agent_that_failed_because_of_its_model_calls_is_executed_again(
     database: Database, rollout: tables.Rollout, kind: OutcomeKind, call: dict[str, Any]
 ) -> None:
-    got = await held(database, rollout)
+    got = await lease_of(database, rollout)
     async with database.session() as session:
         await leases.start_all(session, [got])
     await builders.add_call(database, rollout, **call)
     await settle(database, got, Outcome(kind))
-    again = await held(database, rollout)
+    again = await lease_of(database, rollout)
     assert (again.rollout_id, again.attempt) == (rollout.id, 2)
     await settle(database, again, Outcome(kind))
     assert await lease(database, rollout) is None
@@ -194,20 +194,20 @@ async def test_an_agent_that_failed_because_of_its_model_calls_is_executed_again
 
 async def test_infrastructure_failures_use_up_attempts(database: Database, rollout: tables.Rollout) -> None:
     for _ in range(3):
-        await settle(database, await held(database, rollout), INFRA)
+        await settle(database, await lease_of(database, rollout), INFRA)
     assert await lease(database, rollout) is None
 
 
 async def test_leases_that_ran_out_use_up_attempts(database: Database, rollout: tables.Rollout) -> None:
     for _ in range(3):
-        await make_overdue(database, await held(database, rollout))
+        await make_overdue(database, await lease_of(database, rollout))
     assert await lease(database, rollout) is None
     assert [state for _, state, _ in await attempts(database, rollout)] == ["expired"] * 3
 
 
 async def test_a_cancelled_attempt_uses_up_none(database: Database, rollout: tables.Rollout) -> None:
     for _ in range(5):
-        await settle(database, await held(database, rollout), Outcome(OutcomeKind.CANCELLED))
+        await settle(database, await lease_of(database, rollout), Outcome(OutcomeKind.CANCELLED))
     assert await lease(database, rollout) is not None
 
 
@@ -232,7 +232,7 @@ async def test_heartbeat_renews_what_goes_on_and_omits_what_must_stop(
 ) -> None:
     run = await builders.add_run(database)
     _, others = await builders.add_group(database, run, size=3)
-    going, lost, cancelled, paused = [await held(database, each) for each in [rollout, *others]]
+    going, lost, cancelled, paused = [await lease_of(database, each) for each in [rollout, *others]]
     await make_overdue(database, lost)
     async with database.session() as session:
         expired = await leases.expire_overdue(session)
@@ -247,7 +247,7 @@ async def test_heartbeat_renews_what_goes_on_and_omits_what_must_stop(
 
 
 async def test_start_marks_the_attempt_running_and_may_be_repeated(database: Database, rollout: tables.Rollout) -> None:
-    got = await held(database, rollout)
+    got = await lease_of(database, rollout)
     async with database.session() as session:
         assert await leases.start_all(session, [got]) == {got.lease_id}
         assert await leases.start_all(session, [got]) == {got.lease_id}
@@ -257,9 +257,9 @@ async def test_start_marks_the_attempt_running_and_may_be_repeated(database: Dat
 async def test_deliverable_rollouts_are_those_that_would_be_leased(database: Database) -> None:
     run = await builders.add_run(database)
     _, [waiting, leased, retried, ended] = await builders.add_group(database, run, size=4)
-    await held(database, leased)
-    await settle(database, await held(database, retried), INFRA)
-    await settle(database, await held(database, ended), SUCCESS)
+    await lease_of(database, leased)
+    await settle(database, await lease_of(database, retried), INFRA)
+    await settle(database, await lease_of(database, ended), SUCCESS)
     async with database.read() as session:
         assert await leases.deliverable_rollouts(session) == [waiting.id, retried.id]
         assert await leases.deliverable_rollouts(session, limit=1) == [waiting.id]
@@ -275,7 +275,7 @@ async def test_no_output_can_make_an_attempt_unsettlable(database: Database, rol
         stdout_tail="x\x00y",
         stderr_tail="\udcff",
     )
-    assert await settle(database, await held(database, rollout), outcome) is True
+    assert await settle(database, await lease_of(database, rollout), outcome) is True
     async with database.read() as session:
         row = await session.get_one(tables.Outcome, (rollout.id, 1))
     assert row.facts == {"a\ufffd": ["?", "nan", {"b": "inf"}], "n": 10**40}

@@ -97,9 +97,9 @@ class LeaseMachine(RuleBasedStateMachine):
             async with self.database.session() as session:
                 return await leases.settle(session, lease, Outcome(kind))
 
-        held = self.holds(which, attempt)
-        assert self.await_(settle()) is held
-        if held:
+        is_live = self.holds(which, attempt)
+        assert self.await_(settle()) is is_live
+        if is_live:
             self.models[which].attempts[-1] = kind
 
     @rule(data=st.data())
@@ -112,9 +112,9 @@ class LeaseMachine(RuleBasedStateMachine):
             async with self.database.session() as session:
                 return bool(await leases.start_all(session, [lease]))
 
-        held = self.holds(which, attempt)
-        assert self.await_(start()) is held
-        if held:
+        is_live = self.holds(which, attempt)
+        assert self.await_(start()) is is_live
+        if is_live:
             self.models[which].attempts[-1] = "running"
 
     @rule()

@@ -16,9 +16,9 @@ SOON = 0.01
 
 @pytest.fixture
 async def queue(redis_url: str) -> AsyncIterator[RolloutQueue]:
-    opened = RolloutQueue(redis_url, reclaim_seconds=60)
-    yield opened
-    await opened.close()
+    made = RolloutQueue(redis_url, reclaim_seconds=60)
+    yield made
+    await made.close()
 
 
 async def deliver(queue: RolloutQueue, owner: str = "runner-a", count: int = 10, block: float = SOON) -> list[str]:
@@ -35,9 +35,9 @@ async def test_rollouts_are_delivered_once_and_in_order(queue: RolloutQueue) -> 
 async def test_enqueueing_again_adds_nothing_until_acknowledged(queue: RolloutQueue) -> None:
     assert await queue.enqueue(["a", "a", "b"]) == 2
     assert await queue.enqueue(["a", "b"]) == 0
-    taken = await queue.deliver("runner-a", 1, SOON)
+    delivered = await queue.deliver("runner-a", 1, SOON)
     assert await queue.enqueue(["a", "b"]) == 0
-    await queue.ack(taken)
+    await queue.ack(delivered)
     assert await queue.depth() == 1
     assert await queue.enqueue(["a", "b"]) == 1
     assert await deliver(queue) == ["b", "a"]
@@ -45,10 +45,10 @@ async def test_enqueueing_again_adds_nothing_until_acknowledged(queue: RolloutQu
 
 async def test_acknowledging_twice_keeps_what_was_enqueued_since(queue: RolloutQueue) -> None:
     await queue.enqueue(["a"])
-    taken = await queue.deliver("runner-a", 1, SOON)
-    await queue.ack(taken)
+    delivered = await queue.deliver("runner-a", 1, SOON)
+    await queue.ack(delivered)
     await queue.enqueue(["a"])
-    await queue.ack(taken)
+    await queue.ack(delivered)
     assert await queue.enqueue(["a"]) == 0
     assert await deliver(queue) == ["a"]
 
@@ -83,10 +83,10 @@ async def test_what_a_living_owner_took_stays_with_it(queue: RolloutQueue) -> No
 
 async def test_a_flush_costs_one_more_enqueue(queue: RolloutQueue, redis_url: str) -> None:
     await queue.enqueue(["a", "b"])
-    taken = await queue.deliver("runner-a", 1, SOON)
+    delivered = await queue.deliver("runner-a", 1, SOON)
     async with Redis.from_url(redis_url) as client:
         await client.flushall()
-    await queue.ack(taken)
+    await queue.ack(delivered)
     assert await deliver(queue) == []
     assert await queue.enqueue(["a", "b"]) == 2
     assert await deliver(queue) == ["a", "b"]
