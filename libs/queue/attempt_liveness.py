@@ -1,8 +1,8 @@
-"""Whether an attempt still runs: gateway and collector ask with every call of an agent, and most answers cost no query.
+"""Checks whether an attempt still runs: gateway and collector check every request, mostly from a cache.
 
-A confirmed attempt stays confirmed for `CACHE_TTL_SECONDS`. Before that time is over, one statement asks the store
-again for all attempts whose agents call, so calls never wait for it. After a notification of an end it asks at once;
-with Redis away a key outlives its attempt by the cache's time at most.
+A confirmed attempt stays confirmed for `CACHE_TTL_SECONDS`. Before that time is over, one statement polls all attempts
+with recent requests, so that requests do not wait. A notification of an end causes a poll at once; without Redis an
+ended attempt's key stays valid for at most the cache's time.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from prometheus_client import Counter
+from sqlalchemy import text
 
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store.attempts import AttemptKey, running_attempts
-from leyden.libs.store.calls import StoreAway, reading
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.telemetry import RateLimitedLogger, logger
 
 CACHE_TTL_SECONDS = 5.0
 IDLE_SECONDS = 600.0
-"""An attempt that did not call for so long is dropped, and asked about when it calls again. Longer than a call."""
+"""An attempt without requests for this long leaves the cache; must be longer than a model call."""
 ANSWER_SECONDS = 3.0
-"""A store that does not answer within this time is away."""
+"""A store that does not answer within this time counts as down."""
 RETRY_SECONDS = 0.25
 MAX_ENDED = 10_000
-"""Ended attempts that are remembered, so that an agent which goes on calling costs no queries."""
+"""Size of the cache of ended attempts, which saves queries for agents that continue to send requests."""
 
-POLLS = Counter("leyden_attempt_polls_total", "Statements that asked which attempts run.", ["result"])
+POLLS = Counter("leyden_attempt_polls_total", "Statements that polled which attempts run.", ["result"])
 
 log = logger()
 limited_log = RateLimitedLogger(log)
 
 
 class AttemptEnded(Exception):
-    """The attempt was settled, expired or cancelled; it never runs again."""
+    """The attempt was settled, expired or cancelled, so its key is no longer valid."""
 
 
 class AttemptLiveness:
-    """The attempts that run.
+    """A cache of the attempts that run.
 
-    Args: hold_seconds: how long an agent's call waits for a store that is away; on_end: called with each confirmed
+    Args: hold_seconds: how long an agent's request waits while the store is down; on_end: called with each confirmed
         attempt that has ended
     """
 
@@ -64,11 +64,24 @@ class AttemptLiveness:
         self._stale: set[AttemptKey] = set()
         self._waiting: dict[AttemptKey, asyncio.Future[bool]] = {}
         self._poll_now = asyncio.Event()
+        self._store_ahead: float | None = None
+
+    def now(self) -> float:
+        """Returns seconds since the epoch by the store's clock, because the machine's own may be wrong or jump.
+
+        Returns 0 until the store's first answer; no attempt is confirmed before that.
+        """
+        return 0.0 if self._store_ahead is None else self._store_ahead + time.monotonic()
+
+    async def start(self) -> None:
+        """Reads the store's clock; if the store is down, the first poll reads it."""
+        with suppress(StoreAway, TimeoutError):
+            await self._running(set())
 
     async def confirm(self, rollout_id: str, attempt: int) -> None:
-        """Returns when the attempt runs.
+        """Returns if the attempt runs.
 
-        Raises: AttemptEnded; StoreAway: the store does not answer, ask again
+        Raises: AttemptEnded; StoreAway: the store does not answer, try again
         """
         key, now = AttemptKey(rollout_id, attempt), time.monotonic()
         if key in self._ended:
@@ -78,7 +91,7 @@ class AttemptLiveness:
             raise AttemptEnded
 
     async def run(self) -> None:
-        """Polls and listens until cancelled."""
+        """Polls the store and receives notifications until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._poll())
             group.create_task(self._listen())
@@ -86,7 +99,7 @@ class AttemptLiveness:
     async def _ask(self, key: AttemptKey) -> bool:
         deadline = time.monotonic() + self._hold_seconds
         while True:
-            # Calls that ask about one attempt share the answer.
+            # Requests of one attempt share the answer.
             answer = self._waiting.setdefault(key, asyncio.get_running_loop().create_future())
             self._poll_now.set()
             try:
@@ -114,7 +127,7 @@ class AttemptLiveness:
                 reason = str(error) or f"no answer within {ANSWER_SECONDS:g} s"
                 limited_log.warning("attempts not polled", cause=reason)
                 await self._fail(keys)
-            # The loop must live: without it every call would wait for ever.
+            # The loop must survive every error: without it all requests would wait for ever.
             except Exception:
                 log.exception("attempts not polled")
                 await self._fail(keys)
@@ -122,9 +135,11 @@ class AttemptLiveness:
                 POLLS.labels("done").inc()
                 self._apply(keys, running, started)
 
-    async def _running(self, keys: Iterable[AttemptKey]) -> set[AttemptKey]:
-        async with asyncio.timeout(ANSWER_SECONDS), reading(self._database) as session:
-            return await running_attempts(session, keys)
+    async def _running(self, keys: set[AttemptKey]) -> set[AttemptKey]:
+        async with asyncio.timeout(ANSWER_SECONDS), self._database.read() as session:
+            moment = await session.scalar(text("SELECT extract(epoch FROM clock_timestamp())::float8"))
+            self._store_ahead = moment - time.monotonic()
+            return await running_attempts(session, keys) if keys else set()
 
     def _due(self) -> set[AttemptKey]:
         soon = time.monotonic() + CACHE_TTL_SECONDS / 2
@@ -133,7 +148,7 @@ class AttemptLiveness:
     def _apply(self, keys: Iterable[AttemptKey], running: set[AttemptKey], started: float) -> None:
         for key in keys:
             if key in self._stale:
-                # A notification came while the store answered, so its answer may be older. The next poll asks again.
+                # A notification arrived during the poll, so the answer may be outdated. The next poll repeats it.
                 continue
             if key in running:
                 self._confirmed_until[key] = started + CACHE_TTL_SECONDS
@@ -157,7 +172,7 @@ class AttemptLiveness:
             answer = self._waiting.pop(key, None)
             if answer is not None:
                 answer.set_exception(StoreAway("nobody can say whether the attempt runs"))
-                # The caller may have hung up; then nobody fetches the exception, which is no accident.
+                # The caller may have disconnected: reading the exception avoids asyncio's "never retrieved" warning.
                 answer.exception()
         await asyncio.sleep(RETRY_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Redis as one named exception: reachable, or `QueueUnavailable`."""
+"""Connects to Redis and converts all its failures to `QueueUnavailable`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_BLOCK_SECONDS = 10.0
 """Longest wait inside one command; a longer wait is several commands, so that a dead connection is noticed."""
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
-"""Default bound on a command beyond its own wait: a Redis that is silent for longer counts as away."""
+"""Default time-out of a command beyond its own wait: a Redis that is silent for longer counts as down."""
 
 
 class QueueUnavailable(ConnectionError):
@@ -23,7 +23,7 @@ class QueueUnavailable(ConnectionError):
 
 
 def connect(url: str) -> Redis:
-    """A client whose every command is bounded in time; a pooled connection that died is replaced once, silently."""
+    """Returns a client with a time-out for every command; it replaces a broken pooled connection once, silently."""
     return Redis.from_url(
         url,
         decode_responses=True,
@@ -36,18 +36,18 @@ def connect(url: str) -> Redis:
 
 @asynccontextmanager
 async def answering(seconds: float) -> AsyncIterator[None]:
-    """Turns every exception of a Redis that is away, silent, loading, full or read-only into `QueueUnavailable`."""
+    """Converts the exceptions of a Redis that is down, silent, loading, full or read-only to `QueueUnavailable`."""
     task = asyncio.current_task()
     assert task is not None
     before = task.cancelling()
     try:
         async with asyncio.timeout(seconds):
             yield
-    # ValueError: another program than Redis answers. RuntimeError: uvloop's, for a connection that was just reset.
+    # ValueError: a program other than Redis answers. RuntimeError: uvloop's, for a connection that was just reset.
     except (RedisError, OSError, ValueError, RuntimeError) as error:
         if task.cancelling() == before:
             reason = str(error) or f"nothing within {seconds:g} s"
             raise QueueUnavailable(f"Redis does not answer: {reason}") from error
     if task.cancelling() > before:
-        # The client swallows a cancellation that comes while it connects; the canceller waits for the end.
+        # The client swallows a cancellation that arrives while it connects.
         raise asyncio.CancelledError

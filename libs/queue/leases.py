@@ -1,9 +1,9 @@
-"""Leases: rows of `attempts`, each one execution of a rollout by one owner until a moment, fenced by `lease_id`.
+"""Leases: rows of `attempts`, each one execution of a rollout by one owner, with an expiry, fenced by `lease_id`.
 
-    queued rollout ──lease_rollout──▶ leased ──start──▶ running ──settle──▶ settled + outcome
-                                        └────── no heartbeat ──────▶ expired, and the rollout may be leased again
+    queued rollout ──lease_rollouts──▶ leased ──start_all──▶ running ──settle_all──▶ settled + outcome
+                                         └──────── no heartbeat ────────▶ expired, and the rollout may be leased again
 
-Only the database's clock counts, so runners' clocks may differ. Every function runs in the caller's transaction.
+All times are the database's clock, so runners' clocks may differ. Every function runs in the caller's transaction.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.groups import HELD_SECONDS, HELD_SHARE
+from leyden.libs.store.groups import CALL_FAILED, WAITED_SECONDS, WAITING_SHARE
 
-# Outcome o of rollout r is the platform's failure, as `services/controller/settling.py` decides, too: the rollout runs
-# again, so this outcome does not end it.
+# Whether outcome o of rollout r of run u is the platform's failure, so that the rollout runs again. The rule
+# is the same in `services/controller/settling.py`.
 _PLATFORM_FAILURE = f"""
-    o.kind IN ('agent_error', 'timeout') AND (
-        SELECT bool_or(m.status = 'failed') OR o.kind = 'timeout' AND {HELD_SECONDS} > {HELD_SHARE} * (
+    (o.kind IN ('agent_error', 'timeout')
+     OR o.kind = 'succeeded' AND u.config #>> '{{sampling,failed_call}}' IS DISTINCT FROM 'accept')
+    AND (
+        SELECT {CALL_FAILED} OR o.kind = 'timeout' AND {WAITED_SECONDS} > {WAITING_SHARE} * (
             SELECT extract(epoch FROM a.finished_at - a.started_at) FROM attempts a
             WHERE a.rollout_id = o.rollout_id AND a.number = o.attempt)
         FROM model_calls m
         WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = o.attempt AND m.choice = 0) IS TRUE
 """  # noqa: S608  # constants alone
 
-# Whether rollout r of run u may be leased. A cancelled attempt is no failure and does not count against max_attempts.
+# Whether rollout r of run u may be leased. A cancelled attempt does not count against max_attempts.
 _MAY_RUN = f"""
     r.state = 'queued' AND u.intent = 'running'
     AND NOT EXISTS (
@@ -50,8 +52,8 @@ _MAY_RUN = f"""
         WHERE a.rollout_id = r.id AND o.kind IS DISTINCT FROM 'cancelled')
 """  # noqa: S608  # constants alone
 
-# NO KEY UPDATE: two leases of one rollout go one after the other, while inserts that refer to the rollout do not wait.
-# ORDER BY id: two callers with the same rollouts never wait for each other.
+# NO KEY UPDATE: leases of one rollout are serialised, but inserts with a foreign key to the rollout do not wait.
+# ORDER BY id: two callers with the same rollouts cannot deadlock.
 _LOCK = text("SELECT FROM rollouts WHERE id = ANY(:rollout_ids) ORDER BY id FOR NO KEY UPDATE")
 
 _EXPIRE_THESE = text("""
@@ -80,7 +82,7 @@ _LEASE = text(f"""
     JOIN tasks t ON t.dataset_id = g.dataset_id AND t.number = g.task_number
 """)  # noqa: S608  # constants alone
 
-# SKIP LOCKED: a lease that somebody settles or renews at this moment is not overdue.
+# SKIP LOCKED: a lease that another transaction is settling or renewing is not overdue.
 _EXPIRE_OVERDUE = text("""
     UPDATE attempts SET state = 'expired', finished_at = clock_timestamp()
     WHERE (rollout_id, number) IN (
@@ -90,7 +92,7 @@ _EXPIRE_OVERDUE = text("""
     RETURNING rollout_id, number, run_id, owner
 """)
 
-# Every writer of several attempts locks them in the order of keys, so no two wait for each other for ever.
+# Every writer of several attempts locks them in the order of their keys, which prevents deadlocks.
 _HEARTBEAT = text("""
     WITH live AS (
         SELECT a.lease_id FROM attempts a JOIN rollouts r ON r.id = a.rollout_id JOIN runs u ON u.id = r.run_id
@@ -121,10 +123,9 @@ _END = text(f"""
 
 _DELIVERABLE = text(f"""
     SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id
-    WHERE {_MAY_RUN} AND (CAST(:run_id AS text) IS NULL OR r.run_id = :run_id)
-        AND NOT EXISTS (
-            SELECT FROM attempts a
-            WHERE a.rollout_id = r.id AND a.finished_at > clock_timestamp() - make_interval(secs => :rest_seconds))
+    WHERE {_MAY_RUN} AND NOT EXISTS (
+        SELECT FROM attempts a
+        WHERE a.rollout_id = r.id AND a.finished_at > clock_timestamp() - make_interval(secs => :rest_seconds))
     ORDER BY r.created_at, r.id LIMIT :limit
 """)  # noqa: S608  # constants alone
 
@@ -134,7 +135,7 @@ _RUNNER: TypeAdapter[RunnerConfig] = TypeAdapter(RunnerConfig)
 
 @dataclass(frozen=True)
 class Lease:
-    """The right to execute one attempt, with everything that executing it needs."""
+    """The right to execute one attempt, with its task and its run's configuration."""
 
     run_id: str
     group_id: str
@@ -149,7 +150,7 @@ class Lease:
     agent: Agent
     runner: RunnerConfig
     trace_parent: str | None
-    """W3C trace context of the admission."""
+    """W3C trace context of the rollout's creation."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ class Outcome:
 
     def __post_init__(self) -> None:
         if self.reward is not None and not math.isfinite(self.reward):
-            raise ValueError(f"reward {self.reward} is not finite: settle the attempt as agent_error and say so")
+            raise ValueError(f"reward {self.reward} is not finite: settle the attempt as agent_error with this reason")
 
 
 @dataclass(frozen=True)
@@ -182,12 +183,6 @@ class ExpiredAttempt:
     attempt: int
     run_id: str
     owner: str
-
-
-async def lease_rollout(session: Session, rollout_id: str, owner: str, seconds: float) -> Lease | None:
-    """Leases the next attempt of one rollout; None when there is nothing to execute. See `lease_rollouts`."""
-    leased = await lease_rollouts(session, [rollout_id], owner, seconds)
-    return leased[0] if leased else None
 
 
 async def lease_rollouts(session: Session, rollout_ids: Iterable[str], owner: str, seconds: float) -> list[Lease]:
@@ -226,31 +221,26 @@ def _lease(row: Row[Any]) -> Lease:
 
 
 async def start_all(session: Session, started: Sequence[Lease]) -> set[str]:
-    """Marks that the agents run; returns the ids of the leases that are still live. Safe to repeat."""
+    """Sets the attempts to `running`; returns the ids of the leases that are still live. Safe to repeat."""
     if not started:
         return set()
     return set(await session.scalars(_START, {"lease_ids": [lease.lease_id for lease in started]}))
 
 
 async def lock_all(session: Session, owned: Sequence[Lease]) -> None:
-    """Locks attempts for several calls in one transaction, which may then come in any order."""
+    """Locks attempts for several calls in one transaction, which may then be in any order."""
     await session.execute(text(_LOCK_LIVE), {"lease_ids": [lease.lease_id for lease in owned]})
 
 
 async def heartbeat_all(session: Session, lease_ids: Iterable[str], seconds: float) -> set[str]:
-    """Renews leases in one statement; returns the ids of those that may go on.
+    """Renews leases in one statement; returns the ids of the renewed ones.
 
-    The caller must stop all others: they were lost, or the rollout or its run was cancelled.
+    The caller must stop all others: their leases were lost, or the rollout or its run was cancelled.
     """
     ids = list(lease_ids)
     if not ids:
         return set()
     return set(await session.scalars(_HEARTBEAT, {"lease_ids": ids, "seconds": seconds}))
-
-
-async def settle(session: Session, lease: Lease, outcome: Outcome) -> bool:
-    """Ends one attempt; False when its lease was lost. See `settle_all`."""
-    return bool(await settle_all(session, [(lease, outcome)]))
 
 
 async def settle_all(session: Session, ended: Sequence[tuple[Lease, Outcome]]) -> set[str]:
@@ -286,20 +276,17 @@ def _outcome_row(attempt: Row[Any], outcome: Outcome) -> dict[str, Any]:
 
 
 async def expire_overdue(session: Session, limit: int = 1000) -> list[ExpiredAttempt]:
-    """Ends leases whose owner stopped renewing them, the longest overdue first. Several callers may share the work."""
+    """Ends leases whose owner stopped renewing them, the longest overdue first. Processes may call it at once."""
     rows = await session.execute(_EXPIRE_OVERDUE, {"limit": limit})
     return [ExpiredAttempt(row.rollout_id, row.number, row.run_id, row.owner) for row in rows]
 
 
-async def deliverable_rollouts(
-    session: ReadSession, limit: int = 10_000, run_id: str | None = None, *, rest_seconds: float = 0.0
-) -> list[str]:
-    """Returns the rollouts that `lease_rollout` would lease now, oldest first: the content that the stream should have.
+async def deliverable_rollouts(session: ReadSession, limit: int = 10_000, *, rest_seconds: float = 0.0) -> list[str]:
+    """Returns the rollouts that `lease_rollouts` would lease now, oldest first: the stream should contain these.
 
-    Args: rest_seconds: leaves out those whose last attempt ended less than so long ago
+    Args: rest_seconds: leaves out rollouts whose last attempt ended less than this long ago
     """
-    parameters = {"limit": limit, "run_id": run_id, "rest_seconds": rest_seconds}
-    return list(await session.scalars(_DELIVERABLE, parameters))
+    return list(await session.scalars(_DELIVERABLE, {"limit": limit, "rest_seconds": rest_seconds}))
 
 
 def _storable(value: Any) -> Any:

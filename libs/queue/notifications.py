@@ -1,7 +1,7 @@
-"""Notifications over Redis: hints that something changed in Postgres, so that nobody has to poll often.
+"""Notifications over Redis: hints that rows in Postgres changed, so that processes can poll rarely.
 
-A lost notification costs a poll interval. Each topic is a stream of one entry. A waiter reads from the place where it
-stopped, so it misses no notification given while it worked, and nobody holds a connection while nobody waits.
+A lost notification costs a poll interval. Each topic is a stream of one entry. A waiter reads after the last entry that
+it has read, so it gets notifications sent while it worked, and needs a connection only while it waits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from leyden.libs.telemetry import RateLimitedLogger, logger
 
 RECONNECT_SECONDS = 1.0
 SEND_SECONDS = 1.0
-"""Longest time that sending a notification may take: work goes on without it."""
+"""Time-out of sending a notification; the caller continues without it."""
 AWAY_SECONDS = 5.0
-"""Pause after a notification that Redis did not accept, so that a silent Redis slows nobody down."""
+"""Sends nothing for this long after a failed notification, so that a silent Redis does not delay callers."""
 _ENDED = "{leyden:notify}:ended"
 
 limited_log = RateLimitedLogger(logger())
@@ -45,7 +45,7 @@ class Topic(StrEnum):
 
 
 class Notifications:
-    """Sends and awaits notifications. Nothing here raises when Redis is away: sending does nothing, waiting sleeps."""
+    """Sends and awaits notifications. Nothing raises while Redis is down: sending does nothing, waiting sleeps."""
 
     def __init__(self, url: str) -> None:
         self._redis: Redis = connect(url)
@@ -53,7 +53,7 @@ class Notifications:
         self._away_until = 0.0
 
     async def notify(self, *topics: Topic) -> None:
-        """Wakes everybody who waits for one of the topics. Call it after the commit."""
+        """Wakes all processes that wait for one of the topics. Call it after the commit."""
 
         async def send() -> None:
             async with self._redis.pipeline(transaction=False) as pipeline:
@@ -64,7 +64,7 @@ class Notifications:
         await self._send(send)
 
     async def wait(self, *topics: Topic, timeout_seconds: float) -> bool:
-        """Whether a notification for one of the topics came since this object last waited for it, or ever."""
+        """Waits for a notification of one of the topics since this object's last wait; returns whether one arrived."""
         deadline = time.monotonic() + timeout_seconds
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -77,13 +77,13 @@ class Notifications:
         return False
 
     async def publish_ended(self, attempts: Iterable[AttemptKey] | None) -> None:
-        """Tells gateways and collectors which attempts may have ended, None for any. Call it after the commit."""
+        """Notifies gateways and collectors of attempts that may have ended, None for any. Call it after the commit."""
         ended = None if attempts is None else list(attempts)
         if ended is None or ended:
             await self._send(lambda: self._redis.publish(_ENDED, json.dumps(ended)))
 
     async def ended(self) -> AsyncIterator[list[AttemptKey] | None]:
-        """Yields what `publish_ended` sends, for ever; None, for any, where one was missed or cannot be read."""
+        """Yields the messages of `publish_ended`, for ever; None (any attempt) where one was lost or is invalid."""
         while True:
             try:
                 async with self._redis.pubsub() as channel:
@@ -93,7 +93,7 @@ class Notifications:
                         async with answering(MAX_BLOCK_SECONDS + CONNECT_SECONDS):
                             message = await channel.get_message(timeout=MAX_BLOCK_SECONDS)
                         if message is not None:
-                            # After a lost connection the client subscribes again by itself, and reports only that.
+                            # After a lost connection the client resubscribes; a message of another type reports it.
                             yield _attempts(message["data"]) if message["type"] == "message" else None
             except (QueueUnavailable, RedisError):
                 await asyncio.sleep(RECONNECT_SECONDS)
@@ -108,7 +108,7 @@ class Notifications:
             async with answering(SEND_SECONDS):
                 await send()
         except QueueUnavailable:
-            # Only a hint: whoever waits polls within seconds.
+            # Only a hint: waiting processes poll within seconds.
             self._away_until = time.monotonic() + AWAY_SECONDS
 
     async def _read(self, topics: tuple[Topic, ...], seconds: float) -> bool:
@@ -120,7 +120,7 @@ class Notifications:
 
 
 def _attempts(message: str) -> list[AttemptKey] | None:
-    """None for a message that is not ours: nothing that others publish ends the subscription."""
+    """Parses a message; None for an invalid one, which must not end the subscription."""
     try:
         return _ENDED_ATTEMPTS.validate_json(message, strict=True)
     except ValidationError:

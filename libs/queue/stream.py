@@ -1,8 +1,8 @@
 """Delivery of rollout ids to runners through one Redis stream.
 
-The controller can make the stream again at any time: it enqueues `leases.deliverable_rollouts`, and no rollout enters
-twice. A runner acknowledges a delivery once `lease_rollout` has answered; from then on Postgres
-knows the owner. A delivery that its runner never acknowledges goes to another one after `reclaim_seconds`.
+The controller can restore the stream at any time: it enqueues `leases.deliverable_rollouts`, and no rollout enters
+twice. A runner acknowledges a delivery once it has the lease; from then on Postgres stores the owner. A
+delivery without an acknowledgement goes to another runner after `reclaim_seconds`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _WAITING = "{leyden:rollouts}:waiting"
 _GROUP = "runners"
 _ROLLOUT_ID = re.compile(r"[\w.:-]{1,200}", re.ASCII)
 
-# The hash maps each rollout to its message; a message that is gone (a flush or an eviction) is written again.
-# A key of another type is somebody's mistake; deleting it loses nothing of ours.
+# The hash maps each rollout to its message; a message lost by a flush or an eviction is written again.
+# A key of the wrong type is deleted, because the stream can be restored.
 _ENQUEUE = """
 for key, kind in pairs({[KEYS[1]] = 'stream', [KEYS[2]] = 'hash'}) do
     local found = redis.call('TYPE', key).ok
@@ -56,22 +56,22 @@ end
 """
 _BATCH = 1000
 DEAD_SECONDS = 3600.0
-"""An owner that has not asked for so long, and has no delivery, is removed: runners ask every few seconds."""
+"""A consumer idle for this long without a delivery is removed; live runners read every few seconds."""
 
 
 @dataclass(frozen=True)
 class Delivery:
-    """One rollout id handed to one owner, until acknowledged."""
+    """One rollout id delivered to one owner, until acknowledged."""
 
     message_id: str
     rollout_id: str
 
 
 class RolloutQueue:
-    """The stream, as controller and runners see it. Every method raises QueueUnavailable when Redis does not answer.
+    """The stream of rollout ids. Every method raises QueueUnavailable when Redis does not answer.
 
     Args: reclaim_seconds: how long a delivery may stay unacknowledged before another owner gets it; answer_seconds:
-        bound on a command beyond its own wait; dead_seconds: see `DEAD_SECONDS`
+        time-out of a command beyond its own wait; dead_seconds: see `DEAD_SECONDS`
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class RolloutQueue:
         return added
 
     async def deliver(self, owner: str, count: int, block_seconds: float) -> list[Delivery]:
-        """Delivers up to `count` rollouts to this owner; none when none came within `block_seconds` (at most 10).
+        """Delivers up to `count` rollouts to this owner; none if none arrive within `block_seconds` (at most 10).
 
-        First those that another owner never acknowledged, then new ones.
+        Deliveries that another owner did not acknowledge precede new ones.
         """
         block_milliseconds = max(1, int(min(block_seconds, MAX_BLOCK_SECONDS) * 1000))
         async with answering(self._answer_seconds + 2 * block_milliseconds / 1000):
@@ -117,7 +117,7 @@ class RolloutQueue:
             return await self._receive(owner, count, block_milliseconds)
 
     async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        """Removes deliveries; a rollout that must run again is enqueued again."""
+        """Acknowledges and removes deliveries; the controller enqueues a rollout again if it must run again."""
         if not deliveries:
             return
         arguments = [part for delivery in deliveries for part in (delivery.message_id, delivery.rollout_id)]
@@ -125,7 +125,7 @@ class RolloutQueue:
             await self._ack(keys=[_STREAM, _WAITING], args=[_GROUP, *arguments])
 
     async def depth(self) -> int:
-        """Rollouts waiting or delivered and not yet acknowledged."""
+        """Returns the number of rollouts that wait or are delivered but not acknowledged."""
         async with answering(self._answer_seconds):
             return int(await self._redis.xlen(_STREAM))
 
@@ -150,18 +150,18 @@ class RolloutQueue:
         return await self._parsed(messages)
 
     async def _parsed(self, messages: Any) -> list[Delivery]:
-        """Returns the messages that name a rollout, and removes all others, which would be delivered for ever."""
+        """Returns the messages with a rollout id; removes all others, which would be delivered for ever."""
         # A message deleted while it was pending has no fields.
         found = [Delivery(message_id, fields.get("rollout", "")) for message_id, fields in messages if fields]
         foreign = [delivery for delivery in found if not _ROLLOUT_ID.fullmatch(delivery.rollout_id)]
         if foreign:
-            log.warning("foreign messages dropped from the queue", messages=[one.message_id for one in foreign])
+            log.warning("invalid messages removed from the queue", messages=[one.message_id for one in foreign])
             arguments = [part for one in foreign for part in (one.message_id, one.rollout_id)]
             await self._ack(keys=[_STREAM, _WAITING], args=[_GROUP, *arguments])
         return [delivery for delivery in found if delivery not in foreign]
 
     async def _remove_dead_owners(self) -> None:
-        """Once: every start of a runner leaves its name in Redis, and nothing else removes it."""
+        """Removes consumers of earlier runner processes, once: Redis never removes them itself."""
         if self._removed_dead_owners:
             return
         owners: Any = await self._redis.xinfo_consumers(_STREAM, _GROUP) if await self._redis.exists(_STREAM) else []
@@ -172,7 +172,7 @@ class RolloutQueue:
 
     async def _create_group(self) -> None:
         try:
-            # From the beginning: rollouts enqueued before the group existed are delivered too.
+            # id="0": rollouts enqueued before the group existed are delivered, too.
             await self._redis.xgroup_create(_STREAM, _GROUP, id="0", mkstream=True)
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):

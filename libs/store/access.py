@@ -19,7 +19,7 @@ class KeyReused(ValueError):
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """The answer that the first request with a key got."""
+    """The answer to the first request with a key."""
 
     status_code: int
     body: Json
@@ -34,7 +34,7 @@ async def find_token(session: ReadSession, secret: str) -> Token | None:
 
 
 async def add_token(session: Session, token_id: str, name: str, secret: str, scopes: list[ApiScope]) -> Token:
-    """Keeps the hash of a new token."""
+    """Stores a new token; only its hash."""
     digest = hashlib.sha256(secret.encode()).digest()
     row = tables.ApiToken(id=token_id, name=name, token_sha256=digest, scopes=[str(scope) for scope in scopes])
     session.add(row)
@@ -77,7 +77,7 @@ async def recall_answer(session: Session, token_id: str, key: str, request_sha25
     return StoredAnswer(row.status_code, row.body)
 
 
-async def keep_answer(session: Session, token_id: str, key: str, request_sha256: bytes, answer: StoredAnswer) -> None:
+async def add_answer(session: Session, token_id: str, key: str, request_sha256: bytes, answer: StoredAnswer) -> None:
     """Stores the answer in the transaction that made it."""
     session.add(
         tables.IdempotencyKey(

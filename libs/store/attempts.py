@@ -1,4 +1,4 @@
-"""Which attempts run: what opens the doors of their agents, and what holds them open until a row is committed."""
+"""The attempts that run: services serve the agents of these alone, and writers lock them until their rows commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AttemptKey(NamedTuple):
     attempt: int
 
 
-# The same attempts as those that a heartbeat renews: a lease that is only overdue may still be renewed and settled.
+# The same condition as that of a heartbeat: an overdue lease may still be renewed and settled.
 _RUNNING = """
     SELECT a.rollout_id, a.number
     FROM unnest(CAST(:rollout_ids AS text[]), CAST(:numbers AS integer[])) AS asked (rollout_id, number)
@@ -26,19 +26,19 @@ _RUNNING = """
     JOIN runs u ON u.id = r.run_id
     WHERE a.state IN ('leased', 'running') AND r.state = 'queued' AND u.intent <> 'cancelled'
 """
-_ASK = text(_RUNNING)
-# SHARE waits for who ends the attempt and makes it wait. In the order of keys, so that no two writers deadlock.
-_HOLD = text(f"{_RUNNING} ORDER BY a.rollout_id, a.number FOR SHARE OF a")
+_READ = text(_RUNNING)
+# SHARE and the end of the attempt wait for each other. The order of keys keeps two writers from a deadlock.
+_LOCK = text(f"{_RUNNING} ORDER BY a.rollout_id, a.number FOR SHARE OF a")
 
 
 async def running_attempts(session: ReadSession, attempts: Iterable[AttemptKey]) -> set[AttemptKey]:
-    """Those of the attempts that run: leased, not settled or expired, their rollout and run not cancelled."""
-    return await _select(session, _ASK, attempts)
+    """The given attempts that run: leased, not settled or expired, their rollout and run not cancelled."""
+    return await _select(session, _READ, attempts)
 
 
-async def hold_attempts(session: Session, attempts: Iterable[AttemptKey]) -> set[AttemptKey]:
-    """Those of the attempts that run, none of which can be settled or expired before this transaction ends."""
-    return await _select(session, _HOLD, attempts)
+async def lock_running_attempts(session: Session, attempts: Iterable[AttemptKey]) -> set[AttemptKey]:
+    """The given attempts that run; none of them can be settled or expired before this transaction ends."""
+    return await _select(session, _LOCK, attempts)
 
 
 async def _select(session: ReadSession, statement: TextClause, attempts: Iterable[AttemptKey]) -> set[AttemptKey]:

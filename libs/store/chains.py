@@ -20,12 +20,11 @@ TOKEN_BYTES = 4
 
 
 class FullCall(NamedTuple):
-    """A call with all that it shares: prompt_ids is int32[prompt_tokens]; depth counts the parents that were read."""
+    """A call with all that it shares: prompt_ids is int32[prompt_tokens]."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Json, ...]
     prompt_ids: bytes
-    depth: int
 
 
 class MissingParent(LookupError):
@@ -92,7 +91,7 @@ def full_call(by_id: Mapping[str, Any], row: Any) -> FullCall:
         tools = tools if one.tools is None else one.tools
         if one is not row and one.answer is not None:
             turns.append(parse_turn(one.answer))
-    return FullCall(tuple(turns), tuple(tools), _prompt(chain), len(chain) - 1)
+    return FullCall(tuple(turns), tuple(tools), _prompt(chain))
 
 
 def full_prompt(by_id: Mapping[str, TokenRow], row: TokenRow) -> bytes:

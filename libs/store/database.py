@@ -1,22 +1,72 @@
-"""Connections: a session is a unit of work; the caller opens it, leaving the block commits, an exception rolls back."""
+"""Connections to Postgres. A session is a unit of work: leaving its block commits, an exception rolls back.
+
+StoreAway   Postgres cannot be reached, is full or read-only, or did not say whether it committed: repeat the work
+Refused     Postgres will never take these rows: a constraint or a missing partition forbids them
+  BadValue  a value fits no column: U+0000, half of a surrogate pair, or a number out of range
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from typing import Any, TypeVar
 
-from psycopg import AsyncConnection, sql
+import psycopg
+from psycopg import AsyncConnection, sql, waiting
+from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import exc, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from leyden.libs.store.connection import arguments, connect
+RV = TypeVar("RV")
 
-AWAY = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, OSError)
-"""What a session raises while Postgres is away, full, read-only or out of connections: the work may be repeated."""
 POOL_SECONDS = 10.0
 RECYCLE_SECONDS = 1800
-"""Age at which a connection is replaced, so that after a failover or a change of roles nobody keeps an old one."""
+"""Age at which the pool replaces a connection, so that no process stays on an old primary after a failover."""
+CONNECT_SECONDS = 5
+"""Per address; `?connect_timeout=…` in the DSN overrides it, as any setting of libpq."""
+IDLE_TRANSACTION_SECONDS = 300
+"""A process that stands still inside a transaction loses it, and with it the locks that others wait for."""
+
+_KEEPALIVES = {
+    # The client notices a vanished server within seconds.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+_SERVER = {
+    "timezone": "UTC",
+    "idle_in_transaction_session_timeout": f"{IDLE_TRANSACTION_SECONDS}s",
+    # The server ends what a vanished client left running or locked within seconds.
+    "client_connection_check_interval": "5s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+
+
+class StoreAway(Exception):
+    """Postgres cannot be reached, is full or read-only, or did not say whether it committed: repeat the work."""
+
+
+class Refused(Exception):
+    """Postgres will never take these rows, and stored none of their transaction; `__cause__` is the driver's error."""
+
+
+class BadValue(Refused):
+    """A value fits no column: U+0000, half of a surrogate pair, or a number out of range."""
+
+
+# InternalError: a server that became read-only.
+_AWAY = (
+    exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError, psycopg.OperationalError,
+    psycopg.InterfaceError, psycopg.InternalError, OSError,
+)  # fmt: skip
+_REFUSED = (exc.IntegrityError, exc.ProgrammingError, psycopg.IntegrityError, psycopg.ProgrammingError)
+_BAD_VALUE = (exc.DataError, psycopg.DataError, UnicodeEncodeError)
 
 
 class ReadSession(AsyncSession):
@@ -28,10 +78,10 @@ class Session(ReadSession):
 
 
 class Database:
-    """The pool of one process.
+    """The connection pool of one process.
 
-    Args: dsn: `postgresql://…`; client: who this is, as `leyden-gateway`: Postgres shows it beside each connection;
-        pool_size: connections kept; answer_seconds: bound on every statement, after which Postgres counts as away.
+    Args: dsn: `postgresql://…`; client: the name that Postgres shows beside each connection, as `leyden-gateway`;
+        pool_size: connections kept; answer_seconds: bound on every statement, after which Postgres counts as away
     """
 
     def __init__(self, dsn: str, client: str = "leyden", *, pool_size: int = 5, answer_seconds: float = 30.0) -> None:
@@ -43,41 +93,121 @@ class Database:
             pool_pre_ping=True,
             pool_timeout=POOL_SECONDS,
             pool_recycle=RECYCLE_SECONDS,
-            # Parameters are prompts and answers, and errors are logged.
+            # Parameters are prompts and answers, and services log errors.
             hide_parameters=True,
             connect_args={
                 "async_creator_fn": partial(connect, answer_seconds=answer_seconds),
-                **arguments(dsn, client, answer_seconds),
+                **connect_arguments(dsn, client, answer_seconds),
             },
         )
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Session]:
-        """A transaction that commits when the block ends without an exception."""
-        async with Session(self.engine, expire_on_commit=False) as session, session.begin():
-            yield session
+        """A transaction that commits when the block ends without an exception.
+
+        Raises: StoreAway, Refused: for whatever Postgres or its driver raises in the block, too
+        """
+        with store_errors():
+            async with Session(self.engine, expire_on_commit=False) as session, session.begin():
+                yield session
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadSession]:
-        """A read-only transaction."""
-        async with ReadSession(self.engine, expire_on_commit=False) as session:
-            await session.execute(text("SET TRANSACTION READ ONLY"))
-            yield session
+        """A read-only transaction.
+
+        Raises: as `session`
+        """
+        with store_errors():
+            async with ReadSession(self.engine, expire_on_commit=False) as session:
+                await session.execute(text("SET TRANSACTION READ ONLY"))
+                yield session
 
     async def ping(self) -> None:
-        """Raises when Postgres cannot answer."""
-        async with self.engine.connect() as connection:
-            await connection.execute(text("SELECT 1"))
+        """Returns when Postgres answers.
+
+        Raises: StoreAway
+        """
+        with store_errors():
+            async with self.engine.connect() as connection:
+                await connection.execute(text("SELECT 1"))
 
     async def close(self) -> None:
         """Closes every pooled connection."""
         await self.engine.dispose()
 
 
+@contextmanager
+def store_errors() -> Iterator[None]:
+    """Gives the errors of Postgres and its driver the names of this module."""
+    try:
+        yield
+    except _AWAY as error:
+        raise StoreAway(cause(error)) from error
+    except _REFUSED as error:
+        raise Refused(cause(error)) from error
+    except _BAD_VALUE as error:
+        raise BadValue(cause(error)) from error
+
+
 def cause(error: BaseException) -> str:
-    """What Postgres or its driver said, in one line without SQL: for logs and for people."""
-    said = str(getattr(error, "orig", None) or error) or type(error).__name__
-    return said.strip().splitlines()[0]
+    """The message of Postgres or its driver in one line without SQL, for logs and people."""
+    message = str(getattr(error, "orig", None) or error) or type(error).__name__
+    return message.strip().splitlines()[0]
+
+
+class BoundedConnection(AsyncConnection[tuple[object, ...]]):
+    """A connection on which every wait for the server ends: with the answer, or with the connection.
+
+    psycopg would first cancel the statement politely, which takes another ten seconds where nobody answers. Closing is
+    as safe: the server rolls back what was not committed.
+    """
+
+    answer_seconds: float = 30.0
+
+    async def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:  # noqa: ASYNC109 - psycopg's own
+        """The result of a step of the protocol.
+
+        Raises: psycopg.OperationalError: no answer within `answer_seconds`; the connection is closed
+        """
+        try:
+            async with asyncio.timeout(self.answer_seconds if timeout is None else timeout):
+                return await waiting.wait_async(gen, self.pgconn.socket, interval=interval)
+        except TimeoutError:
+            self.pgconn.finish()
+            message = f"Postgres did not answer within {self.answer_seconds:g} s, so the connection was closed"
+            raise psycopg.OperationalError(message) from None
+        except asyncio.CancelledError:
+            self.pgconn.finish()
+            raise
+
+
+async def connect(dsn: str = "", *, answer_seconds: float, **arguments: Any) -> BoundedConnection:
+    """An open connection; `connect_arguments` are those that every connection of ours has.
+
+    Raises: psycopg.OperationalError: Postgres is away
+    """
+    connection = await BoundedConnection.connect(dsn, **arguments)
+    # Later than statement_timeout: a server that lives says itself which statement took too long.
+    connection.answer_seconds = answer_seconds + 1.0
+    return connection
+
+
+def connect_arguments(dsn: str, client: str, answer_seconds: float) -> dict[str, Any]:
+    """The settings of libpq beside the DSN; where the DSN names one of them, the DSN wins.
+
+    Args: client: `application_name`
+    """
+    server = {"statement_timeout": f"{round(answer_seconds * 1000)}ms", **_SERVER}
+    ours: dict[str, Any] = {
+        "application_name": client,
+        "connect_timeout": CONNECT_SECONDS,
+        "options": " ".join(f"-c {name}={value}" for name, value in server.items()),
+        # After a failover: neither the old primary nor a replica, which would refuse every write.
+        "target_session_attrs": "read-write",
+        **_KEEPALIVES,
+    }
+    given = conninfo_to_dict(dsn.replace("postgresql+psycopg://", "postgresql://", 1))
+    return {name: value for name, value in ours.items() if name not in given}
 
 
 def sqlalchemy_url(dsn: str) -> str:
@@ -107,10 +237,10 @@ async def copy_rows(
     types: Sequence[str] | None = None,
     on_conflict_do_nothing: bool = False,
 ) -> None:
-    """Writes rows by binary-safe COPY inside the session's transaction.
+    """Writes rows by COPY inside the session's transaction.
 
-    Args: types: Postgres' name of each column's type; with them the binary format is used, which big arrays want;
-        on_conflict_do_nothing: rows whose key exists are left as they are (COPY into a temporary table, then INSERT).
+    Args: types: Postgres' name of each column's type; COPY then uses the binary format, which big arrays want;
+        on_conflict_do_nothing: rows whose key exists stay as they are (COPY into a temporary table, then INSERT)
     """
     connection = await raw_connection(session)
     names = sql.SQL(", ").join(map(sql.Identifier, columns))

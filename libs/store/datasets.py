@@ -1,4 +1,4 @@
-"""Datasets and their tasks: stored whole or not at all."""
+"""Datasets and their tasks, stored in one transaction."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class UnknownDataset(LookupError):
 
 @dataclass(frozen=True)
 class StoredDataset:
-    """What an upload made, or the equal dataset that it repeats."""
+    """The dataset of an upload: a new one, or the equal one that it repeats."""
 
     dataset: api.Dataset
     created: bool
 
 
 async def store_dataset(session: Session, name: str, rows: AsyncIterable[str]) -> StoredDataset:
-    """Writes a dataset by COPY as its rows arrive; nothing is kept when the iterator raises.
+    """Writes a dataset by COPY as its rows arrive; an iterator that raises leaves nothing.
 
-    The repeat key is the name with the hash over the row hashes: an equal upload finds the first one's row.
+    Idempotency key: the name and the hash over the row hashes; an equal upload gets the row of the first.
 
     Args:    rows: canonical JSON text of each task, in order
     Raises:  DatasetConflict: the name belongs to a dataset with other rows
@@ -106,22 +106,24 @@ async def list_datasets(
     """Datasets, newest first."""
     table = tables.Dataset
     conditions: list[ColumnElement[bool]] = [table.name == name] if name else []
-    if key := decode_cursor(cursor, datetime, str):
+    if key := decode_cursor(cursor, "datasets", datetime, str):
         conditions.append(tuple_(table.created_at, table.id) < tuple_(*key))
     query = select(table).where(*conditions).order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)
     rows = (await session.scalars(query)).all()
-    return page(rows, limit, _dataset, lambda row: (row.created_at, row.id))
+    return page("datasets", rows, limit, _dataset, lambda row: (row.created_at, row.id))
 
 
 async def list_tasks(session: ReadSession, dataset_id: str, *, cursor: str | None, limit: int) -> api.Page[api.Task]:
     """Tasks of a dataset in the order of its upload."""
     table = tables.Task
-    conditions = [table.dataset_id == dataset_id]
-    if key := decode_cursor(cursor, int):
+    conditions, name = [table.dataset_id == dataset_id], f"tasks of {dataset_id}"
+    if key := decode_cursor(cursor, name, int):
         conditions.append(table.number > cast(int, key[0]))
     query = select(table).where(*conditions).order_by(table.number).limit(limit + 1)
     rows = (await session.scalars(query)).all()
-    return page(rows, limit, lambda row: api.Task.model_validate(row, from_attributes=True), lambda row: (row.number,))
+    return page(
+        name, rows, limit, lambda row: api.Task.model_validate(row, from_attributes=True), lambda row: (row.number,)
+    )
 
 
 def _dataset(row: tables.Dataset) -> api.Dataset:

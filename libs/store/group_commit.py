@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import Refused, StoreAway
 from leyden.libs.telemetry import RateLimitedLogger, logger
 
 RETRY_SECONDS = 0.25
@@ -19,10 +19,6 @@ log = logger()
 limited_log = RateLimitedLogger(log)
 
 Item = TypeVar("Item")
-
-
-class Refused(Exception):
-    """The store will never take these items: a value is out of range, or their run has no partition."""
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +50,7 @@ class GroupCommit(Generic[Item]):
     async def submit(self, items: Sequence[Item]) -> None:
         """Returns once the items are durable, all in one transaction. Cancelling the wait does not stop the write.
 
-        Raises: StoreAway: the store was away for longer than items are held; Refused
+        Raises: StoreAway: the store was away for longer than `hold_seconds`; Refused
         """
         loop = asyncio.get_running_loop()
         submission = _Submission(items, loop.create_future(), loop.time() + self._hold_seconds)
@@ -104,7 +100,7 @@ class GroupCommit(Generic[Item]):
         # The loop must live: these items may be wrong in any way, and the next ones fine.
         except Exception as error:
             if len(batch) > 1:
-                # One bad submission must not take the others of its batch with it.
+                # One bad submission must not fail the others of its batch.
                 for submission in batch:
                     await self._write_batch([submission])
                 return

@@ -1,6 +1,6 @@
-"""What the controller reads and writes: runs' progress, groups, rollouts. Bulk statements, none in a loop.
+"""Progress of runs, groups and rollouts, which the controller reads and writes in bulk statements.
 
-Writing twice is harmless everywhere: ids are deterministic, and states only move along `leyden.libs.contracts.states`.
+A repeated write is harmless: ids are deterministic, and states only move along `leyden.libs.contracts.states`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,31 @@ from leyden.libs.contracts.states import OutcomeKind, RolloutState, RunIntent, R
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 
-HELD_SHARE = 0.5
-"""Of an attempt's time: a timeout whose model calls waited longer than this for an engine is the platform's failure."""
+WAITING_SHARE = 0.2
+"""Share of an attempt's time: a timeout counts as the platform's when model calls waited longer for an engine.
 
-# Of model calls m, grouped. Calls that waited at the same time waited once: an agent that asks for many answers at once
-# could otherwise make any timeout the platform's.
-HELD_SECONDS = """
+Why not 0: every change of weights holds calls for a moment, and that must not excuse an agent that never ends."""
+
+# Over grouped model calls m. Calls that waited at the same time count once: otherwise an agent could make any timeout
+# the platform's by many concurrent calls.
+WAITED_SECONDS = """
     (SELECT (sum(upper(wait) - lower(wait)) / 1e9)::double precision
      FROM unnest(range_agg(int8range(m.sequence, m.sequence + (m.queued_seconds * 1e9)::bigint))) AS wait)
+"""
+
+# Over grouped model calls m of outcome o: true when the platform failed one. An agent that succeeded all the same needs
+# an answer to a later try of the same request.
+CALL_FAILED = """
+    bool_or(m.status = 'failed' AND (o.kind <> 'succeeded' OR NOT EXISTS (
+        SELECT FROM model_calls n
+        WHERE n.run_id = m.run_id AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
+        AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence AND n.status = 'completed')))
 """
 
 
 @dataclass(frozen=True)
 class EvaluationFacts:
-    """How far an evaluation is. `groups` are admitted, of `expected`; `open_groups` of them have not ended."""
+    """The progress of an evaluation: `groups` of `expected` are admitted, `open_groups` of them have not ended."""
 
     id: str
     number: int
@@ -51,10 +62,10 @@ class EvaluationFacts:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Everything that decides what a run does next.
+    """The facts that decide the next phase and admissions of a run.
 
-    `counting_groups`: groups that count or still may (`services/controller/admission.py`); `servable_versions`:
-    those whose files exist, as far as somebody may want them: the newest, and those of evaluations.
+    `counting_groups`: groups that count or still may (`services/controller/admission.py`); `servable_versions`: the
+    newest version and those of evaluations, if their files exist.
     """
 
     id: str
@@ -79,9 +90,9 @@ class RunFacts:
 class AttemptFacts:
     """The last attempt of a queued rollout, ended. `kind` is None when its lease expired.
 
-    `failures` counts the rollout's attempts except those that were cancelled. Of an attempt that failed, `seconds` is
-    how long it ran, `held_seconds` how long its model calls waited for an engine, and `call_failed` whether the gateway
-    gave up on one of them.
+    `failures` counts the rollout's attempts without the cancelled ones. `seconds` is the run time of the attempt,
+    `waited_seconds` the time that its model calls waited for an engine, and `call_failed` is true when the gateway gave
+    up on one of them and no later try of it made up for that.
     """
 
     rollout_id: str
@@ -92,7 +103,7 @@ class AttemptFacts:
     failures: int
     has_explicit_reward: bool
     seconds: float = 0.0
-    held_seconds: float = 0.0
+    waited_seconds: float = 0.0
     call_failed: bool = False
 
 
@@ -107,7 +118,7 @@ class QueuedRollout:
 
 @dataclass(frozen=True)
 class Resolution:
-    """What a queued rollout becomes: finished with a reward of its `attempt`, or excluded."""
+    """The end of a queued rollout: finished with a reward of its `attempt`, or excluded."""
 
     rollout_id: str
     state: RolloutState
@@ -118,7 +129,7 @@ class Resolution:
 
 @dataclass(frozen=True)
 class Phase:
-    """Where a run is from now on."""
+    """The next phase of a run."""
 
     run_id: str
     phase: RunPhase
@@ -144,8 +155,8 @@ class NewGroup:
         return [rollout_id(self.id, sibling) for sibling in range(self.size)]
 
 
-# Training groups have consecutive numbers from 0, so the largest tells how many there are; those that do not count are
-# few, each for one reason alone, and have indexes of their own: a run's past costs nothing.
+# Why: training groups have consecutive numbers from 0, so the largest number counts them, and partial indexes count the
+# few that are cancelled, excluded or stale: the cost does not grow with a run's past.
 _RUNS = text("""
     SELECT r.id, r.config, r.intent, r.dataset_id, r.created_at, d.task_count,
            coalesce(s.phase, 'pending') AS phase, s.reason,
@@ -174,7 +185,6 @@ _RUNS = text("""
     ORDER BY r.created_at, r.id
 """)
 
-# Groups of an evaluation have consecutive numbers from 0, so the largest tells how many there are.
 _EVALUATIONS = text("""
     SELECT e.id, e.run_id, e.number, e.dataset_id, e.policy_version, e.rollouts_per_task,
            least(d.task_count, coalesce(e.max_tasks, d.task_count)) AS expected, g.groups, g.open
@@ -195,16 +205,16 @@ _ENDED = text(f"""
            EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = a.number)
            OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id) AS explicit,
            coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
-           coalesce(c.held, 0) AS held, coalesce(c.failed, false) AS call_failed
+           coalesce(c.waited, 0) AS waited, coalesce(c.failed, false) AS call_failed
     FROM rollouts r
     CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
     LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number
     LEFT JOIN LATERAL (
-        SELECT {HELD_SECONDS} AS held, bool_or(m.status = 'failed') AS failed FROM model_calls m
+        SELECT {WAITED_SECONDS} AS waited, {CALL_FAILED} AS failed FROM model_calls m
         WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = a.number AND m.choice = 0
-    ) c ON o.kind IN ('agent_error', 'timeout')
+    ) c ON o.kind IN ('agent_error', 'timeout', 'succeeded')
     WHERE r.state = 'queued' AND a.state IN ('settled', 'expired')
-        -- A moment for the gateway to record the calls that the agent's end broke off.
+        -- The gateway needs a moment to record the calls that the end of the agent broke off.
         AND (o.kind IS NULL OR o.kind NOT IN ('agent_error', 'timeout')
              OR a.finished_at < clock_timestamp() - interval '1 second')
 """)  # noqa: S608  # constants alone
@@ -256,7 +266,7 @@ _PHASES = text("""
         updated_at = CASE WHEN s.phase = excluded.phase THEN s.updated_at ELSE now() END
 """)
 
-_BARREN = text("""
+_WITHOUT_SUCCESS = text("""
     SELECT s.run_id, (array_agg(latest.detail ORDER BY r.finished_at DESC))[1] AS detail
     FROM run_status s
     CROSS JOIN LATERAL (
@@ -278,7 +288,7 @@ _BARREN = text("""
 async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = ()) -> list[RunFacts]:
     """Every run that is not over, and completed ones that have an unfinished evaluation, oldest first.
 
-    Args: finished_evaluations: known to be finished for good, so that they need not be counted again.
+    Args: finished_evaluations: finished for good; the query skips their counts
     """
     evaluations: dict[str, list[EvaluationFacts]] = {}
     for row in await session.execute(_EVALUATIONS, {"finished": list(finished_evaluations)}):
@@ -289,7 +299,7 @@ async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = 
 
 
 async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str, RunConfig]:
-    """The documents of runs."""
+    """Configurations by run id."""
     rows = await session.execute(select(tables.Run.id, tables.Run.config).where(tables.Run.id.in_(list(run_ids))))
     return {row.id: RunConfig.model_validate(row.config) for row in rows}
 
@@ -317,7 +327,7 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             failures=row.failures,
             has_explicit_reward=row.explicit,
             seconds=row.seconds,
-            held_seconds=row.held,
+            waited_seconds=row.waited,
             call_failed=row.call_failed,
         )
         for row in await session.execute(_ENDED)
@@ -371,7 +381,7 @@ async def admit_groups(session: Session, groups: Sequence[NewGroup], trace_paren
 
 
 async def write_phases(session: Session, phases: Sequence[Phase]) -> None:
-    """Moves runs on; `started_at` is the first move to work, `finished_at` the last end."""
+    """Moves runs to their next phases; `started_at` is the first start of work, `finished_at` the last end."""
     if not phases:
         return
     columns = {
@@ -389,8 +399,8 @@ async def cancel_open_work(session: Session, run_ids: Sequence[str], reason: str
 
 
 async def runs_without_success(session: ReadSession, groups: int) -> dict[str, str]:
-    """Running runs whose last `groups` complete training groups of this phase hold no success, and the last cause."""
-    rows = await session.execute(_BARREN, {"groups": groups})
+    """Running runs without a success in their last `groups` training groups of this phase, with the last cause."""
+    rows = await session.execute(_WITHOUT_SUCCESS, {"groups": groups})
     return {row.run_id: row.detail or "every lease was lost" for row in rows}
 
 

@@ -1,58 +1,100 @@
 """Brings a database to the schema of `leyden.libs.store.tables`.
 
 `python -m leyden.libs.store.migrate` upgrades the database of LEYDEN_DATABASE_URL; `--new MESSAGE` writes the
-migration that would bring it to the current models, dated today, for a person to review.
+migration that would bring it to the current models, dated today, for a person to review. Migrations hold no comments:
+every upgrade writes those of the models.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
+from sqlalchemy.schema import SetColumnComment, SetTableComment
 
 from leyden.libs.store.database import sqlalchemy_url
-from leyden.libs.store.schema import MIGRATIONS
+from leyden.libs.store.schema import MIGRATIONS, newest_revision
 from leyden.libs.store.settings import StoreSettings
+from leyden.libs.store.tables import Base
 
 # Any number, as long as nothing else locks it: "leyden" in ASCII.
 _LOCK = 0x6C657964656E
 
 
+class UnknownSchema(Exception):
+    """The database is at a revision that this code does not have: an older or a newer version of Leyden made it."""
+
+
 def migrate(dsn: str, revision: str = "head") -> None:
-    """Upgrades to `revision` in one transaction; nothing happens when there. Callers at once wait for the first."""
-    with _connect(dsn) as connection, connection.begin():
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        command.upgrade(_config(connection), revision)
+    """Upgrades to `revision` in one transaction; changes nothing in a database that has it. Concurrent callers wait.
+
+    Raises: UnknownSchema: the message says what to do
+    """
+    with _locked(dsn) as (connection, config):
+        before = MigrationContext.configure(connection).get_current_revision()
+        command.upgrade(config, revision)
+        if revision == "head" and before != newest_revision():
+            _write_comments(connection)
 
 
 def downgrade(dsn: str, revision: str) -> None:
-    """Takes back every migration after `revision` (`base` for all)."""
-    with _connect(dsn) as connection, connection.begin():
-        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        command.downgrade(_config(connection), revision)
+    """Takes back every migration after `revision`.
+
+    Raises: UnknownSchema
+    """
+    with _locked(dsn) as (_, config):
+        command.downgrade(config, revision)
 
 
 def write_migration(dsn: str, message: str) -> None:
-    """Writes the difference between the database, which must be migrated, and the models as a new file."""
-    with _connect(dsn) as connection, connection.begin():
+    """Writes the difference between the database, which must be migrated, and the models as a new file.
+
+    Raises: UnknownSchema
+    """
+    with _locked(dsn) as (_, config):
         today = datetime.now(tz=UTC).strftime("%Y%m%d_%H%M")
-        command.revision(_config(connection), message=message, autogenerate=True, rev_id=today)
+        command.revision(config, message=message, autogenerate=True, rev_id=today)
 
 
-def _connect(dsn: str) -> Connection:
-    return create_engine(sqlalchemy_url(dsn), poolclass=NullPool, connect_args={"connect_timeout": 10}).connect()
+@contextmanager
+def _locked(dsn: str) -> Iterator[tuple[Connection, Config]]:
+    """A transaction of a database that no other process migrates meanwhile, and alembic on it."""
+    engine = create_engine(sqlalchemy_url(dsn), poolclass=NullPool, connect_args={"connect_timeout": 10})
+    with engine.connect() as connection, connection.begin():
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+        _check_revision(connection)
+        config = Config()
+        config.set_main_option("script_location", str(MIGRATIONS))
+        config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
+        config.attributes["connection"] = connection
+        yield connection, config
 
 
-def _config(connection: Connection) -> Config:
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
-    config.attributes["connection"] = connection
-    return config
+def _write_comments(connection: Connection) -> None:
+    for table in Base.metadata.sorted_tables:
+        connection.execute(SetTableComment(table))
+        for column in table.columns:
+            connection.execute(SetColumnComment(column))
+
+
+def _check_revision(connection: Connection) -> None:
+    found = MigrationContext.configure(connection).get_current_revision()
+    known = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()]
+    if found is not None and found not in known:
+        raise UnknownSchema(
+            f"the database is at schema {found}, which this version of Leyden does not know."
+            f" It cannot upgrade a schema older than {known[-1]}: name an empty database in LEYDEN_DATABASE_URL, or,"
+            " for the embedded one, move the folder `postgres` out of the platform's home."
+            f" A schema newer than {known[0]} needs the version of Leyden that made it."
+        )
 
 
 def main() -> None:
@@ -63,10 +105,13 @@ def main() -> None:
     dsn = StoreSettings().database_url
     if not dsn:
         parser.error("set LEYDEN_DATABASE_URL to postgresql://user:password@host/name")
-    if arguments.new:
-        write_migration(dsn, arguments.new)
-    else:
-        migrate(dsn)
+    try:
+        if arguments.new:
+            write_migration(dsn, arguments.new)
+        else:
+            migrate(dsn)
+    except UnknownSchema as error:
+        raise SystemExit(str(error)) from None
 
 
 if __name__ == "__main__":

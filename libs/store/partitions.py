@@ -1,4 +1,4 @@
-"""Each run's own partitions of the big tables: made with the run, dropped by `retention`."""
+"""Each run has its own partitions of the big tables: `create_run` makes them, `retention` drops them."""
 
 from psycopg import sql
 from sqlalchemy import text
@@ -13,8 +13,8 @@ def partition_of(table: str, run_id: str) -> str:
 
 
 async def create_run_partitions(session: Session, run_id: str) -> None:
-    """Makes the run's partitions; a repeat changes nothing. Belongs into the transaction that inserts the run."""
-    # Two callers for one run: the second waits here and then sees the first's partitions.
+    """Makes the run's partitions in the transaction that inserts the run; a repeat changes nothing."""
+    # A second caller for the run waits here and then sees the partitions of the first.
     await session.execute(
         text("SELECT pg_advisory_xact_lock(hashtextextended('partitions:' || :run, 0))"), {"run": run_id}
     )
@@ -25,7 +25,7 @@ async def create_run_partitions(session: Session, run_id: str) -> None:
     connection = await raw_connection(session)
     for name, parent in names.items():
         if name not in existing:
-            # ATTACH, since CREATE … PARTITION OF stops every other run's writes while this transaction lasts.
+            # ATTACH: CREATE … PARTITION OF would block the writes of every other run until the commit.
             await connection.execute(
                 sql.SQL(
                     "CREATE TABLE {0} (LIKE {1} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE"

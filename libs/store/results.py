@@ -1,4 +1,4 @@
-"""What rollouts earned, computed from outcomes at each request: evaluations, steps, time series."""
+"""Rewards and facts of rollouts by evaluation, step and time, computed from outcomes at each request."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from leyden.libs.contracts import api
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.paging import decode_cursor, page
+from leyden.libs.store.rewards import REWARD
 
 Z95 = 1.959963984540054
 MAX_TEXTS = 20
-"""Values shown of a text fact, most frequent first."""
+"""Shown values of a text fact, most frequent first."""
 
-# The outcome line's own reward is reported as the reward, with the policy for failures applied. Numbers too large for
-# statistics are left out: JSON knows no bound, double precision does.
+# The reward of the line is a part of `rollouts.reward`, with the policy for failures applied. Numbers too large for
+# statistics are left out: JSON has no bound, double precision has.
 _EVALUATION_FACTS = text("""
     SELECT groups.evaluation_id, fact.key AS name, jsonb_typeof(fact.value) AS kind,
         CASE WHEN jsonb_typeof(fact.value) = 'string' THEN left(fact.value #>> '{}', 100) END AS text,
@@ -39,13 +40,15 @@ _EVALUATION_FACTS = text("""
         CASE WHEN jsonb_typeof(fact.value) = 'string' THEN left(fact.value #>> '{}', 100) END
 """)
 
-_EVALUATION_ROLLOUTS = text("""
-    SELECT groups.evaluation_id, rollouts.state, count(*) AS count, sum(rollouts.reward) AS sum,
-        sum(rollouts.reward * rollouts.reward) AS squares, count(rollouts.reward) AS rewarded,
-        bool_and(rollouts.reward IN (0, 1)) AS binary, min(groups.admitted_version) AS version
-    FROM groups JOIN rollouts ON rollouts.group_id = groups.id
+_EARNED = f"CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned"
+
+_EVALUATION_ROLLOUTS = text(f"""
+    SELECT groups.evaluation_id, rollouts.state, count(*) AS count, sum(earned.reward) AS sum,
+        sum(earned.reward * earned.reward) AS squares, count(earned.reward) AS rewarded,
+        bool_and(earned.reward IN (0, 1)) AS binary, min(groups.admitted_version) AS version
+    FROM groups JOIN rollouts ON rollouts.group_id = groups.id {_EARNED}
     WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY groups.evaluation_id, rollouts.state
-""")
+""")  # noqa: S608  # constants alone
 
 _EXPECTED = text("""
     SELECT evaluations.id, evaluations.rollouts_per_task * least(datasets.task_count, evaluations.max_tasks) AS rollouts
@@ -53,18 +56,18 @@ _EXPECTED = text("""
 """)
 
 _ROLLOUTS_OF_A_RUN = "JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'"
-# OFFSET keeps them apart: joined, a page of some hundred groups would have all rollouts of all runs read.
+# Why: without OFFSET the planner joins, and a page of some hundred groups reads the rollouts of all runs.
 _ROLLOUTS_OF_A_PAGE = """
     CROSS JOIN LATERAL (SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND state = 'finished' OFFSET 0)
         AS rollouts
 """
 
-_STEP_REWARDS = """
-    SELECT step_groups.step, count(rollouts.id) AS rollouts, avg(rollouts.reward) AS reward_mean,
-        stddev_samp(rollouts.reward) AS reward_std
-    FROM step_groups {rollouts}
+_STEP_REWARDS = f"""
+    SELECT step_groups.step, count(rollouts.id) AS rollouts, avg(earned.reward) AS reward_mean,
+        stddev_samp(earned.reward) AS reward_std
+    FROM step_groups {{rollouts}} {_EARNED}
     WHERE step_groups.run_id = :run_id AND step_groups.step = ANY(:steps) GROUP BY step_groups.step
-"""
+"""  # noqa: S608  # constants alone
 
 _STEP_VERDICTS = text("""
     SELECT step, verdict, count(*) AS count FROM step_groups
@@ -111,18 +114,18 @@ def statistic(count: int, total: float, squares: float, *, binary: bool) -> api.
 async def list_evaluations(
     session: ReadSession, run_id: str, *, cursor: str | None, limit: int
 ) -> api.Page[api.Evaluation]:
-    """Evaluations of a run in the order they were asked for, with results."""
-    table = tables.Evaluation
+    """Evaluations of a run by number, with results."""
+    table, name = tables.Evaluation, f"evaluations of {run_id}"
     conditions = [table.run_id == run_id]
-    if key := decode_cursor(cursor, int):
+    if key := decode_cursor(cursor, name, int):
         conditions.append(table.number > cast(int, key[0]))
     query = select(table).where(*conditions).order_by(table.number).limit(limit + 1)
     found = await _with_results(session, (await session.scalars(query)).all())
-    return page(found, limit, lambda item: item, lambda item: (item.number,))
+    return page(name, found, limit, lambda item: item, lambda item: (item.number,))
 
 
 async def get_evaluation(session: ReadSession, evaluation_id: str) -> api.Evaluation | None:
-    """One evaluation with its results as they are now."""
+    """One evaluation with its present results."""
     row = await session.get(tables.Evaluation, evaluation_id)
     return None if row is None else (await _with_results(session, [row]))[0]
 
@@ -175,7 +178,7 @@ def _facts(records: Sequence[Record]) -> list[api.Fact]:
 
 
 def _number_fact(name: str, records: Sequence[Record]) -> api.Fact:
-    # A grader may write true in one rollout and 1 in another: they are one fact.
+    # A grader may write true in one rollout and 1 in another: both are one fact.
     merged = {part: sum(record[part] for record in records) for part in ("count", "sum", "squares")}
     binary = all(record["binary"] for record in records)
     numbers = statistic(merged["count"], merged["sum"], merged["squares"], binary=binary)
@@ -187,20 +190,20 @@ def _statistic(record: Record, count: str) -> api.Statistic:
 
 
 async def list_steps(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> api.Page[api.Step]:
-    """Optimiser steps from the first, with what their rollouts earned."""
-    table = tables.Step
+    """Optimiser steps from the first, with the rewards of their rollouts."""
+    table, name = tables.Step, f"steps of {run_id}"
     conditions = [table.run_id == run_id]
-    if key := decode_cursor(cursor, int):
+    if key := decode_cursor(cursor, name, int):
         conditions.append(table.number > cast(int, key[0]))
     query = select(table).where(*conditions).order_by(table.number).limit(limit + 1)
     steps = await _with_rewards(session, run_id, (await session.scalars(query)).all(), _ROLLOUTS_OF_A_PAGE)
-    return page(steps, limit, lambda step: step, lambda step: (step.number,))
+    return page(name, steps, limit, lambda step: step, lambda step: (step.number,))
 
 
 async def _with_rewards(
     session: ReadSession, run_id: str, rows: Sequence[tables.Step], rollouts: str
 ) -> list[api.Step]:
-    """Args: rollouts: how these are joined to the groups of the steps"""
+    """Args: rollouts: the SQL that joins rollouts to the groups of the steps"""
     scope = {"run_id": run_id, "steps": [row.number for row in rows]}
     of_steps, of_facts = (text(query.replace("{rollouts}", rollouts)) for query in (_STEP_REWARDS, _STEP_FACTS))
     rewards = {record["step"]: record for record in (await session.execute(of_steps, scope)).mappings()}
@@ -225,7 +228,7 @@ async def _with_rewards(
 async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -> api.Metrics:
     """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`.
 
-    Args: names: those wanted; empty for all
+    Args: names: the wanted series; empty for all
     """
     query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number)
     steps = await _with_rewards(session, run_id, (await session.scalars(query)).all(), _ROLLOUTS_OF_A_RUN)

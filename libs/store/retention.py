@@ -1,4 +1,4 @@
-"""How much is kept: the records of a run that has ended are dropped in one statement, its history stays.
+"""Pruning: one statement drops the records of an ended run; its history stays.
 
 The SQL function `prune_run` drops, atomically, so that a person with `psql` can do the same.
 """
@@ -6,11 +6,12 @@ The SQL function `prune_run` drops, atomically, so that a person with `psql` can
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 
 from sqlalchemy import exc, text
 
-from leyden.libs.store.database import Database, ReadSession
+from leyden.libs.store.database import Database, ReadSession, Session
 from leyden.libs.store.runs import ActionRefused, UnknownRun
 
 TRIES = 6
@@ -39,35 +40,40 @@ _PRUNABLE = text("""
 
 
 class RecordsInUse(RuntimeError):
-    """Somebody works with the records of runs for longer than pruning may hold up others: try again."""
+    """Another transaction uses the records of runs for longer than pruning may block others: try again."""
 
 
 async def prune_run(database: Database, run_id: str, *, tries: int = TRIES) -> int:
     """Drops a run's model calls, spans, credits and samples, and the outputs of its agents; bytes freed of the former.
 
-    What stays: the run, its groups, rollouts, attempts, outcomes, rewards, verdicts, steps and versions. The outputs go
-    first, some at a time; what is dropped goes whole or not at all. A repeat does what is left and frees nothing more.
-    Writers of other runs wait for milliseconds; where one is in the way for longer, it is this that tries again.
+    The run, its groups, rollouts, attempts, outcomes, rewards, verdicts, steps and versions stay. The outputs go first,
+    some at a time, the partitions in one transaction. A repeat does the rest and frees nothing more. Writers of other
+    runs wait for milliseconds; when one of them blocks for longer, pruning gives way and tries again.
 
     Raises: UnknownRun; ActionRefused: it has not ended; RecordsInUse
     """
     await _empty_outputs(database, run_id)
     for attempt in range(tries):
-        try:
+        with suppress(RecordsInUse):
             async with database.session() as session:
-                return int(await session.scalar(_PRUNE, {"run": run_id}) or 0)
-        except exc.DBAPIError as error:
-            match getattr(error.orig, "sqlstate", None):
-                case "P0002":
-                    raise UnknownRun(f"no run has the id {run_id!r}: list runs to find it") from error
-                case "55000":
-                    message = f"cannot prune run {run_id}: it has not ended, or has an evaluation to do"
-                    raise ActionRefused(message, []) from error
-                case "55P03" | "40P01":
-                    await asyncio.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
-                case _:
-                    raise
+                return await _drop_partitions(session, run_id)
+        await asyncio.sleep(FIRST_PAUSE_SECONDS * 2**attempt)
     raise RecordsInUse("the records of runs are in use: try again in a minute")
+
+
+async def _drop_partitions(session: Session, run_id: str) -> int:
+    try:
+        return int(await session.scalar(_PRUNE, {"run": run_id}) or 0)
+    except exc.DBAPIError as error:
+        match getattr(error.orig, "sqlstate", None):
+            case "P0002":
+                raise UnknownRun(f"no run has the id {run_id!r}: list runs to find it") from error
+            case "55000":
+                message = f"cannot prune run {run_id}: it has not ended, or has an evaluation to do"
+                raise ActionRefused(message, []) from error
+            case "55P03" | "40P01":
+                raise RecordsInUse from error
+        raise
 
 
 async def _empty_outputs(database: Database, run_id: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs and evaluations: what people want, and how far it has come."""
+"""Runs and evaluations as the API creates, changes and shows them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.paging import decode_cursor, page
 from leyden.libs.store.partitions import create_run_partitions
+from leyden.libs.store.rewards import REWARD
+from leyden.libs.store.warnings import run_warnings
 
 
 class UnknownRun(LookupError):
@@ -24,7 +26,7 @@ class UnknownRun(LookupError):
 
 
 class ActionRefused(ValueError):
-    """The run is in a state where this cannot be asked; `allowed` is what can."""
+    """The state of the run forbids the action; `allowed` lists the permitted ones."""
 
     def __init__(self, message: str, allowed: list[str]) -> None:
         super().__init__(f"{message}; allowed now: {', '.join(allowed) or 'nothing'}")
@@ -33,8 +35,8 @@ class ActionRefused(ValueError):
 
 INTENT_OF_ACTION = {"pause": RunIntent.PAUSED, "resume": RunIntent.RUNNING, "cancel": RunIntent.CANCELLED}
 
-# Nearly all rollouts of a long run are finished: the others are few and have indexes, and groups tell how many all are.
-_PROGRESS = text("""
+# Why: nearly all rollouts of a long run are finished, so the sizes of groups count them, and partial indexes the rest.
+_PROGRESS = text(f"""
     SELECT runs.id, coalesce(status.phase, 'pending') AS phase, status.reason, status.started_at, status.finished_at,
         coalesce(last_step.number, 0) AS step,
         (SELECT max(version) FROM policy_versions WHERE run_id = runs.id) AS policy_version,
@@ -56,19 +58,19 @@ _PROGRESS = text("""
                 SELECT 'finished', sum(size) - coalesce((SELECT sum(count) FROM others), 0)
                 FROM groups WHERE run_id = runs.id AND evaluation_id IS NULL
             ) AS states WHERE count > 0
-        ), '{}') AS rollouts,
+        ), '{{}}') AS rollouts,
         (
-            SELECT avg(rollouts.reward) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
+            SELECT avg({REWARD}) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
             WHERE step_groups.run_id = runs.id AND step_groups.step = last_step.number AND rollouts.state = 'finished'
         ) AS reward_mean
     FROM runs LEFT JOIN run_status AS status ON status.run_id = runs.id
     LEFT JOIN LATERAL (SELECT max(number) AS number FROM steps WHERE steps.run_id = runs.id) AS last_step ON true
     WHERE runs.id = ANY(:run_ids)
-""")
+""")  # noqa: S608  # constants alone
 
 
 async def create_run(session: Session, config: RunConfig) -> api.Run:
-    """A run with its partitions and the evaluations its document asks for.
+    """A run with its partitions and the evaluations of its document.
 
     Raises: UnknownDataset: of `dataset` or `evaluation.dataset`
     """
@@ -108,11 +110,12 @@ async def _add_planned_evaluations(session: Session, run_id: str, plan: Evaluati
 
 
 async def get_run(session: ReadSession, run_id: str) -> api.Run:
-    """One run with its progress.
+    """One run with its progress and its warnings.
 
     Raises: UnknownRun
     """
-    return (await _with_progress(session, [await check_run(session, run_id)]))[0]
+    run = (await _with_progress(session, [await check_run(session, run_id)]))[0]
+    return run if run.pruned else run.model_copy(update={"warnings": await run_warnings(session, run_id)})
 
 
 async def check_run(session: ReadSession, run_id: str) -> tables.Run:
@@ -138,12 +141,12 @@ async def list_runs(
     conditions: list[ColumnElement[bool]] = [table.name == name] if name else []
     if phase is not None:
         conditions.append(func.coalesce(status.phase, str(RunPhase.PENDING)) == str(phase))
-    if key := decode_cursor(cursor, datetime, str):
+    if key := decode_cursor(cursor, "runs", datetime, str):
         conditions.append(tuple_(table.created_at, table.id) < tuple_(*key))
     query = select(table).outerjoin(status, status.run_id == table.id).where(*conditions)
     newest = query.order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)
     runs = await _with_progress(session, (await session.scalars(newest)).all())
-    return page(runs, limit, lambda run: run, lambda run: (run.created_at, run.id))
+    return page("runs", runs, limit, lambda run: run, lambda run: (run.created_at, run.id))
 
 
 async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> list[api.Run]:
@@ -181,7 +184,7 @@ async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> li
 
 
 def allowed_actions(intent: RunIntent, phase: RunPhase, *, pruned: bool = False) -> list[str]:
-    """What may be asked of a run as it is now; one that is pruned has no place for new records."""
+    """The actions that the state of a run permits; a pruned run has no partitions for new records."""
     if intent is RunIntent.CANCELLED or phase is RunPhase.CANCELLED:
         return []
     if phase is RunPhase.COMPLETED:
@@ -191,15 +194,15 @@ def allowed_actions(intent: RunIntent, phase: RunPhase, *, pruned: bool = False)
     return ["resume" if intent is RunIntent.PAUSED else "pause", "cancel", "evaluate"]
 
 
-async def ask_of_run(session: Session, run_id: str, action: str) -> api.Run:
-    """Pause, resume or cancel; asking for what is already wanted changes nothing.
+async def change_intent(session: Session, run_id: str, action: str) -> api.Run:
+    """Pauses, resumes or cancels a run; a repeat changes nothing.
 
     Raises: UnknownRun; ActionRefused: not in the run's present state
     """
     row = await _locked_run(session, run_id)
     run = (await _with_progress(session, [row]))[0]
     wanted = INTENT_OF_ACTION[action]
-    # A failed run goes nowhere but to its end, which may be asked for again.
+    # A failed run can only be cancelled, also a second time.
     over = run.phase == RunPhase.COMPLETED or (run.phase == RunPhase.FAILED and action != "cancel")
     if action not in run.allowed_actions and (over or row.intent != wanted):
         raise ActionRefused(f"cannot {action} run {run_id}: it is {run.phase}", run.allowed_actions)
@@ -216,7 +219,7 @@ async def _locked_run(session: Session, run_id: str) -> tables.Run:
 
 
 async def create_evaluation(session: Session, run_id: str, request: api.EvaluationRequest) -> str:
-    """The id of a new evaluation; what the request leaves out comes from the run's document.
+    """The id of a new evaluation; the run's document fills fields that the request leaves out.
 
     Raises: UnknownRun; UnknownDataset; ActionRefused: the run was cancelled or failed, or the version cannot be served
     """

@@ -1,7 +1,7 @@
-"""What credit reads and writes: complete groups with all that their siblings did, and the samples made of them.
+"""Complete groups with all records of their siblings, which credit reads, and the samples that it writes.
 
-Reading takes a fixed number of statements however many groups are loaded; writing is COPY. A group is credited once:
-its row is locked while it is computed, and `group_credits` has one row per group.
+Reading takes the same number of statements for any number of groups; writing uses COPY. A group is credited once:
+credit locks its row while it computes, and `group_credits` has one row per group.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ class PendingGroup(NamedTuple):
 
 
 class SiblingRows(NamedTuple):
-    """What the counted attempts of finished siblings left, each list in a stable order.
+    """The records of the counted attempts of finished siblings, each list in a stable order.
 
     rollouts: id, group_id, reward
     calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable, prompt_ids
         (after the shared tokens), prompt_tokens (of the complete prompt), sampled_ids, generator_logprobs,
-        policy_versions, temperature, tool_calls ([{id, name, arguments}] or null)
-    spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; tools
-    alone rewards: rollout_id, value, response_id, tool_call_id, call_id; the doors', telemetry's and people's
+        policy_versions, temperature, answer (a turn or null)
+    spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
+        tool spans
+    rewards: rollout_id, value, response_id, tool_call_id, call_id; of agents, telemetry and people
     """
 
     rollouts: Rows
@@ -94,7 +95,7 @@ class NewSample(NamedTuple):
 
 
 RECENT_SECONDS = 120
-"""Longer than from the begin of a transaction, whose time `finished_at` is, to its commit: statements are bounded."""
+"""Longer than any transaction lasts: `finished_at` is the time of its first statement, and statements are bounded."""
 
 _PENDING_NOW = """
     SELECT g.id FROM groups g
@@ -110,7 +111,7 @@ _FIRST = """
 _LOCK = text(_PENDING_NOW + _FIRST)
 _LOCK_RECENT = text(f"{_PENDING_NOW} AND g.finished_at > now() - interval '{RECENT_SECONDS} seconds' {_FIRST}")
 
-# A statement of its own: what another worker committed before the lock was given is seen here, and not above.
+# A second statement: it sees credits that another worker committed while the first one waited for its lock.
 _PENDING = text("""
     SELECT g.id, g.run_id, r.config FROM groups g
     JOIN runs r ON r.id = g.run_id
@@ -127,7 +128,7 @@ _ROLLOUTS = text("""
 _CALLS = text("""
     SELECT c.rollout_id, c.id, c.parent_call_id, c.shared_tokens, c.request_id, c.choice, c.sequence, c.status,
            c.trainable, c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions,
-           c.temperature, c.answer -> 'tool_calls' AS tool_calls
+           c.temperature, c.answer
     FROM rollouts r
     JOIN model_calls c ON c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = r.attempt
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND c.run_id = ANY(:runs)
@@ -168,9 +169,9 @@ _SAMPLE_TYPES = ["text", "text", "text", "text", "int4", "int4", "int4", *["byte
 async def lock_pending_groups(session: Session, count: int, *, recent: bool = False) -> list[PendingGroup]:
     """Complete training groups without credit, oldest first, of runs that are not over.
 
-    They stay locked until the session ends; what another worker has locked is not among them.
+    They stay locked until the session ends; groups that another worker has locked are left out.
 
-    Args: recent: only those that were completed lately, which costs the same however many were completed before
+    Args: recent: only groups completed lately, at a cost that does not grow with the run
     """
     locked = list(await session.scalars(_LOCK_RECENT if recent else _LOCK, {"count": count}))
     if not locked:
@@ -179,7 +180,7 @@ async def lock_pending_groups(session: Session, count: int, *, recent: bool = Fa
 
 
 async def load_siblings(session: ReadSession, groups: Sequence[PendingGroup]) -> SiblingRows:
-    """Everything that credit is computed from; rollouts that were excluded or cancelled are not among it."""
+    """The input of credit; it has no excluded or cancelled rollouts."""
     names = {"groups": [group.id for group in groups], "runs": sorted({group.run_id for group in groups})}
     return SiblingRows(
         rollouts=(await session.execute(_ROLLOUTS, names)).all(),
@@ -195,9 +196,9 @@ async def write_credit(
     credits_: Sequence[NewCallCredit],
     samples: Sequence[NewSample],
 ) -> None:
-    """Writes verdicts, credits and samples. Idempotency key: the group, whose second verdict is refused.
+    """Writes verdicts, credits and samples. Idempotency key: the group; the store refuses a second verdict.
 
-    Raises: IntegrityError: a group was credited before; nothing of this is written
+    Raises: Refused: a group was credited before; nothing of this is written
     """
     if not groups:
         return

@@ -1,5 +1,4 @@
-"""Which schema this code needs, and whether a database has it; without alembic, which a service that runs has no use
-for."""
+"""The schema that this code needs, checked without importing alembic."""
 
 from __future__ import annotations
 
@@ -32,6 +31,5 @@ async def check_schema(database: Database) -> None:
 
 
 def newest_revision() -> str:
-    """The revision of the last migration: files are named `<date>_<number>_<words>.py`, the revision being the first
-    two."""
+    """The revision of the last migration: the first two words of its file name, `<date>_<number>_<words>.py`."""
     return max("_".join(file.stem.split("_")[:2]) for file in (MIGRATIONS / "versions").glob("[0-9]*.py"))

@@ -1,4 +1,4 @@
-"""Where the store is, for commands that belong to no service."""
+"""The address of the store, for commands that belong to no service."""
 
 from pydantic_settings import BaseSettings, SettingsConfigDict
 

@@ -2,7 +2,7 @@
 
 Tokens are little-endian int32 bytes and log-probabilities little-endian float32 bytes (`numpy.ndarray.tobytes`), so
 that a row costs four bytes a token and no parsing. `model_calls`, `spans`, `credits` and `samples` are partitioned
-by run: `retention.prune_run` removes an ended run's partitions in one statement.
+by run: `retention.prune_run` drops the partitions of an ended run in one statement.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Json = dict[str, Any]
 
 
 class Base(DeclarativeBase):
-    """Names every constraint, so that migrations can speak of them."""
+    """Names every constraint, so that migrations can name them too."""
 
     metadata = MetaData(
         naming_convention={
@@ -84,32 +84,36 @@ def _transitions(table: Mapping[Any, Collection[Any]]) -> str:
 
 
 def _created() -> Mapped[datetime]:
-    return mapped_column(server_default=func.now(), comment="When the row was written (transaction time).")
+    return mapped_column(server_default=func.now(), comment="The start of the transaction that wrote the row.")
 
 
 class ApiToken(Base):
-    """Writer: api. A bearer token of the REST API; only its hash is kept."""
+    """Writer: api. A bearer token of the REST API; only its hash is stored."""
 
     __tablename__ = "api_tokens"
     id: Mapped[str] = mapped_column(primary_key=True, comment="token-<random>; never secret.")
-    name: Mapped[str] = mapped_column(comment="What people call it.")
-    token_sha256: Mapped[bytes] = mapped_column(unique=True, comment="The token itself is shown once.")
+    name: Mapped[str] = mapped_column(comment="A name for people.")
+    token_sha256: Mapped[bytes] = mapped_column(unique=True, comment="The API shows the token itself once.")
     scopes: Mapped[list[str]] = mapped_column(comment="Subset of admin, write, read.")
     created_at: Mapped[datetime] = _created()
-    revoked_at: Mapped[datetime | None] = mapped_column(comment="From then on it is refused; null while it is valid.")
+    revoked_at: Mapped[datetime | None] = mapped_column(
+        comment="The API refuses the token from then on; null while it is valid."
+    )
 
 
 class IdempotencyKey(Base):
-    """Writer: api. The answer to a create request, kept so that a repeat gets the same and makes no second row."""
+    """Writer: api. The answer to a create request: a repeat gets it again and makes no second row."""
 
     __tablename__ = "idempotency_keys"
-    token_id: Mapped[str] = mapped_column(primary_key=True, comment="Who asked: keys of different tokens never meet.")
+    token_id: Mapped[str] = mapped_column(
+        primary_key=True, comment="The token of the request: keys of different tokens never meet."
+    )
     key: Mapped[str] = mapped_column(primary_key=True, comment="The Idempotency-Key header.")
     request_sha256: Mapped[bytes] = mapped_column(
-        comment="Of method, path and body: the key with another request is refused."
+        comment="Digest of method, path and body: the API refuses the key with another request."
     )
-    status_code: Mapped[int] = mapped_column(comment="Of the answer that the first request got.")
-    body: Mapped[Json] = mapped_column(comment="The answer that the first request got.")
+    status_code: Mapped[int] = mapped_column(comment="Status of the answer to the first request.")
+    body: Mapped[Json] = mapped_column(comment="The answer to the first request.")
     created_at: Mapped[datetime] = _created()
 
 
@@ -118,9 +122,9 @@ class Dataset(Base):
 
     __tablename__ = "datasets"
     id: Mapped[str] = mapped_column(primary_key=True, comment="dataset-<random>.")
-    name: Mapped[str] = mapped_column(unique=True, comment="Chosen by whoever uploaded it.")
+    name: Mapped[str] = mapped_column(unique=True, comment="The uploader chose it.")
     content_sha256: Mapped[str] = mapped_column(
-        comment="Over the row hashes in order; an equal upload under the same name is a repeat."
+        comment="Digest over the row hashes in order; an equal upload under the same name is a repeat."
     )
     task_count: Mapped[int] = mapped_column(comment="Number of its tasks.")
     created_at: Mapped[datetime] = _created()
@@ -135,32 +139,32 @@ class Task(Base):
     )
     number: Mapped[int] = mapped_column(primary_key=True, comment="Position in the upload, from 0.")
     row_sha256: Mapped[bytes] = mapped_column(comment="Digest of the row as uploaded.")
-    payload: Mapped[Json] = mapped_column(comment="The row as uploaded; what the agent finds in LEYDEN_TASK.")
+    payload: Mapped[Json] = mapped_column(comment="The row as uploaded; the agent gets it in LEYDEN_TASK.")
 
 
 class Run(Base):
-    """Writer: api. What people want: the document of a training job and whether it should be running."""
+    """Writer: api. The wish for a training job: its configuration, and whether it should run."""
 
     __tablename__ = "runs"
     id: Mapped[str] = mapped_column(
         primary_key=True, comment="run-<random>; groups, rollouts and samples begin with it."
     )
-    name: Mapped[str] = mapped_column(comment="Chosen by whoever made it.")
+    name: Mapped[str] = mapped_column(comment="A name for people.")
     config: Mapped[Json] = mapped_column(comment="The run's document (RunConfig).")
     dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"), comment="Its training tasks.")
     intent: Mapped[str] = mapped_column(
-        default=RunIntent.RUNNING, comment="running, paused or cancelled: what the controller works towards."
+        default=RunIntent.RUNNING, comment="running, paused or cancelled: the goal of the controller."
     )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (_one_of("intent", RunIntent), Index(None, "created_at", "id"))
 
 
 class Evaluation(Base):
-    """Writer: api. A wish to measure one policy version on a dataset; its groups are made by controller."""
+    """Writer: api. A wish to measure one policy version on a dataset; the controller makes its groups."""
 
     __tablename__ = "evaluations"
     id: Mapped[str] = mapped_column(primary_key=True, comment="<run>.e<number>")
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="Run whose policy is measured.")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="The run of the policy.")
     number: Mapped[int] = mapped_column(comment="From 1 within the run.")
     dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"), comment="Held-out tasks.")
     policy_version: Mapped[int | None] = mapped_column(comment="Null: the last version, once training has ended.")
@@ -171,49 +175,49 @@ class Evaluation(Base):
 
 
 class ExternalReward(Base):
-    """Writer: api. A reward given by a person or an outside system. A repeat with the same key changes nothing."""
+    """Writer: api. A reward of a person or an outside system. A repeat with the same key changes nothing."""
 
     __tablename__ = "external_rewards"
-    rollout_id: Mapped[str] = mapped_column(ForeignKey("rollouts.id"), primary_key=True, comment="Rollout it is for.")
-    key: Mapped[str] = mapped_column(primary_key=True, comment="Idempotency key given by the sender.")
-    name: Mapped[str] = mapped_column(comment="What is rewarded.")
+    rollout_id: Mapped[str] = mapped_column(
+        ForeignKey("rollouts.id"), primary_key=True, comment="The rewarded rollout."
+    )
+    key: Mapped[str] = mapped_column(primary_key=True, comment="Idempotency key of the sender.")
+    name: Mapped[str] = mapped_column(comment="The rewarded quality.")
     value: Mapped[float] = mapped_column(comment="Finite.")
-    call_id: Mapped[str | None] = mapped_column(comment="The model call it is for; null for the whole rollout.")
-    comment: Mapped[str | None] = mapped_column(comment="Words of whoever gave it.")
+    call_id: Mapped[str | None] = mapped_column(comment="The rewarded model call; null for the rollout.")
+    comment: Mapped[str | None] = mapped_column(comment="A note of the sender.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)
 
 
 class RunStatus(Base):
-    """Writer: controller. Where a run is."""
+    """Writer: controller. The phase of a run."""
 
     __tablename__ = "run_status"
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="The run.")
     phase: Mapped[str] = mapped_column(default=RunPhase.PENDING, comment=_transitions(RUN_TRANSITIONS))
-    reason: Mapped[str | None] = mapped_column(comment="Why it failed or waits, for people.")
-    started_at: Mapped[datetime | None] = mapped_column(comment="First time it ran.")
-    finished_at: Mapped[datetime | None] = mapped_column(comment="When it completed, failed or was cancelled.")
-    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When the phase last changed.")
+    reason: Mapped[str | None] = mapped_column(comment="The cause of a failure or a wait, for people.")
+    started_at: Mapped[datetime | None] = mapped_column(comment="The first start of work.")
+    finished_at: Mapped[datetime | None] = mapped_column(comment="The time of completion, failure or cancellation.")
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The last change of the phase.")
     __table_args__ = (_one_of("phase", RunPhase),)
 
 
 class Group(Base):
-    """Writer: controller. The siblings sampled for one task: the unit of a baseline."""
+    """Writer: controller. The siblings of one task: the unit of a baseline."""
 
     __tablename__ = "groups"
     id: Mapped[str] = mapped_column(primary_key=True, comment="<run or evaluation>.<number>")
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="Run it is sampled for.")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="The run of the group.")
     evaluation_id: Mapped[str | None] = mapped_column(ForeignKey("evaluations.id"), comment="Null for training.")
     number: Mapped[int] = mapped_column(comment="From 0 within the run or the evaluation.")
     dataset_id: Mapped[str] = mapped_column(comment="Dataset of its task.")
     task_number: Mapped[int] = mapped_column(comment="Its task within the dataset.")
     size: Mapped[int] = mapped_column(comment="Siblings.")
-    admitted_version: Mapped[int] = mapped_column(
-        comment="Policy version that engines served when the group was admitted."
-    )
+    admitted_version: Mapped[int] = mapped_column(comment="The policy version that engines served at the admission.")
     state: Mapped[str] = mapped_column(default=GroupState.OPEN, comment=_transitions(GROUP_TRANSITIONS))
     created_at: Mapped[datetime] = _created()
-    finished_at: Mapped[datetime | None] = mapped_column(comment="When it became complete or cancelled.")
+    finished_at: Mapped[datetime | None] = mapped_column(comment="The time of completion or cancellation.")
     __table_args__ = (
         _one_of("state", GroupState),
         Index("ix_groups_run_open", "run_id", postgresql_where="state = 'open'"),
@@ -230,16 +234,16 @@ class Rollout(Base):
 
     __tablename__ = "rollouts"
     id: Mapped[str] = mapped_column(primary_key=True, comment="<group>.<sibling>")
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="Run it is sampled for.")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="The run of the group.")
     group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), comment="Its group.")
     sibling: Mapped[int] = mapped_column(comment="From 0 within the group.")
     state: Mapped[str] = mapped_column(default=RolloutState.QUEUED, comment=_transitions(ROLLOUT_TRANSITIONS))
-    attempt: Mapped[int | None] = mapped_column(comment="The attempt whose outcome counts; null until finished.")
+    attempt: Mapped[int | None] = mapped_column(comment="The counted attempt; null until finished.")
     reward: Mapped[float | None] = mapped_column(comment="The outcome's reward; null unless finished.")
-    reason: Mapped[str | None] = mapped_column(comment="Outcome kind, or why it was excluded or cancelled.")
+    reason: Mapped[str | None] = mapped_column(comment="Outcome kind, or the cause of an exclusion or cancellation.")
     trace_parent: Mapped[str | None] = mapped_column(comment="W3C trace context of the admission.")
     created_at: Mapped[datetime] = _created()
-    finished_at: Mapped[datetime | None] = mapped_column(comment="When it became finished, excluded or cancelled.")
+    finished_at: Mapped[datetime | None] = mapped_column(comment="The time of the end.")
     __table_args__ = (
         _one_of("state", RolloutState),
         UniqueConstraint("group_id", "sibling"),
@@ -250,39 +254,39 @@ class Rollout(Base):
 
 
 class Engine(Base):
-    """Writer: controller. What an engine was last seen serving."""
+    """Writer: controller. The status of an engine at the last poll."""
 
     __tablename__ = "engines"
-    url: Mapped[str] = mapped_column(primary_key=True, comment="Where it listens; its name.")
-    run_id: Mapped[str | None] = mapped_column(comment="Run whose weights it serves; null before the first.")
-    policy_version: Mapped[int | None] = mapped_column(comment="Version it reported; null before the first.")
+    url: Mapped[str] = mapped_column(primary_key=True, comment="Its address, which is its name.")
+    run_id: Mapped[str | None] = mapped_column(comment="The run of its weights; null before the first.")
+    policy_version: Mapped[int | None] = mapped_column(comment="The version that it reported; null before the first.")
     state: Mapped[str] = mapped_column(comment="serving, updating or unreachable.")
     detail: Mapped[str | None] = mapped_column(comment="Cause, for people.")
-    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="When it was last seen.")
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The time of the last poll.")
     __table_args__ = (_one_of("state", EngineState),)
 
 
 class Attempt(Base):
-    """Writer: runner; controller ends leases that nobody renews; both through libs/queue.
+    """Writer: runner; the controller expires overdue leases; both through libs/queue.
 
     One execution of a rollout, which is also its lease, fenced by `lease_id`.
     """
 
     __tablename__ = "attempts"
     rollout_id: Mapped[str] = mapped_column(
-        ForeignKey("rollouts.id"), primary_key=True, comment="Rollout that is executed."
+        ForeignKey("rollouts.id"), primary_key=True, comment="The executed rollout."
     )
     number: Mapped[int] = mapped_column(primary_key=True, comment="From 1.")
     run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
     state: Mapped[str] = mapped_column(default=AttemptState.LEASED, comment=_transitions(ATTEMPT_TRANSITIONS))
-    lease_id: Mapped[str] = mapped_column(unique=True, comment="Fence: settling and heartbeats must name it.")
-    owner: Mapped[str] = mapped_column(comment="Runner process that holds the lease.")
+    lease_id: Mapped[str] = mapped_column(unique=True, comment="The fence: settling and heartbeats name it.")
+    owner: Mapped[str] = mapped_column(comment="The runner process with the lease.")
     lease_expires_at: Mapped[datetime] = mapped_column(
-        comment="Pushed on by heartbeats; afterwards the attempt may be expired."
+        comment="Heartbeats extend it; after it the controller may expire the attempt."
     )
     created_at: Mapped[datetime] = _created()
-    started_at: Mapped[datetime | None] = mapped_column(comment="When the agent was started.")
-    finished_at: Mapped[datetime | None] = mapped_column(comment="When it was settled or expired.")
+    started_at: Mapped[datetime | None] = mapped_column(comment="The start of the agent.")
+    finished_at: Mapped[datetime | None] = mapped_column(comment="The time of the settlement or expiry.")
     __table_args__ = (
         _one_of("state", AttemptState),
         # One live attempt per rollout: the second insert of a race fails here.
@@ -292,7 +296,7 @@ class Attempt(Base):
 
 
 class Outcome(Base):
-    """Writer: runner, in the transaction that settles the attempt; controller empties the texts of a pruned run."""
+    """Writer: runner, in the transaction that settles the attempt; the controller empties the texts of a pruned run."""
 
     __tablename__ = "outcomes"
     rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="Rollout of the attempt.")
@@ -301,14 +305,14 @@ class Outcome(Base):
     kind: Mapped[str] = mapped_column(
         comment="succeeded, agent_error, timeout, infra_error or cancelled; infra_error never carries a reward."
     )
-    reward: Mapped[float | None] = mapped_column(comment="From the last JSON line; null where none was given.")
+    reward: Mapped[float | None] = mapped_column(comment="From the last JSON line; null without one.")
     facts: Mapped[Json] = mapped_column(
-        comment="The whole last JSON line: what the agent's grader reports beside the reward."
+        comment="The last JSON line of the agent, with the facts of its grader beside the reward."
     )
     exit_code: Mapped[int | None] = mapped_column(comment="Negative: killed by that signal.")
     detail: Mapped[str | None] = mapped_column(comment="Cause, for people.")
-    stdout_tail: Mapped[str] = mapped_column(comment="The end of what the agent printed.")
-    stderr_tail: Mapped[str] = mapped_column(comment="The end of what the agent printed.")
+    stdout_tail: Mapped[str] = mapped_column(comment="The end of the agent's output.")
+    stderr_tail: Mapped[str] = mapped_column(comment="The end of the agent's output.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("kind", OutcomeKind),
@@ -413,55 +417,59 @@ class Span(Base):
     trace_id: Mapped[str] = mapped_column(primary_key=True, comment="Hex.")
     span_id: Mapped[str] = mapped_column(primary_key=True, comment="Hex.")
     parent_span_id: Mapped[str | None] = mapped_column(comment="Hex; null for a root.")
-    name: Mapped[str] = mapped_column(comment="As the agent's instrumentation named it.")
+    name: Mapped[str] = mapped_column(comment="The name that the instrumentation gave it.")
     kind: Mapped[str] = mapped_column(comment="llm, tool, agent, reward or other.")
     tool: Mapped[str | None] = mapped_column(comment="Name of the tool, for kind tool.")
     status: Mapped[str] = mapped_column(comment="ok, error or unset.")
     error_type: Mapped[str | None] = mapped_column(comment="Class of the error; null without one.")
     tool_call_id: Mapped[str | None] = mapped_column(
-        comment="The call's id as the model's answer gave it; null where the span tells none."
+        comment="The id of the tool call in the model's answer; null for a span without one."
     )
     response_id: Mapped[str | None] = mapped_column(
-        comment="The model answer that asked for it: joins the span to its call."
+        comment="The model answer with the tool call: joins the span to its call."
     )
     start_ns: Mapped[int] = mapped_column(BigInteger, comment="Nanoseconds since the epoch, by the agent's clock.")
     end_ns: Mapped[int] = mapped_column(BigInteger, comment="Nanoseconds since the epoch, by the agent's clock.")
     scope: Mapped[str | None] = mapped_column(comment="Instrumentation scope.")
-    attributes: Mapped[Json] = mapped_column(comment="As sent, long values cut.")
+    attributes: Mapped[Json] = mapped_column(comment="Attributes as sent; long values are cut.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (_one_of("status", SpanStatus), {"postgresql_partition_by": "LIST (run_id)"})
 
 
 class Reward(Base):
-    """Writer: collector. A reward that the attempt's telemetry or its reward door gave. A repeat changes nothing."""
+    """Writer: collector. A reward from the attempt's telemetry or its reward endpoint. A repeat changes nothing."""
 
     __tablename__ = "rewards"
     rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="From the path that the agent called.")
     attempt: Mapped[int] = mapped_column(primary_key=True, comment="From the path that the agent called.")
-    key: Mapped[str] = mapped_column(primary_key=True, comment="Sender's key, or trace:span:position for telemetry.")
+    key: Mapped[str] = mapped_column(
+        primary_key=True, comment="The key of the sender, or trace:span:position for telemetry."
+    )
     run_id: Mapped[str] = mapped_column(comment="Run of the rollout.")
-    source: Mapped[str] = mapped_column(comment="door or telemetry.")
-    name: Mapped[str] = mapped_column(comment="What is rewarded.")
+    source: Mapped[str] = mapped_column(comment="endpoint or telemetry.")
+    name: Mapped[str] = mapped_column(comment="The rewarded quality.")
     value: Mapped[float] = mapped_column(comment="Finite.")
-    response_id: Mapped[str | None] = mapped_column(comment="The model answer it is for; null for the whole rollout.")
+    response_id: Mapped[str | None] = mapped_column(comment="The rewarded model answer; null for the rollout.")
     tool_call_id: Mapped[str | None] = mapped_column(
-        comment="The tool call it is for; null for a whole call or rollout."
+        comment="The rewarded tool call; null for a model call or the rollout."
     )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)
 
 
 class GroupCredit(Base):
-    """Writer: credit. What became of a complete training group; its samples are written in the same transaction."""
+    """Writer: credit. The verdict on a complete training group, in one transaction with its samples."""
 
     __tablename__ = "group_credits"
     group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The complete group.")
     run_id: Mapped[str] = mapped_column(comment="Run of the group.")
-    verdict: Mapped[str] = mapped_column(comment="credited, or excluded and its task sampled again.")
-    reason: Mapped[str | None] = mapped_column(comment="Why a group was excluded.")
-    credit_version: Mapped[int] = mapped_column(comment="Grows when the credit code changes what it computes.")
-    counted_siblings: Mapped[int] = mapped_column(comment="Finished siblings, whose rewards were compared.")
-    has_variance: Mapped[bool] = mapped_column(comment="False: every advantage is zero and nothing can be learned.")
+    verdict: Mapped[str] = mapped_column(comment="credited, or excluded: then the controller samples the task again.")
+    reason: Mapped[str | None] = mapped_column(comment="The cause of an exclusion.")
+    credit_version: Mapped[int] = mapped_column(comment="Grows with every change of the computation.")
+    counted_siblings: Mapped[int] = mapped_column(
+        comment="The number of finished siblings, whose rewards credit compared."
+    )
+    has_variance: Mapped[bool] = mapped_column(comment="False: every advantage is zero.")
     min_policy_version: Mapped[int | None] = mapped_column(
         comment="Over the trained tokens of its samples; null without samples."
     )
@@ -484,14 +492,16 @@ class CallCredit(Base):
     run_id: Mapped[str] = mapped_column(primary_key=True, comment="Partition key.")
     call_id: Mapped[str] = mapped_column(primary_key=True, comment="The model call.")
     rollout_id: Mapped[str] = mapped_column(comment="Rollout of the call.")
-    parent_call_id: Mapped[str | None] = mapped_column(comment="The call whose tokens this call's prompt begins with.")
-    depth: Mapped[int] = mapped_column(comment="Calls before it on its path.")
-    state_key: Mapped[str] = mapped_column(comment="History of tools and statuses so far: GiGPO's anchor.")
-    tools: Mapped[Json] = mapped_column(comment="{calls: [{tool, status, source}]} that this call asked for.")
-    intermediate_reward: Mapped[float] = mapped_column(comment="AIR and explicit rewards of this call.")
-    return_: Mapped[float] = mapped_column("return", comment="What the credit rule gives the call.")
-    baseline: Mapped[float] = mapped_column(comment="What was subtracted from the return.")
-    advantage: Mapped[float] = mapped_column(comment="Return minus baseline, scaled where the baseline says so.")
+    parent_call_id: Mapped[str | None] = mapped_column(
+        comment="The call with whose tokens the prompt of this call begins."
+    )
+    depth: Mapped[int] = mapped_column(comment="The number of calls before it on its path.")
+    state_key: Mapped[str] = mapped_column(comment="The tools and statuses so far: the anchor state of GiGPO.")
+    tools: Mapped[Json] = mapped_column(comment="The tools that the call asked for: {calls: [{tool, status, source}]}.")
+    intermediate_reward: Mapped[float] = mapped_column(comment="Intermediate and explicit rewards of the call.")
+    return_: Mapped[float] = mapped_column("return", comment="The return by the credit rule.")
+    baseline: Mapped[float] = mapped_column(comment="The number subtracted from the return.")
+    advantage: Mapped[float] = mapped_column(comment="Return minus baseline, scaled if the baseline scales.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         Index("ix_credits_rollout", "rollout_id"),
@@ -521,7 +531,9 @@ class Sample(Base):
     advantages: Mapped[bytes] = mapped_column(comment="float32[T]; 0 where mask is 0.")
     temperatures: Mapped[bytes] = mapped_column(comment="float32[T]; 1 where mask is 0.")
     policy_versions: Mapped[bytes] = mapped_column(comment="int32[T]; -1 where mask is 0.")
-    min_policy_version: Mapped[int] = mapped_column(comment="Over its trained tokens: what its lag is measured by.")
+    min_policy_version: Mapped[int] = mapped_column(
+        comment="Over its trained tokens; the lag of the sample counts from it."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         Index("ix_samples_group", "group_id"),
@@ -530,29 +542,29 @@ class Sample(Base):
 
 
 class Step(Base):
-    """Writer: trainer. One optimiser step, in one transaction with what it consumed and the version it made."""
+    """Writer: trainer. One optimiser step, in one transaction with its groups, samples and policy version."""
 
     __tablename__ = "steps"
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="Run that is trained.")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="The trained run.")
     number: Mapped[int] = mapped_column(
-        primary_key=True, comment="From 1; makes the policy version of the same number."
+        primary_key=True, comment="From 1; the step makes the policy version of the same number."
     )
     metrics: Mapped[Json] = mapped_column(
         comment="Name to number: loss, gradient norm, kl, gaps, tokens, seconds per phase."
     )
     checkpoint: Mapped[str] = mapped_column(comment="Folder of optimiser state, RNG and high-water mark.")
-    started_at: Mapped[datetime] = mapped_column(comment="When its samples were loaded.")
+    started_at: Mapped[datetime] = mapped_column(comment="The time at which the trainer loaded its samples.")
     created_at: Mapped[datetime] = _created()
 
 
 class StepGroup(Base):
-    """Writer: trainer. What became of a credited group: at most one verdict, in the step's transaction."""
+    """Writer: trainer. The trainer's verdict on a credited group, at most one, in the step's transaction."""
 
     __tablename__ = "step_groups"
     group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The credited group.")
     run_id: Mapped[str] = mapped_column(comment="Run of the group.")
     step: Mapped[int | None] = mapped_column(comment="Null for a group refused as stale.")
-    verdict: Mapped[str] = mapped_column(comment="trained, no_variance (counted, nothing to learn) or stale (refused).")
+    verdict: Mapped[str] = mapped_column(comment="trained, no_variance (counted without training) or stale (refused).")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("verdict", ConsumptionVerdict),
@@ -562,7 +574,7 @@ class StepGroup(Base):
 
 
 class StepSample(Base):
-    """Writer: trainer. A sample that a step's loss saw: the primary key is the promise of exactly once."""
+    """Writer: trainer. A sample in the loss of a step: the primary key promises that each is trained once."""
 
     __tablename__ = "step_samples"
     run_id: Mapped[str] = mapped_column(primary_key=True, comment="Run of the step.")
@@ -572,15 +584,15 @@ class StepSample(Base):
 
 
 class PolicyVersion(Base):
-    """Writer: trainer. Weights that can be served; versions of a run have no gaps."""
+    """Writer: trainer. Weights for engines; versions of a run have no gaps."""
 
     __tablename__ = "policy_versions"
-    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="Run that made it.")
+    run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), primary_key=True, comment="The run that made it.")
     version: Mapped[int] = mapped_column(primary_key=True, comment="0 is the base model.")
-    path: Mapped[str] = mapped_column(comment="Hugging Face folder, as trainer and engines see it.")
-    content_sha256: Mapped[str] = mapped_column(comment="Over the weight files.")
-    size_bytes: Mapped[int] = mapped_column(BigInteger, comment="Sum over its weight files.")
-    pruned_at: Mapped[datetime | None] = mapped_column(comment="When the files were removed by the keep policy.")
+    path: Mapped[str] = mapped_column(comment="Hugging Face folder, with the path on trainer and engines.")
+    content_sha256: Mapped[str] = mapped_column(comment="Digest over the weight files.")
+    size_bytes: Mapped[int] = mapped_column(BigInteger, comment="Size of its weight files.")
+    pruned_at: Mapped[datetime | None] = mapped_column(comment="The time at which the trainer removed the files.")
     created_at: Mapped[datetime] = _created()
 
 
@@ -594,7 +606,7 @@ class StateTransition(Base):
 
 
 for _mapper in Base.registry.mappers:
-    # Tables tell in SQL what their classes tell in Python.
+    # The comments of the tables in SQL are the docstrings of their classes.
     _mapper.local_table.comment = " ".join((_mapper.class_.__doc__ or "").split())  # type: ignore[attr-defined]
 
 PARTITIONED: tuple[type[Base], ...] = (ModelCall, Span, CallCredit, Sample)

@@ -1,4 +1,4 @@
-"""What the trainer reads and writes: credited groups in, steps and policy versions out."""
+"""Credited groups, which the trainer reads, and the steps and policy versions that it writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leyden.libs.store.runs import UnknownRun
 
 @dataclass(frozen=True)
 class ReadyGroup:
-    """A credited group that no step has judged. `min_policy_version` is None where nothing of it can be trained."""
+    """A credited group that no step has judged. `min_policy_version` is None for a group without trainable tokens."""
 
     group_id: str
     min_policy_version: int | None
@@ -76,6 +76,15 @@ async def last_committed_step(session: ReadSession, run_id: str) -> CommittedSte
     query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number.desc()).limit(1)
     row = (await session.scalars(query)).one_or_none()
     return None if row is None else CommittedStep(row.number, row.checkpoint, cast(dict[str, float], row.metrics))
+
+
+async def compared_steps(session: ReadSession, run_id: str, count: int) -> list[dict[str, float]]:
+    """The metrics of the newest steps that compared trainer and engine, newest first."""
+    step = tables.Step
+    query = select(step.metrics).where(step.run_id == run_id, step.metrics.has_key("logprob_gap_tokens"))
+    return [
+        cast(dict[str, float], row) for row in await session.scalars(query.order_by(step.number.desc()).limit(count))
+    ]
 
 
 async def read_version(session: ReadSession, run_id: str, version: int) -> Version | None:
@@ -135,7 +144,7 @@ async def load_samples(session: ReadSession, run_id: str, group_ids: Sequence[st
 async def commit_step(session: Session, record: StepRecord) -> None:
     """Writes a step with everything it consumed and the version it made, all or nothing.
 
-    Raises: sqlalchemy.exc.IntegrityError: the step, one of its groups or one of its samples is already recorded; keys
+    Raises: Refused: the step, one of its groups or one of its samples is already recorded; keys
         are run and step, the group, and run and sample.
     """
     run_id, number = record.run_id, record.number
@@ -163,7 +172,7 @@ async def commit_step(session: Session, record: StepRecord) -> None:
 async def prune_versions(session: Session, run_id: str, before: int) -> set[int]:
     """Marks versions from 1 up to `before` as removed, except those that an evaluation names; returns all unmarked."""
     table = tables.PolicyVersion
-    # Whoever asks for an evaluation holds the run's row: it is seen below, or finds the version removed and is refused.
+    # A request for an evaluation locks the run's row too: either it is seen below, or it finds the version removed.
     await session.execute(select(tables.Run.id).where(tables.Run.id == run_id).with_for_update(read=True))
     pinned = select(tables.Evaluation.policy_version).where(
         tables.Evaluation.run_id == run_id, tables.Evaluation.policy_version.is_not(None)

@@ -1,4 +1,4 @@
-"""What happened, for people and plots: rollouts, model calls, spans, samples, versions, engines. Reads only."""
+"""Rollouts, model calls, spans, samples, versions and engines as the API shows them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import struct
 from datetime import datetime
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Row, Select, func, select, text, tuple_
+from sqlalchemy import ColumnElement, Row, Select, func, literal_column, select, text, tuple_
 
 from leyden.libs.contracts import api
 from leyden.libs.contracts.conversation import parse_turn
@@ -16,6 +16,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.paging import decode_cursor, page
+from leyden.libs.store.rewards import REWARD
 
 
 class UnknownRollout(LookupError):
@@ -27,12 +28,13 @@ class UnknownCall(LookupError):
 
 
 class RewardConflict(ValueError):
-    """The key was used for another reward."""
+    """The key was used for another reward, or the reward came after its group was credited."""
 
 
-def _rollouts() -> Select[tables.Rollout, tables.Group, int | None]:
+def _rollouts() -> Select[tables.Rollout, tables.Group, int | None, float | None]:
     rollout, group, consumed = tables.Rollout, tables.Group, tables.StepGroup
-    joined = select(rollout, group, consumed.step).join(group, group.id == rollout.group_id)
+    reward: ColumnElement[float | None] = literal_column(REWARD)
+    joined = select(rollout, group, consumed.step, reward).join(group, group.id == rollout.group_id)
     return joined.outerjoin(consumed, consumed.group_id == group.id)
 
 
@@ -66,15 +68,15 @@ async def list_rollouts(
     if evaluation is not None:
         is_training = group.evaluation_id.is_(None)
         conditions.append(is_training if evaluation == "none" else group.evaluation_id == evaluation)
-    if key := decode_cursor(cursor, datetime, str):
+    if key := decode_cursor(cursor, "rollouts", datetime, str):
         conditions.append(tuple_(rollout.created_at, rollout.id) < tuple_(*key))
     query = _rollouts().where(*conditions).order_by(rollout.created_at.desc(), rollout.id.desc()).limit(limit + 1)
     rows = (await session.execute(query)).all()
-    return page(rows, limit, _rollout, lambda row: (row[0].created_at, row[0].id))
+    return page("rollouts", rows, limit, _rollout, lambda row: (row[0].created_at, row[0].id))
 
 
-def _rollout(row: Row[tables.Rollout, tables.Group, int | None]) -> api.Rollout:
-    rollout, group, step = row
+def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None]) -> api.Rollout:
+    rollout, group, step, reward = row
     return api.Rollout(
         id=rollout.id,
         run_id=rollout.run_id,
@@ -87,7 +89,7 @@ def _rollout(row: Row[tables.Rollout, tables.Group, int | None]) -> api.Rollout:
         step=step,
         state=rollout.state,
         attempt=rollout.attempt,
-        reward=rollout.reward,
+        reward=reward,
         reason=rollout.reason,
         created_at=rollout.created_at,
         finished_at=rollout.finished_at,
@@ -147,7 +149,7 @@ def _attempt(execution: tables.Attempt, ended: tables.Outcome | None) -> api.Att
 
 
 async def list_rewards(session: ReadSession, rollout_id: str) -> list[api.Reward]:
-    """Rewards of the agent's doors and of people, in the order they came."""
+    """Rewards of agents, telemetry and people, in the order they arrived."""
     table = tables.Reward
     given = await session.scalars(select(table).where(table.rollout_id == rollout_id))
     rewards = [api.Reward.model_validate(row, from_attributes=True) for row in given]
@@ -175,7 +177,7 @@ def _external(row: tables.ExternalReward) -> api.Reward:
 async def add_external_reward(session: Session, rollout_id: str, request: api.RewardRequest) -> tuple[api.Reward, bool]:
     """The reward and whether it is new. The repeat key is rollout and `key`; a repeat changes nothing.
 
-    Raises: UnknownRollout; UnknownCall; RewardConflict: the key was used for another reward
+    Raises: UnknownRollout; UnknownCall; RewardConflict
     """
     # The row lock orders two senders of one key.
     found = await session.scalar(select(tables.Rollout).where(tables.Rollout.id == rollout_id).with_for_update())
@@ -188,6 +190,13 @@ async def add_external_reward(session: Session, rollout_id: str, request: api.Re
         return _external(existing), False
     if request.call_id is not None:
         await _check_call(session, found, request.call_id)
+    # Credit locks the group while it computes: this waits for it, and credit passes over a group that is locked here.
+    await session.execute(select(tables.Group.id).where(tables.Group.id == found.group_id).with_for_update(read=True))
+    if await session.get(tables.GroupCredit, found.group_id) is not None:
+        raise RewardConflict(
+            f"the rollout's group {found.group_id} was credited before this reward came, so it could not be trained:"
+            " send rewards before the last rollout of the group ends"
+        )
     row = tables.ExternalReward(rollout_id=rollout_id, **request.model_dump())
     session.add(row)
     await session.flush()
@@ -214,17 +223,18 @@ async def list_calls(
 
     Args: attempt: None for all; prompt: whether the prompt's token ids are given too
     """
-    call, credit = tables.ModelCall, tables.CallCredit
+    call, credit, name = tables.ModelCall, tables.CallCredit, f"calls of {rollout_id}"
     conditions = [call.run_id == run_of(rollout_id), call.rollout_id == rollout_id]
     if attempt is not None:
         conditions.append(call.attempt == attempt)
-    if key := decode_cursor(cursor, int, str):
+    if key := decode_cursor(cursor, name, int, str):
         conditions.append(tuple_(call.sequence, call.id) > tuple_(*key))
     same = (credit.run_id == call.run_id) & (credit.call_id == call.id)
     query = select(call, credit).outerjoin(credit, same).where(*conditions).order_by(call.sequence, call.id)
     rows = (await session.execute(query.limit(limit + 1))).all()
     found = await full_calls(session, [row[0] for row in rows])
     return page(
+        name,
         [(*row, full) for row, full in zip(rows, found, strict=True)],
         limit,
         lambda row: _call(*row, prompt=prompt),
@@ -267,17 +277,18 @@ async def list_spans(
     session: ReadSession, rollout_id: str, *, attempt: int | None, kind: str | None, cursor: str | None, limit: int
 ) -> api.Page[api.Span]:
     """Spans of a rollout by start."""
-    span = tables.Span
+    span, name = tables.Span, f"spans of {rollout_id}"
     conditions = [span.run_id == run_of(rollout_id), span.rollout_id == rollout_id]
     if attempt is not None:
         conditions.append(span.attempt == attempt)
     if kind is not None:
         conditions.append(span.kind == kind)
-    if key := decode_cursor(cursor, int, str):
+    if key := decode_cursor(cursor, name, int, str):
         conditions.append(tuple_(span.start_ns, span.span_id) > tuple_(*key))
     query = select(span).where(*conditions).order_by(span.start_ns, span.span_id).limit(limit + 1)
     rows = (await session.scalars(query)).all()
     return page(
+        name,
         rows,
         limit,
         lambda row: api.Span.model_validate(row, from_attributes=True),
@@ -299,18 +310,18 @@ async def list_samples(
 
     Args: tokens: whether the arrays are given too
     """
-    sample, consumed = tables.Sample, tables.StepSample
+    sample, consumed, name = tables.Sample, tables.StepSample, f"samples of {run_id}"
     conditions: list[ColumnElement[bool]] = [sample.run_id == run_id]
     if rollout_id is not None:
         conditions.append(sample.rollout_id == rollout_id)
     if step is not None:
         conditions.append(consumed.step == step)
-    if key := decode_cursor(cursor, str):
+    if key := decode_cursor(cursor, name, str):
         conditions.append(sample.id > cast(str, key[0]))
     same = (consumed.run_id == sample.run_id) & (consumed.sample_id == sample.id)
     query = select(sample, consumed.step).outerjoin(consumed, same).where(*conditions).order_by(sample.id)
     rows = (await session.execute(query.limit(limit + 1))).all()
-    return page(rows, limit, lambda row: _sample(row[0], row[1], tokens), lambda row: (row[0].id,))
+    return page(name, rows, limit, lambda row: _sample(row[0], row[1], tokens), lambda row: (row[0].id,))
 
 
 def _sample(row: tables.Sample, step: int | None, tokens: bool) -> api.Sample:
@@ -334,13 +345,14 @@ async def list_policy_versions(
     session: ReadSession, run_id: str, *, cursor: str | None, limit: int
 ) -> api.Page[api.PolicyVersion]:
     """Policy versions of a run from 0."""
-    table = tables.PolicyVersion
+    table, name = tables.PolicyVersion, f"policy versions of {run_id}"
     conditions = [table.run_id == run_id]
-    if key := decode_cursor(cursor, int):
+    if key := decode_cursor(cursor, name, int):
         conditions.append(table.version > cast(int, key[0]))
     query = select(table).where(*conditions).order_by(table.version).limit(limit + 1)
     rows = (await session.scalars(query)).all()
     return page(
+        name,
         rows,
         limit,
         lambda row: api.PolicyVersion.model_validate(row, from_attributes=True),

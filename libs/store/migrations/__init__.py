@@ -1,1 +1,1 @@
-"""Alembic's folder: one dated file per change of the schema, applied by `leyden.libs.store.migrate`."""
+"""Alembic's folder: `baseline.sql`, then one dated file per change; `leyden.libs.store.migrate` applies them."""

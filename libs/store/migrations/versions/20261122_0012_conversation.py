@@ -18,35 +18,6 @@ RENAMED = {
     "kept_messages": "shared_turns",
     "kept_tokens": "shared_tokens",
 }
-COMMENTS = {
-    "id": "c and 24 hex digits.",
-    "choice": "Index among the choices of the request.",
-    "sequence": "Arrival in nanoseconds since the epoch: orders the calls of an attempt.",
-    "status": "completed, aborted (the client hung up) or failed.",
-    "trainable": "True when the loss may see its tokens.",
-    "untrainable_reason": "The parameters that a trainer cannot reproduce, or how the call ended.",
-    "request_sha256": "Digest of the body; the gateway recognises the retry of an SDK by it.",
-    "dialect": "The wire format that the agent spoke.",
-    "request": "The parameters of the request: its body without conversation and tools.",
-    "parent_call_id": "An earlier call of the same attempt whose beginning this row shares; null where the row is complete.",
-    "shared_turns": "The conversation begins with this many turns of the parent: its turns, then its answer.",
-    "shared_tokens": "The prompt begins with this many tokens of the parent: its prompt, then its sampled tokens.",
-    "turns": "The turns of the conversation after the shared ones: [{role, content, name, tool_calls, tool_call_id}].",
-    "tools": "The tools of the request, members in the order sent; null where the row has the tools of its parent.",
-    "answer": "The assistant's turn; null where the call failed or was aborted.",
-    "prompt_ids": "int32[prompt_tokens - shared_tokens]: the tokens of the prompt after the shared ones.",
-    "prompt_tokens": "Length of the complete prompt, shared tokens included.",
-    "cached_tokens": "Tokens of the prompt that the engine found in its prefix cache.",
-    "temperature": "The effective one.",
-    "trace_id": "Hex, from the traceparent header.",
-    "parent_span_id": "Hex, from the traceparent header.",
-}
-TABLE_COMMENT = (
-    "Writer: gateway. One choice of one request to the model, as sampled; durable before its last byte leaves."
-    " Partitioned by run. A request for n choices writes n rows that share `request_id`. A row that names a parent call"
-    " stores only what it adds to it."
-)
-
 TURN_OF = """
 CREATE OR REPLACE FUNCTION pg_temp.turn_of(message jsonb) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_strip_nulls(jsonb_build_object(
@@ -131,17 +102,6 @@ def upgrade() -> None:
     # Postgres 18 names the constraint after the column: drop the one that has the old name.
     op.alter_column("model_calls", "turns", nullable=True)
     op.alter_column("model_calls", "turns", nullable=False)
-    for column, comment in COMMENTS.items():
-        op.alter_column("model_calls", column, comment=comment)
-    op.create_table_comment("model_calls", TABLE_COMMENT)
-    op.alter_column("runs", "config", comment="The run's document (RunConfig).")
-    op.alter_column(
-        "group_credits", "reward_std", comment="Over counted siblings: the standard deviation of the population."
-    )
-    op.create_table_comment(
-        "state_transitions",
-        "Writer: migrations. The transitions of states that the triggers allow; they refuse every other change.",
-    )
 
 
 def downgrade() -> None:

@@ -1,0 +1,6 @@
+"""A rollout's reward, for every reader: its outcome's plus all that was given to it or to one of its calls."""
+
+REWARD = """(rollouts.reward
+    + coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt), 0)
+    + coalesce((SELECT sum(value) FROM external_rewards WHERE rollout_id = rollouts.id), 0))"""
+"""SQL over `rollouts`; null unless the rollout is finished."""

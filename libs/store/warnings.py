@@ -1,0 +1,87 @@
+"""Reasons for which a run does not learn, read from its newest attempts: most of them fail in the same way."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import text
+
+from leyden.libs.store.database import ReadSession
+
+ATTEMPTS = 100
+MIN_ATTEMPTS, MIN_GROUPS = 4, 4
+"""Fewer prove nothing."""
+SHARE = 0.5
+"""A warning is about more than this share of the attempts, or of their model calls."""
+MAX_CAUSE = 300
+
+_NEWEST = text("""
+    SELECT o.kind, o.detail, right(o.stderr_tail, 2000) AS stderr, r.group_id, r.reason, v.has_variance,
+           c.calls, c.untrainable, c.untrainable_reason
+    FROM (SELECT * FROM outcomes WHERE run_id = :run_id AND kind <> 'cancelled'
+          ORDER BY created_at DESC LIMIT :attempts) o
+    JOIN rollouts r ON r.id = o.rollout_id
+    LEFT JOIN group_credits v ON v.group_id = r.group_id AND v.verdict = 'credited'
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS calls, count(*) FILTER (WHERE m.status = 'completed' AND NOT m.trainable) AS untrainable,
+               max(m.untrainable_reason) FILTER (WHERE m.status = 'completed') AS untrainable_reason
+        FROM model_calls m WHERE m.run_id = :run_id AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt) c
+""")
+
+
+async def run_warnings(session: ReadSession, run_id: str) -> list[str]:
+    """The warnings of a run that is not pruned, each with its remedy; empty when most attempts are well."""
+    rows = await session.execute(_NEWEST, {"run_id": run_id, "attempts": ATTEMPTS})
+    return warnings_of([dict(row) for row in rows.mappings()])
+
+
+def warnings_of(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The warnings about these attempts, worst first."""
+    if len(attempts) < MIN_ATTEMPTS:
+        return []
+    found = [*_failures(attempts)]
+    silent = [one for one in attempts if one["reason"] == "no_reward" and one["kind"] == "succeeded"]
+    if len(silent) > SHARE * len(attempts):
+        remedy = 'end its output with a line such as {"reward": 1.0}, or post the reward'
+        found.append(f"{_count(silent, attempts)} gave no reward: {remedy}")
+    mute = [one for one in attempts if not one["calls"] and one["kind"] != "infra_error"]
+    if len(mute) > SHARE * len(attempts):
+        found.append(f"{_count(mute, attempts)} made no model call: does the agent use OPENAI_BASE_URL?")
+    calls, untrainable = (sum(one[name] for one in attempts) for name in ("calls", "untrainable"))
+    if untrainable > SHARE * calls:
+        reasons = Counter(one["untrainable_reason"] for one in attempts if one["untrainable"])
+        why = reasons.most_common(1)[0][0]
+        found.append(f"{untrainable} of the last {calls} model calls cannot be trained because of their {why}")
+    return found + _equal_rewards(attempts)
+
+
+def _failures(attempts: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """The most frequent failure, numbers apart."""
+    failed = [(one["kind"], _cause(one)) for one in attempts if one["kind"] != "succeeded"]
+    alike = Counter((kind, re.sub(r"\d+", "#", cause)) for kind, cause in failed)
+    for (kind, pattern), count in alike.most_common(1):
+        if count > SHARE * len(attempts):
+            cause = next(cause for other, cause in failed if (other, re.sub(r"\d+", "#", cause)) == (kind, pattern))
+            yield f"{count} of the last {len(attempts)} attempts ended as {kind}: {cause}"
+
+
+def _cause(attempt: Mapping[str, Any]) -> str:
+    """The detail, and of an agent's own failure the last line that it wrote to stderr."""
+    lines = attempt["stderr"].split("\n") if attempt["kind"] == "agent_error" else []
+    last = next((line.strip() for line in reversed(lines) if line.strip()), None)
+    return ": ".join(part for part in (attempt["detail"], last) if part)[:MAX_CAUSE] or "no cause is known"
+
+
+def _equal_rewards(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Credit decided it, from every kind of reward."""
+    groups = {one["group_id"]: one["has_variance"] for one in attempts if one["has_variance"] is not None}
+    if len(groups) < MIN_GROUPS or any(groups.values()):
+        return []
+    return [f"in each of the last {len(groups)} groups all rewards are equal: there is nothing to learn from them"]
+
+
+def _count(some: Sequence[object], attempts: Sequence[object]) -> str:
+    return f"{len(some)} of the last {len(attempts)} attempts"
