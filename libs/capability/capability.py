@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -14,12 +13,12 @@ from leyden.libs.contracts.capability import Capability, Scope
 
 ISSUER = "leyden"
 LEEWAY_SECONDS = 30
-"""Tolerated difference between the clocks of signer and verifier."""
+"""How long a key stays valid after its expiry."""
 MAX_KEY_LENGTH = 4096
 
 
 class Cause(StrEnum):
-    """The reason of a refusal, as metrics and error bodies name it."""
+    """The reason of a refusal, for metrics and error bodies."""
 
     MISSING = "missing"
     MALFORMED = "malformed"
@@ -31,16 +30,16 @@ class Cause(StrEnum):
 
 _MESSAGES = {
     Cause.MISSING: "no key: send the one from the agent's environment as `Authorization: Bearer` or `x-api-key`",
-    Cause.MALFORMED: "the key is not one that this platform signed: use the one from the agent's environment",
+    Cause.MALFORMED: "this platform has not signed the key: use the one from the agent's environment",
     Cause.EXPIRED: "the key has expired: its attempt is over",
     Cause.ENDED: "the attempt of this key has ended: its requests are refused",
-    Cause.WRONG_ROLLOUT: "the key belongs to another attempt than the address names",
+    Cause.WRONG_ROLLOUT: "the key belongs to another attempt than the one in the address",
     Cause.WRONG_SCOPE: "the key does not allow this endpoint",
 }
 
 
 class CapabilityError(Exception):
-    """A key does not allow an endpoint. `cause` is for machines; `status` is 401 without a valid key, else 403."""
+    """A key is not valid for an endpoint. `cause` is for programs; `status` is 401 without a valid key, else 403."""
 
     def __init__(self, cause: Cause) -> None:
         super().__init__(_MESSAGES[cause])
@@ -49,7 +48,7 @@ class CapabilityError(Exception):
 
 
 def sign(ring: KeyRing, capability: Capability) -> str:
-    """The key of an attempt, for its agent's environment."""
+    """Signs the key of an attempt, for its agent's environment."""
     kid, secret = ring.signing
     claims = {
         "iss": ISSUER,
@@ -63,7 +62,20 @@ def sign(ring: KeyRing, capability: Capability) -> str:
 
 
 def verify(ring: KeyRing, key: str | None, *, rollout_id: str, attempt: int, scope: Scope) -> Capability:
-    """The capability in a key, after checking that it is valid for this endpoint of this attempt.
+    """Checks that a key is valid for this endpoint of this attempt, and returns its capability.
+
+    Raises: CapabilityError: with the cause.
+    """
+    capability = read_key(ring, key)
+    if (capability.rollout_id, capability.attempt) != (rollout_id, attempt):
+        raise CapabilityError(Cause.WRONG_ROLLOUT)
+    if scope not in capability.scopes:
+        raise CapabilityError(Cause.WRONG_SCOPE)
+    return capability
+
+
+def read_key(ring: KeyRing, key: str | None) -> Capability:
+    """The capability in a key that has not expired, for whichever attempt and endpoint.
 
     Raises: CapabilityError: with the cause.
     """
@@ -73,19 +85,15 @@ def verify(ring: KeyRing, key: str | None, *, rollout_id: str, attempt: int, sco
     if capability is None:
         capability = _decode(ring, key)
         ring.cache(key, capability)
-    elif capability.expires_at <= time.time() - LEEWAY_SECONDS:
+    if capability.expires_at <= ring.clock() - LEEWAY_SECONDS:
         raise CapabilityError(Cause.EXPIRED)
-    if (capability.rollout_id, capability.attempt) != (rollout_id, attempt):
-        raise CapabilityError(Cause.WRONG_ROLLOUT)
-    if scope not in capability.scopes:
-        raise CapabilityError(Cause.WRONG_SCOPE)
     return capability
 
 
 def key_from_headers(headers: Mapping[str, str]) -> str | None:
-    """The key of `Authorization: Bearer …`, else of `x-api-key`.
+    """Returns the key of `Authorization: Bearer …`, else of `x-api-key`.
 
-    Args: headers: a mapping that finds lower-case names
+    Args: headers: a mapping with lower-case names
     """
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and value.strip():
@@ -100,13 +108,10 @@ def _decode(ring: KeyRing, key: str) -> Capability:
             _secret_of(ring, key),
             algorithms=["HS256"],
             issuer=ISSUER,
-            leeway=LEEWAY_SECONDS,
-            options={"require": ["exp", "iss"]},
+            options={"require": ["exp", "iss"], "verify_exp": False},
         )
         return _capability(claims)
-    except jwt.ExpiredSignatureError as error:
-        raise CapabilityError(Cause.EXPIRED) from error
-    # Pydantic's ValidationError, and the error of a key that is no text, are ValueErrors.
+    # Pydantic's ValidationError and the error of a key that is not a string are ValueErrors.
     except (jwt.PyJWTError, ValueError, KeyError) as error:
         raise CapabilityError(Cause.MALFORMED) from error
 

@@ -1,7 +1,7 @@
-"""The secrets of agents' keys: a JSON file `{kid: secret}`. Its first entry signs; all entries verify.
+"""The secrets that sign agents' keys: a JSON file `{kid: secret}`. Its first entry signs; all entries verify.
 
-Rotation without a restart: put the new secret first, and leave the old one until the last key that it signed has
-expired. The ring reads the file again when its time, size or inode changes: Kubernetes swaps a symbolic link.
+Rotation without a restart: insert the new secret first, and remove the old one when the last key that it signed has
+expired. The ring reloads the file when its time, size or inode changes: Kubernetes replaces a symbolic link.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -21,22 +23,24 @@ MIN_SECRET_LENGTH = 32
 """Characters; RFC 7518 3.2 requires at least 256 bits for HS256."""
 
 MAX_VERIFIED = 10_000
-"""Verified keys in the cache; the oldest leaves first."""
+"""Size of the cache of verified keys; the oldest entry is evicted first."""
 
 log = structlog.get_logger()
 
 
 class KeyRingError(Misconfigured):
-    """The key ring file cannot be used; the message names the remedy."""
+    """The key ring file is missing or invalid; the message names the remedy."""
 
 
 class KeyRing:
-    """The secrets of one file, and a cache of the keys that they verified.
+    """Loads signing secrets from a file, reloads them when it changes, and caches verified keys.
 
-    Raises: KeyRingError: at construction. A later broken version of the file is logged, and the old secrets stay.
+    Args: clock: returns seconds since the epoch; use the store's clock, because the runner computes the expiry by it
+    Raises: KeyRingError: at construction. If a later version of the file is invalid, the ring logs it and uses the old.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = lambda: time.time()) -> None:
+        self.clock = clock
         self._path = path
         self._stamp = _stamp(path)
         self._keys = read_keys(path)
@@ -44,15 +48,15 @@ class KeyRing:
 
     @property
     def signing(self) -> tuple[str, str]:
-        """Key id and secret that sign."""
+        """Returns the key id and the secret that sign new keys."""
         return next(iter(self._current().items()))
 
     def secret(self, kid: str) -> str | None:
-        """The secret of a key id; None for an unknown one."""
+        """Returns the secret of a key id; None for an unknown id."""
         return self._current().get(kid)
 
     def cached(self, key: str) -> Capability | None:
-        """The content of a key that this version of the file verified before; None otherwise."""
+        """Returns the capability of a key in the cache; None if it is not cached."""
         self._current()
         return self._verified.get(key)
 
@@ -70,14 +74,14 @@ class KeyRing:
                 self._keys = read_keys(self._path)
                 self._verified.clear()
         except KeyRingError as error:
-            log.error("key ring not read again", path=str(self._path), cause=str(error))
+            log.error("key ring not reloaded", path=str(self._path), cause=str(error))
         return self._keys
 
 
 def read_keys(path: Path) -> dict[str, str]:
-    """The secrets of a file, in its order.
+    """Reads the secrets of a file, in its order.
 
-    Raises: KeyRingError: the file is missing, open to other users, not `{kid: secret}`, empty, or a secret is short.
+    Raises: KeyRingError: the file is missing, open to other users, invalid or empty, or a secret is too short.
     """
     try:
         refuse_open(path)
@@ -95,7 +99,7 @@ def read_keys(path: Path) -> dict[str, str]:
 
 
 def write_keys(path: Path, keys: dict[str, str] | None = None) -> None:
-    """Writes a key ring in one rename, for its owner alone; without `keys`, one random secret."""
+    """Writes a key ring by one rename, readable for its owner alone; without `keys`, it generates one secret."""
     keys = keys or {f"k-{secrets.token_hex(4)}": secrets.token_urlsafe(48)}
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

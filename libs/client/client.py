@@ -1,4 +1,4 @@
-"""The REST API as methods: each returns bodies of `leyden.libs.contracts.api`, lists as iterators over all pages."""
+"""The REST API's client: methods return bodies of `leyden.libs.contracts.api`, and lists iterate over all pages."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PAGE = 200
 
 
 class Client:
-    """A platform at an address.
+    """A client of one platform.
 
-    Args: base_url: such as `http://127.0.0.1:8000`; patience_seconds: how long a request is tried again while nobody
-        answers.
+    Args: base_url: such as `http://127.0.0.1:8000`; patience_seconds: how long a request is retried while the API does
+        not answer.
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class Client:
         self.close()
 
     def health(self) -> api.Health:
-        """Database, schema, engines and work at hand."""
+        """Returns the state of database, schema, engines and queues."""
         return api.Health.model_validate_json(self._http.get("/v1/health"))
 
     def upload_dataset(self, name: str, rows: Path | bytes | Iterable[Mapping[str, Any]]) -> api.Dataset:
-        """Stores a dataset from a JSONL or JSON file, its bytes, or objects; an equal one under this name is found."""
+        """Uploads a JSONL or JSON file, its bytes, or objects; an equal dataset of this name is returned."""
         content: Content
         if isinstance(rows, Path):
             content = file_chunks(rows)
@@ -61,31 +61,31 @@ class Client:
         return api.Dataset.model_validate_json(body)
 
     def dataset(self, id_or_name: str) -> api.Dataset:
-        """One dataset."""
+        """Returns a dataset by its id or name."""
         return api.Dataset.model_validate_json(self._http.get(f"/v1/datasets/{_part(id_or_name)}"))
 
     def datasets(self, *, name: str | None = None) -> Iterator[api.Dataset]:
-        """Datasets, newest first."""
+        """Lists datasets, newest first."""
         return self._pages("/v1/datasets", api.Dataset, {"name": name})
 
     def tasks(self, dataset: str) -> Iterator[api.Task]:
-        """Tasks of a dataset in the order of its upload."""
+        """Lists the tasks of a dataset in the order of its upload."""
         return self._pages(f"/v1/datasets/{_part(dataset)}/tasks", api.Task)
 
     def create_run(self, config: RunConfig | Mapping[str, Any], *, key: str | None = None) -> api.Run:
-        """Creates a run; it begins when an engine is free.
+        """Creates a run; it starts when an engine is free.
 
-        Args: key: the same key with the same document creates nothing and gives the first answer
+        Args: key: an idempotency key: repeating it with the same configuration returns the first answer
         """
         document = config.model_dump(mode="json") if isinstance(config, RunConfig) else dict(config)
         return api.Run.model_validate_json(self._http.create("/v1/runs", json.dumps(document).encode(), key=key))
 
     def run(self, run_id: str) -> api.Run:
-        """One run by its id."""
+        """Returns a run by its id."""
         return api.Run.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}"))
 
     def find_run(self, id_or_name: str) -> api.Run:
-        """A run by its id, or the newest of this name.
+        """Returns a run by its id, or the newest of this name.
 
         Raises: NotFound
         """
@@ -98,23 +98,23 @@ class Client:
             return newest
 
     def runs(self, *, name: str | None = None, phase: str | None = None) -> Iterator[api.Run]:
-        """Runs, newest first."""
+        """Lists runs, newest first."""
         return self._pages("/v1/runs", api.Run, {"name": name, "phase": phase})
 
     def pause_run(self, run_id: str) -> api.Run:
-        """Rollouts under way end, no new ones begin."""
+        """Pauses a run: it starts no new rollouts, and running ones finish."""
         return self._ask(run_id, "pause")
 
     def resume_run(self, run_id: str) -> api.Run:
-        """Goes on."""
+        """Resumes a paused run."""
         return self._ask(run_id, "resume")
 
     def cancel_run(self, run_id: str) -> api.Run:
-        """Ends a run for good."""
+        """Cancels a run; a cancelled run cannot be resumed."""
         return self._ask(run_id, "cancel")
 
     def prune_run(self, run_id: str) -> api.PrunedRun:
-        """Drops the calls, spans, credits and samples of a run that has ended, for good."""
+        """Deletes the calls, spans, credits and samples of an ended run; this cannot be undone."""
         return api.PrunedRun.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/prune"))
 
     def _ask(self, run_id: str, action: str) -> api.Run:
@@ -123,37 +123,37 @@ class Client:
     def evaluate_run(
         self, run_id: str, request: api.EvaluationRequest | None = None, *, key: str | None = None
     ) -> api.Evaluation:
-        """Measures a policy version on a dataset; what is left out comes from the run's document."""
+        """Starts an evaluation of a policy version on a dataset; omitted fields default to the run's `evaluation`."""
         content = (request or api.EvaluationRequest()).model_dump_json().encode()
         body = self._http.create(f"/v1/runs/{_part(run_id)}/evaluations", content, key=key)
         return api.Evaluation.model_validate_json(body)
 
     def evaluations(self, run_id: str) -> Iterator[api.Evaluation]:
-        """Evaluations of a run with their results so far."""
+        """Lists the evaluations of a run with their results so far."""
         return self._pages(f"/v1/runs/{_part(run_id)}/evaluations", api.Evaluation)
 
     def evaluation(self, run_id: str, number: int) -> api.Evaluation:
-        """One evaluation with its results so far."""
+        """Returns an evaluation with its results so far."""
         return api.Evaluation.model_validate_json(self._http.get(f"/v1/runs/{_part(run_id)}/evaluations/{number}"))
 
     def steps(self, run_id: str) -> Iterator[api.Step]:
-        """Optimiser steps from the first."""
+        """Lists the optimiser steps, oldest first."""
         return self._pages(f"/v1/runs/{_part(run_id)}/steps", api.Step)
 
     def metrics(self, run_id: str, names: Sequence[str] = ()) -> api.Metrics:
-        """Time series over the steps; all of them when no names are given."""
+        """Returns time series over the steps; all of them when `names` is empty."""
         return api.Metrics.model_validate_json(
             self._http.get(f"/v1/runs/{_part(run_id)}/metrics", {"names": list(names)})
         )
 
     def policies(self, run_id: str) -> Iterator[api.PolicyVersion]:
-        """Policy versions from 0."""
+        """Lists the policy versions, from 0."""
         return self._pages(f"/v1/runs/{_part(run_id)}/policies", api.PolicyVersion)
 
     def samples(
         self, run_id: str, *, rollout: str | None = None, step: int | None = None, tokens: bool = False
     ) -> Iterator[api.Sample]:
-        """Token sequences made for the loss."""
+        """Lists samples: the token sequences of the loss."""
         parameters: Parameters = {"rollout": rollout, "step": step, "tokens": tokens}
         return self._pages(f"/v1/runs/{_part(run_id)}/samples", api.Sample, parameters)
 
@@ -168,7 +168,7 @@ class Client:
         version: int | None = None,
         task: int | None = None,
     ) -> Iterator[api.Rollout]:
-        """Rollouts, newest first; `evaluation="none"` for training rollouts alone."""
+        """Lists rollouts, newest first; `evaluation="none"` selects training rollouts."""
         parameters: Parameters = {
             "run": run,
             "group": group,
@@ -181,43 +181,43 @@ class Client:
         return self._pages("/v1/rollouts", api.Rollout, parameters)
 
     def rollout(self, rollout_id: str) -> api.RolloutDetail:
-        """A rollout with its task, attempts, outcomes and rewards."""
+        """Returns a rollout with its task, attempts, outcomes and rewards."""
         return api.RolloutDetail.model_validate_json(self._http.get(f"/v1/rollouts/{_part(rollout_id)}"))
 
     def calls(self, rollout_id: str, *, attempt: int | None = None, prompt: bool = False) -> Iterator[api.Call]:
-        """Model calls of a rollout, token by token, with credit."""
+        """Lists the model calls of a rollout with their tokens and credit."""
         parameters: Parameters = {"attempt": attempt, "prompt": prompt}
         return self._pages(f"/v1/rollouts/{_part(rollout_id)}/calls", api.Call, parameters)
 
     def spans(self, rollout_id: str, *, attempt: int | None = None, kind: str | None = None) -> Iterator[api.Span]:
-        """Spans of a rollout by start."""
+        """Lists the spans of a rollout by start time."""
         parameters: Parameters = {"attempt": attempt, "kind": kind}
         return self._pages(f"/v1/rollouts/{_part(rollout_id)}/spans", api.Span, parameters)
 
     def give_reward(self, rollout_id: str, request: api.RewardRequest) -> api.Reward:
-        """Gives a reward of a person or an outside system; its own key makes a repeat harmless."""
+        """Adds a reward of a person or an outside system; the request's key makes it idempotent."""
         body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/rewards", request.model_dump_json().encode())
         return api.Reward.model_validate_json(body)
 
     def engines(self) -> Iterator[api.Engine]:
-        """Engines with the weights that they served at the last poll."""
+        """Lists engines with the weights that they served at the last poll."""
         return self._all_of("/v1/engines", api.Engine)
 
     def create_token(self, name: str, scopes: Sequence[api.ApiScope]) -> api.IssuedToken:
-        """Makes a bearer token; its secret is in this answer alone."""
+        """Creates a bearer token; only this answer contains its secret."""
         request = api.TokenRequest(name=name, scopes=list(scopes))
         return api.IssuedToken.model_validate_json(self._http.create("/v1/tokens", request.model_dump_json().encode()))
 
     def tokens(self) -> Iterator[api.Token]:
-        """Tokens without their secrets."""
+        """Lists tokens without their secrets."""
         return self._all_of("/v1/tokens", api.Token)
 
     def revoke_token(self, token_id: str) -> None:
-        """Ends a token."""
+        """Revokes a token."""
         self._http.delete(f"/v1/tokens/{_part(token_id)}")
 
     def _all_of(self, path: str, model: type[Item]) -> Iterator[Item]:
-        """A list that fits into one page."""
+        """Lists all items of an endpoint without pages."""
         yield from api.Page[model].model_validate_json(self._http.get(path)).items  # type: ignore[valid-type]  # as below
 
     def _pages(self, path: str, model: type[Item], parameters: Parameters | None = None) -> Iterator[Item]:
@@ -232,5 +232,5 @@ class Client:
 
 
 def _part(text: str) -> str:
-    """One segment of a path."""
+    """Quotes one segment of a path."""
     return quote(text, safe="")

@@ -1,12 +1,12 @@
-"""Errors between a client and the API.
+"""Errors of the client.
 
 LeydenError
-├── Unreachable   nobody answers at the address, or the platform is not ready
+├── Unreachable   the API does not answer, or is not ready
 ├── Unauthorised  the token is missing, unknown or revoked
 ├── Forbidden     the token lacks a scope
-├── NotFound      no such thing
-├── Conflict      not in its present state; `problem.allowed_actions` tells what is
-└── Refused       the request is wrong; `problem.errors` has each field with its remedy
+├── NotFound      the resource does not exist
+├── Conflict      the resource's state does not allow the action; `problem.allowed_actions` lists the allowed ones
+└── Refused       the request is invalid; `problem.errors` has each field with its remedy
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from leyden.libs.contracts.api import Problem
 
 
 class LeydenError(Exception):
-    """Base; `problem` is the API's own account, None when it never answered."""
+    """Base; `problem` is the API's error body, None when it did not answer."""
 
     def __init__(self, message: str, problem: Problem | None = None) -> None:
         super().__init__(message)
@@ -26,11 +26,11 @@ class LeydenError(Exception):
 
 
 class Unreachable(LeydenError):
-    """Nobody answers."""
+    """The API does not answer, or is not ready."""
 
 
 class Unauthorised(LeydenError):
-    """No valid token."""
+    """The token is missing, unknown or revoked."""
 
 
 class Forbidden(LeydenError):
@@ -38,15 +38,15 @@ class Forbidden(LeydenError):
 
 
 class NotFound(LeydenError):
-    """No such thing."""
+    """The resource does not exist."""
 
 
 class Conflict(LeydenError):
-    """Not in its present state."""
+    """The resource's state does not allow the action."""
 
 
 class Refused(LeydenError):
-    """The request is wrong."""
+    """The request is invalid."""
 
 
 _BY_STATUS: dict[int, type[LeydenError]] = {
@@ -62,7 +62,7 @@ _BY_STATUS: dict[int, type[LeydenError]] = {
 
 
 def error_of(response: httpx.Response) -> LeydenError:
-    """The exception for an answer that is not a success."""
+    """Returns the exception for an error answer."""
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:

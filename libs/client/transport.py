@@ -1,4 +1,4 @@
-"""Requests are repeated while the platform restarts: each is harmless twice, creates by their Idempotency-Key."""
+"""HTTP requests that are retried while the platform restarts; all are idempotent, creates by an Idempotency-Key."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CHUNK_BYTES = 65536
 
 
 class Transport:
-    """One connection pool with a token.
+    """A connection pool with a bearer token.
 
-    Args: patience_seconds: how long a request is tried while nobody answers or the answer is 503.
+    Args: patience_seconds: how long a request is retried while there is no answer, or the answer is 503.
     """
 
     def __init__(self, base_url: str, token: str | None, *, timeout_seconds: float, patience_seconds: float) -> None:
@@ -32,11 +32,11 @@ class Transport:
         self._client.close()
 
     def get(self, path: str, parameters: Parameters | None = None) -> bytes:
-        """The body of a successful answer."""
+        """Returns the body of a successful answer."""
         return self._send("GET", path, parameters=parameters)
 
     def delete(self, path: str) -> None:
-        """Deletes; a repeat changes nothing."""
+        """Sends a DELETE request, which is idempotent."""
         self._send("DELETE", path)
 
     def create(
@@ -48,12 +48,12 @@ class Transport:
         content_type: str = "application/json",
         key: str | None = None,
     ) -> bytes:
-        """Posts with an Idempotency-Key, so that it may be repeated and still happens once."""
+        """Posts with an Idempotency-Key, so that retries create one resource."""
         headers = {"content-type": content_type, "idempotency-key": key or secrets.token_hex(16)}
         return self._send("POST", path, parameters=parameters, content=content, headers=headers)
 
     def post(self, path: str) -> bytes:
-        """Posts what a repeat does not change."""
+        """Posts to an idempotent endpoint."""
         return self._send("POST", path)
 
     def _send(
@@ -90,7 +90,7 @@ class Transport:
 
 
 def file_chunks(path: Path) -> Callable[[], Iterator[bytes]]:
-    """Reads the file anew at each try."""
+    """Returns a function that reads the file from its start, for each try."""
 
     def read() -> Iterator[bytes]:
         with path.open("rb") as file:

@@ -1,5 +1,5 @@
-"""The nouns of Leyden: every message, state and configuration that crosses a process boundary.
+"""The data types that cross process boundaries: messages, states and configuration.
 
-Needs pydantic only. `states` holds life cycles as data, `config` the document that describes a run,
-`api` the bodies of the REST API, `capability` what an agent's key says, `ids` how identifiers are built.
+It needs pydantic only. `states` defines state machines as data, `config` the configuration of a run, `api` the bodies
+of the REST API, `capability` the claims of an agent's key, `ids` the format of identifiers.
 """

@@ -1,7 +1,7 @@
-"""Bodies of the REST API: what `services/api` answers and `libs/client` returns.
+"""Bodies of the REST API: `services/api` sends them and `libs/client` returns them.
 
-Names end in nothing for what a list holds (`Rollout`), in `Detail` where one thing is shown with its parts, and in
-`Request` for what people send. Times are UTC; token lists are as sampled, never re-encoded.
+`Rollout` is an item of a list, `RolloutDetail` one rollout with its parts, `RewardRequest` a body that a client sends.
+Times are UTC; token lists are as sampled, never re-encoded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Body(BaseModel):
 
 
 class _Request(BaseModel):
-    # Strict: a number is not written as a text, nor a truth value as a number.
+    # Strict: no text in place of a number, and no boolean either.
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
     )
@@ -43,7 +43,7 @@ class Page(_Body, Generic[Item]):
 
     items: list[Item]
     next_cursor: str | None = None
-    """Opaque; send it as `cursor` for the next page. Null at the end."""
+    """Opaque; send it as `cursor` for the next page. Null on the last page."""
 
 
 class FieldProblem(_Body):
@@ -65,18 +65,18 @@ class Problem(_Body):
     instance: str | None = None
     errors: list[FieldProblem] = Field(default_factory=list)
     allowed_actions: list[str] | None = None
-    """For a 409: what may be asked of the thing as it is now."""
+    """For a 409: the actions that the resource's present state allows."""
 
 
 class TokenRequest(_Request):
-    """Asks for a bearer token."""
+    """Requests a bearer token."""
 
     name: str = Field(min_length=1, max_length=200)
     scopes: list[Annotated[ApiScope, Field(strict=False)]] = Field(min_length=1, max_length=3)
 
 
 class Token(_Body):
-    """A bearer token's record; the secret itself is never shown again."""
+    """A bearer token without its secret."""
 
     id: str
     name: str
@@ -86,7 +86,7 @@ class Token(_Body):
 
 
 class IssuedToken(Token):
-    """The answer that holds the secret, once."""
+    """A new bearer token; only this answer contains its secret."""
 
     token: str
 
@@ -111,18 +111,18 @@ class Task(_Body):
 
 
 class Progress(_Body):
-    """How far a run has come."""
+    """Progress of a run."""
 
     step: int
-    """Optimiser steps taken."""
+    """Completed optimiser steps."""
     steps: int
-    """Optimiser steps asked for."""
+    """Configured optimiser steps."""
     policy_version: int | None
-    """The newest; null before the trainer has started."""
+    """The newest version; null before the trainer has started."""
     rollouts: dict[str, int]
     """Training rollouts by state."""
     reward_mean: float | None
-    """Over the rollouts that the last step consumed."""
+    """Mean reward of the rollouts that the last step consumed."""
 
 
 class Run(_Body):
@@ -136,13 +136,15 @@ class Run(_Body):
     phase: str
     """The present phase."""
     reason: str | None
-    """The reason why it waits or failed."""
+    """The reason why the run waits or failed."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
     progress: Progress
     pruned: bool = False
-    """Whether its calls, spans, credits and samples have been dropped."""
+    """Whether the run's calls, spans, credits and samples have been deleted."""
+    warnings: list[str] = []
+    """Reasons for which most of its newest attempts teach nothing; only in the answer about one run."""
     allowed_actions: list[str]
     config: RunConfig
 
@@ -152,14 +154,14 @@ class PrunedRun(_Body):
 
     run_id: str
     freed_bytes: int
-    """On the disk of Postgres; 0 when it was pruned before."""
+    """Disk space freed in Postgres; 0 when the run was pruned before."""
 
 
 class EvaluationRequest(_Request):
-    """Asks for a measurement of one policy version; what is left out comes from the run's `evaluation`."""
+    """Requests an evaluation of one policy version; omitted fields default to the run's `evaluation`."""
 
     policy_version: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    """Null: the last version, once training has ended."""
+    """Null: the last version, measured after training has ended."""
     dataset: str | None = Field(default=None, min_length=1, max_length=200)
     rollouts_per_task: int | None = Field(default=None, ge=1, le=1024)
     max_tasks: int | None = Field(default=None, ge=1, le=2**31 - 1)
@@ -175,7 +177,7 @@ class Statistic(_Body):
 
 
 class Fact(_Body):
-    """A fact of the agents' graders over many rollouts."""
+    """A grader's fact, aggregated over many rollouts."""
 
     name: str
     kind: Literal["share", "number", "text"]
@@ -187,10 +189,10 @@ class Fact(_Body):
 
 
 class EvaluationResults(_Body):
-    """Computed from stored outcomes at each request."""
+    """Results of an evaluation, computed from stored outcomes at each request."""
 
     rollouts: dict[str, int]
-    """By state."""
+    """Number of rollouts by state."""
     complete: bool
     reward: Statistic | None
     facts: list[Fact]
@@ -204,9 +206,9 @@ class Evaluation(_Body):
     number: int
     dataset_id: str
     policy_version: int | None
-    """Asked for; null means the last version."""
+    """The requested version; null means the last version."""
     measured_version: int | None
-    """That the rollouts were admitted at; null before the first."""
+    """The version that the rollouts used; null before the first rollout."""
     rollouts_per_task: int
     max_tasks: int | None
     created_at: datetime
@@ -214,7 +216,7 @@ class Evaluation(_Body):
 
 
 class Rollout(_Body):
-    """One sibling of a group."""
+    """One execution of a task by an agent, with its siblings in a group."""
 
     id: str
     run_id: str
@@ -228,8 +230,9 @@ class Rollout(_Body):
     """The optimiser step that consumed it."""
     state: str
     attempt: int | None
-    """The attempt that counts."""
+    """The attempt whose outcome is the rollout's outcome."""
     reward: float | None
+    """The outcome's reward plus all rewards for the rollout or one of its calls; null unless finished."""
     reason: str | None
     created_at: datetime
     finished_at: datetime | None
@@ -262,12 +265,12 @@ class Attempt(_Body):
 
 
 class Reward(_Body):
-    """A number somebody gave."""
+    """A reward of an agent, a person or an outside system."""
 
     key: str
     attempt: int | None
-    """Null for rewards of people and outside systems: they are for the rollout."""
-    source: Literal["door", "telemetry", "external"]
+    """Null for rewards of people and outside systems, which are for the rollout."""
+    source: Literal["endpoint", "telemetry", "external"]
     name: str
     value: float
     call_id: str | None = None
@@ -278,13 +281,13 @@ class Reward(_Body):
 
 
 class RewardRequest(_Request):
-    """A reward of a person or an outside system; the same key again changes nothing."""
+    """A reward of a person or an outside system; repeating its key changes nothing."""
 
     key: str = Field(min_length=1, max_length=200)
     name: str = Field(default="reward", min_length=1, max_length=200)
     value: RewardValue
     call_id: str | None = Field(default=None, max_length=200)
-    """The model call it is for; null for the whole rollout."""
+    """The model call to reward; null for the rollout."""
     comment: str | None = Field(default=None, max_length=10_000)
 
 
@@ -297,7 +300,7 @@ class RolloutDetail(Rollout):
 
 
 class CallCredit(_Body):
-    """The credit of one call."""
+    """The credit of one model call."""
 
     parent_call_id: str | None
     depth: int
@@ -312,7 +315,7 @@ class CallCredit(_Body):
 
 
 class Call(_Body):
-    """One request to the model, at the level of tokens."""
+    """One request to the model, with its tokens."""
 
     id: str
     rollout_id: str
@@ -323,15 +326,15 @@ class Call(_Body):
     trainable: bool
     untrainable_reason: str | None
     dialect: Dialect
-    """The wire format that the agent spoke."""
+    """The wire format of the agent's request."""
     request: Json
     """The parameters of the request, without conversation and tools."""
     turns: tuple[Turn, ...] | None
-    """The conversation that the model was sent; null with `missing_parent`."""
+    """The conversation in the request; null with `missing_parent`."""
     tools: tuple[Json, ...] | None
-    """The tools that the model was offered; null with `missing_parent`."""
+    """The tools in the request; null with `missing_parent`."""
     missing_parent: str | None = None
-    """The reason where `turns`, `tools` and `prompt_ids` cannot be read: an earlier call is not in the store."""
+    """Error if `turns`, `tools` and `prompt_ids` cannot be read because an earlier call is not in the store."""
     answer: Turn | None
     """The assistant's turn; null where the call failed or was aborted."""
     prompt_tokens: int
@@ -341,9 +344,9 @@ class Call(_Body):
     """Only with `prompt=true`; null with `missing_parent`."""
     sampled_ids: list[int]
     logprobs: list[float]
-    """Natural log, from the engine, one per sampled token."""
+    """The engine's natural log-probabilities, one per sampled token."""
     policy_versions: list[int]
-    """One per sampled token."""
+    """The policy version that sampled each token."""
     temperature: float
     finish_reason: str | None
     queued_seconds: float
@@ -374,7 +377,7 @@ class Span(_Body):
 
 
 class Sample(_Body):
-    """One token sequence ready for the loss; the arrays only with `tokens=true`."""
+    """One token sequence of the loss; it has arrays only with `tokens=true`."""
 
     id: str
     rollout_id: str
@@ -384,7 +387,7 @@ class Sample(_Body):
     trained_tokens: int
     min_policy_version: int
     step: int | None
-    """The optimiser step whose loss saw it."""
+    """The optimiser step that trained on the sample."""
     token_ids: list[int] | None = None
     mask: list[int] | None = None
     generator_logprobs: list[float] | None = None
@@ -394,13 +397,13 @@ class Sample(_Body):
 
 
 class Step(_Body):
-    """One optimiser step with what its rollouts earned."""
+    """One optimiser step with the rewards of its rollouts."""
 
     number: int
     metrics: dict[str, float | None]
-    """As the trainer wrote them: loss, gradient norm, tokens, seconds per phase."""
+    """The trainer's metrics: loss, gradient norm, tokens, seconds per phase."""
     groups: dict[str, int]
-    """Groups by verdict: trained, no_variance, stale."""
+    """Number of groups by verdict: trained, no_variance, stale."""
     rollouts: int
     reward_mean: float | None
     reward_std: float | None
@@ -411,7 +414,7 @@ class Step(_Body):
 
 
 class PolicyVersion(_Body):
-    """Weights that can be served."""
+    """One version of a run's weights."""
 
     version: int
     path: str
@@ -426,15 +429,15 @@ class Series(_Body):
 
     name: str
     points: list[tuple[int, float, float]]
-    """Step, seconds since the run's first step began, value."""
+    """Each point: step, seconds since the start of the run's first step, value."""
 
 
 class Metrics(_Body):
-    """Time series for plots."""
+    """Time series of a run's metrics."""
 
     run_id: str
     names: list[str]
-    """Every name that could be asked for."""
+    """All available metric names."""
     series: list[Series]
 
 
@@ -450,7 +453,7 @@ class Engine(_Body):
 
 
 class Health(_Body):
-    """The platform as the API sees it."""
+    """State of the platform."""
 
     status: Literal["ok", "degraded"]
     database: str

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Scope(StrEnum):
-    """One door an agent may use."""
+    """An endpoint that an agent may use."""
 
     MODEL = "model"
     TELEMETRY = "telemetry"
@@ -14,7 +14,7 @@ class Scope(StrEnum):
 
 
 class Capability(BaseModel):
-    """The claims of an agent's key, verified by signature and never looked up."""
+    """The claims of an agent's key, verified by its signature without a database."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -1,6 +1,6 @@
-"""The document that describes a run. Unknown or contradictory fields are refused with their path and the remedy.
+"""The configuration of a run. Validation refuses unknown or contradictory fields with their path and the remedy.
 
-Defaults are the recipe that `make demo` uses where it can be general, and `docs/how-to` explains when to move them.
+Defaults follow the recipe of `make demo`; `docs/how-to` explains when to change them.
 """
 
 from __future__ import annotations
@@ -10,17 +10,27 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
-"""A word of a command or a value of its environment; the kernel takes 128 KiB."""
+"""A word of a command or a value of its environment; Linux limits one to 128 KiB."""
 VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^=\x00]+$")]
 Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")]
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 
 
 class _Document(BaseModel):
-    # Strict: a number is not written as a text, nor a truth value as a number.
+    # Strict: no text in place of a number, and no boolean either.
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
     )
+
+
+RESERVED_NAMES = frozenset(
+    {
+        *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_CUSTOM_HEADERS"),
+        *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_CUSTOM_HEADERS"),
+        *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_RESOURCE_ATTRIBUTES", "TRACEPARENT"),
+    }
+)
+"""Variables of agents that carry the platform's addresses, keys and ids, beside those in `LEYDEN_`."""
 
 
 class Agent(_Document):
@@ -29,28 +39,28 @@ class Agent(_Document):
     command: list[Argument] = Field(min_length=1, max_length=256)
     """Program and arguments, no shell. `{python}` as first word is the runner's own interpreter."""
     environment: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
-    """Added to the block that the platform gives. Names the platform sets itself are refused."""
+    """Variables added to the agent's environment. Names that the platform sets itself are refused."""
     directory: Annotated[FolderPath, Field(pattern=r"^/[^\x00]*$")] | None = None
-    """A folder whose files are copied into the attempt's fresh working folder; absolute, on the runner's disk."""
+    """A folder whose files are copied into the attempt's working folder; an absolute path on the runner's machine."""
 
     @model_validator(mode="after")
     def _platform_names_are_reserved(self) -> Agent:
-        reserved = {n for n in self.environment if n.startswith(("LEYDEN_", "OPENAI_", "ANTHROPIC_", "OTEL_EXPORTER_"))}
-        allowed = {"OPENAI_MODEL"}
-        if reserved - allowed:
-            raise ValueError(
-                f"environment sets {sorted(reserved - allowed)}, which the platform sets itself: remove them"
-            )
+        reserved = sorted(name for name in self.environment if name.startswith("LEYDEN_") or name in RESERVED_NAMES)
+        if reserved:
+            raise ValueError(f"environment sets {reserved}, which the platform sets itself: remove them")
         return self
 
 
 class _Runner(_Document):
     timeout_seconds: float = Field(default=300.0, gt=0, le=86_400)
-    """Wall time of one attempt; then SIGTERM, a grace, SIGKILL, and the outcome `timeout`."""
+    """Maximum wall time of one attempt; then SIGTERM, a grace period, SIGKILL, and the outcome `timeout`."""
     output_bytes: int = Field(default=1_000_000, ge=1_000, le=100_000_000)
     """The bytes of stdout and of stderr that are stored, from the end; the runner drops the rest."""
     grant_reward: bool = False
     """Whether the agent may post its own reward (LEYDEN_REWARD_URL)."""
+    stdout_reward: bool = True
+    """Whether the last line of the agent's stdout may hold its own reward. False: a success starts from 0, and rewards
+    come from outside, telemetry with `grant_reward`, or `credit.air`."""
 
 
 class ProcessRunner(_Runner):
@@ -58,7 +68,7 @@ class ProcessRunner(_Runner):
 
     type: Literal["process"] = "process"
     memory_bytes: int | None = Field(default=4 * 2**30, ge=2**24, le=2**60)
-    """Address space of each process of the agent (RLIMIT_AS); null for no limit."""
+    """Resident memory of the agent's processes in sum, read twice a second; null for no limit."""
     cpu_seconds: int | None = Field(default=None, ge=1, le=10**9)
     """CPU time of each process of the agent (RLIMIT_CPU); null for no limit."""
 
@@ -74,26 +84,29 @@ a union of one."""
 
 
 class Sampling(_Document):
-    """How many rollouts are made, and how old they may be."""
+    """Sampling of rollouts: how many for each step, and how old their tokens may be."""
 
     group_size: int = Field(default=8, ge=1, le=1024)
-    """Siblings per task; the unit of a baseline."""
+    """Rollouts per task; the baseline compares the rollouts of one group."""
     groups_per_step: int = Field(default=8, ge=1, le=4096)
     """Groups that one optimiser step consumes."""
     max_policy_lag: int = Field(default=1, ge=0, le=64)
-    """η: how many versions older than the version being improved a token may be. 0 alternates sampling and training."""
+    """η: maximum policy lag, in versions, of a token when it is trained. 0 alternates sampling and training."""
     max_attempts: int = Field(default=3, ge=1, le=100)
-    """Executions of one rollout before infrastructure failures exclude it."""
+    """Maximum attempts of one rollout; infrastructure failures in all of them exclude it."""
     agent_failure: Literal["reward", "exclude"] = "reward"
-    """A crash or timeout of the agent itself: an outcome with `failure_reward`, or left out of its group."""
+    """A crash or timeout of the agent itself: `reward` gives it `failure_reward`, `exclude` drops the rollout."""
     failure_reward: float = Field(default=0.0, ge=-1e6, le=1e6)
-    """The reward of an agent's own failure, where `agent_failure` is `reward`."""
+    """The reward of an agent's own failure, if `agent_failure` is `reward`."""
+    failed_call: Literal["retry", "accept"] = "retry"
+    """Policy for an attempt that succeeded although a model call failed on the platform's side without a successful
+    retry: `retry` repeats the attempt like any infrastructure failure, `accept` counts its reward."""
     min_siblings: int = Field(default=2, ge=1, le=1024)
-    """A group with fewer counted siblings than this is excluded, and a group of the next task takes its place."""
+    """A group with fewer counted rollouts than this is excluded, and a group of the next task replaces it."""
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
-    """Order of tasks; the same seed visits them in the same order."""
+    """Seed of the order of tasks."""
     temperature: float | None = Field(default=None, ge=0, le=10)
-    """Temperature of calls that name none; the agent's own value overrides it."""
+    """Temperature of calls without one; the agent's own value overrides it."""
 
     @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Sampling:
@@ -108,16 +121,18 @@ class Air(_Document):
     """Automatic intermediate rewards from the status of a call's tools (Agent Lightning, arXiv 2508.03680, 3.4.2)."""
 
     weights: dict[Word, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(default_factory=dict, max_length=1000)
-    """Tool name to what a success earns; tools not named earn `default_weight`."""
+    """Reward of a success by tool name; other tools earn `default_weight`."""
     default_weight: float = Field(default=0.0, ge=-1e6, le=1e6)
     failure: float = Field(default=0.0, ge=-1e6, le=0.0)
     """Reward of a failed tool call: 0, or a penalty as a negative factor of the tool's weight."""
     alpha: float | None = Field(default=None, ge=0.0, le=1.0)
     """Mix: calls earn α · status and the outcome counts (1 - α). Null adds both unscaled."""
+    max_reward: float = Field(default=1.0, gt=0, le=1e6)
+    """Bound on the magnitude of one call's tool reward, before α."""
 
 
 class IdenticalCredit(_Document):
-    """Every call gets the rollout's whole return: the paper's rule."""
+    """Every call gets the rollout's full return: the rule of the Agent Lightning paper."""
 
     type: Literal["identical"] = "identical"
 
@@ -139,20 +154,20 @@ CreditRule = Annotated[IdenticalCredit | EqualSplitCredit | DiscountedCredit, Fi
 
 
 class Baseline(_Document):
-    """The number that is subtracted from a return, among the siblings of a group."""
+    """The baseline that is subtracted from a return, computed over the rollouts of a group."""
 
     type: Literal["none", "mean", "mean_std", "leave_one_out"] = "mean"
     """`mean` is Dr. GRPO, `mean_std` GRPO, `leave_one_out` RLOO."""
     per: Literal["rollout", "state"] = "rollout"
-    """One statistic per group, or one among siblings' calls with the same tool history (GiGPO's anchor)."""
+    """One statistic per group, or one per state: the group's calls with the same tool history (GiGPO's anchor)."""
 
 
 class Credit(_Document):
-    """From rewards to one advantage per model call."""
+    """Credit assignment: computes one advantage per model call from rewards."""
 
     rule: CreditRule = Field(default_factory=DiscountedCredit)
     air: Air | None = None
-    """Null: outcomes and explicit rewards alone."""
+    """Automatic intermediate rewards; null: only outcomes and explicit rewards count."""
     baseline: Baseline = Field(default_factory=Baseline)
 
     @model_validator(mode="after")
@@ -186,7 +201,7 @@ class _Algorithm(_Document):
     weighting: Literal["rollout_mean", "token_mean", "seq_mean_token_mean", "prompt_mean", "rollout_sum_const"] = (
         "rollout_mean"
     )
-    """How tokens share the loss (learning specification 6.2)."""
+    """Aggregation of token losses (learning specification 6.2)."""
     sum_constant: int | None = Field(default=None, ge=1, le=10**9)
     """L_const of `rollout_sum_const`."""
     correction: Correction = Field(default_factory=BypassCorrection)
@@ -200,6 +215,18 @@ class _Algorithm(_Document):
         if (self.weighting == "rollout_sum_const") != (self.sum_constant is not None):
             raise ValueError(
                 "sum_constant belongs to weighting 'rollout_sum_const' and only there: set both or neither"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _clips_can_act(self) -> _Algorithm:
+        # Defaults pass: a stored document names every field.
+        fields = type(self).model_fields.items()
+        changed = [name for name, field in fields if "clip" in name and getattr(self, name) != field.default]
+        if changed and self.correction.type == "decoupled":
+            raise ValueError(
+                f"{', '.join(changed)} cannot act with correction 'decoupled': a batch makes one update, so the clipped"
+                " ratio is 1. Remove it, or write correction 'bypass'"
             )
         return self
 
@@ -248,7 +275,7 @@ class Optimizer(_Document):
 
 
 class Training(_Document):
-    """How the trainer computes; none of it changes the loss."""
+    """Computation of a step: optimiser, precision, memory and checks."""
 
     steps: int = Field(default=100, ge=1, le=1_000_000)
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -256,10 +283,13 @@ class Training(_Document):
     frozen: list[Word] = Field(default_factory=list, max_length=1000)
     """Patterns (fnmatch) of parameter names that are not trained, such as `model.layers.[0-9].*`."""
     micro_batch_tokens: int = Field(default=4096, ge=16, le=2**31 - 1)
-    """Bound on the tokens of one forward pass beyond the shared prefix."""
+    """Maximum tokens of one forward pass, without the shared prefix."""
     activation_checkpointing: bool = False
-    max_logprob_gap: float = Field(default=0.05, gt=0, le=1e6)
-    """Mean |trainer - engine| log-probability at equal versions above which training stops."""
+    max_logprob_gap: float = Field(default=0.1, gt=0, le=1e6)
+    """Mean |trainer - engine| log-probability at equal versions above which the run fails (`TRAINER_GAP_PATIENCE`).
+    Right implementations differ by 1e-5 in float32, and by 0.035 to 0.045 where one of them computes in bfloat16."""
+    min_effective_share: float = Field(default=0.5, ge=0, le=1)
+    """Effective sample size of trainer / engine at equal versions, as a share, below which the run fails, too."""
     keep_checkpoints: int = Field(default=2, ge=1, le=1_000_000)
     """Checkpoints with optimiser state kept on disk, newest first; version 0 and the last are never removed."""
 
@@ -278,14 +308,14 @@ class Evaluation(_Document):
 
 
 class RunConfig(_Document):
-    """Everything that `POST /v1/runs` says of a run."""
+    """The body of `POST /v1/runs`."""
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[\w][\w .:-]*$")
     dataset: Word
-    """Id or name of the dataset whose tasks are trained on."""
+    """Id or name of the training dataset."""
     agent: Agent
     model: FolderPath | None = None
-    """Folder of the base model (Hugging Face format) as trainer and engines see it; null for the platform's default."""
+    """Folder of the base model (Hugging Face format) for trainer and engines; null for the platform's default."""
     runner: RunnerConfig = Field(default_factory=ProcessRunner)
     sampling: Sampling = Field(default_factory=Sampling)
     credit: Credit = Field(default_factory=Credit)

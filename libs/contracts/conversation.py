@@ -1,6 +1,6 @@
-"""A conversation in Leyden's own form: what `model_calls` stores, whatever wire format the agent spoke.
+"""A conversation in Leyden's own form, as `model_calls` stores it for all wire formats.
 
-The gateway's dialects translate wire formats into these nouns; credit, API, CLI and reports read nothing else.
+The gateway's dialects translate wire formats into these types; credit, API, CLI and reports read only these.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Turn:
 
 
 def turn_json(turn: Turn) -> Json:
-    """The turn as a JSON object without its empty optional fields."""
+    """Converts a turn to a JSON object without its empty optional fields."""
     document: Json = {"role": turn.role, "content": turn.content}
     if turn.name is not None:
         document["name"] = turn.name
@@ -58,7 +58,7 @@ def turn_json(turn: Turn) -> Json:
 
 
 def parse_turn(document: Mapping[str, Any]) -> Turn:
-    """The turn of a stored JSON object, which was validated when it was recorded."""
+    """Reads a stored JSON object, which was validated when it was recorded."""
     return Turn(
         role=document["role"],
         content=document["content"],
@@ -71,5 +71,5 @@ def parse_turn(document: Mapping[str, Any]) -> Turn:
 
 
 def parse_turns(documents: Iterable[Mapping[str, Any]]) -> tuple[Turn, ...]:
-    """The turns of a stored JSON array."""
+    """Reads the turns of a stored JSON array."""
     return tuple(map(parse_turn, documents))

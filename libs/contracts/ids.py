@@ -1,4 +1,4 @@
-"""Identifiers: natural where a natural key exists, so that a repeat names the same row."""
+"""Builds and parses identifiers; those derived from a natural key make repeated writes idempotent."""
 
 import re
 import secrets
@@ -6,11 +6,11 @@ import secrets
 _ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
 
 NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
-"""A number inside an address or a label: one spelling each, so that one thing has one name."""
+"""A number inside an address or a label; leading zeros are refused, so that each number has one spelling."""
 
 
 def new_id(prefix: str, length: int = 10) -> str:
-    """A random identifier such as `run-k3m9x2abcd`; 32 symbols, so ten of them carry 50 bits."""
+    """Returns a random identifier such as `run-k3m9x2abcd`; ten of 32 symbols have 50 random bits."""
     return f"{prefix}-{''.join(secrets.choice(_ALPHABET) for _ in range(length))}"
 
 
@@ -35,24 +35,24 @@ def sample_id(rollout: str, branch: int) -> str:
 
 
 def run_of(rollout: str) -> str:
-    """The run that a group or rollout id belongs to; ids begin with it."""
+    """Returns the run id at the beginning of a group or rollout id."""
     return rollout.split(".", 1)[0]
 
 
 def new_call_id() -> str:
-    """A model call's id: `c` and 24 hexadecimal digits (96 random bits)."""
+    """Returns a model call's id: `c` and 24 hexadecimal digits (96 random bits)."""
     return "c" + secrets.token_hex(12)
 
 
 def weight_version(run_id: str, version: int) -> str:
-    """The `weight_version` that an engine reports: `run-abc:3`."""
+    """Returns the `weight_version` of an engine that serves this policy version: `run-abc:3`."""
     return f"{run_id}:{version}"
 
 
 def parse_weight_version(text: str) -> tuple[str, int]:
-    """Run and policy version out of an engine's `weight_version`.
+    """Parses run and policy version from an engine's `weight_version`.
 
-    Raises: ValueError: the engine serves weights that no run of ours gave it.
+    Raises: ValueError: the engine serves weights that are no run's policy version.
     """
     run_id, separator, version = text.rpartition(":")
     if not separator or not NUMBER.fullmatch(version):

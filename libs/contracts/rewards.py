@@ -1,4 +1,4 @@
-"""Numbers that are valid rewards, from agents' last lines, reward endpoints, telemetry and people."""
+"""Validates rewards from agents' stdout, the reward endpoint, telemetry and people."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_REWARD = 1e6
 """Largest magnitude of one reward. Baselines square rewards and subtract them in float32, where 1e6 keeps its units."""
 
 RewardValue = Annotated[float, Field(strict=True, ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False)]
-"""A reward on the wire: a JSON number, no text and no boolean."""
+"""A reward in a request: a JSON number, no text and no boolean."""
 
 
 def is_reward(value: float) -> bool:

@@ -1,4 +1,4 @@
-"""Life cycles as data: which state may follow which. The store's triggers are generated from these tables."""
+"""State machines as data: the allowed transitions of each kind of row. The store's triggers are generated from them."""
 
 from enum import StrEnum
 
@@ -32,7 +32,7 @@ class GroupState(StrEnum):
 
 
 class RolloutState(StrEnum):
-    """queued covers waiting, running and retrying; the attempts tell which (written by controller)."""
+    """`queued` covers waiting, running and retrying, which the attempts distinguish (written by controller)."""
 
     QUEUED = "queued"
     FINISHED = "finished"
@@ -50,7 +50,7 @@ class AttemptState(StrEnum):
 
 
 class OutcomeKind(StrEnum):
-    """How an attempt ended. Only `succeeded`, and by policy `agent_error` and `timeout`, ever carry a reward."""
+    """The result of an attempt. Only `succeeded`, and by policy `agent_error` and `timeout`, have a reward."""
 
     SUCCEEDED = "succeeded"
     AGENT_ERROR = "agent_error"
@@ -60,7 +60,7 @@ class OutcomeKind(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """How a model call ended; only `completed` calls are trained."""
+    """The result of a model call; only `completed` calls are trained."""
 
     COMPLETED = "completed"
     ABORTED = "aborted"

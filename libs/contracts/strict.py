@@ -1,7 +1,7 @@
-"""JSON from outside, read strictly: what cannot be stored and read back as it was sent is refused, with its place.
+"""A strict JSON parser for requests: it refuses values that Postgres cannot store and return unchanged.
 
-Refused beyond broken syntax: a key twice in one object (readers differ in which one counts), NaN and infinities,
-numbers that overflow, nesting beyond `MAX_DEPTH`, and texts with U+0000 or half of a surrogate pair.
+Beside invalid syntax it refuses duplicate keys (parsers differ in their choice), NaN and infinities, numbers that
+overflow, nesting beyond `MAX_DEPTH`, and texts with U+0000 or an unpaired surrogate.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import NoReturn
 
 MAX_DEPTH = 64
-"""Objects and arrays inside each other."""
-# Possessive: it never looks back, whatever a body makes of its quotes.
+"""Maximum nesting of objects and arrays."""
+# Possessive quantifiers: the match never backtracks, so no body makes it slow.
 _TEXTS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _INTEGERS = range(-(2**63), 2**63)
 _OTHER_ENCODINGS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -25,11 +25,11 @@ Place = tuple[str | int, ...]
 
 
 class BadJson(ValueError):
-    """Not JSON that can be kept; the message says what is wrong, where, and what to write."""
+    """The JSON is invalid or cannot be stored; the message names the place, the error and the remedy."""
 
 
 def read_json(body: bytes) -> object:
-    """The value of a UTF-8 body. Integers beyond 64 bits are refused too: no field of ours has room for them.
+    """Parses a UTF-8 body. It refuses integers beyond 64 bits, too, because no column can store them.
 
     Raises: BadJson
     """
@@ -46,7 +46,7 @@ def read_json(body: bytes) -> object:
 
 
 def parse_json(text: str) -> object:
-    """The value of a text, whose texts may still hold U+0000 and surrogates; integers may have up to 4300 digits.
+    """Parses a text, but accepts U+0000, surrogates, and integers of up to 4300 digits.
 
     Raises: BadJson
     """
@@ -67,7 +67,7 @@ def parse_json(text: str) -> object:
 
 
 def is_too_deep(value: object) -> bool:
-    """Whether objects and arrays stand inside each other beyond `MAX_DEPTH`; some encoders give up soon after."""
+    """Whether objects and arrays nest deeper than `MAX_DEPTH`; some JSON encoders fail soon beyond it."""
     level = [value]
     for _ in range(MAX_DEPTH + 1):
         nested = [part for part in level if isinstance(part, dict | list)]
@@ -78,7 +78,7 @@ def is_too_deep(value: object) -> bool:
 
 
 def has_more_values(body: bytes, most: int) -> bool:
-    """Whether a JSON text has more objects, arrays and commas than `most`, for a fraction of what reading it costs.
+    """Whether a JSON text has more objects, arrays and commas than `most`; counting them is much faster than parsing.
 
     >>> has_more_values(b'["a,b,c", [1, 2]]', 3), has_more_values(b'["a,b,c", [1, 2]]', 4)
     (True, False)
@@ -94,7 +94,7 @@ _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels: flatten it"
 
 
 def _parts(value: object) -> Iterator[tuple[Place, object]]:
-    """Every key and every value with its place."""
+    """Yields every key and every value with its path."""
     waiting: list[tuple[Place, object]] = [((), value)]
     while waiting:
         place, part = waiting.pop()

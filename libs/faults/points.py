@@ -15,12 +15,12 @@ _folder = FaultSettings().folder
 def fault_point(point: str) -> None:
     """Kills this process when a test has armed the point; does nothing otherwise.
 
-    Args: point: `<service>.<moment>`, named for the step before it: `gateway.recorded`
+    Args: point: `<service>.<step>`, named for the step that is complete: `gateway.recorded`
     """
     if _folder is None:
         return
     try:
-        # One process alone can remove the file: of two that pass, one dies.
+        # Only one process can remove the file: of two that reach the point, one dies.
         os.unlink(os.path.join(_folder, point))  # noqa: PTH108, PTH118
     except FileNotFoundError:
         return
@@ -36,11 +36,11 @@ class FaultInjector:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that a process under test needs."""
+        """Returns the environment variables for a process under test."""
         return {VARIABLE: str(self.folder)}
 
     def arm(self, point: str) -> None:
-        """Kills the next process that passes the point."""
+        """Makes the next process that reaches the point kill itself."""
         (self.folder / point).touch(exist_ok=False)
 
     def fired(self, point: str, seconds: float = 60.0) -> bool:

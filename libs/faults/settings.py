@@ -1,4 +1,4 @@
-"""The setting that arms fault points. Points stand where no service's settings are at hand, so they read their own."""
+"""The setting of fault points, separate from the services' settings because libraries contain points, too."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ VARIABLE = "LEYDEN_FAULTS"
 
 
 class FaultSettings(BaseSettings):
-    """Read once, when a process loads `leyden.libs.faults`."""
+    """Settings of fault points, read once, when a process imports `leyden.libs.faults`."""
 
     model_config = SettingsConfigDict(frozen=True, use_attribute_docstrings=True, env_ignore_empty=True)
 

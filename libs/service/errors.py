@@ -77,20 +77,8 @@ def problem_response(
 async def on_http_exception(_request: Request, error: Exception) -> Response:
     """Answers a `Problem`, and the 404 and 405 of the framework."""
     assert isinstance(error, HTTPException)
-    cause = error.cause if isinstance(error, Problem) else None
-    extensions = error.extensions if isinstance(error, Problem) else None
+    cause, extensions = (error.cause, error.extensions) if isinstance(error, Problem) else (None, None)
     return problem_response(error.status_code, error.detail, cause=cause, headers=error.headers, extensions=extensions)
-
-
-async def on_validation_error(_request: Request, error: Exception) -> Response:
-    """422 with one entry per wrong field: its path and the fault. The answer never repeats the value."""
-    # Imported here: FastAPI takes longer to load than the rest of this library, and workers do without it.
-    from fastapi.exceptions import RequestValidationError
-
-    assert isinstance(error, RequestValidationError)
-    fields = [{"path": ".".join(map(str, entry["loc"])), "message": entry["msg"]} for entry in error.errors()]
-    detail = "; ".join(f"{field['path']}: {field['message']}" for field in fields[:5])
-    return problem_response(422, detail, cause="invalid", extensions={"errors": fields})
 
 
 def unexpected_response(_error: Exception) -> Response:

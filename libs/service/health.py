@@ -98,14 +98,14 @@ async def report_readiness(descriptor: int | None, checks: Checks) -> None:
         return
     os.set_inheritable(descriptor, False)
     reported: dict[str, str] | None = None
-    with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
-        while reported is None or any(result != "ok" for result in reported.values()):
-            if reported is not None:
-                await asyncio.sleep(REPORT_SECONDS)
+    # Without its supervisor the process has no reader, and dies soon.
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
+        while True:
             results = await checks.run()
             if results != reported:
-                reported = results
-                # Without its supervisor the process has no reader, and dies soon.
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.write(json.dumps(reported) + "\n")
-                    pipe.flush()
+                pipe.write(json.dumps(results) + "\n")
+                pipe.flush()
+            if all(result == "ok" for result in results.values()):
+                return
+            reported = results
+            await asyncio.sleep(REPORT_SECONDS)

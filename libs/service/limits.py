@@ -1,10 +1,10 @@
 """Bounds on clients: connections, headers, the size of a body, the bytes of all bodies together, and deadlines.
 
-Overloaded   the process has no room for another byte; the client should come again
+Overloaded   the process has no room for another byte; the client should try again later
 
-uvicorn parses, frames and keeps connections alive; it bounds neither headers nor the time of a slow client. The ASGI
-middleware here bounds bodies, `DeadlineProtocol` bounds the rest, and TCP_USER_TIMEOUT (Linux) unread answers. An
-ingress should bound clients per address and TLS handshakes: nothing here does.
+uvicorn bounds neither headers nor the time of a slow client. `RequestLimits` bounds headers and bodies,
+`DeadlineProtocol` connections and the time of headers, and TCP_USER_TIMEOUT (Linux) the time of an unread answer.
+Nothing here bounds clients per address or TLS handshakes: an ingress should.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import asyncio
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
 from typing import Any
 
 from prometheus_client import Counter, Gauge
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -65,14 +67,14 @@ class Limits(BaseModel):
 
 
 class Overloaded(Exception):
-    """The bodies in memory have reached the budget; the client should come again."""
+    """The bodies in memory have reached the budget; the client should try again later."""
 
 
+@dataclass
 class Budget:
     """The bytes that the bodies of all requests together may take: a limit per body bounds nothing for thousands."""
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.free_bytes = limit_bytes
+    free_bytes: int
 
     @contextmanager
     def share(self) -> Iterator[Share]:
@@ -84,101 +86,87 @@ class Budget:
             share.acquire(-share.bytes)
 
 
+@dataclass
 class Share:
     """The bytes of one request."""
 
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self.bytes = 0
+    budget: Budget
+    bytes: int = 0
 
     def acquire(self, size_bytes: int) -> None:
         """Raises: Overloaded: the budget has no room for so much."""
-        if size_bytes > self._budget.free_bytes:
+        if size_bytes > self.budget.free_bytes:
             raise Overloaded
-        self._budget.free_bytes -= size_bytes
+        self.budget.free_bytes -= size_bytes
         self.bytes += size_bytes
         BODY_BYTES.inc(size_bytes)
 
 
-class BodyLimit:
-    """Raises `Problem` 413 as soon as a route reads a body beyond the limit, declared or chunked.
+class RequestLimits:
+    """Refuses long headers (414, 431); raises `Problem` 413 or 408 in a route that reads a long or a slow body.
 
-    A route that answers without reading the body (401, 404) gives its own answer.
+    A body counts as long by its declared length or by its chunks. A route that answers without reading the body (401,
+    404) gives its own answer. The deadlines are those of `app.state.limits`.
 
-    Args: limits: path prefixes with a limit of their own; the first match counts.
+    Args: limits: largest bodies by path prefix; the first match counts.
     """
 
     def __init__(self, app: ASGIApp, *, max_bytes: int, limits: Mapping[str, int]) -> None:
         self._app = app
-        self._limits = {**limits, "": max_bytes}
+        self._max_bytes = {**limits, "": max_bytes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        limit = next(limit for prefix, limit in self._limits.items() if scope["path"].startswith(prefix))
-        declared = header(scope, b"content-length") or "0"
-        received = int(declared) if declared.isdecimal() and int(declared) > limit else 0
-
-        async def receive_bounded() -> Message:
-            nonlocal received
-            message = await receive() if received <= limit else {}
-            received += len(message.get("body", b""))
-            if received > limit:
-                raise Problem(413, f"the body exceeds {limit} bytes", cause="too_large")
-            return message
-
-        await self._app(scope, receive_bounded, send)
-
-
-class ClientLimits:
-    """Refuses long headers (414, 431), and raises `Problem` 408 in an application that waits too long for a body."""
-
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
-        self._app = app
-        self._limits = limits
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        limit = self._limits.max_header_bytes
+        limits: Limits = scope["app"].state.limits
+        limit = limits.max_header_bytes
         refusal: Response | None = None
         if len(scope["raw_path"]) + len(scope["query_string"]) > limit:
             refusal = _refusal("head_too_long", 414, f"the address exceeds {limit} bytes")
         elif sum(len(name) + len(value) + 4 for name, value in scope["headers"]) > limit:
             refusal = _refusal("head_too_long", 431, f"the headers exceed {limit} bytes")
-        await (refusal or self._app)(scope, self._receive_in_time(receive), send)
+        await (refusal or self._app)(scope, self._bounded(scope, receive, limits), send)
 
-    def _receive_in_time(self, receive: Receive) -> Receive:
-        seconds_left, is_complete = self._limits.body_grace_seconds, False
+    def _bounded(self, scope: Scope, receive: Receive, limits: Limits) -> Receive:
+        most = next(most for prefix, most in self._max_bytes.items() if scope["path"].startswith(prefix))
+        declared = Headers(scope=scope).get("content-length", "0")
+        received = int(declared) if declared.isdecimal() and int(declared) > most else 0
+        seconds_left, is_complete = limits.body_grace_seconds, False
 
-        async def receive_in_time() -> Message:
-            nonlocal seconds_left, is_complete
-            if is_complete:
-                return await receive()
+        async def receive_bounded() -> Message:
+            nonlocal received, seconds_left, is_complete
             started = monotonic()
-            try:
-                async with asyncio.timeout(seconds_left):
-                    message = await receive()
-            except TimeoutError:
-                REFUSALS.labels("slow_body").inc()
-                detail, close = "the body came too slowly", {"connection": "close"}
-                raise Problem(408, detail, cause="slow_body", headers=close) from None
-            seconds_left += len(message.get("body", b"")) / self._limits.body_bytes_per_second - monotonic() + started
+            message: Message = {}
+            if received <= most:
+                try:
+                    async with asyncio.timeout(None if is_complete else seconds_left):
+                        message = await receive()
+                except TimeoutError:
+                    REFUSALS.labels("slow_body").inc()
+                    detail, close = "the body came too slowly", {"connection": "close"}
+                    raise Problem(408, detail, cause="slow_body", headers=close) from None
+            size = len(message.get("body", b""))
+            received += size
+            if received > most:
+                raise Problem(413, f"the body exceeds {most} bytes", cause="too_large")
+            seconds_left += size / limits.body_bytes_per_second - monotonic() + started
             is_complete = not message.get("more_body", False)
             return message
 
-        return receive_in_time
+        return receive_bounded
 
 
 class DeadlineProtocol(HttpToolsProtocol):
     """uvicorn's protocol with a bound on connections, and on the size and the time of headers.
 
-    uvicorn tells the last request of a connection alone that its client hung up: this tells the one in progress, too.
+    uvicorn reports a hang-up to the last request of a connection alone; this reports it to the one in progress, too.
     """
 
     def __init__(self, limits: Limits, **uvicorn: Any) -> None:
         super().__init__(**uvicorn)
         self._limits = limits
-        self._unanswered: list[RequestResponseCycle] = []
+        self._current: RequestResponseCycle | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._is_in_head = self._is_refused = self._is_stopping = False
         self._head_bytes = self._ahead_bytes = 0
@@ -190,19 +178,19 @@ class DeadlineProtocol(HttpToolsProtocol):
             self._refuse("connections", 503, "too many connections: try again", {"retry-after": "1"})
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_deadline()
+        self._close_after(None)
         self._disconnect()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        super().data_received(data if self._unanswered else _without_upgrade(data))
+        super().data_received(data if self._current else _without_upgrade(data))
         self._head_bytes = self._head_bytes + len(data) if self._is_in_head else 0
         if self._head_bytes > self._limits.max_header_bytes + READ_BYTES:
             self._refuse("head_too_long", 431, f"the headers exceed {self._limits.max_header_bytes} bytes")
-        elif self._unanswered:
-            self._cancel_deadline()
+        elif self._current:
+            self._close_after(None)
         elif self._deadline is None:
             self._close_after(self._limits.header_seconds)
         self._ahead_bytes = self._ahead_bytes + len(data) if self.pipeline else 0
@@ -217,12 +205,12 @@ class DeadlineProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
-        self._unanswered.append(self.cycle)
+        self._current = self._current or self.cycle
         self.cycle.keep_alive = self.cycle.keep_alive and not self._is_stopping
 
     def on_response_complete(self) -> None:
-        self._unanswered = [cycle for cycle in self._unanswered if not cycle.response_complete]
-        if not self._unanswered and self.cycle.more_body:
+        self._current = self.pipeline[-1][0] if self.pipeline else None
+        if self._current is None and self.cycle.more_body:
             self._close_after(REST_SECONDS)
         super().on_response_complete()
 
@@ -232,19 +220,16 @@ class DeadlineProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Finishes the requests in progress, and the first one of a new connection; accepts no other."""
         self._is_stopping = True
-        if not self._unanswered and (self.cycle is None or self._is_in_head):
+        if self._current is None and (self.cycle is None or self._is_in_head):
             self._close_after(min(STOP_SECONDS, self._limits.header_seconds))
         else:
             super().shutdown()
 
-    def _close_after(self, seconds: float) -> None:
-        self._cancel_deadline()
-        self._deadline = self.loop.call_later(seconds, self._close)
-
-    def _cancel_deadline(self) -> None:
+    def _close_after(self, seconds: float | None) -> None:
+        """Moves the deadline of the connection; None removes it."""
         if self._deadline is not None:
             self._deadline.cancel()
-            self._deadline = None
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._close)
 
     def _close(self) -> None:
         if self._is_in_head and not self._is_refused:
@@ -253,16 +238,16 @@ class DeadlineProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _disconnect(self) -> None:
-        for cycle in self._unanswered:
-            cycle.disconnected = True
-            cycle.message_event.set()
+        if self._current is not None:
+            self._current.disconnected = True
+            self._current.message_event.set()
 
     def _refuse(self, cause: str, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
         """Answers instead of the application, to which the client looks disconnected; never inside another answer."""
         response = _refusal(cause, status, detail, headers)
         self._is_refused = True
         self._disconnect()
-        if any(cycle.response_started for cycle in self._unanswered):
+        if self._current is not None and self._current.response_started:
             self.transport.abort()
             return
         lines = [b"HTTP/1.1 %d %b" % (status, HTTPStatus(status).phrase.encode())]
@@ -270,11 +255,6 @@ class DeadlineProtocol(HttpToolsProtocol):
         self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
         self.transport.write_eof()
         self._close_after(LINGER_SECONDS)
-
-
-def header(scope: Scope, name: bytes) -> str | None:
-    """The first header of this lower-case name."""
-    return next((str(value, "latin-1") for given, value in scope["headers"] if given == name), None)
 
 
 def _refusal(cause: str, status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:

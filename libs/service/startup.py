@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from pydantic import AliasChoices, ValidationError
 from pydantic_settings import BaseSettings, SettingsError
 
 from leyden.libs.service.errors import Misconfigured
 
-P = ParamSpec("P")
 
-
-def exit_on_config_error(settings: type[BaseSettings]) -> Callable[[Callable[P, None]], Callable[P, None]]:
+@contextmanager
+def exit_on_config_error(settings: type[BaseSettings]) -> Iterator[None]:
     """Decorates a process's main function: status 1 and a line on stderr replace the traceback of a wrong setting.
 
     Each wrong variable has a line; a `Misconfigured` is one. No line shows a value.
     """
-
-    def decorated(main: Callable[P, None]) -> Callable[P, None]:
-        @wraps(main)
-        def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
-            try:
-                main(*args, **kwargs)
-            except ValidationError as error:
-                # Another invalid document is a fault of ours, and a traceback helps.
-                if error.title != settings.__name__:
-                    raise
-                raise SystemExit("\n".join(_lines(settings, error))) from None
-            except SettingsError as error:
-                raise SystemExit(_line(_named(settings, str(error)), "should be JSON")) from None
-            except Misconfigured as error:
-                raise SystemExit(" ".join(str(error).split())) from None
-
-        return guarded
-
-    return decorated
+    try:
+        yield
+    except ValidationError as error:
+        # Another invalid document is a fault of ours, and a traceback helps.
+        if error.title != settings.__name__:
+            raise
+        raise SystemExit("\n".join(_lines(settings, error))) from None
+    except SettingsError as error:
+        raise SystemExit(_line(_named(settings, str(error)), "should be JSON")) from None
+    except Misconfigured as error:
+        raise SystemExit(" ".join(str(error).split())) from None
 
 
 def variable(settings: type[BaseSettings], name: str) -> str:

@@ -44,17 +44,20 @@ async def pause(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def _bounded(work: Awaitable[None], stop: asyncio.Event, seconds: float) -> None:
-    task = asyncio.ensure_future(work)
-    stopping = asyncio.create_task(stop.wait())
+    """Awaits the loop; cancels it this long after the event is set."""
+    loop = asyncio.get_running_loop()
+
+    async def set_deadline() -> None:
+        await stop.wait()
+        deadline.reschedule(loop.time() + seconds)
+
     try:
-        await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            await asyncio.wait({task}, timeout=seconds)
-        if not task.done():
-            log.warning("loop cancelled", seconds=seconds)
+        async with asyncio.timeout(None) as deadline:
+            stopping = asyncio.create_task(set_deadline())
+            await work
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        log.warning("loop cancelled", seconds=seconds)
     finally:
         stopping.cancel()
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.result()

@@ -1,4 +1,4 @@
-"""JSON logs, Prometheus metrics and W3C trace context of a process. Imports nothing of ours.
+"""JSON logs, Prometheus metrics and W3C trace context of a process. It imports no other package of Leyden.
 
 A service's `__main__` calls `configure_logs` and `configure_tracing` once. Other modules use `logger()`, metrics of
 `prometheus_client` at module level, and `inject` or `extract` at a boundary.

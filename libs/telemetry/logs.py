@@ -34,7 +34,7 @@ _SECRET_TEXT = re.compile(
 def configure_logs(service: str, level: str = "info") -> None:
     """Sends structlog and the standard library's loggers to stdout as JSON lines.
 
-    Args: service: a fact of every line; level: debug, info, warning or error.
+    Args: service: a field of every line; level: debug, info, warning or error.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     shared: list[Processor] = [
@@ -64,20 +64,20 @@ def configure_logs(service: str, level: str = "info") -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    # Libraries log warnings and errors alone.
+    # Libraries log only warnings and errors.
     root.setLevel(max(number, logging.WARNING))
 
 
 def logger(name: str | None = None) -> structlog.typing.FilteringBoundLogger:
-    """A logger; `name` becomes the fact `logger`."""
+    """Returns a logger; `name` becomes the field `logger`."""
     bound = structlog.get_logger() if name is None else structlog.get_logger(logger=name)
     return cast(structlog.typing.FilteringBoundLogger, bound)
 
 
 class RateLimitedLogger:
-    """Writes one line per event and `seconds`, the first at once: for warnings that repeat while a dependency is away.
+    """Limits each event to one line in `seconds`, the first at once: for warnings that repeat during an outage.
 
-    `suppressed` counts the lines that it left out before this one.
+    The field `suppressed` counts the lines omitted since the last one.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RateLimitedLogger:
         self._suppressed: Counter[str] = Counter()
 
     def warning(self, event: str, **facts: object) -> None:
-        """Writes a line, or counts it for the next one."""
+        """Writes a line, or counts it as suppressed."""
         now = self._clock()
         if now < self._written.get(event, -math.inf) + self._seconds:
             self._suppressed[event] += 1
@@ -105,8 +105,8 @@ class RateLimitedLogger:
 
 @contextmanager
 def bind(**facts: object) -> Iterator[None]:
-    """Binds facts to every line inside the block, and inside tasks that start there."""
-    # Why: structlog's `bound_contextvars` copies every variable of the context, twice.
+    """Adds fields to every line inside the block, and inside tasks that start there."""
+    # Why: structlog's `bound_contextvars` copies all context variables, twice.
     tokens = structlog.contextvars.bind_contextvars(**facts)
     try:
         yield
@@ -115,7 +115,7 @@ def bind(**facts: object) -> Iterator[None]:
 
 
 def redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """Masks values with a secret's name, and bearer tokens, JSON web tokens and URL passwords inside texts.
+    """Masks values of secret fields, and bearer tokens, JSON web tokens and URL passwords inside texts.
 
     >>> redact(None, "info", {"event": "asked", "api_key": "k", "detail": "Bearer abc"})
     {'event': 'asked', 'api_key': '[redacted]', 'detail': 'Bearer [redacted]'}
@@ -130,7 +130,7 @@ def _redacted(name: str, value: Any) -> Any:
         return REDACTED
     if isinstance(value, str):
         lower = value.lower()
-        # Why: the pattern, tried at every letter, costs several times as much.
+        # Why: the regular expression costs several times as much as these substring tests.
         may_match = "://" in lower or "eyj" in lower or "bearer" in lower
         return _SECRET_TEXT.sub(_mask, value) if may_match else value
     if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
 """W3C trace context and the platform's own spans, through the OpenTelemetry SDK.
 
-Spans have ids even when no endpoint exports them: queue rows, requests and agents' environments carry the same trace
-context on a laptop and in a cluster. Every trace is sampled: an agent's SDK obeys its parent's flag, and would
-otherwise send no tool spans.
+Spans have ids even without an exporter, so that queue rows, requests and agents' environments have the same trace
+context on a laptop and in a cluster. Every trace is sampled: an agent's SDK follows its parent's sampled flag, and
+would otherwise send no tool spans.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ class TraceParent(NamedTuple):
 
 
 def configure_tracing(service: str, endpoint: str | None = None) -> None:
-    """Sends the process's spans to an OTLP/HTTP endpoint (`http://host:4318`), or nowhere when it is None."""
+    """Exports the process's spans to an OTLP/HTTP endpoint (`http://host:4318`); exports nothing when it is None."""
     global _provider, _tracer, _is_exported
     _provider = TracerProvider(
         sampler=ALWAYS_ON, resource=Resource.create({"service.name": f"leyden-{service}"}), shutdown_on_exit=True
     )
     if endpoint is not None:
-        # The exporter loads an HTTP client; a process without an endpoint does without it.
+        # Imported late: the exporter loads an HTTP client, which a process without an endpoint does not need.
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         exporter = OTLPSpanExporter(endpoint=f"{endpoint.rstrip('/')}/v1/traces")
         _provider.add_span_processor(BatchSpanProcessor(exporter))
     _is_exported = endpoint is not None
-    # Once: a provider compares a new tracer with all earlier ones.
+    # Created once: a provider compares a new tracer with all earlier ones.
     _tracer = _provider.get_tracer("leyden")
 
 
@@ -59,9 +59,9 @@ def configure_tracing(service: str, endpoint: str | None = None) -> None:
 def span(
     name: str, *, parent: str | None = None, attributes: dict[str, AttributeValue] | None = None
 ) -> Iterator[trace.Span]:
-    """A span around a block; inside it `inject()` names it as the parent.
+    """Encloses a block in a span; inside it `inject()` returns the span's context.
 
-    Args: parent: a `traceparent` to continue; None continues the current span, or begins a trace.
+    Args: parent: a `traceparent` to continue; None continues the current span, or starts a trace.
     """
     context = extract(parent) if parent is not None else None
     if _is_exported:
@@ -85,19 +85,19 @@ def _id_span(parent: trace.SpanContext) -> trace.Span:
 
 
 def inject() -> str | None:
-    """The `traceparent` of the current span; None outside one."""
+    """Returns the `traceparent` of the current span; None outside a span."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
     return carrier.get("traceparent")
 
 
 def extract(traceparent: str | None) -> Context:
-    """The context that a `traceparent` describes; the empty one when it is absent or malformed."""
+    """Converts a `traceparent` to a context; an absent or malformed one gives the empty context."""
     return _PROPAGATOR.extract({"traceparent": traceparent} if traceparent else {})
 
 
 def parse_traceparent(traceparent: str | None) -> TraceParent | None:
-    """Trace id and span id of a `traceparent`; None when it is absent, malformed or all zeros.
+    """Parses trace id and span id of a `traceparent`; None when it is absent, malformed or all zeros.
 
     >>> parse_traceparent("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01").span_id
     'b7ad6b7169203331'
