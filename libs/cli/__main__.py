@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer.core import TyperGroup
 
 from leyden.libs.cli import datasets, local, rollouts, runs
-from leyden.libs.cli.context import Context, make_context
+from leyden.libs.cli.context import Context, Home, make_context
 from leyden.libs.cli.demo import demo
 from leyden.libs.cli.doctor import doctor
 from leyden.libs.cli.errors import exit_on_error
@@ -37,9 +36,13 @@ app = typer.Typer(
 @app.callback()
 def root(
     ctx: typer.Context,
-    home: Annotated[Path | None, typer.Option(help="Folder of the platform's files [LEYDEN_HOME, ~/.leyden].")] = None,
-    url: Annotated[str | None, typer.Option(help="Address of the API [LEYDEN_URL, or the home's platform].")] = None,
-    token: Annotated[str | None, typer.Option(help="Bearer token [LEYDEN_TOKEN, or the home's platform].")] = None,
+    home: Home = None,
+    url: Annotated[
+        str | None, typer.Option(help="Address of the API.", show_default="LEYDEN_URL, or the home's platform")
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(help="Bearer token.", show_default="LEYDEN_TOKEN, or the home's platform")
+    ] = None,
 ) -> None:
     """Lays the options over the settings."""
     ctx.obj = make_context(home, url, token)

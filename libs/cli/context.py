@@ -10,11 +10,13 @@ import typer
 
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.record import PlatformRecord, read_record
+from leyden.libs.cli.services import ADMIN_TOKEN
 from leyden.libs.cli.settings import Settings
 from leyden.libs.client import Client
 
 Home = Annotated[
-    Path | None, typer.Option("--home", help="Folder of the platform's files [default: LEYDEN_HOME or ~/.leyden].")
+    Path | None,
+    typer.Option("--home", help="Folder of the platform's files.", show_default="LEYDEN_HOME, or ~/.leyden"),
 ]
 
 
@@ -47,7 +49,7 @@ class Context:
                 f"no platform runs in {self.home}: start it with `leyden up`, or name one with --url or LEYDEN_URL",
                 Exit.UNREACHABLE,
             )
-        token_file = self.home / "secrets" / "admin-token"
+        token_file = self.home / ADMIN_TOKEN
         # The home's own token goes to the home's own platform alone.
         if token is None and token_file.exists() and own_url is not None and own_url.rstrip("/") == url.rstrip("/"):
             token = token_file.read_text().strip()

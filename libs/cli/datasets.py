@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from leyden.libs.cli.context import context_of
-from leyden.libs.cli.output import AsJson, Count, print_facts, print_json, print_table
+from leyden.libs.cli.output import AsJson, Count, facts, print_result, table
 
 app = typer.Typer(no_args_is_help=True, help="Datasets: the tasks of agents.")
 
@@ -21,16 +21,14 @@ Dataset = Annotated[str, typer.Argument(help="Id or name.")]
 def upload(
     ctx: typer.Context,
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON Lines, or one JSON array.")],
-    name: Annotated[str | None, typer.Option(help="Name of the dataset [default: the file's].")] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the dataset.", show_default="the file's")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Store a file of tasks, one JSON object each. A file with a bad row is refused whole."""
     with context_of(ctx).client() as leyden:
         made = leyden.upload_dataset(name or file.stem, file)
-    if as_json:
-        print_json(made)
-    else:
-        print_facts([("dataset", made.id), ("name", made.name), ("tasks", made.task_count)])
+    shown = facts(("dataset", made.id), ("name", made.name), ("tasks", made.task_count))
+    print_result(as_json, made, shown)
 
 
 @app.command("list")
@@ -38,11 +36,8 @@ def list_(ctx: typer.Context, limit: Count = 50, as_json: AsJson = False) -> Non
     """List datasets, newest first."""
     with context_of(ctx).client() as leyden:
         found = list(itertools.islice(leyden.datasets(), limit))
-    if as_json:
-        print_json(found)
-    else:
-        rows = [(dataset.name, dataset.id, dataset.task_count, dataset.created_at) for dataset in found]
-        print_table(("name", "id", "tasks", "made"), rows, empty="No datasets yet: `leyden dataset upload FILE`.")
+    rows = [(dataset.name, dataset.id, dataset.task_count, dataset.created_at) for dataset in found]
+    print_result(as_json, found, table(("name", "id", "tasks", "made"), rows))
 
 
 @app.command("show")
@@ -51,8 +46,10 @@ def show(ctx: typer.Context, dataset: Dataset, limit: Count = 5, as_json: AsJson
     with context_of(ctx).client() as leyden:
         found = leyden.dataset(dataset)
         tasks = list(itertools.islice(leyden.tasks(found.id), limit))
-    if as_json:
-        print_json({**found.model_dump(mode="json"), "tasks": [task.payload for task in tasks]})
-        return
-    print_facts([("dataset", found.id), ("name", found.name), ("tasks", found.task_count), ("made", found.created_at)])
-    print_table(("task", "payload"), [(task.number, json.dumps(task.payload, ensure_ascii=False)) for task in tasks])
+    rows = [(task.number, json.dumps(task.payload, ensure_ascii=False)) for task in tasks]
+    print_result(
+        as_json,
+        {**found.model_dump(mode="json"), "tasks": [task.payload for task in tasks]},
+        facts(("dataset", found.id), ("name", found.name), ("tasks", found.task_count), ("made", found.created_at)),
+        table(("task", "payload"), rows),
+    )

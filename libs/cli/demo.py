@@ -19,19 +19,19 @@ from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 
-import leyden
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import console, report_event
 from leyden.libs.cli.phases import in_words, phases_of
 from leyden.libs.cli.platform import Platform, platform_options
 from leyden.libs.cli.report import Trajectory, render_report
+from leyden.libs.cli.settings import EXAMPLES
 from leyden.libs.cli.watch import ENDED, evaluation_table, watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Evaluation, Rollout, Run, Step
 from leyden.libs.contracts.config import RunConfig
 
-AGENT = (Path(leyden.__file__).parent / "examples" / "flight_agent").resolve()
+AGENT = EXAMPLES / "flight_agent"
 TRAINING_TASKS, HELD_OUT_TASKS = 400, 200
 AIR_WEIGHTS = {"memory": 0.3, "search": 0.2}
 READY_SECONDS = 600.0
@@ -75,7 +75,7 @@ def demo(
     air: Annotated[bool, typer.Option(help="Intermediate rewards for tool calls that worked.")] = DemoOptions.air,
     max_policy_lag: Annotated[int, typer.Option(min=0, help="Largest lag of a sample.")] = DemoOptions.max_policy_lag,
     agent_python: Annotated[
-        Path | None, typer.Option(help="Interpreter with the agent's packages [default: the runner's own].")
+        Path | None, typer.Option(help="Interpreter with the agent's packages.", show_default="the runner's own")
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Begin a new run, even if one can be resumed.")] = False,
     require_rise: Annotated[bool, typer.Option("--require-rise", help="Fail unless reward rose.")] = False,
@@ -111,7 +111,7 @@ def _show(client: Client, run: Run, folder: Path, *, require_rise: bool) -> None
         raise CommandError(f"run {run.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
     steps, evaluations = list(client.steps(run.id)), list(client.evaluations(run.id))
     if not console.is_terminal:
-        console.print(evaluation_table(evaluations), width=140, crop=False)
+        console.print(evaluation_table(evaluations), crop=False)
     report = write_report(client, ended, steps, evaluations, folder)
     console.print(f"report: {report}")
     spent = phases_of(client, ended)

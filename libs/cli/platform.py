@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -23,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Literal
-from urllib.parse import urlsplit
 
 import httpx
 
@@ -32,13 +30,19 @@ from leyden.libs.cli.control_files import Progress, RestartRequest
 from leyden.libs.cli.managed_service import ManagedService, RestartFailed, ServiceProcess, Termination
 from leyden.libs.cli.record import PlatformRecord, ServiceRecord, process, read_record, write_private, write_record
 from leyden.libs.cli.services import (
+    ADMIN_TOKEN,
+    ENGINE_ADMIN_KEY,
+    ENGINE_KEY,
     HURRY_SECONDS,
+    KEYS,
+    LOGS,
     SERVICES,
     STOP_ORDER,
     WITHOUT_STORE,
     Facts,
     Listeners,
     environment,
+    listens,
     open_listeners,
 )
 from leyden.libs.cli.settings import Settings, inherited_environment
@@ -103,7 +107,7 @@ class Platform:
         self.options = options
         self.failure: Exception | None = None
         """The error that ended the supervisor."""
-        self._report = report
+        self._report = report = _harmless(report)
         self._facts: Facts | None = None
         self._services = {
             name: ManagedService(name, self._spawn, report, restart=options.restart) for name in options.services
@@ -114,6 +118,8 @@ class Platform:
         self._state: Literal["starting", "ready", "stopping", "stopped"] = "starting"
         self._stopping, self._hurry = threading.Event(), threading.Event()
         self._ready = threading.Event()
+        self._next_check = 0.0
+        self._is_record_old = False
         self._lock: IO[str] | None = None
         self._thread: threading.Thread | None = None
 
@@ -157,13 +163,8 @@ class Platform:
         except EOFError as error:
             raise PlatformError(str(error)) from error
 
-    def stop(self, *, hurry: bool = False) -> None:
-        """Stops every service in order, then Postgres and Redis; returns when they have ended.
-
-        Args: hurry: SIGKILL at once
-        """
-        if hurry:
-            self._hurry.set()
+    def stop(self) -> None:
+        """Stops every service in order, then Postgres and Redis; returns when they have ended."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -196,7 +197,7 @@ class Platform:
     @property
     def token(self) -> str:
         """The first administrator's token."""
-        return self.facts.token_file.read_text().strip()
+        return (self.home / ADMIN_TOKEN).read_text().strip()
 
     def pids(self) -> dict[str, int]:
         """Pids of the running services by name."""
@@ -222,7 +223,14 @@ class Platform:
         return record.model_copy(update={"services": services, "model_path": str(facts.model_path), **servers})
 
     def _write_record(self) -> None:
-        write_record(self.home, self.record())
+        """Writes the record; on a full disk a later tick does."""
+        try:
+            write_record(self.home, self.record())
+        except OSError as error:
+            self._is_record_old = True
+            self._report(f"the platform's state could not be written: {error}")
+        else:
+            self._is_record_old = False
 
     def _embedded(self) -> list[str]:
         urls = {"postgres": self.options.database_url, "redis": self.options.redis_url}
@@ -231,27 +239,42 @@ class Platform:
     def _supervise(self) -> None:
         try:
             self._prepare()
-            next_check = 0.0
             while not self._stopping.wait(TICK_SECONDS):
-                self._poll_services()
-                self._handle_requests()
-                if self._state == "starting" and not self._problems():
-                    self._state = "ready"
-                    self._write_record()
-                    self._ready.set()
-                if time.monotonic() >= next_check:
-                    next_check = time.monotonic() + CHECK_SECONDS
-                    self._check_logs_and_servers()
+                for step in (
+                    self._check_now_and_then,
+                    self._poll_services,
+                    self._handle_requests,
+                    self._note_ready,
+                ):
+                    try:
+                        step()
+                    except OSError as error:
+                        # A full disk, for example: running services go on, and the next round tries again.
+                        self._report(f"{error}: trying again")
+                        self._stopping.wait(CHECK_SECONDS)
         # `ready()` and `wait()` report any error, and nothing stays behind.
         except Exception as error:  # noqa: BLE001
             self.failure = error
         finally:
             self._end()
 
+    def _check_now_and_then(self) -> None:
+        if time.monotonic() >= self._next_check:
+            self._next_check = time.monotonic() + CHECK_SECONDS
+            self._check_logs_and_servers()
+            if self._is_record_old:
+                self._write_record()
+
+    def _note_ready(self) -> None:
+        if self._state == "starting" and not self._problems():
+            self._state = "ready"
+            self._write_record()
+            self._ready.set()
+
     def _prepare(self) -> None:
         last = read_record(self.home)
         self._write_record()
-        (self.home / "logs").mkdir(exist_ok=True)
+        (self.home / LOGS).mkdir(exist_ok=True)
         control_files.clear(self.home)
         with ThreadPoolExecutor(1) as beside:
             servers = beside.submit(self._start_servers)
@@ -259,7 +282,7 @@ class Platform:
             database_url, redis_url = servers.result()
         self._listeners = open_listeners(self.options.services, last, free=self.options.free_ports)
         self._facts = Facts(self.home, *_ports(self._listeners), database_url, redis_url, model_path.resolve())
-        make_secrets(self._facts)
+        make_secrets(self.home)
         self._poll_services(WITHOUT_STORE)
         self._report("migrating the database")
         self._run_module("leyden.libs.store.migrate", "migrate", {"LEYDEN_DATABASE_URL": database_url})
@@ -281,8 +304,9 @@ class Platform:
 
     def _run_module(self, module: str, name: str, variables: Mapping[str, str]) -> str:
         """The output of a module that ends by itself; its errors go to the log of this name."""
-        path = self.home / "logs" / f"{name}.log"
+        path = self.home / LOGS / f"{name}.log"
         with path.open("ab") as log:
+            earlier = log.tell()
             command = self._launch(module, variables, stdout=subprocess.PIPE, stderr=log)
         with command:
             while True:
@@ -295,7 +319,7 @@ class Platform:
         if self._stopping.is_set():
             raise PlatformError("the platform was stopped while it started")
         if command.returncode != 0:
-            tail = path.read_bytes()[-3000:].decode(errors="replace")
+            tail = path.read_bytes()[earlier:][-3000:].decode(errors="replace")
             raise PlatformError(f"`python -m {module}` failed:\n{tail}")
         return output
 
@@ -327,14 +351,18 @@ class Platform:
         if name == "controller":
             variables |= dict(self.options.environment.get("trainer", {}))
         listeners = self._listeners[name]
-        read_end, write_end = os.pipe()
-        variables |= listeners.environment(name) | {f"{name.upper()}_READY_FD": str(write_end)}
-        descriptors = [*(sock.fileno() for sock in listeners.sockets()), write_end]
-        with (self.facts.logs / f"{name}.log").open("ab") as log:
-            popen = self._launch(
-                f"leyden.services.{name}", variables, stdout=log, stderr=subprocess.STDOUT, descriptors=descriptors
-            )
-        os.close(write_end)
+        with (self.home / LOGS / f"{name}.log").open("ab") as log, contextlib.ExitStack() as undo:
+            read_end, write_end = os.pipe()
+            undo.callback(os.close, read_end)
+            variables |= listeners.environment(name) | {f"{name.upper()}_READY_FD": str(write_end)}
+            descriptors = [*(sock.fileno() for sock in listeners.sockets()), write_end]
+            try:
+                popen = self._launch(
+                    f"leyden.services.{name}", variables, stdout=log, stderr=subprocess.STDOUT, descriptors=descriptors
+                )
+            finally:
+                os.close(write_end)
+            undo.pop_all()
         return ServiceProcess(popen, read_end)
 
     def _poll_services(self, names: Collection[str] | None = None) -> None:
@@ -357,7 +385,7 @@ class Platform:
         for name in request.services:
             try:
                 yield from self._restart_service(request, name)
-            except RestartFailed as error:
+            except (RestartFailed, OSError) as error:
                 self._report(f"{name} not restarted: {error}")
                 failed = Progress(state="failed", service=name, detail=str(error))
                 control_files.report(self.home, request, failed)
@@ -379,9 +407,9 @@ class Platform:
             yield
 
     def _check_logs_and_servers(self) -> None:
-        for log in (self.home / "logs").glob("*.log"):
+        for log in (self.home / LOGS).glob("*.log"):
             rotate_log(log)
-        if self._embedded() and not (_listens(self.facts.database_url) and _listens(self.facts.redis_url)):
+        if self._embedded() and not (listens(self.facts.database_url) and listens(self.facts.redis_url)):
             self._restart_servers()
 
     def _restart_servers(self) -> None:
@@ -444,19 +472,17 @@ def exclusive_home(home: Path) -> Iterator[None]:
         yield
 
 
-def make_secrets(facts: Facts) -> None:
+def make_secrets(home: Path) -> None:
     """Writes the key ring, the engine's two keys and an administrator's token where they are missing."""
-    facts.keys_file.parent.mkdir(exist_ok=True, mode=0o700)
-    if not facts.keys_file.exists():
+    (home / KEYS).parent.mkdir(exist_ok=True, mode=0o700)
+    if not (home / KEYS).exists():
         # Imported late: it loads much of the service library.
         from leyden.libs.capability import write_keys
 
-        write_keys(facts.keys_file)
-    for path in (facts.engine_key_file, facts.engine_admin_key_file):
-        if not path.exists():
-            write_private(path, f"{secrets.token_urlsafe(32)}\n")
-    if not facts.token_file.exists():
-        write_private(facts.token_file, f"leyden_{secrets.token_urlsafe(32)}\n")
+        write_keys(home / KEYS)
+    for file, prefix in ((ENGINE_KEY, ""), (ENGINE_ADMIN_KEY, ""), (ADMIN_TOKEN, "leyden_")):
+        if not (home / file).exists():
+            write_private(home / file, f"{prefix}{secrets.token_urlsafe(32)}\n")
 
 
 def readiness(service: ServiceRecord) -> dict[str, str]:
@@ -489,8 +515,23 @@ def rotate_log(path: Path, limit: int = LOG_BYTES) -> None:
     """
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > limit:
-            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            copy = path.with_name(f"{path.name}.1")
+            try:
+                shutil.copyfile(path, copy)
+            except OSError:
+                # The disk is full: both make room.
+                copy.unlink(missing_ok=True)
             os.truncate(path, 0)
+
+
+def _harmless(report: Callable[[str], None]) -> Callable[[str], None]:
+    """The same function, for whose full log no supervisor dies."""
+
+    def harmless(message: str) -> None:
+        with contextlib.suppress(OSError):
+            report(message)
+
+    return harmless
 
 
 def _lock_home(home: Path) -> IO[str]:
@@ -512,17 +553,6 @@ def _kill_orphans(home: Path) -> None:
         if service.process is not None and service.process.started_ticks and service.process.is_alive():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(service.process.pid, signal.SIGKILL)
-
-
-def _listens(url: str) -> bool:
-    address = urlsplit(url)
-    if address.hostname is None:
-        return True
-    try:
-        with socket.create_connection((address.hostname, address.port or 0), timeout=5):
-            return True
-    except OSError:
-        return False
 
 
 def _ports(listeners: Mapping[str, Listeners]) -> tuple[dict[str, int], dict[str, int]]:

@@ -80,9 +80,13 @@ def write_private(path: Path, content: str) -> None:
     """Writes a file atomically, readable by its owner alone."""
     scratch = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(content)
-    scratch.replace(path)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+        scratch.replace(path)
+    except OSError:
+        scratch.unlink()
+        raise
 
 
 def process(pid: int) -> Process:

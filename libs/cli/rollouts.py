@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from leyden.libs.cli.context import context_of
-from leyden.libs.cli.output import AsJson, Count, console, format_value, print_facts, print_json, print_table
+from leyden.libs.cli.output import AsJson, Count, Part, as_text, facts, format_value, print_result, table
 from leyden.libs.cli.report import answer_text, last_question, tool_spans
 from leyden.libs.contracts.api import Call, RolloutDetail, Span
 
@@ -36,18 +35,18 @@ def list_(
         run_id = leyden.find_run(run).id if run else None
         listed = leyden.rollouts(run=run_id, state=state, evaluation=evaluation, step=step, version=version)
         found = list(itertools.islice(listed, limit))
-    if as_json:
-        print_json(found)
-        return
     rows = [(r.id, r.state, r.reason, r.reward, r.task_number, r.admitted_version, r.step, r.created_at) for r in found]
-    print_table(("rollout", "state", "reason", "reward", "task", "version", "step", "made"), rows)
+    head = ("rollout", "state", "reason", "reward", "task", "version", "step", "made")
+    print_result(as_json, found, table(head, rows))
 
 
 @app.command("show")
 def show(
     ctx: typer.Context,
     rollout: Annotated[str, typer.Argument(metavar="ROLLOUT", help="Id of a rollout.")],
-    attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number [default: the one that counts].")] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Attempt number.", show_default="the one that counts")
+    ] = None,
     tokens: Annotated[bool, typer.Option("--tokens", help="Every sampled token with its log-probability.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -57,57 +56,49 @@ def show(
         shown = attempt or found.attempt
         calls = list(leyden.calls(rollout, attempt=shown, prompt=as_json))
         spans = list(leyden.spans(rollout, attempt=shown))
-    if as_json:
-        print_json({**found.model_dump(mode="json"), "calls": calls, "spans": spans})
-        return
-    _print_rollout(found)
+    parts = list(_of_rollout(found))
     for number, call in enumerate(calls, 1):
-        _print_call(number, call, spans, tokens)
-    _print_unmatched(calls, spans)
+        parts += _of_call(number, call, spans, tokens)
+    matched = [span for call in calls for span in tool_spans(call, spans)]
+    if rest := [span for span in spans if span.kind == "tool" and span not in matched]:
+        parts += [as_text("\ntool spans that name no call", "bold"), *map(_of_span, rest)]
+    print_result(as_json, {**found.model_dump(mode="json"), "calls": calls, "spans": spans}, *parts)
 
 
-def _print_rollout(rollout: RolloutDetail) -> None:
-    attempts = [f"{a.number} {a.outcome.kind if a.outcome else a.state}" for a in rollout.attempts]
-    print_facts(
-        [
-            ("rollout", rollout.id),
-            ("state", f"{rollout.state}{f' ({rollout.reason})' if rollout.reason else ''}"),
-            ("reward", rollout.reward),
-            ("task", json.dumps(rollout.task, ensure_ascii=False)),
-            ("policy version", rollout.admitted_version),
-            ("trained in step", rollout.step),
-            ("attempts", ", ".join(attempts)),
-        ]
+def _of_rollout(rollout: RolloutDetail) -> Iterator[Part]:
+    yield facts(
+        ("rollout", rollout.id),
+        ("state", f"{rollout.state}{f' ({rollout.reason})' if rollout.reason else ''}"),
+        ("reward", rollout.reward),
+        ("task", json.dumps(rollout.task, ensure_ascii=False)),
+        ("policy version", rollout.admitted_version),
+        ("trained in step", rollout.step),
+        ("attempts", ", ".join(f"{a.number} {a.outcome.kind if a.outcome else a.state}" for a in rollout.attempts)),
+        *((f"reward {reward.name}", f"{reward.value:+.3g} from {reward.source}") for reward in rollout.rewards),
     )
     outcome = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
     if outcome is not None:
-        print_facts([("facts", outcome.facts), ("detail", outcome.detail)])
+        yield facts(("facts", outcome.facts), ("detail", outcome.detail))
     last = rollout.attempts[-1].outcome if rollout.attempts else None
     if last is not None and last.kind != "succeeded" and last.stderr_tail:
-        console.print(Text(last.stderr_tail[-2000:], style="red"))
-    for reward in rollout.rewards:
-        print_facts([(f"reward {reward.name}", f"{reward.value:+.3g} from {reward.source}")])
+        yield as_text(last.stderr_tail[-2000:], "red")
 
 
-def _print_call(number: int, call: Call, spans: Sequence[Span], tokens: bool) -> None:
-    console.print(Text(f"\ncall {number}  {call.id}  {call.status}", style="bold"))
-    console.print(Text(last_question(call)[-600:], style="dim"))
-    console.print(Text(answer_text(call)))
-    versions = sorted(set(call.policy_versions))
-    print_facts(
-        [
-            ("tokens", f"{call.prompt_tokens} + {call.completion_tokens} ({call.cached_tokens} cached)"),
-            ("log-probability", sum(call.logprobs)),
-            ("policy versions", ", ".join(map(str, versions))),
-            ("trainable", call.untrainable_reason or call.trainable),
-            *_credit(call),
-        ]
+def _of_call(number: int, call: Call, spans: Sequence[Span], tokens: bool) -> Iterator[Part]:
+    yield as_text(f"\ncall {number}  {call.id}  {call.status}", "bold")
+    yield as_text(last_question(call)[-600:], "dim")
+    yield as_text(answer_text(call))
+    yield facts(
+        ("tokens", f"{call.prompt_tokens} + {call.completion_tokens} ({call.cached_tokens} cached)"),
+        ("log-probability", sum(call.logprobs)),
+        ("policy versions", ", ".join(map(str, sorted(set(call.policy_versions))))),
+        ("trainable", call.untrainable_reason or call.trainable),
+        *_credit(call),
     )
-    for span in tool_spans(call, spans):
-        _print_span(span)
+    yield from map(_of_span, tool_spans(call, spans))
     if tokens:
         rows = zip(call.sampled_ids, call.logprobs, call.policy_versions, strict=True)
-        print_table(("token", "log-probability", "version"), [(t, f"{p:.4f}", v) for t, p, v in rows])
+        yield table(("token", "log-probability", "version"), [(t, f"{p:.4f}", v) for t, p, v in rows])
 
 
 def _credit(call: Call) -> list[tuple[str, object]]:
@@ -120,16 +111,8 @@ def _credit(call: Call) -> list[tuple[str, object]]:
     return [("credit", f"{words} (state {credit.state_key or 'start'})")]
 
 
-def _print_span(span: Span) -> None:
-    style = "red" if span.status == "error" else "green"
+def _of_span(span: Span) -> Part:
     detail = f" {span.error_type}" if span.error_type else ""
     milliseconds = (span.end_ns - span.start_ns) / 1e6
-    console.print(Text(f"  {span.tool or span.name}: {span.status}{detail} ({milliseconds:.0f} ms)", style=style))
-
-
-def _print_unmatched(calls: Sequence[Call], spans: Sequence[Span]) -> None:
-    matched = [span for call in calls for span in tool_spans(call, spans)]
-    if rest := [span for span in spans if span.kind == "tool" and span not in matched]:
-        console.print(Text("\ntool spans that name no call", style="bold"))
-        for span in rest:
-            _print_span(span)
+    words = f"  {span.tool or span.name}: {span.status}{detail} ({milliseconds:.0f} ms)"
+    return as_text(words, "red" if span.status == "error" else "green")

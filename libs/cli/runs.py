@@ -12,7 +12,7 @@ import typer
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.output import AsJson, Count, console, print_facts, print_json, print_table
+from leyden.libs.cli.output import AsJson, Count, console, error_console, facts, print_json, print_result, table
 from leyden.libs.cli.watch import evaluation_table, step_table, watch_run
 from leyden.libs.contracts.api import EvaluationRequest, Run
 
@@ -40,12 +40,10 @@ def create(
     with context_of(ctx).client() as leyden:
         made = leyden.create_run(read_document(file, changes or []), key=key)
         if watch:
-            made = watch_run(leyden, made.id, console)
-    if as_json:
-        print_json(made)
-    elif not watch:
-        print_facts([("run", made.id), ("name", made.name), ("phase", made.phase), ("steps", made.progress.steps)])
-        console.print(f"Watch it with: leyden run watch {made.id}")
+            made = watch_run(leyden, made.id, error_console if as_json else console)
+    if as_json or not watch:
+        shown = facts(("run", made.id), ("name", made.name), ("phase", made.phase), ("steps", made.progress.steps))
+        print_result(as_json, made, shown, f"Watch it with: leyden run watch {made.id}")
 
 
 @app.command("list")
@@ -58,14 +56,11 @@ def list_(
     """List runs, newest first."""
     with context_of(ctx).client() as leyden:
         found = list(itertools.islice(leyden.runs(phase=phase), limit))
-    if as_json:
-        print_json(found)
-        return
     rows = [
         (r.id, r.name, r.phase, f"{r.progress.step}/{r.progress.steps}", r.progress.reward_mean, r.created_at)
         for r in found
     ]
-    print_table(("run", "name", "phase", "step", "reward", "made"), rows, empty="No runs: `leyden run create FILE`.")
+    print_result(as_json, found, table(("run", "name", "phase", "step", "reward", "made"), rows))
 
 
 @app.command("show")
@@ -74,32 +69,27 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
     with context_of(ctx).client() as leyden:
         found = leyden.find_run(run)
         steps, evaluations = list(leyden.steps(found.id)), list(leyden.evaluations(found.id))
-    if as_json:
-        print_json({**found.model_dump(mode="json"), "step_list": steps, "evaluations": evaluations})
-        return
-    print_facts(
-        [
-            ("run", found.id),
-            ("name", found.name),
-            ("phase", f"{found.phase}{f': {found.reason}' if found.reason else ''}"),
-            ("step", f"{found.progress.step} of {found.progress.steps}"),
-            ("policy version", found.progress.policy_version),
-            ("rollouts", found.progress.rollouts),
-            ("made", found.created_at),
-            ("allowed actions", ", ".join(found.allowed_actions) or "none"),
-        ]
+    shown = facts(
+        ("run", found.id),
+        ("name", found.name),
+        ("phase", f"{found.phase}{f': {found.reason}' if found.reason else ''}"),
+        ("step", f"{found.progress.step} of {found.progress.steps}"),
+        ("policy version", found.progress.policy_version),
+        ("rollouts", found.progress.rollouts),
+        ("made", found.created_at),
+        ("allowed actions", ", ".join(found.allowed_actions) or "none"),
     )
-    if steps:
-        console.print(step_table(steps))
-    if evaluations:
-        console.print(evaluation_table(evaluations))
+    tables = [step_table(steps)] if steps else []
+    tables += [evaluation_table(evaluations)] if evaluations else []
+    document = {**found.model_dump(mode="json"), "step_list": steps, "evaluations": evaluations}
+    print_result(as_json, document, shown, *tables)
 
 
 @app.command("watch")
 def watch(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
     """Show a run's progress until it has ended; Ctrl-C leaves it running. Exit status 1 when the run failed."""
     with context_of(ctx).client() as leyden:
-        seen = watch_run(leyden, leyden.find_run(run).id, console)
+        seen = watch_run(leyden, leyden.find_run(run).id, error_console if as_json else console)
     if as_json:
         print_json(seen)
     if seen.phase == "failed":
@@ -128,10 +118,7 @@ def cancel(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
 
 
 def _print_intent(run: Run, as_json: bool) -> None:
-    if as_json:
-        print_json(run)
-    else:
-        print_facts([("run", run.id), ("intent", run.intent), ("phase", run.phase)])
+    print_result(as_json, run, facts(("run", run.id), ("intent", run.intent), ("phase", run.phase)))
 
 
 @app.command("prune")
@@ -147,18 +134,18 @@ def prune(
         if not yes:
             typer.confirm(f"Delete the records of {found.name} ({found.id})?", abort=True)
         pruned = leyden.prune_run(found.id)
-    if as_json:
-        print_json(pruned)
-    else:
-        print_facts([("run", pruned.run_id), ("freed", f"{pruned.freed_bytes / 2**20:.1f} MiB")])
+    shown = facts(("run", pruned.run_id), ("freed", f"{pruned.freed_bytes / 2**20:.1f} MiB"))
+    print_result(as_json, pruned, shown)
 
 
 @app.command("evaluate")
 def evaluate(
     ctx: typer.Context,
     run: Name,
-    version: Annotated[int | None, typer.Option(min=0, help="Policy version [default: the last].")] = None,
-    dataset: Annotated[str | None, typer.Option(help="Id or name [default: the run's evaluation dataset].")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="Policy version.", show_default="the last")] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Id or name.", show_default="the run's evaluation dataset")
+    ] = None,
     rollouts: Annotated[int | None, typer.Option(min=1, help="Rollouts per task.")] = None,
     tasks: Annotated[int | None, typer.Option(min=1, help="At most this many tasks.")] = None,
     as_json: AsJson = False,
@@ -167,11 +154,8 @@ def evaluate(
     request = EvaluationRequest(policy_version=version, dataset=dataset, rollouts_per_task=rollouts, max_tasks=tasks)
     with context_of(ctx).client() as leyden:
         made = leyden.evaluate_run(leyden.find_run(run).id, request)
-    if as_json:
-        print_json(made)
-    else:
-        print_facts([("evaluation", made.id), ("version", made.policy_version), ("dataset", made.dataset_id)])
-        console.print(f"See its results with: leyden run show {made.run_id}")
+    shown = facts(("evaluation", made.id), ("version", made.policy_version), ("dataset", made.dataset_id))
+    print_result(as_json, made, shown, f"See its results with: leyden run show {made.run_id}")
 
 
 @policies.command("list")
@@ -179,9 +163,6 @@ def list_policies(ctx: typer.Context, run: Name, as_json: AsJson = False) -> Non
     """List the policy versions of a run; 0 is the base model."""
     with context_of(ctx).client() as leyden:
         found = list(leyden.policies(leyden.find_run(run).id))
-    if as_json:
-        print_json(found)
-        return
     rows = [
         (
             p.version,
@@ -192,7 +173,7 @@ def list_policies(ctx: typer.Context, run: Name, as_json: AsJson = False) -> Non
         )
         for p in found
     ]
-    print_table(("version", "size", "sha256", "folder", "made"), rows)
+    print_result(as_json, found, table(("version", "size", "sha256", "folder", "made"), rows))
 
 
 @policies.command("export")
@@ -200,7 +181,7 @@ def export(
     ctx: typer.Context,
     run: Name,
     to: Annotated[Path, typer.Option("--to", help="Folder to make; it must not exist.")],
-    version: Annotated[int | None, typer.Option(min=0, help="Policy version [default: the last].")] = None,
+    version: Annotated[int | None, typer.Option(min=0, help="Policy version.", show_default="the last")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy a policy version as an ordinary Hugging Face folder."""
@@ -216,7 +197,8 @@ def export(
     if not Path(chosen.path).is_dir():
         raise CommandError(f"{chosen.path} is not on this machine: run this where the trainer writes", Exit.NOT_FOUND)
     shutil.copytree(chosen.path, to)
-    if as_json:
-        print_json({**chosen.model_dump(mode="json"), "exported_to": str(to.resolve())})
-    else:
-        console.print(f"version {chosen.version} is in {to}; open it with transformers or serve it with SGLang")
+    print_result(
+        as_json,
+        {**chosen.model_dump(mode="json"), "exported_to": str(to.resolve())},
+        f"version {chosen.version} is in {to}; open it with transformers or serve it with SGLang",
+    )

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from leyden.libs.cli.record import PlatformRecord
 
@@ -42,6 +43,17 @@ KILL_SECONDS = 15.0
 """Seconds between the second SIGTERM and SIGKILL."""
 
 BACKLOG = 2048
+
+LOGS = "logs"
+"""Folder in the home with one file for each service."""
+KEYS = "secrets/capability-keys.json"
+"""The key ring that signs agents' capabilities."""
+ADMIN_TOKEN = "secrets/admin-token"  # noqa: S105  # the name of a file
+"""The first administrator's bearer token."""
+ENGINE_KEY = "secrets/engine-api-key"
+"""The key of the engine's inference routes, for gateway and controller."""
+ENGINE_ADMIN_KEY = "secrets/engine-admin-key"
+"""The key of the engine's control routes, for the controller alone."""
 
 
 @dataclass(frozen=True)
@@ -90,26 +102,29 @@ def _listen(before: str | None, preferred: Mapping[str, int], service: str, free
     candidates += [] if free else [preferred[service]]
     for port in candidates:
         with contextlib.suppress(OSError):
-            return _bind(port)
-    return _bind(0)
+            return _bound(port)
+    return _bound(0)
 
 
-def _bind(port: int) -> socket.socket:
-    sock = socket.socket()
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(("127.0.0.1", port))
-        sock.listen(BACKLOG)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+def _bound(port: int) -> socket.socket:
+    return socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
 
 
 def port_is_free(port: int) -> bool:
     """Whether a service could listen there now."""
     with contextlib.suppress(OSError):
-        _bind(port).close()
+        _bound(port).close()
+        return True
+    return False
+
+
+def listens(url: str) -> bool:
+    """Whether a server accepts connections at the address; true for a Unix socket, which has no host."""
+    address = urlsplit(url)
+    if address.hostname is None:
+        return True
+    with contextlib.suppress(OSError):
+        socket.create_connection((address.hostname, address.port or 0), timeout=5).close()
         return True
     return False
 
@@ -133,31 +148,6 @@ class Facts:
         """Health, readiness and metrics of a service."""
         return f"http://127.0.0.1:{self.internal_ports[service]}"
 
-    @property
-    def keys_file(self) -> Path:
-        """The key ring that signs agents' capabilities."""
-        return self.home / "secrets" / "capability-keys.json"
-
-    @property
-    def token_file(self) -> Path:
-        """The first administrator's bearer token."""
-        return self.home / "secrets" / "admin-token"
-
-    @property
-    def engine_key_file(self) -> Path:
-        """The key of the engine's inference routes, for gateway and controller."""
-        return self.home / "secrets" / "engine-api-key"
-
-    @property
-    def engine_admin_key_file(self) -> Path:
-        """The key of the engine's control routes, for the controller alone."""
-        return self.home / "secrets" / "engine-admin-key"
-
-    @property
-    def logs(self) -> Path:
-        """One file for each service."""
-        return self.home / "logs"
-
 
 def environment(service: str, facts: Facts) -> dict[str, str]:
     """The variables of one service, beside those that it inherits."""
@@ -166,7 +156,7 @@ def environment(service: str, facts: Facts) -> dict[str, str]:
         "OMP_WAIT_POLICY": "passive",
         "LEYDEN_DATABASE_URL": facts.database_url,
         "LEYDEN_REDIS_URL": facts.redis_url,
-        "LEYDEN_CAPABILITY_KEYS_FILE": str(facts.keys_file),
+        "LEYDEN_CAPABILITY_KEYS_FILE": str(facts.home / KEYS),
     }
     return shared | _own_environment(service, facts)
 
@@ -174,18 +164,18 @@ def environment(service: str, facts: Facts) -> dict[str, str]:
 def _own_environment(service: str, facts: Facts) -> dict[str, str]:
     match service:
         case "api":
-            return {"API_ADMIN_TOKEN_FILE": str(facts.token_file)}
+            return {"API_ADMIN_TOKEN_FILE": str(facts.home / ADMIN_TOKEN)}
         case "engine":
             return {
                 "ENGINE_MODEL_PATH": str(facts.model_path),
-                "ENGINE_API_KEY_FILE": str(facts.engine_key_file),
-                "ENGINE_ADMIN_API_KEY_FILE": str(facts.engine_admin_key_file),
+                "ENGINE_API_KEY_FILE": str(facts.home / ENGINE_KEY),
+                "ENGINE_ADMIN_API_KEY_FILE": str(facts.home / ENGINE_ADMIN_KEY),
                 "ENGINE_INCREMENTAL_STREAMING_OUTPUT": "true",
             }
         case "gateway":
             return {
                 "GATEWAY_MODEL_PATH": str(facts.model_path),
-                "GATEWAY_ENGINE_API_KEY_FILE": str(facts.engine_key_file),
+                "GATEWAY_ENGINE_API_KEY_FILE": str(facts.home / ENGINE_KEY),
             }
         case "runner":
             return {
@@ -201,9 +191,9 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
         case "controller":
             return {
                 "CONTROLLER_ENGINE_URLS": json.dumps([facts.url("engine")] if "engine" in facts.ports else []),
-                "CONTROLLER_ENGINE_API_KEY_FILE": str(facts.engine_key_file),
-                "CONTROLLER_ENGINE_ADMIN_KEY_FILE": str(facts.engine_admin_key_file),
-                "CONTROLLER_LOG_FOLDER": str(facts.logs),
+                "CONTROLLER_ENGINE_API_KEY_FILE": str(facts.home / ENGINE_KEY),
+                "CONTROLLER_ENGINE_ADMIN_KEY_FILE": str(facts.home / ENGINE_ADMIN_KEY),
+                "CONTROLLER_LOG_FOLDER": str(facts.home / LOGS),
                 # The controller's trainers inherit these.
                 "TRAINER_MODEL_PATH": str(facts.model_path),
                 "TRAINER_FOLDER": str(facts.home / "weights"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+import leyden
+
+EXAMPLES = (Path(leyden.__file__).parent / "examples").resolve()
 
 
 class Settings(BaseSettings):
@@ -31,5 +36,9 @@ class Settings(BaseSettings):
 
 
 def inherited_environment() -> dict[str, str]:
-    """Variables that services inherit: all of the caller's, so that `TRAINER_…` and others reach them."""
-    return dict(os.environ)
+    """Variables that services inherit: all of the caller's, so that `TRAINER_…` and others reach them.
+
+    Agents may come from the folder of the caller, unless that is `/`, and from the examples.
+    """
+    roots = [str(folder) for folder in (Path.cwd(), EXAMPLES) if folder != Path("/")]
+    return {"RUNNER_AGENT_ROOTS": json.dumps(roots), **os.environ}

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from leyden.libs.cli.output import as_text, table
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Evaluation, Run, Step
 
@@ -22,7 +23,7 @@ def watch_run(leyden: Client, run_id: str, console: Console, *, poll_seconds: fl
 
     A terminal shows one table that is drawn again at every poll; other outputs get one line a step.
     """
-    printed = 0
+    printed = warned = 0
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             run, steps = leyden.run(run_id), list(leyden.steps(run_id))
@@ -31,8 +32,11 @@ def watch_run(leyden: Client, run_id: str, console: Console, *, poll_seconds: fl
             if console.is_terminal:
                 live.update(view(run, steps, evaluations), refresh=True)
             else:
+                for warning in run.warnings[warned:]:
+                    console.print(as_text(f"warning: {warning}"), soft_wrap=True)
+                warned = max(warned, len(run.warnings))
                 for step in steps[printed:]:
-                    console.print(line(step), soft_wrap=True)
+                    console.print(as_text(line(step)), soft_wrap=True)
                 printed = len(steps)
             if run.phase in ENDED and (complete or run.phase != "completed"):
                 break
@@ -50,29 +54,30 @@ def view(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> 
 
 
 def summary(run: Run) -> Text:
-    """A run's phase and progress in one line."""
+    """A run's phase and progress in one line, and a line for each of its warnings."""
     progress = run.progress
     rollouts = ", ".join(f"{count} {state}" for state, count in sorted(progress.rollouts.items())) or "none"
     words = f"{run.name} ({run.id}): {run.phase}, step {progress.step} of {progress.steps}, rollouts {rollouts}"
-    return Text(f"{words}: {run.reason}" if run.reason else words)
+    first = f"{words}: {run.reason}" if run.reason else words
+    return Text("\n").join(map(as_text, [first, *(f"warning: {warning}" for warning in run.warnings)]))
 
 
 def step_table(steps: Sequence[Step]) -> Table:
     """Reward, facts, tokens and the seconds of each phase, by step."""
     facts, phases = _names(steps)
-    table = Table("step", "reward", "±", *map(_title, facts), "tokens", *map(_title, phases), box=None, pad_edge=False)
-    for column in table.columns:
-        column.justify = "right"
-    for step in steps:
-        table.add_row(
-            str(step.number),
+    rows = [
+        (
+            step.number,
             _number(step.reward_mean),
             _number(step.reward_std),
             *(_share(step.facts.get(name)) for name in facts),
             _count(step),
             *(_seconds(step.metrics.get(name)) for name in phases),
         )
-    return table
+        for step in steps
+    ]
+    head = ("step", "reward", "±", *map(_title, facts), "tokens", *map(_title, phases))
+    return table(head, rows, justify="right")
 
 
 def line(step: Step) -> str:
@@ -87,7 +92,7 @@ def line(step: Step) -> str:
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     """Reward and facts of each evaluation with their 95 % intervals."""
-    table = Table("evaluation", "version", "rollouts", "reward", "facts", box=None, pad_edge=False)
+    rows = []
     for evaluation in evaluations:
         results = evaluation.results
         shares = [
@@ -97,14 +102,16 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
         ]
         texts = [f"{fact.name} {fact.counts}" for fact in results.facts if fact.counts is not None]
         reward = results.reward
-        table.add_row(
-            str(evaluation.number),
-            str(evaluation.measured_version),
-            ", ".join(f"{count} {state}" for state, count in sorted(results.rollouts.items())),
-            f"{reward.mean:.3f} [{reward.low:.3f}, {reward.high:.3f}]" if reward else "–",
-            "\n".join([*shares, *texts]),
+        rows.append(
+            (
+                evaluation.number,
+                evaluation.measured_version,
+                ", ".join(f"{count} {state}" for state, count in sorted(results.rollouts.items())),
+                f"{reward.mean:.3f} [{reward.low:.3f}, {reward.high:.3f}]" if reward else "–",
+                "\n".join([*shares, *texts]),
+            )
         )
-    return table
+    return table(("evaluation", "version", "rollouts", "reward", "facts"), rows)
 
 
 def _names(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
