@@ -14,7 +14,7 @@ def main() -> None:
     settings = Settings()
     configure_logs("gateway", settings.log_level)
     configure_tracing("gateway", settings.otlp_endpoint)
-    # Tokenizer, template engine and HTTP client: nothing of it is needed to say that a setting is wrong.
+    # Why: a wrong setting is reported before the slow imports of tokenizer, template engine and HTTP client.
     from leyden.services.gateway.app import create_app
 
     run_http("gateway", create_app(settings), settings)

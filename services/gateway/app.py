@@ -1,4 +1,4 @@
-"""The gateway's application; its lifespan opens and closes everything that it owns."""
+"""Builds the gateway's application; its lifespan opens and closes every connection and background task."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import Budget, Overloaded
 from leyden.libs.service.app import create_app as create_service_app
 from leyden.libs.service.secrets import read_secret
-from leyden.libs.store.calls import CallWriter
 from leyden.libs.store.database import Database
 from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.calls import CallService
@@ -36,7 +35,7 @@ CLIENT = "leyden-gateway"
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application; nothing is opened before its lifespan starts."""
+    """Returns the application; its lifespan opens the connections."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -67,8 +66,10 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     notifications = Notifications(settings.redis_url)
     reader = Reader(database, hold_seconds=settings.record_hold_seconds)
-    writer = CallWriter(settings.database_url, CLIENT, timeout_seconds=min(10.0, settings.record_hold_seconds))
-    recorder = Recorder(writer, hold_seconds=settings.record_hold_seconds)
+    # Its own connection: records never wait for a place in the pool.
+    answer_seconds = min(10.0, settings.record_hold_seconds)
+    recording = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=answer_seconds)
+    recorder = Recorder(recording, hold_seconds=settings.record_hold_seconds)
     pool = EnginePool(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
     engines = EngineClient(
         pool, api_key=engine_key, silence_seconds=settings.engine_silence_seconds, hold_seconds=settings.hold_seconds
@@ -83,8 +84,9 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     )
     liveness = AttemptLiveness(database, notifications, hold_seconds=settings.record_hold_seconds, on_end=calls.end)
     app.state.calls, app.state.give_up = calls, calls.close
-    app.state.auth = Authenticator(KeyRing(settings.capability_keys_file), liveness)
+    app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.now), liveness)
     app.state.checks.add("store", database.ping)
+    await liveness.start()
     loops = [asyncio.create_task(work) for work in (pool.run(), recorder.run(), liveness.run())]
     try:
         yield
@@ -95,7 +97,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             loop.cancel()
         await asyncio.wait(loops)
         await engines.close()
-        await writer.close()
+        await recording.close()
         await notifications.close()
         await database.close()
 
@@ -110,7 +112,7 @@ async def _on_overloaded(_request: Request, _error: Any) -> Response:
 
 
 async def _on_http_exception(_request: Request, error: Any) -> Response:
-    """Errors of the framework and of the limits, in OpenAI's shape."""
+    """Converts errors of the framework and of the limits to OpenAI's shape."""
     if error.status_code == 413:
         response = error_response(TooLarge(f"{error.detail}.", code="body_too_large"))
     elif error.status_code == 408:

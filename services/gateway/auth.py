@@ -1,4 +1,4 @@
-"""Authentication: the path names the attempt, and the key says whether its agent may."""
+"""Authenticates requests: the capability in the key must be for the attempt that the path names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leyden.libs.contracts.capability import Scope
 from leyden.libs.contracts.ids import NUMBER
 from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import StoreAway
 from leyden.services.gateway.errors import KeyRefused, NotServed, Unavailable
 
 CACHE_TTL_SECONDS = 5.0
@@ -21,7 +21,7 @@ MAX_CACHED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """The attempt whose agent asks."""
+    """The attempt whose agent sends the request."""
 
     run_id: str
     rollout_id: str
@@ -34,9 +34,9 @@ class Attempt:
 
 
 class Authenticator:
-    """Checks keys. Agents send the same key with every call, so a verified one is cached for `CACHE_TTL_SECONDS`.
+    """Checks keys and caches a verified one for `CACHE_TTL_SECONDS`.
 
-    Why: verifying costs 0.2 ms. A key that leaves the ring stops working within that time.
+    Why: agents send one key with every call, and verifying costs 0.2 ms. A removed secret stays valid for that time.
     """
 
     def __init__(self, ring: KeyRing, liveness: AttemptLiveness) -> None:
@@ -45,10 +45,10 @@ class Authenticator:
         self._verified: TTLCache[tuple[str | None, str, str], Attempt] = TTLCache(MAX_CACHED, CACHE_TTL_SECONDS)
 
     async def authenticate(self, headers: Mapping[str, str], rollout_id: str, attempt: str) -> Attempt:
-        """The running attempt that path and key agree on.
+        """Returns the running attempt that both path and key name.
 
         Raises: NotServed: the attempt is no number; KeyRefused: the key is missing, bad, expired, or another attempt's,
-            or its attempt has ended; Unavailable: the store is away, so nobody can say whether it has
+            or its attempt has ended; Unavailable: the store is down, so the gateway cannot check whether it has ended
         """
         found = self._agreed(headers, rollout_id, attempt)
         try:
@@ -56,7 +56,7 @@ class Authenticator:
         except AttemptEnded as error:
             raise refusal(CapabilityError(Cause.ENDED)) from error
         except StoreAway as error:
-            message = "The store is away, so nobody can say whether this attempt runs; try again."
+            message = "The store is down, so the gateway cannot check whether this attempt still runs; try again."
             raise Unavailable(message, code="store_unavailable", retry_after_seconds=5) from error
         return found
 
@@ -79,5 +79,5 @@ class Authenticator:
 
 
 def refusal(error: CapabilityError) -> KeyRefused:
-    """The refusal in OpenAI's shape."""
+    """Converts a rejected key to an error in OpenAI's shape."""
     return KeyRefused(f"{error}.", status=error.status, cause=error.cause)

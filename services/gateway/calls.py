@@ -1,7 +1,7 @@
-"""One model call: parse, join an earlier try or start, render, sample, record, and only then the end of the answer.
+"""Runs model calls: parse, join an earlier try or start, render, sample, record, then send the end of the answer.
 
 A call runs in a task of its own, independent of its listeners: a retry of an SDK joins the call that its first try
-started. When the last listener has hung up, the call is cancelled, aborted at the engine and recorded as aborted.
+started. When the last listener disconnects, the call is cancelled, aborted at the engine and recorded as aborted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logger()
 
 
 class CallService:
-    """Runs calls, at most `max_calls` of them at once; a further one waits for its turn."""
+    """Runs calls, at most `max_calls` of them at once; further calls wait."""
 
     def __init__(
         self,
@@ -65,10 +65,10 @@ class CallService:
     async def start(
         self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]
     ) -> tuple[ModelRequest, InFlightCall | Completion]:
-        """The request, and the call started for it, or the answer that an earlier try has already got.
+        """Returns the request with its call in flight, or with the stored answer of an earlier try.
 
-        Raises: BadRequest: the body cannot be served; TooManyCalls: of this attempt; Unavailable: the store is away, or
-            the gateway stops
+        Raises: BadRequest: the body is invalid or unsupported; TooManyCalls: the attempt has too many calls in flight;
+            Unavailable: the store is down, or the gateway stops
         """
         arrived_at, sequence = time.perf_counter(), time.time_ns()
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
@@ -81,7 +81,7 @@ class CallService:
             self._admit(attempt)
             try:
                 call = await self._prepare(attempt, request, digest, headers, arrived_at, sequence)
-                # Nobody would wait for the record of a call that starts while the gateway stops.
+                # close() waits only for the calls that run when it starts: a later call would lose its record.
                 if self._is_closing:
                     raise stopping()
             except BaseException:
@@ -91,7 +91,7 @@ class CallService:
             return request, call
 
     def end(self, attempt: AttemptKey) -> None:
-        """Cancels the calls of an attempt that has ended; they are recorded as aborted, and refused."""
+        """Cancels the calls of an ended attempt; they are recorded as aborted, and their clients get 403."""
         for task, call in self._in_flight.items():
             if call.context.attempt.key == attempt:
                 call.has_attempt_ended = True
@@ -170,7 +170,7 @@ class CallService:
         return InFlightCall(context, indexed, choices)
 
     def _check_vocabulary(self, request: ModelRequest, prompt: Prompt) -> None:
-        # SGLang dies of an id beyond the vocabulary.
+        # SGLang crashes on a token id beyond the vocabulary.
         size = self.model.tokenizer.vocab_size
         if prompt.ids.min(initial=0) < 0 or prompt.ids.max(initial=0) >= size:
             raise BadRequest("The messages hold a token that the model does not know.", param="messages")
@@ -195,7 +195,7 @@ class CallService:
         self._retries.remove((call.context.attempt.key, call.context.request_sha256), call)
         metrics.IN_FLIGHT.dec()
         if not task.cancelled():
-            # Every listener may have hung up: asyncio would warn of an exception that nobody fetched.
+            # All clients may have disconnected: reading the exception avoids asyncio's "never retrieved" warning.
             task.exception()
         call.progressed()
 
@@ -227,7 +227,7 @@ class CallService:
         return completion
 
     async def _wait_for_turn(self) -> None:
-        """Raises: Unavailable: too many calls for too long. It is recorded: the agent's failure then counts as ours."""
+        """Raises: Unavailable: the call waited too long; its failed record excuses the agent's failure."""
         try:
             async with asyncio.timeout(self._settings.hold_seconds):
                 await self._turns.acquire()
@@ -266,7 +266,7 @@ class CallService:
         ]
         call.is_recorded = True
         await self._recorder.record(rows)
-        # Agents go on with the first choice, so a later one with the same text must not hide it.
+        # Agents continue the first choice: it is indexed last, so that it replaces a later choice with the same text.
         for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
             self._prefixes.remember(call.context.attempt.key, choice.call_id, call.indexed, answer.turn, choice.ids)
         version = max((version for choice in call.choices for version in choice.policy_versions), default=None)

@@ -1,4 +1,4 @@
-"""The gateway's nouns, with no wire format in them: dialects translate requests into these and answers out of them."""
+"""Requests, samples and answers without any wire format: dialects translate requests to and answers from these."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the engine chooses tokens. `temperature` and `max_tokens` are None where the request names none."""
+    """Sampling parameters. `temperature` and `max_tokens` are None where the request does not set them."""
 
     temperature: float | None = None
     top_p: float = 1.0
@@ -36,10 +36,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """A validated request to the model, whatever dialect it came in.
+    """A validated request to the model, independent of its wire format.
 
     `tools` are JSON objects in the form that chat templates read: {"type": "function", "function": {…}}. `parameters`
-    is the request as the agent sent it, without conversation and tools. `body_sha256` recognises an SDK's retry.
+    is the request as the agent sent it, without conversation and tools. `body_sha256` identifies an SDK's retry.
     """
 
     dialect: Dialect
@@ -61,11 +61,11 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """The tokens that an engine samples after, and the part of them that the call's row shares with an earlier row.
+    """The prompt's tokens, and how much of the prompt the call's row refers to in its parent call's row.
 
-    `ids` is int32[prompt_tokens]. The row leaves out the first `shared_turns` turns and `shared_tokens` tokens, which
-    are those of the parent call with its answer. `is_fork` says that the conversation holds an answer of this attempt
-    whose tokens the prompt could not continue.
+    `ids` is int32[prompt_tokens]. The row omits the first `shared_turns` turns and `shared_tokens` tokens: they equal
+    the beginning of the parent call with its answer. `is_fork`: the conversation contains an earlier answer of this
+    attempt, but the prompt could not reuse its tokens.
     """
 
     ids: npt.NDArray[np.int32]
@@ -77,7 +77,7 @@ class Prompt:
 
 @dataclass(slots=True, eq=False)
 class SampledTokens:
-    """The tokens of one choice while they arrive, one entry each. Times are `time.perf_counter()`."""
+    """The tokens of one choice while they arrive; each list has one entry a token. Times are `time.perf_counter()`."""
 
     call_id: str
     index: int
@@ -104,9 +104,9 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One finished choice: the assistant's turn as the record keeps it, and why it ended.
+    """One finished choice: the assistant's turn as it is stored, and its finish reason.
 
-    `finish_reason` is stop, length or tool_calls. `logprobs` is None where the request asks for none.
+    `finish_reason` is stop, length or tool_calls. `logprobs` is None where the request does not ask for them.
     """
 
     index: int

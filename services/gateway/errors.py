@@ -1,15 +1,15 @@
-"""Errors as OpenAI's clients understand them: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors in the shape of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
 
 GatewayError             base: status, type, param, code
-  BadRequest             400: the body cannot be served as it stands
+  BadRequest             400: the body is invalid or asks for something unsupported
     ContextOverflow      400: the prompt leaves no room in the model's context
-  KeyRefused             401 or 403: the capability does not allow this address
+  KeyRefused             401 or 403: the capability is not valid for this address
   NotServed              404: no such address
   TooSlow                408: the body came too slowly
   TooLarge               413: the body exceeds the limit
-  TooManyCalls           429 with Retry-After: one attempt has as many calls in flight as it may
-  Unavailable            503 with Retry-After: an engine or the store was away for longer than a request is held, or
-                         the gateway stops
+  TooManyCalls           429 with Retry-After: one attempt has the maximum of calls in flight
+  Unavailable            503 with Retry-After: no engine or no store for longer than a request waits, or the gateway
+                         stops
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from leyden.libs.service import JsonResponse
 class GatewayError(Exception):
     """An answer other than 200.
 
-    Args: message: for people, names the remedy; param: the field of the body that is wrong; code: for machines.
+    Args: message: for people, names the remedy; param: the body's wrong field; code: for programs.
     """
 
     status = 500
@@ -45,7 +45,7 @@ class GatewayError(Exception):
 
 
 class BadRequest(GatewayError):
-    """The body cannot be served as it stands."""
+    """The body is invalid or asks for something unsupported."""
 
     status = 400
     type = "invalid_request_error"
@@ -64,7 +64,7 @@ class ContextOverflow(BadRequest):
 
 
 class KeyRefused(GatewayError):
-    """The capability does not allow this address. `status` is 401 for a bad key, 403 for another attempt's."""
+    """The capability is not valid for this address. `status` is 401 for a bad key, 403 for another attempt's."""
 
     type = "authentication_error"
 
@@ -95,25 +95,25 @@ class TooLarge(GatewayError):
 
 
 class TooManyCalls(GatewayError):
-    """One attempt has as many calls in flight as it may."""
+    """One attempt has the maximum of calls in flight."""
 
     status = 429
     type = "requests"
 
 
 class Unavailable(GatewayError):
-    """An engine or the store was away for longer than a request is held, or the gateway stops."""
+    """No engine or no store was available for longer than a request waits, or the gateway stops."""
 
     status = 503
     type = "service_unavailable"
 
 
 def stopping() -> Unavailable:
-    """The refusal of a call that the gateway will not start or finish because it stops."""
+    """Returns the error of a call that a stopping gateway does not start or finish."""
     return Unavailable("The gateway is stopping; try again.", code="stopping", retry_after_seconds=1)
 
 
 def error_response(error: GatewayError) -> Response:
-    """The error as an HTTP answer."""
+    """Converts the error to an HTTP response."""
     retry = {} if error.retry_after_seconds is None else {"retry-after": str(error.retry_after_seconds)}
     return JsonResponse(error.body(), error.status, retry)

@@ -1,8 +1,8 @@
-"""Calls in flight, and the retries of an SDK that share them: the same body again, because no answer arrived.
+"""Indexes the calls in flight, so that an SDK's retry joins the call that its first try started.
 
 OpenAI's clients count their tries in `x-stainless-retry-count`. A stored or running answer goes to at most one retry of
-each count, so that equal requests of an agent, all retried after a restart, do not collapse into one answer. A request
-with an `Idempotency-Key` is one request, however often it comes.
+each count, so that equal requests of an agent, all retried after a restart, get an answer each. Requests with the same
+`Idempotency-Key` and body get one answer.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class InFlightCall:
     listeners: list[Callable[[], None]] = field(default_factory=list)
     is_recorded: bool = False
     has_attempt_ended: bool = False
-    """Its answer is then refused, even if it completes."""
+    """The client then gets 403, even if the call completes."""
 
     @property
     def request_id(self) -> str:
-        """The id that names the answer."""
+        """The `id` field of the answer."""
         return self.context.request_id
 
     @property
@@ -52,12 +52,12 @@ class InFlightCall:
 
     @property
     def may_complete(self) -> bool:
-        """Whether it runs and is not being cancelled."""
+        """Whether the call runs and is not being cancelled."""
         return self.task is not None and not self.task.cancelling()
 
     @contextmanager
     def listening(self, on_progress: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Calls `on_progress` after new tokens and at the end. The last listener that leaves early cancels the call."""
+        """Calls `on_progress` after new tokens and at the end. The last listener to leave early cancels the call."""
         self.listeners.append(on_progress)
         try:
             yield
@@ -67,12 +67,12 @@ class InFlightCall:
                 self.task.cancel()
 
     def progressed(self) -> None:
-        """Calls every listener."""
+        """Notifies every listener."""
         for listener in self.listeners:
             listener()
 
     def result(self) -> Completion:
-        """The answer of a call that has ended. Raises: GatewayError."""
+        """Returns the answer of an ended call. Raises: GatewayError."""
         assert self.task is not None
         if self.task.cancelled():
             raise stopping()
@@ -94,12 +94,12 @@ class Retry:
 
     @property
     def may_be_answered(self) -> bool:
-        """Whether an earlier try may have been answered."""
+        """Whether an answer to an earlier try may exist."""
         return self.count > 0 or bool(self.key)
 
 
 class RetryIndex:
-    """The calls in flight by attempt and body, and the retries that each answer has been given to."""
+    """The calls in flight by attempt and body, and the highest retry count that got each answer."""
 
     def __init__(self) -> None:
         self._starting: defaultdict[RequestKey, list[asyncio.Event]] = defaultdict(list)
@@ -108,10 +108,10 @@ class RetryIndex:
 
     @contextmanager
     def starting(self, key: RequestKey) -> Iterator[Sequence[asyncio.Event]]:
-        """Encloses a request until it has a call, an answer or an error.
+        """Marks a request as starting until it has a call, an answer or an error.
 
-        Gives one event for each equal request before it, set when that request leaves. A retry waits for them, and so
-        finds the call that one of them started.
+        Yields one event for each equal request that is starting; each is set when its request leaves the block. A retry
+        waits for these events, then finds the call that one of the requests started.
         """
         left = asyncio.Event()
         inside = self._starting[key]
@@ -130,18 +130,18 @@ class RetryIndex:
         self._in_flight[key].append((request_id, call))
 
     def remove(self, key: RequestKey, call: InFlightCall) -> None:
-        """Forgets a call that has ended; a completed one is in the store."""
+        """Removes an ended call; a completed one is in the store."""
         self._in_flight[key] = [entry for entry in self._in_flight[key] if entry[1] is not call]
         if not self._in_flight[key]:
             del self._in_flight[key]
 
     def join(self, key: RequestKey, retry: Retry) -> InFlightCall | None:
-        """The latest call in flight that this retry may share."""
+        """Returns the latest call in flight that this retry may share."""
         running = self._in_flight.get(key, [])
         return next((call for request_id, call in reversed(running) if self.claim(request_id, retry)), None)
 
     def claim(self, request_id: str, retry: Retry) -> bool:
-        """Whether an answer may go to this retry; it then goes to no other of the same count."""
+        """Returns whether an answer may go to this retry, and reserves it: no other retry of that count gets it."""
         if retry.key:
             return True
         if self._claims.get(request_id, 0) >= retry.count:

@@ -1,4 +1,4 @@
-"""HTTP in, HTTP out: the agents' addresses under `/r/{rollout}/{attempt}/v1`."""
+"""HTTP routes for agents, under `/r/{rollout}/{attempt}/v1`."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from leyden.services.gateway.in_flight import InFlightCall
 T = TypeVar("T")
 CLIENT_CLOSED_REQUEST = 499
 UNWATCHED_SECONDS = 0.25
-"""Most calls end before this: only longer ones pay for a task that watches for the client's hang-up."""
+"""Only calls longer than this start a task that watches for the client's disconnect."""
 CHAT_COMPLETIONS = ChatCompletions()
 
 
 async def chat_completions(request: Request) -> Response:
-    """A chat completion, in one piece or as a stream."""
+    """Answers a chat completion, in one body or as a stream."""
     return await _answer(request, CHAT_COMPLETIONS)
 
 
 async def models(request: Request) -> Response:
-    """The model behind this address."""
+    """Lists the model behind this address."""
     await _authenticate(request)
     calls: CallService = request.app.state.calls
     return JsonResponse({"object": "list", "data": [_model(calls.model.name)]})
 
 
 async def model(request: Request) -> Response:
-    """One model; the policy serves any name."""
+    """Describes one model; any name is the run's policy."""
     await _authenticate(request)
     return JsonResponse(_model(request.path_params["name"]))
 
@@ -99,7 +99,7 @@ async def _authenticate(request: Request) -> Attempt:
 
 
 async def _body(request: Request, share: Share) -> bytes:
-    """The body; each piece is counted before it is held."""
+    """Reads the body; each chunk is counted against the limits before it is stored."""
     parts: list[bytes] = []
     async for part in request.stream():
         share.acquire(len(part))
@@ -108,7 +108,7 @@ async def _body(request: Request, share: Share) -> bytes:
 
 
 async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result; None where the client hung up before, which cancels the work."""
+    """Returns the result; cancels the work and returns None where the client disconnects."""
     task, hangup = asyncio.create_task(work), asyncio.create_task(_disconnect(request))
     try:
         await asyncio.wait({task, hangup}, return_when=asyncio.FIRST_COMPLETED)
@@ -120,7 +120,7 @@ async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T
 
 
 async def _disconnect(request: Request) -> None:
-    """Returns when the client has gone; the body has been read before."""
+    """Returns when the client disconnects; call it after reading the body."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -16,31 +16,31 @@ class Settings(HttpSettings):
     model_config = SettingsConfigDict(env_prefix="GATEWAY_")
 
     port: int = Field(default=8001, ge=0, le=65535)
-    """HTTP port for agents; 0 takes a free one."""
+    """HTTP port for agents; 0 chooses a free one."""
     shutdown_seconds: float = Field(default=300.0, gt=0)
-    """How long calls in flight may take after SIGTERM; then, or at a second SIGTERM, they are refused with 503."""
+    """How long calls in flight may run after SIGTERM; then, or at a second SIGTERM, they get 503."""
     model_path: Path = Path("model")
-    """Hugging Face folder of the base model, which holds tokenizer, chat template and context length."""
+    """Hugging Face folder of the base model, with tokenizer, chat template and config.json."""
     engine_urls: list[HttpAddress] = Field(default_factory=list)
     """Engines to use while the controller has registered none, as a JSON list of URLs."""
     engine_api_key: SecretStr | None = None
-    """Bearer key of the engines' inference routes, where they require one."""
+    """API key of the engines' inference routes, sent as a bearer token."""
     engine_api_key_file: Path | None = None
     """File that holds the engines' API key, instead of `engine_api_key`."""
     engine_poll_seconds: float = Field(default=0.2, gt=0)
-    """How often the gateway reads the engines' table while requests come; ten times slower when none do."""
+    """Time between reads of the engines' table; ten times as long while no requests arrive."""
     engine_silence_seconds: float = Field(default=600.0, gt=0)
-    """An engine that sends nothing for this long counts as lost, and the request goes to another."""
+    """A request without any byte from its engine for this long goes to another engine."""
     hold_seconds: float = Field(default=300.0, gt=0)
     """How long a request waits for an engine that serves its run, before 503 with Retry-After."""
     record_hold_seconds: float = Field(default=30.0, gt=0)
     """How long an answer waits for Postgres to store its record, before 503 with Retry-After."""
     keepalive_after_seconds: float = Field(default=30.0, gt=0)
-    """A stream without its first token for this long begins with a comment; before, an error keeps its HTTP status."""
+    """A stream without a token for this long starts with a comment; until then an error can set the HTTP status."""
     keepalive_seconds: float = Field(default=5.0, gt=0)
-    """Time between comments of a stream that waits."""
+    """Time between comments of a stream that waits for tokens."""
     max_calls: int = Field(default=4096, ge=1)
-    """Calls at the engines at once; further ones wait as long as for an engine."""
+    """Calls that run at once; further ones wait for at most `hold_seconds`."""
     max_calls_per_attempt: int = Field(default=2048, ge=1)
     """Calls of one attempt in flight at once; beyond it 429 with Retry-After. Lower it for untrusted agents."""
     max_choices: int = Field(default=64, ge=1, le=128)
@@ -48,8 +48,8 @@ class Settings(HttpSettings):
     max_body_bytes: int = Field(default=16 * 2**20, ge=1024)
     """Largest body of a request."""
     max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
-    """Bytes of all bodies that the gateway is reading; beyond it 503 with Retry-After."""
+    """Bytes of all bodies that the gateway reads at once; beyond it 503 with Retry-After."""
     history_bytes: int = Field(default=256 * 2**20, ge=2**16)
-    """Memory for answered calls, tokens above all; the gateway reads a dropped attempt from the store again."""
+    """Memory of the cache of completed calls; the gateway reads dropped attempts from the store again."""
     context_length: int | None = Field(default=None, ge=16)
-    """Tokens of prompt and answer together, where the engines allow less than the model does."""
+    """Tokens of prompt and answer together, if the engines allow fewer than the model's config.json."""

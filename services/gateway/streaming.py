@@ -1,4 +1,4 @@
-"""A call's answer as server-sent events: text as soon as it may be shown, comments while nothing comes."""
+"""Streams a call's answer as server-sent events, with comments to keep the connection alive while no tokens arrive."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from leyden.services.gateway.prompt.template import ChatModel
 
 
 class EventStream(StreamingResponse):
-    """Sends events until the end of the call, or until the agent hangs up; then it closes the generator at once.
+    """Sends events until the call ends or the agent disconnects; then it closes the generator at once.
 
-    Args: first: the events that have been produced already, so that an earlier error keeps its HTTP status
+    Args: first: events produced before the response starts, so that an error before them sets the HTTP status
     """
 
     def __init__(self, first: bytes, events: AsyncGenerator[bytes]) -> None:
@@ -33,7 +33,7 @@ class EventStream(StreamingResponse):
         )
 
     async def stream_response(self, send: Send) -> None:
-        """Starlette cancels this where the client disconnects."""
+        """Sends the events; Starlette cancels it when the client disconnects."""
         async with aclosing(self._events):
             await super().stream_response(send)
 
@@ -45,7 +45,7 @@ async def _chain(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 async def replay(writer: EventWriter, completion: Completion) -> AsyncGenerator[bytes]:
-    """The events of an answer that an earlier try has already got."""
+    """Yields the events of a stored answer."""
     for answer in completion.answers:
         yield writer.rest(answer, answer.turn.content, answer.logprobs)
     yield writer.end(completion)
@@ -59,14 +59,14 @@ async def follow(
     keepalive_after_seconds: float,
     keepalive_seconds: float,
 ) -> AsyncGenerator[bytes]:
-    """The events of a call in flight; the last ones come after its record is durable.
+    """Yields the events of a call in flight; the last ones follow its durable record.
 
     Args: keepalive_after_seconds: a stream without events for this long begins with a comment; keepalive_seconds: the
         time between later comments
     Raises: GatewayError: before the first event; a later one becomes an event
     """
     progress = asyncio.Event()
-    # Tokens may have come before anybody listened.
+    # Tokens may have arrived before this listener was added.
     progress.set()
     patience = keepalive_after_seconds
     has_started = False

@@ -1,4 +1,4 @@
-"""One class per wire format, chosen by the route; nothing behind the dialects knows a wire format."""
+"""Wire formats, one class each, chosen by the route; no other package of the gateway handles a wire format."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ class WireFormat(Protocol):
     """Translates requests into `ModelRequest`, and completions into bodies and streams."""
 
     def parse(self, body: bytes, *, max_choices: int) -> ModelRequest:
-        """The request that a body asks for. Raises: BadRequest: a field is wrong, unknown or not served."""
+        """Parses and validates a body. Raises: BadRequest: a field is wrong, unknown or unsupported."""
 
     def body(self, completion: Completion) -> Json:
-        """The answer to a request without a stream."""
+        """Returns the response body of a request without streaming."""
 
     def stream(self, request: ModelRequest, request_id: str, created: int) -> EventWriter:
-        """Writes one answer's stream. Args: created: seconds since the epoch."""
+        """Returns a writer for one answer's stream. Args: created: seconds since the epoch."""
 
 
 class EventWriter(Protocol):
-    """The events of one stream, as bytes, in order."""
+    """Encodes the server-sent events of one stream; call its methods in the order of the events."""
 
     keepalive: bytes
     """An event that every client ignores."""
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
-        """More text of a choice; `logprobs` of the tokens since the last event of this choice."""
+        """Encodes more text of a choice, with the `logprobs` of the tokens since the choice's last event."""
 
     def rest(self, answer: Answer, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
-        """The last text of a choice and its tool calls; empty where nothing is left to say."""
+        """Encodes the last text of a choice and its tool calls; returns no bytes where there are none."""
 
     def end(self, completion: Completion) -> bytes:
-        """Finish reasons, usage where the request asks for it, and the end of the stream."""
+        """Encodes finish reasons, usage where the request asks for it, and the end of the stream."""
 
     def error(self, error: GatewayError) -> bytes:
-        """The event that ends a stream which failed after its first event."""
+        """Encodes the last event of a stream that failed after its first event."""

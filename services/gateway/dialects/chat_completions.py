@@ -1,8 +1,7 @@
-"""Chat completions: OpenAI's `POST /v1/chat/completions`, validated strictly, answered whole or as a stream.
+"""Chat completions: OpenAI's `POST /v1/chat/completions`, validated strictly, answered in one body or as a stream.
 
-Parameters are of three kinds: those that are served; those that change nothing here, which are accepted and recorded
-(`RECORDED`); and all others, refused by name. A parameter that changes the distribution in a way that the trainer does
-not reproduce is served, and `Sampling.untrainable_reason` names it.
+The dialect serves most parameters, records those without an effect here (`RECORDED`), and refuses all others by name.
+A call whose parameters change the distribution in a way that the trainer does not reproduce is stored as untrainable.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ REMEDIES = {
 }
 
 MAX_VALUES = 100_000
-"""Objects, arrays and commas of a body; reading 16 MiB of them would block all other calls for 20 s."""
+"""Limit of objects, arrays and commas in a body: parsing 16 MiB of them would block all other calls for 20 s."""
 
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 
@@ -62,7 +61,7 @@ class _Part(_Wire):
 
 
 class _Message(_Wire):
-    # Agents send answers back with fields of their own (`provider_specific_fields`, `refusal`): messages ignore unknown
+    # SDKs add fields to answers that they send back (`provider_specific_fields`, `refusal`): messages ignore unknown
     # fields, the body refuses them.
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[_Part] | None = None
@@ -130,7 +129,7 @@ class ChatCompletions:
     """The dialect of chat completions."""
 
     def parse(self, body: bytes, *, max_choices: int) -> ModelRequest:
-        """The request that a body asks for.
+        """Parses and validates a body.
 
         Raises: BadRequest: not JSON, a field is wrong or unknown, or the model cannot serve a field
         """
@@ -156,7 +155,7 @@ class ChatCompletions:
         )
 
     def body(self, completion: Completion) -> Json:
-        """A `chat.completion` object."""
+        """Returns a `chat.completion` object."""
         choices = [
             {
                 "index": answer.index,
@@ -176,7 +175,7 @@ class ChatCompletions:
         return {**envelope, "choices": choices, "usage": _usage(completion)}
 
     def stream(self, request: ModelRequest, request_id: str, created: int) -> ChatCompletionChunks:
-        """A stream of `chat.completion.chunk` objects."""
+        """Returns a writer of `chat.completion.chunk` events."""
         return ChatCompletionChunks(request, request_id, created)
 
 
@@ -192,11 +191,11 @@ class ChatCompletionChunks:
         self._started: set[int] = set()
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
-        """One chunk."""
+        """Encodes one chunk with text."""
         return self._chunk(index, {"content": text}, logprobs)
 
     def rest(self, answer: Answer, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
-        """One chunk with the rest of the text and all tool calls, or none."""
+        """Encodes one chunk with the rest of the text and all tool calls; no bytes where there are neither."""
         delta: Json = {"content": text} if text else {}
         if answer.turn.tool_calls:
             calls = enumerate(answer.turn.tool_calls)
@@ -206,7 +205,7 @@ class ChatCompletionChunks:
         return self._chunk(answer.index, delta, logprobs)
 
     def end(self, completion: Completion) -> bytes:
-        """A chunk with the finish reason of every choice, one with usage, and `[DONE]`."""
+        """Encodes a chunk with the finish reason of every choice, one with usage, and `[DONE]`."""
         version = completion.weight_version
         chunks = [
             self._document([_choice(answer.index, {}, None, answer.finish_reason)], version)
@@ -217,7 +216,7 @@ class ChatCompletionChunks:
         return b"".join(map(_event, chunks)) + b"data: [DONE]\n\n"
 
     def error(self, error: GatewayError) -> bytes:
-        """An event with OpenAI's error object."""
+        """Encodes an event with OpenAI's error object."""
         return _event(error.body())
 
     def _chunk(self, index: int, delta: Json, logprobs: Sequence[TokenLogprob] | None) -> bytes:
@@ -234,9 +233,9 @@ class ChatCompletionChunks:
 
 
 def body_schema(ref_template: str) -> Json:
-    """JSON Schema of a body; fields of `RECORDED` may stand beside it.
+    """Returns the JSON Schema of a body, without the fields of `RECORDED`.
 
-    Args: ref_template: the place of the parts in `$defs`, such as `#/components/schemas/{model}`
+    Args: ref_template: the path of referenced schemas, such as `#/components/schemas/{model}`
     """
     schema = _Body.model_json_schema(ref_template=ref_template)
     schema["properties"] |= {name: {} for name in sorted(RECORDED)}
@@ -259,7 +258,7 @@ def _read(body: bytes) -> Json:
 
 
 def _validated(document: Json) -> _Body:
-    # Null means unset; fields that change nothing here are recorded and not looked at.
+    # Null means unset; fields without an effect are recorded and not validated.
     known = {name: value for name, value in document.items() if value is not None and name not in RECORDED}
     try:
         return _Body.model_validate(known)
@@ -299,7 +298,7 @@ def _sampling(body: _Body) -> Sampling:
     return Sampling(
         temperature=body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
-        # 0 and -1 both say "all of the vocabulary".
+        # Clients send 0 or -1 for "no top-k limit"; SGLang expects -1.
         top_k=body.top_k if body.top_k else -1,
         min_p=body.min_p or 0.0,
         min_tokens=body.min_tokens or 0,

@@ -1,1 +1,1 @@
-"""Tokens from engines: which engine answers a call, how to ask it, and its answers as checked tokens."""
+"""Gets tokens from engines: chooses the engine of a call, sends the request, and validates the sampled tokens."""

@@ -1,8 +1,8 @@
-"""Asks engines for tokens over HTTP, through whatever happens to the engines.
+"""Requests tokens from engines over HTTP and continues a call on another engine when its engine fails.
 
-An engine that dies, that is paused with abort, or that is given to another run costs a call nothing but time. The
-client keeps the tokens that came so far and asks for the rest after them, so that each token was sampled by the policy
-version that it names, after exactly the tokens before it.
+An engine that dies, that is paused with abort, or that changes to another run delays a call but does not fail it. The
+client retains the tokens received so far and requests the rest after them, so that the recorded policy version sampled
+each token, after exactly the tokens before it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ABORT_SECONDS = 5.0
 """How long the client waits for the rest of an aborted answer."""
 RETRY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0)
 ERROR_BYTES = 64 * 1024
-"""The client reads no more of an error's body."""
+"""The client reads at most this much of an error's body."""
 
 log = logger()
 
@@ -34,7 +34,7 @@ log = logger()
 class EngineClient:
     """One HTTP session to all engines; create it inside a running loop.
 
-    Args: silence_seconds: an engine that sends nothing for this long while it owes an answer is lost; hold_seconds: how
+    Args: silence_seconds: a request without any byte from its engine for this long is sent again; hold_seconds: how
         long a call may go without tokens
     """
 
@@ -57,7 +57,7 @@ class EngineClient:
     async def sample(self, request: EngineRequest, tokens: SampledTokens, on_progress: Callable[[], None]) -> None:
         """Adds tokens to the choice until it is finished.
 
-        When cancelled, it aborts the request at the engine and keeps the tokens that came until then.
+        Cancelling it aborts the request at the engine and retains the tokens received until then.
 
         Args: on_progress: called after new tokens; with `request.stream` false once for each engine that answered
         Raises: Unavailable: no engine served the run for too long; BadRequest: the engine refuses the request
@@ -99,7 +99,7 @@ class EngineClient:
             return
         builder = SampleBuilder(request, tokens, on_progress)
         body = request_body(request, tokens, request_id, endpoint.weight_version)
-        # A task of its own: the answer is read on while a cancelled call aborts it.
+        # A task of its own: it reads the rest of the answer while a cancelled call aborts the request.
         exchange = asyncio.create_task(self._generate(endpoint, body, builder, is_stream=request.stream))
         try:
             await asyncio.shield(exchange)
@@ -126,10 +126,9 @@ class EngineClient:
             raise EngineLost("connection", f"{type(error).__name__}: {error}") from error
 
     async def _abort(self, endpoint: Endpoint, request_id: str, exchange: asyncio.Task[None]) -> None:
-        """Stops generation and waits shortly for the tokens made until then.
+        """Stops generation and waits `ABORT_SECONDS` for the tokens sampled until then.
 
-        An engine with another key for control routes refuses the gateway's key. Such an engine stops when the
-        connection is closed.
+        An engine with a separate admin key refuses the abort; it stops when the connection closes.
         """
         try:
             async with asyncio.timeout(ABORT_SECONDS):
@@ -141,11 +140,11 @@ class EngineClient:
             log.info("abort not delivered", engine=endpoint.url, error=str(error))
 
     async def _post(self, endpoint: Endpoint, path: str, body: bytes) -> aiohttp.ClientResponse:
-        # aiohttp makes an authorization of its own from a user and password in the URL.
+        # aiohttp adds an Authorization header itself when the URL has a user and password.
         headers = {} if "@" in endpoint.url else dict(self._authorization)
         if (traceparent := inject()) is not None:
             headers["traceparent"] = traceparent
-        # aiohttp's `sock_read` starts only when the body is sent. Bodies are BytesIO: aiohttp warns of large bytes.
+        # aiohttp's `sock_read` starts only after the body is sent. Bodies are BytesIO: aiohttp warns about large bytes.
         async with asyncio.timeout(self._silence_seconds):
             return await self._session.post(
                 f"{endpoint.url}{path}",
@@ -156,7 +155,7 @@ class EngineClient:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The data of server-sent events, without the end mark."""
+    """Yields the data of server-sent events, without `[DONE]`."""
     rest = b""
     async for piece in response.content.iter_any():
         *lines, rest = (rest + piece).split(b"\n")
@@ -176,5 +175,5 @@ async def _error_text(response: aiohttp.ClientResponse) -> str:
 
 
 def _request_id(call_id: str, tries: int) -> str:
-    # An engine refuses a request id that is still live: each try has its own.
+    # SGLang refuses the id of a running request, so each try has its own id.
     return f"{call_id}-{tries}" if tries else call_id

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from leyden.libs.contracts.ids import weight_version
 from leyden.libs.service import pause
-from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import StoreAway
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.metrics import HELD
 
 UNHEALTHY_SECONDS = 1.0
-"""How long an engine that failed a request is avoided."""
+"""How long the pool prefers other engines after an engine failed a request."""
 IDLE_FACTOR = 10
-"""How much slower the table is read while no calls arrive."""
+"""The pool waits this many times longer between reads of the table while no calls arrive."""
 IDLE_AFTER_SECONDS = 10.0
 
 limited_log = RateLimitedLogger(logger())
@@ -29,7 +29,7 @@ limited_log = RateLimitedLogger(logger())
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An engine and the policy that it serves; `run_id` is None for an engine that no controller manages."""
+    """An engine and the policy version that it serves; `run_id` is None for an engine that no controller manages."""
 
     url: str
     run_id: str | None = None
@@ -54,7 +54,7 @@ class HoldTimeout:
         self.renew()
 
     def renew(self) -> None:
-        """Restarts the time: the call got tokens."""
+        """Restarts the time; called when the call gets tokens."""
         self._deadline = asyncio.get_running_loop().time() + self._seconds
 
     def remaining(self) -> float:
@@ -98,7 +98,7 @@ class EnginePool:
             self._requested.clear()
 
     async def refresh(self) -> None:
-        """Reads the table once. While the store is unreachable, the pool keeps the engines that it knows."""
+        """Reads the table once. While the store is unreachable, the engines of the last read stay in the pool."""
         try:
             endpoints = list(await self._read())
         except StoreAway as error:
@@ -126,7 +126,7 @@ class EnginePool:
         return endpoint
 
     def mark_unhealthy(self, url: str) -> None:
-        """Prefers other engines for a moment."""
+        """Prefers other engines for `UNHEALTHY_SECONDS`."""
         self._unhealthy_until[url] = asyncio.get_running_loop().time() + UNHEALTHY_SECONDS
         self._requested.set()
 

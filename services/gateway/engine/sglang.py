@@ -1,6 +1,6 @@
-"""SGLang's `/generate`: the body of a request, and answers turned into tokens that were checked one by one.
+"""SGLang's `/generate`: writes the body of a request, and parses answers into validated tokens.
 
-Wrong values in an engine's answer must be found here: a recorded token is trained.
+Every value is validated here, because recorded tokens become training data without another check.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from leyden.services.gateway.errors import BadRequest, Unavailable
 
 MIN_LOGPROB = -1e30
 MAX_LOGPROB = 0.01
-"""Rounding lets a log-probability exceed 0 by a little."""
+"""Largest accepted log-probability: rounding can lift one above 0."""
 
 _OVERFLOW_HINTS = ("context length", "longer than", "exceeds the maximum", "maximum allowed length")
 
 
 class EngineLost(Exception):
-    """An engine did not finish a request; the client may send it again. `cause` is a metric's label."""
+    """An engine did not finish a request; the client may send it again. `cause` is a label of the retry metric."""
 
     def __init__(self, cause: str, detail: str) -> None:
         super().__init__(detail)
@@ -39,7 +39,7 @@ class EngineLost(Exception):
 class EngineRequest:
     """The parameters that all choices of a model call share. `max_tokens` already fits into the context.
 
-    Args: prompt_ids: [T] every id is in the vocabulary: one id beyond it kills a real engine
+    Args: prompt_ids: [T] every id is in the vocabulary, because SGLang crashes on any other
     """
 
     run_id: str
@@ -55,7 +55,7 @@ class EngineRequest:
 
 
 def request_body(request: EngineRequest, tokens: SampledTokens, request_id: str, weight_version: str | None) -> bytes:
-    """The JSON of `/generate` that asks for the tokens after those which the choice already has."""
+    """Returns the JSON body for `/generate` that requests the tokens after those already sampled."""
     sampling, sampled = request.sampling, len(tokens.ids)
     parameters: Json = {
         "temperature": request.temperature,
@@ -81,7 +81,7 @@ def request_body(request: EngineRequest, tokens: SampledTokens, request_id: str,
         "stream": request.stream,
     }
     if weight_version is not None:
-        # Isolates the prefix cache: keys and values of other weights must never serve this prompt.
+        # Separates the prefix cache by weights: keys and values of other weights must not serve this prompt.
         body["extra_key"] = weight_version
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
@@ -104,11 +104,10 @@ class SampleBuilder:
     """Adds the tokens of one engine request to a choice.
 
     An event is cumulative (it repeats all tokens of the request so far) or incremental (it has the new tokens alone,
-    as with `--incremental-streaming-output`). A whole answer is one cumulative event.
+    as with `--incremental-streaming-output`). An answer without streaming is one cumulative event.
 
     Versions: SGLang 0.5.23 reports the spans of weight versions with the last event alone. A token gets a provisional
-    version from its own event, which is one token off where the weights changed; the last event's spans replace the
-    provisional versions. They stay where a stream breaks off before its last event.
+    version from its own event, which is one token off where the weights changed; the last event's spans replace it.
     """
 
     def __init__(self, request: EngineRequest, tokens: SampledTokens, on_progress: Callable[[], None]) -> None:
@@ -120,7 +119,7 @@ class SampleBuilder:
         self._sent_at = time.perf_counter()
 
     def add_event(self, data: bytes) -> None:
-        """Adds the tokens that the event has beyond those received so far: all of them, or none where it is wrong.
+        """Adds the event's new tokens: all of them, or none of a malformed event.
 
         Raises: EngineLost: the answer is malformed, or another run's weights sampled a part of it (the tokens before
             that part are added); BadRequest: the engine refuses the request
@@ -131,7 +130,7 @@ class SampleBuilder:
                 error = document["error"]
                 raise refusal(int(error.get("code") or 500), str(error.get("message")))
             self._add(document["meta_info"], document.get("output_ids") or [])
-        # A wrong value raises one of these before any token of the event is added.
+        # A malformed value raises one of these before any token of the event is added.
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise EngineLost("malformed", f"{type(error).__name__}: {error}") from error
 
@@ -143,7 +142,7 @@ class SampleBuilder:
         start = 0 if total is None else total - len(ids)
         if len(ids) != len(entries):
             if finish == "abort":
-                # SGLang repeats the last token of an incremental stream when it aborts a request that waits.
+                # SGLang repeats the last token of an incremental stream when it aborts a queued request.
                 ids, entries, start = [], [], received
             elif finish is not None:
                 raise ValueError(f"{len(ids)} tokens with {len(entries)} log-probabilities")
@@ -177,7 +176,7 @@ class SampleBuilder:
         versions = _policy_versions(spans, first, end, run_id)
         own_end = first + len(versions)
         if own_end < received:
-            # The agent may have read these tokens already; the call cannot take them back.
+            # The agent may have read these tokens already, so the call cannot drop them.
             message = "The engine was given to another run while it answered; try again."
             raise Unavailable(message, code="engine_unavailable", retry_after_seconds=1)
         new = slice(received - start, own_end - start)
@@ -226,9 +225,9 @@ def _finish_of(reason: Json | None) -> str | None:
 
 
 def _policy_versions(spans: list[Json], start: int, end: int, run_id: str) -> list[int]:
-    """The policy version of each token in [start, end), cut before the first that another run's weights sampled.
+    """Returns the policy versions of the tokens [start, end), up to the first token of another run's weights.
 
-    Raises: ValueError: the spans leave tokens out; EngineLost: the engine does not say which weights it serves
+    Raises: ValueError: the spans omit tokens; EngineLost: the engine does not report `run:version`
     """
     versions: list[int] = []
     for span in spans:
@@ -251,12 +250,12 @@ def _policy_versions(spans: list[Json], start: int, end: int, run_id: str) -> li
 
 @lru_cache(maxsize=1024)
 def _parsed_version(text: str) -> tuple[str, int]:
-    # Every event of a stream repeats it.
+    # Cached: every event of a stream repeats the weight version.
     return parse_weight_version(text)
 
 
 def refusal(status: int, text: str) -> Exception:
-    """The exception for an engine's error: `BadRequest` when the request is at fault, else `EngineLost`."""
+    """Returns the exception for an engine's error: `BadRequest` when the request is at fault, else `EngineLost`."""
     message = _message(text)
     if status not in {400, 413, 422}:
         return EngineLost("refused", f"HTTP {status}: {message}")

@@ -1,1 +1,1 @@
-"""From a conversation to exact tokens, and from sampled tokens back to an answer."""
+"""Turns a conversation into exact prompt tokens, and sampled tokens into an answer."""

@@ -1,4 +1,4 @@
-"""From sampled tokens back to an answer: its text, its tool calls, and the part that may be shown while it grows."""
+"""Turns sampled tokens into an answer: its text, its tool calls, and the text that a stream may already send."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from leyden.services.gateway.prompt.tool_calls import OPEN, parse_calls
 
 
 def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> Answer:
-    """A finished choice.
+    """Returns the answer of a finished choice.
 
     The text ends before the first stop string and before the token that ended the turn. Tool calls get the ids
-    `call_<call id>_<k>`; all text stays content where one of them cannot be parsed.
+    `call_<call id>_<k>`; where one of them cannot be parsed, the answer has no tool calls and all text is content.
     """
     text = model.tokenizer.decode(_visible(model, sampled.ids))
     content, stop = cut_at_stop(text, request.sampling.stop)
@@ -32,7 +32,7 @@ def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledToken
 def token_logprobs(
     model: ChatModel, request: ModelRequest, sampled: SampledTokens, start: int = 0
 ) -> tuple[TokenLogprob, ...] | None:
-    """Log-probabilities of the tokens from `start` on, temperature-scaled; None where the request asks for none."""
+    """Returns temperature-scaled log-probabilities of the tokens from `start` on; None if the request wants none."""
     if not request.logprobs:
         return None
     decode = model.tokenizer.decode
@@ -50,7 +50,7 @@ def token_logprobs(
 
 
 class AnswerStream:
-    """One choice while it grows: the text and the log-probabilities that may be shown, and have not been yet."""
+    """One streamed choice: returns the text and the log-probabilities that may be sent and were not sent yet."""
 
     def __init__(self, model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> None:
         self._model = model
@@ -64,7 +64,7 @@ class AnswerStream:
         self.index = sampled.index
 
     def next_text(self) -> str:
-        """The text that has become visible; never part of a stop string or of a tool call."""
+        """Returns the text to send since the last call, without stop strings and tool calls."""
         new = _visible(self._model, self._sampled.ids[self._decoded :])
         if not new:
             return ""
@@ -76,21 +76,21 @@ class AnswerStream:
         return text
 
     def next_logprobs(self) -> tuple[TokenLogprob, ...] | None:
-        """The log-probabilities of all tokens since the last ones."""
+        """Returns the log-probabilities of the tokens since the last call."""
         found = token_logprobs(self._model, self._request, self._sampled, self._shown_logprobs)
         self._shown_logprobs = len(self._sampled.ids)
         return found
 
     def rest(self, answer: Answer) -> str:
-        """The finished answer's text that `next_text` has not given."""
+        """Returns the finished answer's text that `next_text` has not returned."""
         return answer.turn.content[self._shown_characters :]
 
 
 def visible_length(text: str, stops: Sequence[str], *, hides_calls: bool) -> int:
-    r"""How many characters of an unfinished answer may be shown.
+    r"""Returns how many characters of an unfinished answer a stream may send.
 
-    A stop string with the text after it is hidden, and the beginning of one at the end of the text. If tools may be
-    called, the same holds for the mark of a tool call with the white space before it.
+    A stop string hides itself and all text after it; text at the end that may become a stop string is hidden, too. If
+    tools may be called, the same holds for the opening tag of a tool call with the white space before it.
 
     >>> visible_length("The end", ["\n\nObservation"], hides_calls=False)
     7
@@ -103,7 +103,7 @@ def visible_length(text: str, stops: Sequence[str], *, hides_calls: bool) -> int
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The text before the first stop string, and that stop string; the text itself and None where there is none."""
+    """Returns the text before the first stop string, and that stop string; without one the full text and None."""
     found = [(position, stop) for stop in stops if (position := text.find(stop)) >= 0]
     if not found:
         return text, None
@@ -112,7 +112,7 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 
 
 def _visible(model: ChatModel, ids: list[int]) -> list[int]:
-    """The tokens without the one that ended the turn."""
+    """Returns the tokens without the end-of-turn token."""
     return ids[:-1] if ids and ids[-1] in model.tokenizer.eos_ids else ids
 
 

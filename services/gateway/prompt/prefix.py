@@ -1,13 +1,12 @@
-"""Finds the call whose tokens a prompt continues: sampled tokens are never encoded again.
+"""Finds the call whose tokens a prompt continues, so that sampled tokens are never encoded again.
 
-A later prompt begins with the tokens of the call that it continues. The index finds that call by its conversation: a
-chain of digests over the turns it was asked, and its answer. It takes the call's tokens only if the new prompt's text
-begins with the old prompt's text, letter by letter (a template that drops earlier thoughts rewrites it). The text that
-the template writes after the answer is encoded and appended. If no call can be continued, the whole prompt is encoded
-and a new branch of the attempt's call forest begins.
+A later prompt begins with the tokens of the call that it continues. The index finds that call by a chain of digests
+over its turns and its answer. It reuses the call's tokens only if the new prompt's text begins with exactly the old
+prompt's text (a template that drops earlier reasoning rewrites it). The gateway encodes the text that the template
+writes after the answer and appends it. If no call can be continued, the gateway encodes the full prompt and starts a
+new branch of the attempt's calls.
 
-The store is the truth. The index may drop an attempt at any moment: calls that it lacks are read from the store when
-the conversation's last answer is unknown, which also finds the calls that another gateway served.
+The index is a cache. If the conversation's last answer is not indexed, it reads the attempt's calls from the store.
 """
 
 from __future__ import annotations
@@ -30,18 +29,16 @@ from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TokenIds
 from leyden.services.gateway.prompt.tool_calls import parsed_arguments
 
-MAX_DEPTH = 15
-"""Rows between two complete ones: every sixteenth row of a chain is complete, so reading a call takes sixteen."""
 RECENT_CALLS = 16
-"""Calls that a new branch is compared with, to share their first turns in the store."""
+"""A new branch looks for its parent call among this many latest calls."""
 LONG_CHARACTERS = 16_384
-"""Longer texts take milliseconds to encode: a thread does it, so that other calls go on."""
+"""Texts with more uncached characters are encoded in a thread, because that takes milliseconds."""
 CALL_BYTES, TURN_BYTES = 1000, 300
-"""Memory of a call and of a turn beside their texts and tokens."""
+"""Estimated memory of a call's and of a turn's objects, without their texts and tokens."""
 
 
 class Conversation(NamedTuple):
-    """Everything that a prompt depends on: turns, tools, and the template's options."""
+    """The inputs of a chat template: turns, tools, and options."""
 
     turns: tuple[Turn, ...]
     tools: tuple[Json, ...]
@@ -50,14 +47,13 @@ class Conversation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredCall:
-    """A completed call as the store has it; `depth` counts the rows that were read to complete it."""
+    """A completed call read from the store."""
 
     call_id: str
     conversation: Conversation
     answer: Turn
     prompt_ids: TokenIds
     sampled_ids: TokenIds
-    depth: int
 
 
 @dataclass(slots=True, eq=False)
@@ -65,7 +61,7 @@ class IndexedCall:
     """A completed call that later prompts of its attempt can continue.
 
     `turns` ends with the answer, `tokens` with the sampled tokens; they begin with those of `continued`. `text_length`
-    and `text_digest` describe the prompt's text. `depth` counts the rows that complete its own in the store.
+    and `text_digest` describe the prompt's text.
     """
 
     call_id: str
@@ -75,16 +71,14 @@ class IndexedCall:
     sampled: int
     text_length: int
     text_digest: bytes
-    depth: int
     continued: IndexedCall | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IndexedPrompt:
-    """A prompt, and what the index needs to let later prompts continue its answer.
+    """A prompt with the inputs of `PrefixIndex.remember`.
 
-    `chain` holds the digests of the conversation's beginnings. The prompt begins with all tokens of `continued`, and
-    its row refers to `parent`.
+    `chain` is the conversation's `digest_chain`. The prompt begins with all tokens of `continued`.
     """
 
     prompt: Prompt
@@ -92,11 +86,10 @@ class IndexedPrompt:
     text: str
     chain: list[bytes]
     continued: IndexedCall | None
-    parent: IndexedCall | None
 
 
 ReadCalls = Callable[[Collection[str]], Awaitable[Sequence[StoredCall]]]
-"""Reads the completed calls of an attempt but those with these ids, oldest first."""
+"""Reads the completed calls of an attempt except those with these ids, oldest first."""
 
 
 @dataclass(slots=True)
@@ -107,19 +100,19 @@ class _Attempt:
 
 
 class PrefixIndex:
-    """The answered calls of the attempts used last, at most `max_bytes` in all."""
+    """The completed calls of recently used attempts, at most `max_bytes` in all."""
 
     def __init__(self, model: ChatModel, *, max_bytes: int) -> None:
         self._model = model
-        # The attempt in use stays even if it alone exceeds the index.
+        # LRUCache refuses an item larger than itself: a larger attempt counts as `max_bytes`.
         self._attempts: LRUCache[AttemptKey, _Attempt] = LRUCache(
             max_bytes, lambda attempt: min(attempt.size_bytes, max_bytes)
         )
 
     async def prompt(self, key: AttemptKey, request: ModelRequest, read: ReadCalls) -> IndexedPrompt:
-        """The tokens to sample after.
+        """Returns the request's prompt.
 
-        Raises: ContextOverflow: they leave no room for an answer; BadRequest: the template refuses the conversation
+        Raises: ContextOverflow: no room is left for an answer; BadRequest: the template refuses the conversation
         """
         conversation = Conversation(request.turns, request.tools, request.template_options)
         chain = digest_chain(conversation)
@@ -137,34 +130,33 @@ class PrefixIndex:
         shared_tokens = 0 if parent is None else _common(parent.tokens, ids)
         parent_call_id = None if parent is None else parent.call_id
         prompt = Prompt(ids, parent_call_id, shared_turns, shared_tokens, is_fork)
-        return IndexedPrompt(prompt, conversation, text, chain, continued, parent)
+        return IndexedPrompt(prompt, conversation, text, chain, continued)
 
     def remember(
         self, key: AttemptKey, call_id: str, indexed: IndexedPrompt, answer: Turn, sampled_ids: Sequence[int]
     ) -> None:
-        """Lets later prompts and rows continue a completed call, whose row must be durable."""
+        """Indexes a completed call, whose row must be durable, for later prompts to continue."""
         tokens = np.concatenate([indexed.prompt.ids, np.asarray(sampled_ids, dtype=np.int32)])
-        continued, parent = indexed.continued, indexed.parent
+        continued = indexed.continued
         turns = (*indexed.conversation.turns, answer)
         if continued is not None:
-            # Memory grows with a session, not with its square: equal turns and tokens are held once.
+            # Calls of a session share their turns and tokens, so that memory grows linearly with the session.
             shared = _common_turns(continued.turns, turns)
             turns = (*continued.turns[:shared], *turns[shared:])
             _move_tokens(continued, tokens)
-        depth = 0 if parent is None else parent.depth + 1
         self._add(
             key,
             extended(indexed.chain[-1], answer),
             IndexedCall(
                 call_id, turns, indexed.conversation.tools, tokens, len(sampled_ids), len(indexed.text),
-                text_digest(indexed.text), depth, continued,
+                text_digest(indexed.text), continued,
             ),
         )  # fmt: skip
 
     async def _read_unknown(
         self, key: AttemptKey, conversation: Conversation, chain: list[bytes], read: ReadCalls
     ) -> None:
-        """Reads the attempt's calls where the conversation's last answer is unknown."""
+        """Reads the attempt's calls from the store if the conversation's last answer is not indexed."""
         turns = conversation.turns
         last = next((end for end in range(len(turns), 0, -1) if turns[end - 1].role == "assistant"), None)
         attempt = self._attempts.get(key) or _Attempt()
@@ -178,15 +170,15 @@ class PrefixIndex:
                 IndexedCall(
                     stored.call_id, (*stored.conversation.turns, stored.answer), stored.conversation.tools,
                     np.concatenate([stored.prompt_ids, stored.sampled_ids]), len(stored.sampled_ids), len(text),
-                    text_digest(text), stored.depth, None,
+                    text_digest(text), None,
                 ),
             )  # fmt: skip
 
     def _continued(
         self, attempt: _Attempt, conversation: Conversation, chain: list[bytes], text: str
     ) -> tuple[IndexedCall | None, str, bool]:
-        """The latest call whose tokens this prompt can begin with, the text to encode after them, and whether the
-        prompt is a fork: it holds a later answer whose tokens it cannot continue.
+        """Returns the latest call whose tokens this prompt can begin with, the text to encode after them, and whether
+        the prompt is a fork: it contains a later answer whose tokens it cannot reuse.
         """
         is_fork = False
         for end in range(len(chain) - 1, 0, -1):
@@ -200,7 +192,7 @@ class PrefixIndex:
         return None, text, is_fork
 
     def _after(self, call: IndexedCall, end: int, conversation: Conversation, text: str) -> str | None:
-        """The text that follows the call's tokens; None where the template does not only append to its prompt."""
+        """Returns the text after the call's tokens; None where the template has rewritten the call's prompt."""
         closing = self._model.closing
         if closing is None or not call.sampled or text_digest(text[: call.text_length]) != call.text_digest:
             return None
@@ -210,12 +202,12 @@ class PrefixIndex:
     def _end_of_answer(
         self, call: IndexedCall, end: int, conversation: Conversation, text: str, closing: str
     ) -> int | None:
-        """The place in the whole text that ends the first `end` turns, the last of them the call's answer."""
+        """Returns the position in the text after the first `end` turns, of which the last is the call's answer."""
         turns, tools, options = conversation
         upto = self._model.render(turns[:end], tools, options, add_generation_prompt=False)
         if text.startswith(upto) and upto.endswith(closing):
             return len(upto)
-        # The template writes a last answer in another way than an earlier one, as Qwen3 and Phi do.
+        # Some templates (Qwen3, Phi) render the conversation's last answer differently from earlier ones.
         start = None if end == len(turns) else self._model.start_of_turn(end, turns, tools, options, text)
         place = -1 if start is None else text.rfind(closing, call.text_length, start)
         if place < 0 or not _is_answer_text(turns[end - 1], text[call.text_length : place]):
@@ -223,7 +215,7 @@ class PrefixIndex:
         return place + len(closing)
 
     def _unsampled(self, closing: str, last: int) -> str:
-        """The part of the closing that the model has not sampled itself; all of it after a length or a stop string."""
+        """Returns the closing text after the sampled end-of-turn token; all of it if the model sampled none."""
         if last not in self._model.tokenizer.eos_ids:
             return closing
         before, found, rest = closing.partition(self._model.tokenizer.decode([last]))
@@ -250,34 +242,33 @@ class PrefixIndex:
 def _parent(
     attempt: _Attempt, continued: IndexedCall | None, conversation: Conversation
 ) -> tuple[IndexedCall | None, int]:
-    """The call that this call's row refers to, and how many turns both begin with.
+    """Returns the parent call of the new row, and the number of leading turns that both share.
 
-    That is the call whose tokens are continued, or the recent one with which most turns are shared; none where the row
-    is the sixteenth of its chain.
+    The parent is the continued call, or else the recent call with the most shared turns.
     """
     recent = [continued] if continued else list(attempt.calls.values())[: -RECENT_CALLS - 1 : -1]
     shared = [(_common_turns(call.turns, conversation.turns), call) for call in recent]
     same_tools = [(count, call) for count, call in shared if count and call.tools == conversation.tools]
     count, parent = max(same_tools, key=lambda pair: pair[0], default=(0, None))
-    return (None, 0) if parent is None or parent.depth >= MAX_DEPTH else (parent, count)
+    return parent, count
 
 
 def _move_tokens(call: IndexedCall | None, tokens: TokenIds) -> None:
-    """Lets a call and those that it continues refer to the array of a longer call, which begins with their tokens."""
+    """Replaces the token arrays of a call and its ancestors by views of a longer call's array that begins with them."""
     while call is not None:
         call.tokens = tokens[: len(call.tokens)]
         call = call.continued
 
 
 def _common(first: TokenIds, second: TokenIds) -> int:
-    """How many tokens both begin with."""
+    """Returns the length of the longest common prefix of tokens."""
     length = min(len(first), len(second))
     differs = np.flatnonzero(first[:length] != second[:length])
     return int(differs[0]) if len(differs) else length
 
 
 def _common_turns(first: Sequence[Turn], second: Sequence[Turn]) -> int:
-    """How many turns both begin with."""
+    """Returns the length of the longest common prefix of turns."""
     pairs = zip(first, second, strict=False)
     return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
@@ -287,7 +278,7 @@ def _turn_bytes(turn: Turn) -> int:
 
 
 def _is_answer_text(answer: Turn, text: str) -> bool:
-    """Whether a template wrote this text for an answer, but for white space and the spelling of tool calls."""
+    """Whether the text is the rendered answer, ignoring white space and the format of tool calls."""
     text, content = text.strip(), answer.content.strip()
     if not answer.tool_calls:
         return text == content
@@ -296,10 +287,10 @@ def _is_answer_text(answer: Turn, text: str) -> bool:
 
 
 def digest_chain(conversation: Conversation) -> list[bytes]:
-    """One digest per beginning of the conversation, from no turn to all: [turns + 1].
+    """Returns one digest for each prefix of the conversation, from no turn to all: [turns + 1].
 
-    Changes that agents make when they send an answer back do not count: ids and white space of tool arguments, the
-    assistant's name, white space around its text.
+    It ignores the changes that agents make when they send an answer back: tool call ids, white space in tool arguments,
+    the assistant's name, white space around its text.
     """
     chain = [_digest(orjson.dumps([conversation.tools, conversation.options], option=orjson.OPT_SORT_KEYS))]
     for turn in conversation.turns:
@@ -308,7 +299,7 @@ def digest_chain(conversation: Conversation) -> list[bytes]:
 
 
 def extended(digest: bytes, turn: Turn) -> bytes:
-    """The digest of a conversation, given that of all but its last turn."""
+    """Returns the digest of a conversation with one more turn."""
     if turn.role != "assistant":
         return _digest(digest + orjson.dumps([turn.role, turn.name, turn.content]))
     calls = [[call.name, parsed_arguments(call.arguments)] for call in turn.tool_calls]
@@ -316,7 +307,7 @@ def extended(digest: bytes, turn: Turn) -> bytes:
 
 
 def text_digest(text: str) -> bytes:
-    """A prompt's text in sixteen bytes."""
+    """Returns a 16-byte digest of a prompt's text."""
     return _digest(text.encode("utf-8", "surrogatepass"))
 
 
@@ -324,7 +315,7 @@ def _dumps_any(value: object) -> bytes:
     try:
         return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
     except TypeError:
-        # Models sample integers beyond 64 bits and the like.
+        # orjson refuses some values that models sample, such as integers beyond 64 bits.
         return repr(value).encode()
 
 

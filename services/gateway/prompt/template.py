@@ -1,7 +1,7 @@
-"""The model's own chat template: a conversation becomes the text that the model was trained on.
+"""Renders conversations with the model's own chat template.
 
 Jinja's immutable sandbox runs the template with the filters and functions that transformers gives it (`tojson` without
-HTML escapes, `raise_exception`, `strftime_now`, `generation` blocks), so that both write the same text.
+HTML escapes, `raise_exception`, `strftime_now`, `generation` blocks), so that both render the same text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leyden.services.gateway.prompt.tool_calls import generic_turns, parsed_argu
 _UNRENDERABLE = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
 )  # fmt: skip
-"""Raised by templates that refuse a conversation, or that were written for other ones."""
+"""Exceptions of templates that refuse a conversation or do not support its shape."""
 _ANSWER, _NEXT = "the-answer-of-a-probe", "the-next-message-of-a-probe"
 _MARK = f"mark-{secrets.token_hex(16)}"
 
@@ -54,12 +54,12 @@ class ChatModel:
         self._specials = {name: text for name, text in texts.items() if text is not None}
         self.tokenizer = ModelTokenizer(folder, context_length=context_length)
         self.closing = self._find_closing()
-        """The text that ends an assistant's turn; None where the template does not end all of them alike."""
+        """The text that ends an assistant's turn; None where the template ends them in different ways."""
 
     def render(
         self, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool = True
     ) -> str:
-        """The whole conversation as the template writes it.
+        """Renders the full conversation.
 
         Args: options: the request's template options, such as `enable_thinking`
         Raises: BadRequest: the template refuses the conversation, or cannot render it
@@ -85,9 +85,9 @@ class ChatModel:
     def start_of_turn(
         self, index: int, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, text: str
     ) -> int | None:
-        """The place of turn `index`'s content in the rendered conversation; None where the template hides it.
+        """Returns the position of turn `index`'s content in the rendered conversation; None where it is not found.
 
-        The conversation is rendered again with a mark before that content; without the mark it must be the same text.
+        It renders the conversation with a marker before that content; without the marker the text must be the same.
 
         Args: text: the rendered conversation
         """
@@ -100,7 +100,7 @@ class ChatModel:
         return len(before) if mark and before + after == text else None
 
     def _find_closing(self) -> str | None:
-        """Compares an answer that ends a conversation with one that a user's turn follows."""
+        """Returns the text that the template writes after both a last answer and one before a user's turn."""
         turns = (Turn("user", "x"), Turn("assistant", _ANSWER), Turn("user", _NEXT))
         try:
             at_end = self.render(turns[:2], (), {}, add_generation_prompt=False).rpartition(_ANSWER)
@@ -112,7 +112,7 @@ class ChatModel:
         closing, following = at_end[2], inside[2].partition(_NEXT)[0]
         if following.startswith(closing):
             return closing
-        # Phi ends the last answer with one more token than the others: only the tokens that both have count.
+        # Phi ends the last answer with one more token than the others: only the common tokens count.
         pairs = zip(self.tokenizer.segments(closing), self.tokenizer.segments(following), strict=False)
         return "".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) or None
 
@@ -128,7 +128,7 @@ def _template_message(turn: Turn) -> Json:
             {
                 "id": call.id,
                 "type": "function",
-                # Templates expect an object; text that is no JSON stays the text it is.
+                # Templates expect an object; invalid JSON is passed as text.
                 "function": {"name": call.name, "arguments": parsed_arguments(call.arguments or "{}")},
             }
             for call in turn.tool_calls

@@ -19,9 +19,9 @@ from leyden.libs.service.errors import Misconfigured
 TokenIds = npt.NDArray[np.int32]
 
 CACHED_TOKENS = 4 * 2**20
-"""Tokens of all cached segments together, 16 MiB: siblings of a group and turns of a session share most segments."""
+"""Size of the segment cache in tokens (16 MiB). Rollouts of a group and turns of a session share most segments."""
 SEGMENT_TOKENS = 64
-"""The weight of a cache entry beside its tokens: the objects that hold them take about 256 bytes."""
+"""Size of a cache entry's Python objects in tokens: about 256 bytes."""
 
 
 class ModelUnreadable(Misconfigured):
@@ -52,10 +52,10 @@ class ModelTokenizer:
         self.eos_ids = self._find_eos_ids(folder, config)
 
     def encode(self, text: str, *, after: int | None = None) -> TokenIds:
-        """The ids of a text, without any that the tokenizer would add.
+        """Encodes a text without the special tokens that the tokenizer adds around a text.
 
-        Args: after: the token before the text. Tokenizers treat the beginning of a text, and the space after a special
-            token, in ways of their own, so the first segment is encoded behind this token.
+        Args: after: the token before the text. Some tokenizers encode the beginning of a text, or the space after a
+            special token, differently, so the first segment is encoded behind this token.
         """
         segments = self.segments(text)
         return np.concatenate(
@@ -64,21 +64,21 @@ class ModelTokenizer:
         )
 
     def uncached_characters(self, text: str) -> int:
-        """Characters of the segments that `encode` would have to encode anew."""
+        """Returns the number of characters in segments that are not cached."""
         return sum(len(segment) for segment in self.segments(text) if (segment, None) not in self._segments)
 
     def segments(self, text: str) -> list[str]:
-        """The text split before every mark, none empty; the segments' ids together are the ids of the text."""
+        """Splits the text before every added token of `split_marks`, which does not change its ids."""
         places = [found.start() for found in self._mark.finditer(text)] if self._mark else []
         ends = zip([0, *places], [*places, len(text)], strict=True)
         return [text[begin:end] for begin, end in ends if begin < end]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of tokens, special ones included; bytes that are no UTF-8 become U+FFFD."""
+        """Decodes tokens, special ones included; invalid UTF-8 becomes U+FFFD."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def stream(self) -> TextStream:
-        """Decodes tokens while they arrive."""
+        """Returns an incremental decoder."""
         return TextStream(self._tokenizer)
 
     def _encode_segment(self, segment: str, after: int | None) -> TokenIds:
@@ -101,7 +101,7 @@ class ModelTokenizer:
         return ids
 
     def _find_eos_ids(self, folder: Path, config: Json) -> frozenset[int]:
-        """Every token at which an engine ends an answer: of generation_config.json, config.json and the tokenizer."""
+        """Collects the end-of-sequence tokens of generation_config.json, config.json and the tokenizer."""
         generation = folder / "generation_config.json"
         eos_token = token_text(read_model_json(folder / "tokenizer_config.json").get("eos_token"))
         declared = [
@@ -114,40 +114,40 @@ class ModelTokenizer:
 
 
 class TextStream:
-    """The text of a growing list of tokens; a character whose bytes are spread over tokens is held until complete."""
+    """Decodes tokens while they arrive; a character whose bytes span several tokens waits for the last of them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._stream = DecodeStream(skip_special_tokens=False)
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The characters that these tokens complete."""
+        """Returns the characters that these tokens complete."""
         return "".join(text for token in ids if (text := self._stream.step(self._tokenizer, token)) is not None)
 
 
 def split_marks(tokenizer: Tokenizer) -> list[str]:
-    """The added tokens before which any text can be split, so that its parts have the tokens of the whole.
+    """Returns the added tokens before which splitting a text does not change its tokens.
 
-    Tokenizers look for added tokens first, in the text as it is, and encode the text between them piece by piece. Left
-    out are added tokens that this does not hold for: those matched in normalised text, those that take the white space
-    before them, and those that may overlap with another one.
+    Tokenizers match added tokens in the raw text first and encode the text between them separately. The result leaves
+    out added tokens that are matched in normalised text, that strip the white space before them, or that may overlap
+    with another one.
     """
     added = list(tokenizer.get_added_tokens_decoder().values())
     if any(token.single_word for token in added):
-        # The text after such a token decides whether it is one.
+        # A `single_word` token is matched or not depending on the text after it.
         return []
     exact = [token for token in added if not token.normalized]
     return [token.content for token in exact if token.content and _always_begins(token.content, exact)]
 
 
 def _always_begins(text: str, exact: Sequence[AddedToken]) -> bool:
-    """Whether no added token can reach over the beginning of this text."""
+    """Whether no match of an added token can span the beginning of this text."""
     takes_spaces = any(token.lstrip and token.content.startswith(text) for token in exact)
     return not (takes_spaces or text[0].isspace() or _overlaps(text, [token.content for token in exact]))
 
 
 def _overlaps(text: str, others: Sequence[str]) -> bool:
-    """Whether one of the others, the text among them, can begin before the text and end within or after it."""
+    """Whether a match of one of the others can begin before the text and end within or after it."""
     heads = [text[:length] for length in range(1, len(text))]
     return any(
         text in other[1:] or any(other.endswith(head) and len(other) > len(head) for head in heads) for other in others
@@ -155,7 +155,7 @@ def _overlaps(text: str, others: Sequence[str]) -> bool:
 
 
 def read_model_json(path: Path) -> Json:
-    """A JSON object of the model's folder. Raises: ModelUnreadable."""
+    """Reads a JSON object of the model's folder. Raises: ModelUnreadable."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -168,7 +168,7 @@ def read_model_json(path: Path) -> Json:
 
 
 def token_text(value: object) -> str | None:
-    """The text of a special token in tokenizer_config.json, which is a string or an object with `content`."""
+    """Returns the text of a special token in tokenizer_config.json, given as a string or an object with `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

@@ -1,8 +1,8 @@
-"""Tool calls in text: the generic form for templates without tools, and the way back from sampled text.
+"""Writes tool calls as text for templates without tools, and parses tool calls from sampled text.
 
-The generic form is the one that Hermes and Qwen templates use. A system text lists the tools as JSON, one a line, and
-asks for `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; results come back inside a user message as
-`<tool_response>...</tool_response>`, results of one round together.
+The text has the format of Hermes and Qwen templates. A system text lists the tools as JSON, one a line, and asks for
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; a user message holds the results of one round, each as
+`<tool_response>...</tool_response>`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-# A block ends at its closing tag, or at the end of the text where the model stopped without one.
+# A block ends at its closing tag, or at the end of the text if the model stopped before it.
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _decoder = json.JSONDecoder()
 
@@ -44,13 +44,13 @@ class SampledCall:
 
 
 class _Malformed(ValueError):
-    """A block that holds no tool call."""
+    """A block does not contain a valid tool call."""
 
 
 def generic_turns(turns: tuple[Turn, ...], tools: tuple[Json, ...]) -> tuple[Turn, ...]:
-    """The conversation without tool roles and tool calls, for a template that knows neither.
+    """Rewrites tool roles and tool calls as text, for a template without tools.
 
-    The tools are appended to the first system message, which is made where there is none.
+    It appends the tools to the first system message, and adds one if there is none.
     """
     plain: list[Turn] = []
     for is_result, group in groupby(turns, key=lambda turn: turn.role == "tool"):
@@ -62,7 +62,7 @@ def generic_turns(turns: tuple[Turn, ...], tools: tuple[Json, ...]) -> tuple[Tur
 
 
 def parse_calls(text: str) -> tuple[str, tuple[SampledCall, ...]]:
-    """Content and tool calls of a sampled text; all of it is content when any block cannot be parsed.
+    """Returns content and tool calls of a sampled text; all of it is content when any block cannot be parsed.
 
     >>> parse_calls('Let me see. <tool_call>{"name": "f", "arguments": {"x":  1}}</tool_call>')
     ('Let me see.', (SampledCall(name='f', arguments='{"x":  1}'),))
@@ -85,19 +85,19 @@ def _parse_block(block: str) -> SampledCall:
     arguments = members.get("arguments", members.get("parameters", "{}"))
     parsed = _value(arguments)
     if not isinstance(name, str) or not name:
-        raise _Malformed("a tool call names its function")
+        raise _Malformed("the tool call has no function name")
     if not is_unicode(block, [name, parsed]):
-        raise _Malformed("half of a surrogate pair is no text")
+        raise _Malformed("the text contains an unpaired surrogate")
     if isinstance(parsed, str):
-        # Some models write the arguments as a string that holds JSON, as OpenAI's wire does.
+        # Some models write the arguments as a string of JSON, as OpenAI's API does.
         return SampledCall(name, parsed)
     if not isinstance(parsed, dict):
-        raise _Malformed("arguments are an object")
+        raise _Malformed("arguments must be an object")
     return SampledCall(name, arguments)
 
 
 def _members(text: str) -> dict[str, str]:
-    """The top-level members of a JSON object with their values as raw text; `json.loads` would lose the spelling."""
+    """Returns the top-level members of a JSON object as raw text; `json.loads` would lose the exact spelling."""
     position = _expect(text, 0, "{")
     members: dict[str, str] = {}
     while text[position : position + 1] != "}":
@@ -109,7 +109,7 @@ def _members(text: str) -> dict[str, str]:
         if text[position : position + 1] == ",":
             position = _skip_space(text, position + 1)
         elif text[position : position + 1] != "}":
-            raise _Malformed("an object's members are separated by commas")
+            raise _Malformed("expected ',' between an object's members")
     if text[position + 1 :].strip():
         raise _Malformed("text after the object")
     return members
@@ -163,7 +163,7 @@ def _with_preamble(turns: list[Turn], tools: tuple[Json, ...]) -> tuple[Turn, ..
 
 
 def parsed_arguments(arguments: str) -> object:
-    """The arguments as a JSON value, or the text itself where it is none: two spellings of a value compare equal."""
+    """Returns the arguments as a JSON value, so that equal values compare equal; invalid JSON is returned as text."""
     try:
         value: object = json.loads(arguments)
     except (ValueError, RecursionError):
@@ -172,7 +172,7 @@ def parsed_arguments(arguments: str) -> object:
 
 
 def is_unicode(text: str, value: object) -> bool:
-    r"""Whether a value read from a JSON text can be written again: `\ud800` is JSON, but no character.
+    r"""Whether a value parsed from JSON contains valid Unicode alone: `\ud800` is valid JSON, but no character.
 
     >>> is_unicode('["\\ud800"]', ["\ud800"])
     False

@@ -1,1 +1,1 @@
-"""The gateway and the store: model calls written before their last byte leaves, and read back."""
+"""Writes model calls to the store before their last byte leaves, and reads them back."""

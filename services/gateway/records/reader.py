@@ -11,15 +11,9 @@ import numpy as np
 
 from leyden.libs.contracts.conversation import Turn, parse_turn
 from leyden.libs.contracts.ids import weight_version
-from leyden.libs.store.calls import (
-    StoreAway,
-    completed_calls,
-    completed_requests,
-    default_temperature,
-    reading,
-)
+from leyden.libs.store.calls import completed_calls, completed_requests, default_temperature
 from leyden.libs.store.chains import FullCall
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import serving_engines
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.auth import Attempt
@@ -35,7 +29,7 @@ RETRY_SECONDS = 0.25
 
 
 class Reader:
-    """While Postgres is away a request waits here, at most `hold_seconds`."""
+    """Reads for requests; while Postgres is down, a read retries for at most `hold_seconds`."""
 
     def __init__(self, database: Database, *, hold_seconds: float) -> None:
         self._database = database
@@ -43,29 +37,29 @@ class Reader:
         self._temperatures: dict[str, float | None] = {}
 
     async def endpoints(self) -> list[Endpoint]:
-        """The engines that serve a run. Raises: StoreAway."""
-        async with reading(self._database) as session:
+        """Reads the engines that serve a run. Raises: StoreAway."""
+        async with self._database.read() as session:
             serving = await serving_engines(session)
         return [Endpoint(url.rstrip("/"), run_id, policy_version) for url, run_id, policy_version in serving]
 
     async def temperature(self, run_id: str) -> float:
-        """The temperature of a call that names none: the run's, else OpenAI's default of 1."""
+        """Returns the temperature of a call that sets none: the run's, else OpenAI's default of 1."""
         if run_id not in self._temperatures:
 
             async def read() -> float | None:
-                async with reading(self._database) as session:
+                async with self._database.read() as session:
                     return await default_temperature(session, run_id)
 
-            # A run's document never changes.
+            # A run's configuration never changes, so it is cached without expiry.
             self._temperatures[run_id] = await self._hold(read)
         temperature = self._temperatures[run_id]
         return 1.0 if temperature is None else temperature
 
     async def calls(self, attempt: Attempt, known: Collection[str]) -> list[StoredCall]:
-        """The attempt's completed calls, oldest first, without those known by id and those whose parent is missing."""
+        """Reads the completed calls, oldest first, except those in `known` and those with a missing parent."""
 
         async def read() -> list[StoredCall]:
-            async with reading(self._database) as session:
+            async with self._database.read() as session:
                 found = await completed_calls(
                     session, attempt.run_id, attempt.rollout_id, attempt.attempt, except_ids=known
                 )
@@ -76,10 +70,10 @@ class Reader:
     async def completions(
         self, model: ChatModel, attempt: Attempt, request: ModelRequest, request_sha256: bytes
     ) -> list[Completion]:
-        """The attempt's earlier answers to this request, latest first; the store holds no alternatives to a token."""
+        """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`."""
 
         async def read() -> list[Completion]:
-            async with reading(self._database) as session:
+            async with self._database.read() as session:
                 rows = await completed_requests(
                     session, attempt.run_id, attempt.rollout_id, attempt.attempt, request_sha256=request_sha256
                 )
@@ -96,7 +90,7 @@ class Reader:
             except StoreAway as error:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise Unavailable(
-                        "The store is away; try again.", code="store_unavailable", retry_after_seconds=5
+                        "The store is down; try again.", code="store_unavailable", retry_after_seconds=5
                     ) from error
                 await asyncio.sleep(RETRY_SECONDS)
 
@@ -108,7 +102,6 @@ def _stored_call(row: ModelCall, full: FullCall) -> StoredCall:
         _answer_turn(row),
         np.frombuffer(full.prompt_ids, dtype="<i4"),
         np.frombuffer(row.sampled_ids, dtype="<i4"),
-        full.depth,
     )
 
 

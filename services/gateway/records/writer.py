@@ -1,4 +1,4 @@
-"""The durable record of calls: nobody's answer leaves before the transaction of its row has committed."""
+"""Writes the durable record of calls: an answer leaves only after the transaction of its row has committed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from leyden.libs.contracts.states import CallStatus
-from leyden.libs.store.calls import CallRefused, CallWriter, NewCall, StoreAway
-from leyden.libs.store.group_commit import GroupCommit, Refused
+from leyden.libs.store.calls import NewCall, write_calls
+from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.telemetry import logger
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, ModelRequest, Prompt, SampledTokens, Sampling
@@ -46,11 +47,11 @@ class CallContext:
 class Recorder:
     """Writes calls that end at about the same time in one transaction.
 
-    Args: hold_seconds: how long a call waits for a store that is away
+    Args: hold_seconds: how long a call waits while the store is down
     """
 
-    def __init__(self, writer: CallWriter, *, hold_seconds: float) -> None:
-        self._writer = writer
+    def __init__(self, database: Database, *, hold_seconds: float) -> None:
+        self._database = database
         self._commits = GroupCommit[NewCall](self._write, max_items=MAX_ROWS, hold_seconds=hold_seconds)
         self.run = self._commits.run
         self.drain = self._commits.drain
@@ -58,7 +59,7 @@ class Recorder:
     async def record(self, rows: Sequence[NewCall]) -> None:
         """Returns once the rows, the choices of one request, are durable. Cancelling the wait does not stop the write.
 
-        Raises: Unavailable: the store was away for longer than a record is held; GatewayError: it will never take them
+        Raises: Unavailable: the store was down for longer than `hold_seconds`; GatewayError: the store refuses the rows
         """
         started = time.perf_counter()
         try:
@@ -72,17 +73,14 @@ class Recorder:
         RECORD_SECONDS.observe(time.perf_counter() - started)
 
     async def _write(self, rows: Sequence[NewCall], may_exist: bool) -> None:
-        try:
-            await self._writer.write(rows, may_exist=may_exist)
-        except CallRefused as error:
-            raise Refused(str(error)) from error
+        await write_calls(self._database, rows, may_exist)
         RECORD_ROWS.observe(len(rows))
 
 
 def untrainable_reason(sampling: Sampling, temperature: float) -> str | None:
-    """Names the parameters under which the recorded log-probabilities are not the policy's own; None when none is.
+    """Names the parameters that make the recorded log-probabilities differ from the policy's; None if there are none.
 
-    Args: temperature: the effective one; greedy decoding is no sample of the policy
+    Args: temperature: the effective one; greedy decoding does not sample from the policy
     """
     changed = {
         "temperature": temperature < GREEDY_BELOW,
@@ -102,9 +100,9 @@ def untrainable_reason(sampling: Sampling, temperature: float) -> str | None:
 def call_row(
     call: CallContext, sampled: SampledTokens, status: CallStatus, reason: str | None, answer: Answer | None
 ) -> NewCall:
-    """The row of one choice: the turns and tokens that it adds to its parent call, or all of them.
+    """Returns the row of one choice: the turns and tokens that it adds to its parent call, or all without a parent.
 
-    Args: reason: why its tokens cannot train, None when they can
+    Args: reason: why its tokens cannot train; None when they can
     """
     prompt, request = call.prompt, call.request
     ended_at = sampled.ended_at or time.perf_counter()
