@@ -1,4 +1,4 @@
-"""The collector's application: its lifespan owns the database, the writer and the budget."""
+"""The collector's application: its lifespan owns the database and the group commit."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from leyden.libs.capability import CapabilityError, Cause, KeyRing
 from leyden.libs.queue.attempt_liveness import AttemptLiveness
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import Budget, Overloaded, Problem
-from leyden.libs.service.app import create_app
-from leyden.libs.service.errors import on_http_exception, on_validation_error
-from leyden.libs.store.calls import StoreAway
-from leyden.libs.store.database import Database
-from leyden.libs.store.spans import AttemptEnded, RewardConflict, TelemetryRefused
-from leyden.services.collector.batch import BatchWriter
+from leyden.libs.service.app import create_app, on_validation_error
+from leyden.libs.service.errors import on_http_exception
+from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.spans import AttemptEnded, RewardConflict
+from leyden.services.collector.batch import telemetry_commit
 from leyden.services.collector.routes import router, status_response
 from leyden.services.collector.settings import Settings
 
@@ -48,7 +47,7 @@ def create_collector(settings: Settings) -> FastAPI:
             CapabilityError: _on_capability_error,
             Overloaded: _on_unavailable,
             StoreAway: _on_unavailable,
-            TelemetryRefused: _on_refused,
+            Refused: _on_refused,
             AttemptEnded: _on_ended,
             RewardConflict: _on_conflict,
         },
@@ -69,17 +68,27 @@ async def _resources(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         pool_size=settings.database_pool_size,
         answer_seconds=settings.database_answer_seconds,
     )
-    writer = BatchWriter(database, max_batch_rows=settings.max_batch_rows, write_seconds=settings.write_seconds)
+    commit = telemetry_commit(database, max_batch_rows=settings.max_batch_rows, write_seconds=settings.write_seconds)
     notifications = Notifications(settings.redis_url)
     liveness = AttemptLiveness(database, notifications)
-    app.state.writer, app.state.liveness = writer, liveness
+    app.state.key_ring.clock = liveness.now
+    await liveness.start()
+    app.state.commit, app.state.liveness = commit, liveness
     app.state.checks.add("database", database.ping)
-    writing = asyncio.create_task(writer.run(), name="batch writer")
+    writing = asyncio.create_task(commit.run(), name="group commit")
     asking = asyncio.create_task(liveness.run(), name="attempts")
     app.state.checks.add("writer", lambda: _alive(writing))
+    server = None
+    if settings.grpc_port is not None:
+        # Imported late: it takes memory, and most agents speak HTTP.
+        from leyden.services.collector.grpc import STOP_SECONDS, start_grpc
+
+        server, app.state.grpc_port = await start_grpc(app.state, settings.host, settings.grpc_port)
     try:
         yield
     finally:
+        if server is not None:
+            await server.stop(STOP_SECONDS)
         for work in (writing, asking):
             work.cancel()
         await asyncio.wait((writing, asking))
@@ -89,7 +98,7 @@ async def _resources(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
 
 async def _alive(task: asyncio.Task[None]) -> None:
     if task.done():
-        raise RuntimeError("the batch writer has ended")
+        raise RuntimeError("the group commit has ended")
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
@@ -127,13 +136,13 @@ async def _on_unavailable(request: Request, error: StoreAway | Overloaded) -> Re
     return await _on_http_exception(request, problem)
 
 
-async def _on_refused(request: Request, error: TelemetryRefused) -> Response:
+async def _on_refused(request: Request, error: Refused) -> Response:
     detail = f"the store cannot take these rows: {error}"
     return await _on_http_exception(request, Problem(400, detail, cause="refused"))
 
 
 async def _on_ended(request: Request, _error: AttemptEnded) -> Response:
-    """The attempt ended between the look at its door and the commit."""
+    """The attempt ended between the check of its key and the commit."""
     return await _on_capability_error(request, CapabilityError(Cause.ENDED))
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the collector's doors. It is not served: exporters know OTLP, and tests want ours exact."""
+"""The OpenAPI document of the collector. It is not served: exporters know OTLP, and tests want ours exact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collector's doors: `/v1/traces` and `/v1/logs` as OTLP/HTTP has them, `/reward` as plain JSON."""
+"""The collector's endpoints: `/v1/traces` and `/v1/logs` as OTLP/HTTP has them, `/reward` as plain JSON."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from starlette.datastructures import State
 
 from leyden.libs.capability import CapabilityError, Cause, KeyRing, key_from_headers, verify
 from leyden.libs.contracts.capability import Capability, Scope
@@ -20,10 +21,10 @@ from leyden.libs.contracts.ids import NUMBER
 from leyden.libs.contracts.rewards import RewardValue
 from leyden.libs.contracts.strict import BadJson, read_json
 from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
-from leyden.libs.service import Budget, JsonResponse, Problem
+from leyden.libs.service import Budget, JsonResponse, Problem, Share
 from leyden.libs.service.json_body import JsonRoute
-from leyden.libs.store.spans import DOOR, NewReward
-from leyden.services.collector.batch import BatchWriter
+from leyden.libs.store.spans import ENDPOINT, NewReward
+from leyden.services.collector.batch import TelemetryCommit
 from leyden.services.collector.conventions import Limits, Sender
 from leyden.services.collector.decode import Rows, decode_logs, decode_traces
 from leyden.services.collector.intake import read_body
@@ -115,10 +116,10 @@ async def reward(
         )
     body = _reward_body(content)
     key = body.key or idempotency_key or hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]
-    rows = Rows(rewards=_reward_rows(body, key, _sender(capability)))
-    writer: BatchWriter = request.app.state.writer
-    await writer.store(rows)
-    return JsonResponse({"key": key, "rewards": len(rows.rewards)})
+    rewards = _reward_rows(body, key, _sender(capability))
+    commit: TelemetryCommit = request.app.state.commit
+    await commit.submit(rewards)
+    return JsonResponse({"key": key, "rewards": len(rewards)})
 
 
 def is_json(request: Request) -> bool:
@@ -142,7 +143,6 @@ async def _stored(
         raise Problem(415, f"send {PROTOBUF} or {JSON}", cause="content_type_unknown")
     settings: Settings = request.app.state.settings
     budget: Budget = request.app.state.budget
-    writer: BatchWriter = request.app.state.writer
     encoding = request.headers.get("content-encoding", "").strip().lower()
     with budget.share() as share:
         body = await read_body(
@@ -151,11 +151,22 @@ async def _stored(
         if is_json(request) and len(body) > settings.max_json_bytes:
             detail = f"a JSON body exceeds {settings.max_json_bytes} bytes: send {PROTOBUF}, or smaller batches"
             raise Problem(413, detail, cause="too_large")
-        decoding: asyncio.Semaphore = request.app.state.decoding
-        rows = await _decoded(decode, body, _sender(capability), Scope.REWARD in capability.scopes, decoding)
-        # Rows wait for their commit longer than they take to decode.
-        share.acquire(len(rows) * ROW_BYTES)
-        await writer.store(rows)
+        return await decoded_and_stored(request.app.state, capability, body, share, decode)
+
+
+async def decoded_and_stored(
+    state: State, capability: Capability, body: bytes, share: Share, decode: Callable[[bytes, Sender, bool], Rows]
+) -> Rows:
+    """The rows of a protobuf or JSON body, once they are durable.
+
+    Raises: Problem; Overloaded; StoreAway; Refused; AttemptEnded
+    """
+    commit: TelemetryCommit = state.commit
+    rows = await _decoded(decode, body, _sender(capability), Scope.REWARD in capability.scopes, state.decoding)
+    # Rows wait for their commit longer than they take to decode.
+    share.acquire(len(rows) * ROW_BYTES)
+    if len(rows):
+        await commit.submit([*rows.spans, *rows.rewards])
     return rows
 
 
@@ -188,11 +199,18 @@ async def _verified(request: Request, rollout_id: str, attempt: int, scope: Scop
     Raises: CapabilityError; StoreAway: nobody can say whether the attempt runs
     """
     ring: KeyRing = request.app.state.key_ring
-    liveness: AttemptLiveness = request.app.state.liveness
     key = key_from_headers(request.headers)
-    capability = verify(ring, key, rollout_id=rollout_id, attempt=attempt, scope=scope)
+    return await confirmed(request.app.state, verify(ring, key, rollout_id=rollout_id, attempt=attempt, scope=scope))
+
+
+async def confirmed(state: State, capability: Capability) -> Capability:
+    """The capability, once its attempt is known to run.
+
+    Raises: CapabilityError; StoreAway: nobody can say whether the attempt runs
+    """
+    liveness: AttemptLiveness = state.liveness
     try:
-        await liveness.confirm(rollout_id, attempt)
+        await liveness.confirm(capability.rollout_id, capability.attempt)
     except AttemptEnded as error:
         raise CapabilityError(Cause.ENDED) from error
     return capability
@@ -219,7 +237,7 @@ def _reward_rows(body: RewardBody, key: str, sender: Sender) -> list[NewReward]:
             attempt=sender.attempt,
             key=key if body.values is None else f"{key}:{name}",
             run_id=sender.run_id,
-            source=DOOR,
+            source=ENDPOINT,
             name=name,
             value=value,
             response_id=body.response_id,

@@ -15,6 +15,9 @@ class Settings(HttpSettings):
 
     port: int = Field(default=8003, ge=0, le=65535)
     """HTTP port; OTLP arrives at /r/{rollout}/{attempt}/v1/traces."""
+    grpc_port: int | None = Field(default=None, ge=0, le=65535)
+    """Port of OTLP over gRPC, 4317 by convention; unset, the collector speaks HTTP alone. Several processes of one
+    machine share it."""
     max_body_bytes: int = Field(default=64 * 2**20, ge=1024)
     """Largest request, counted after decompression; beyond it 413."""
     max_json_bytes: int = Field(default=4 * 2**20, ge=1024)
