@@ -1,32 +1,38 @@
-"""Automatic intermediate rewards: what telemetry says of the tools that each call asked for.
+"""Automatic intermediate rewards (AIR) from the telemetry of the tools that each call asked for.
 
 AIR turns the return status of tool calls into rewards (Agent Lightning, arXiv 2508.03680, 3.4.2); the paper gives no
-formula. Ours: a call earns, for each tool it asked for, the tool's weight when it succeeded and `failure` times the
-weight when it failed, nothing when nobody knows.
+formula. Ours: for each tool that its sampled answer asked for, a call earns the tool's weight when the tool succeeded,
+`failure` times the weight when it failed, and nothing when its status is unset; at most `max_reward` in all.
 
-A span is joined to its call by the first of these that holds; the source is kept with the result:
+The agent writes its own spans, so a span counts only as the result of a tool call that the model sampled, and each
+sampled tool call has one result. The first of these finds it; the source is stored with the result:
 
-tool_call_id  `call_<call>_<number>`, an id that the gateway made up and that names the call
-response_id   `chatcmpl-<request>`, the id of the answer that asked for the tool
-time          the latest call that had arrived when the tool began, one that asked for a tool of this name first
+tool_call_id  `call_<call>_<number>`, an id that the gateway made up and that names the tool call
+response_id   `chatcmpl-<request>`, the answer: its first tool call of this name that has no result yet
+time          the latest call before the tool began that sampled a tool call of this name that has no result yet
+text          an answer without tool calls asks once for each tool that it names: some agents ask in plain text
+
+An agent can name its span after any word of the answer, so a tool in the text earns its own weight alone, which the
+operator wrote, and never `default_weight`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from leyden.libs.contracts.config import Air
 from leyden.libs.contracts.states import SpanStatus
-from leyden.services.credit.records import Call, ToolSpan
+from leyden.services.credit.records import AskedTool, Call, ToolSpan
 
-Source = Literal["tool_call_id", "response_id", "time", "answer"]
+Source = Literal["tool_call_id", "response_id", "time", "text", "answer"]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A tool that a call asked for, and how it went. Source `answer`: asked for, but no span tells how it went."""
+    """A tool that a call asked for, with its status. Source `answer`: the answer asked for it, but it has no span."""
 
     tool: str
     status: SpanStatus
@@ -34,16 +40,21 @@ class ToolUse:
 
 
 def tool_uses(calls: Sequence[Call], spans: Sequence[ToolSpan]) -> dict[str, list[ToolUse]]:
-    """The tool uses of each call, by call id, in the order they began; calls without any are absent.
+    """The tool uses of each call, by call id, in the order they began; calls that asked for none are absent.
 
     Args: calls: in order of arrival
     """
-    joined: dict[str, list[tuple[ToolSpan, Source]]] = {}
+    words = {tool: re.compile(rf"(?i)(?<!\w){re.escape(tool)}(?!\w)") for tool in {span.tool for span in spans}}
+    open_asks = {call.id: list(call.asked) or _named_in_text(call, words) for call in calls}
+    uses: dict[str, list[ToolUse]] = {call.id: [] for call in calls}
     for span in sorted(without_duplicates(spans), key=lambda span: (span.start_ns, span.span_id)):
-        found = _call_of(span, calls, joined)
-        if found is not None:
-            joined.setdefault(found[0].id, []).append((span, found[1]))
-    uses = {call.id: _uses(call, joined.get(call.id, [])) for call in calls}
+        if (found := _ask_of(span, calls, open_asks)) is not None:
+            call, asked, source = found
+            open_asks[call.id].remove(asked)
+            uses[call.id].append(ToolUse(asked.tool, SpanStatus(span.status), source))
+    for call in calls:
+        unknown = [asked for asked in open_asks[call.id] if asked in call.asked]
+        uses[call.id] += [ToolUse(asked.tool, SpanStatus.UNSET, "answer") for asked in unknown]
     return {call_id: found for call_id, found in uses.items() if found}
 
 
@@ -53,23 +64,25 @@ def air_reward(uses: Iterable[ToolUse], air: Air) -> float:
     >>> air_reward([ToolUse("memory", SpanStatus.OK, "time")], Air(weights={"memory": 0.3}))
     0.3
     """
-    return sum((_earned(use, air) for use in uses), 0.0)
+    earned = sum((_earned(use, air) for use in uses), 0.0)
+    return max(-air.max_reward, min(air.max_reward, earned))
 
 
 def without_duplicates(spans: Sequence[ToolSpan]) -> list[ToolSpan]:
-    """One span per use of a tool; where several libraries saw the same use, an error outweighs an ok.
+    """One span per use of a tool; where several libraries report the same use, an error outweighs an ok.
 
-    The same use: an equal tool call id; or one tool, one span inside the other in time, the outer the inner's parent
-    or of another library (AutoGen and OpenInference both report, and OpenInference says ok of what failed).
+    Two spans report the same use if they have one tool call id; or if they name one tool, one lies inside the other in
+    time, and the outer is the inner's parent or of another library (AutoGen and OpenInference both report, and
+    OpenInference reports ok for failures).
     """
-    kept: list[ToolSpan] = []
+    unique: list[ToolSpan] = []
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, span.span_id)):
-        twin = next((i for i, other in enumerate(kept) if _same_use(other, span)), None)
+        twin = next((i for i, other in enumerate(unique) if _same_use(other, span)), None)
         if twin is None:
-            kept.append(span)
+            unique.append(span)
         else:
-            kept[twin] = _merged(kept[twin], span)
-    return kept
+            unique[twin] = _merged(unique[twin], span)
+    return unique
 
 
 def _same_use(outer: ToolSpan, inner: ToolSpan) -> bool:
@@ -96,46 +109,35 @@ def _merged(first: ToolSpan, second: ToolSpan) -> ToolSpan:
     )
 
 
-def _call_of(
-    span: ToolSpan, calls: Sequence[Call], joined: dict[str, list[tuple[ToolSpan, Source]]]
-) -> tuple[Call, Source] | None:
+def _named_in_text(call: Call, words: Mapping[str, re.Pattern[str]]) -> list[AskedTool]:
+    return [AskedTool(tool, "") for tool, word in words.items() if word.search(call.text)]
+
+
+def _ask_of(
+    span: ToolSpan, calls: Sequence[Call], open_asks: dict[str, list[AskedTool]]
+) -> tuple[Call, AskedTool, Source] | None:
     if span.tool_call_id is not None and (call := call_of_tool(span.tool_call_id, calls)) is not None:
-        return call, "tool_call_id"
-    if span.response_id is not None:
-        for call in calls:
-            if call.response_id == span.response_id:
-                return call, "response_id"
-    earlier = [call for call in calls if call.sequence <= span.start_ns and call.completed]
-    asked = [call for call in earlier if _open_asks(call, span.tool, joined.get(call.id, []))]
-    return ((asked or earlier)[-1], "time") if earlier else None
+        named = [asked for asked in open_asks[call.id] if asked.tool_call_id == span.tool_call_id]
+        return (call, named[0], "tool_call_id") if named else None
+    answers = [call for call in calls if span.response_id is not None and call.response_id == span.response_id]
+    earlier = [call for call in reversed(calls) if call.sequence <= span.start_ns and call.completed]
+    for call in answers or earlier:
+        for asked in open_asks[call.id]:
+            if asked.tool == span.tool:
+                return call, asked, "text" if asked not in call.asked else "response_id" if answers else "time"
+    return None
 
 
 def call_of_tool(tool_call_id: str, calls: Iterable[Call]) -> Call | None:
-    """The call whose answer asked for a tool under this id."""
+    """The call with this tool call in its answer."""
     for call in calls:
         if any(asked.tool_call_id == tool_call_id for asked in call.asked):
             return call
     return None
 
 
-def _open_asks(call: Call, tool: str, joined: Sequence[tuple[ToolSpan, Source]]) -> bool:
-    """Whether the call asked for the tool more often than spans of it were joined so far."""
-    return sum(a.tool == tool for a in call.asked) > sum(span.tool == tool for span, _ in joined)
-
-
-def _uses(call: Call, joined: Sequence[tuple[ToolSpan, Source]]) -> list[ToolUse]:
-    uses = [ToolUse(span.tool, SpanStatus(span.status), source) for span, source in joined]
-    seen = [span.tool for span, _ in joined]
-    for asked in call.asked:
-        if asked.tool in seen:
-            seen.remove(asked.tool)
-        else:
-            uses.append(ToolUse(asked.tool, SpanStatus.UNSET, "answer"))
-    return uses
-
-
 def _earned(use: ToolUse, air: Air) -> float:
-    weight = air.weights.get(use.tool, air.default_weight)
+    weight = air.weights.get(use.tool, 0.0 if use.source == "text" else air.default_weight)
     match use.status:
         case SpanStatus.OK:
             return weight

@@ -20,13 +20,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.services.credit.states import START
+
 Floats = NDArray[np.float64]
 Kind = Literal["none", "mean", "mean_std", "leave_one_out"]
 
 EPSILON = 1e-6
 """ε of GRPO's denominator, as verl and Trinity have it."""
 NO_VARIANCE = 1e-9
-"""Values of rollouts that differ by no more are equal."""
+"""Values of rollouts that differ by no more than this share of the largest return are equal: the rest is rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +46,31 @@ def advantages_per_rollout(
 
     Args: rollouts_C: the rollout of each call; callless: the return of siblings that made no call, which count too
     """
-    owners = [*rollouts_C, *callless]
-    values = np.concatenate([returns_C, np.array(list(callless.values()), np.float64)])
-    found = _siblings_in_state(kind, values, owners)
-    count = len(returns_C)
-    return Advantages(found.baselines_C[:count], found.advantages_C[:count])
+    return advantages_per_state(kind, returns_C, rollouts_C, [START] * len(returns_C), callless)
 
 
 def advantages_per_state(
-    kind: Kind, returns_C: Floats, rollouts_C: Sequence[str], states_C: Sequence[str]
+    kind: Kind, returns_C: Floats, rollouts_C: Sequence[str], states_C: Sequence[str], callless: dict[str, float]
 ) -> Advantages:
-    """One statistic per state, over the calls that siblings made in it.
+    """One statistic per state, over the calls that siblings made in it. A sibling without calls ended in the first.
 
     Source: GiGPO, arXiv 2505.10978, the step-level advantage A^S alone; differs in that a rollout which was
     in a state several times counts there once, with its mean.
     """
-    result = Advantages(np.zeros_like(returns_C), np.zeros_like(returns_C))
-    states = np.array(states_C, dtype=object)
-    owners = np.array(rollouts_C, dtype=object)
-    for state in dict.fromkeys(states_C):
+    count = len(returns_C)
+    returns = np.concatenate([returns_C, np.array(list(callless.values()), np.float64)])
+    states = np.array([*states_C, *[START] * len(callless)], dtype=object)
+    owners = np.array([*rollouts_C, *callless], dtype=object)
+    result = Advantages(np.zeros_like(returns), np.zeros_like(returns))
+    for state in dict.fromkeys(states):
         where = states == state
-        found = _siblings_in_state(kind, returns_C[where], owners[where])
+        found = _siblings_in_state(kind, returns[where], owners[where])
         result.baselines_C[where] = found.baselines_C
         result.advantages_C[where] = found.advantages_C
-    return result
+    return Advantages(result.baselines_C[:count], result.advantages_C[:count])
 
 
-def _siblings_in_state(kind: Kind, returns_C: Floats, owners_C: Sequence[str] | NDArray[np.object_]) -> Advantages:
+def _siblings_in_state(kind: Kind, returns_C: Floats, owners_C: NDArray[np.object_]) -> Advantages:
     """The advantages of siblings that are compared with each other. With returns [1, 0, 0.5, 0] of four rollouts:
 
     none           A = G                               [1, 0, 0.5, 0]
@@ -82,12 +82,12 @@ def _siblings_in_state(kind: Kind, returns_C: Floats, owners_C: Sequence[str] | 
     """
     if kind == "none":
         return Advantages(np.zeros_like(returns_C), returns_C.copy())
-    owner_C = np.unique(np.array(owners_C, dtype=object), return_inverse=True)[1].reshape(-1)
+    owner_C = np.unique(owners_C, return_inverse=True)[1].reshape(-1)
     calls_R = np.bincount(owner_C)
     values_R = np.bincount(owner_C, weights=returns_C) / calls_R
     mean = values_R.mean()
     baselines_C = np.full_like(returns_C, mean)
-    if len(values_R) < 2 or np.ptp(values_R) <= NO_VARIANCE:
+    if len(values_R) < 2 or np.ptp(values_R) <= NO_VARIANCE * np.abs(returns_C).max():
         return Advantages(baselines_C, np.zeros_like(returns_C))
     if kind == "leave_one_out":
         baselines_C = ((values_R.sum() - values_R) / (len(values_R) - 1))[owner_C]

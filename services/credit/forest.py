@@ -1,7 +1,7 @@
 """The parents of calls, by exact tokens and never by text.
 
-A call's parent is the call whose prompt and sampled tokens together are the longest beginning of its own prompt. A call
-without one is a root: the first of the rollout, a sub-agent's first, or a conversation that was rewritten on the way.
+The parent of a call is the call whose prompt and sampled tokens together are the longest beginning of its prompt. A
+call without a parent is a root: the first of the rollout, the first of a sub-agent, or a rewritten conversation.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ class Forest:
 
     @property
     def leaves(self) -> list[Node]:
-        """Nodes that nothing continues, in order."""
+        """Nodes without children, in order."""
         return [node for node in self.nodes if not node.children]
 
 
 def call_forest(calls: Sequence[Call]) -> Forest:
     """The forest of an attempt's calls.
 
-    Calls without sampled tokens are not in it. A call that was cut short (the agent hung up) is in it only if a later
-    call continues it: an SDK repeated the others.
+    It has no calls without sampled tokens. An aborted call is in it only if a later call continues it: an SDK repeated
+    the others.
     """
     sampled = sorted((call for call in calls if call.sampled), key=lambda call: call.order)
     forest = _grow(sampled)
-    kept = [node.call for node in forest.nodes if node.call.completed or _leads_to_completed(node)]
-    return forest if len(kept) == len(sampled) else _grow(kept)
+    used = [node.call for node in forest.nodes if node.call.completed or _leads_to_completed(node)]
+    return forest if len(used) == len(sampled) else _grow(used)
 
 
 def path_to(leaf: Node) -> list[Node]:

@@ -1,9 +1,8 @@
-"""A group's story: its siblings' records become one advantage per call and the samples that carry it.
+"""Credits a group: the records of its siblings become one advantage per call, and samples with it.
 
-Rewards add up. A rollout's outcome is the reward that the controller settled plus every reward given to the rollout as
-a whole; a call earns what its tools earned (AIR) plus every reward given to it. A reward that names an answer or a
-call nobody knows counts for the whole rollout. With AIR's α, calls earn α · status and outcomes count (1 - α);
-without, both count fully.
+Rewards add up. The outcome of a rollout is the reward that the controller settled plus every reward given to the
+rollout; a call earns the reward of its tools (AIR) plus every reward given to it. A reward for an unknown answer or
+call counts for the rollout. With AIR's α, calls earn α · status and outcomes count (1 - α); without, both count fully.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from leyden.services.credit.records import Reward, Rollout
 from leyden.services.credit.rules import call_returns
 from leyden.services.credit.states import state_keys
 
-CREDIT_VERSION = 1
-"""Grows when what is computed changes."""
+CREDIT_VERSION = 3
+"""Grows with every change of the computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,11 @@ class CallCredit:
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """A group with credit. `outcomes` holds one number per counted sibling."""
+    """A group with credit. `rewards` holds one number per counted sibling."""
 
     credits: list[CallCredit]
     samples: dict[str, list[Path]]
-    outcomes: list[float]
+    rewards: list[float]
 
     @property
     def has_variance(self) -> bool:
@@ -64,10 +63,10 @@ class Credited:
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """A group that cannot be compared, with the reason for people."""
+    """A group without credit, with the reason for people."""
 
     reason: str
-    outcomes: list[float]
+    rewards: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +83,30 @@ class _Earned:
 
 
 def credit_group(rollouts: Sequence[Rollout], credit: Credit, *, min_siblings: int) -> Credited | Excluded:
-    """Credit for the finished siblings of a group; those that were excluded or cancelled are not among them.
+    """Credit for the finished siblings of a group.
 
-    A rollout without model calls takes part in baselines with its outcome and makes no sample.
+    A rollout without model calls counts in baselines with its outcome and makes no sample.
     """
     earned = [_earned(rollout, credit) for rollout in rollouts]
-    outcomes = [one.outcome for one in earned]
+    rewards = [rollout.reward for rollout in rollouts]
     if len(rollouts) < min_siblings:
         reason = f"{len(rollouts)} of its rollouts count and sampling.min_siblings asks for {min_siblings}"
-        return Excluded(reason, outcomes)
+        return Excluded(reason, rewards)
     found = _advantages(earned, credit)
     call_credits = _call_credits(earned, found)
     advantages = {one.call_id: one.advantage for one in call_credits}
     samples = {one.rollout.id: paths(one.forest, advantages) for one in earned}
-    return Credited(call_credits, samples, outcomes)
+    return Credited(call_credits, samples, rewards)
 
 
 def _earned(rollout: Rollout, credit: Credit) -> _Earned:
     forest = call_forest(rollout.calls)
     calls = [node.call for node in forest.nodes]
     uses = tool_uses(calls, rollout.spans)
-    given, whole = _given(rollout, forest)
+    given, of_rollout = _given(rollout, forest)
     status_C = np.array([_status_reward(uses.get(call.id, []), credit.air) for call in calls], np.float64)
     intermediate_C = status_C + given
-    outcome = rollout.outcome + whole
+    outcome = rollout.outcome + of_rollout
     counted = outcome * _outcome_share(credit.air)
     return _Earned(
         rollout=rollout,
@@ -131,16 +130,16 @@ def _outcome_share(air: Air | None) -> float:
 
 
 def _given(rollout: Rollout, forest: Forest) -> tuple[NDArray[np.float64], float]:
-    """Rewards given to calls, [C], and the sum of those given to the whole rollout."""
+    """Rewards given to calls, [C], and the sum of those given to the rollout."""
     given_C = np.zeros(len(forest.nodes))
-    whole = 0.0
+    of_rollout = 0.0
     for reward in rollout.rewards:
         place = _place(reward, forest)
         if place is None:
-            whole += reward.value
+            of_rollout += reward.value
         else:
             given_C[place] += reward.value
-    return given_C, whole
+    return given_C, of_rollout
 
 
 def _place(reward: Reward, forest: Forest) -> int | None:
@@ -155,11 +154,11 @@ def _place(reward: Reward, forest: Forest) -> int | None:
 def _advantages(earned: Sequence[_Earned], credit: Credit) -> Advantages:
     returns_C = np.concatenate([one.returns_C for one in earned]) if earned else np.zeros(0)
     rollouts_C = [one.rollout.id for one in earned for _ in one.forest.nodes]
-    if credit.baseline.per == "state":
-        states_C = [one.states[node.call.id] for one in earned for node in one.forest.nodes]
-        return advantages_per_state(credit.baseline.type, returns_C, rollouts_C, states_C)
     share = _outcome_share(credit.air)
     callless = {one.rollout.id: one.outcome * share for one in earned if not one.forest.nodes}
+    if credit.baseline.per == "state":
+        states_C = [one.states[node.call.id] for one in earned for node in one.forest.nodes]
+        return advantages_per_state(credit.baseline.type, returns_C, rollouts_C, states_C, callless)
     return advantages_per_rollout(credit.baseline.type, returns_C, rollouts_C, callless)
 
 

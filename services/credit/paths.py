@@ -32,20 +32,20 @@ class Path:
 
     @property
     def trained_tokens(self) -> int:
-        """How many tokens the row trains."""
+        """The number of tokens that the row trains."""
         return int(self.mask.sum())
 
     @property
     def min_policy_version(self) -> int:
-        """The oldest policy that sampled one of them."""
+        """The oldest policy that sampled a trained token."""
         return int(self.policy_versions[self.mask == 1].min())
 
 
 def paths(forest: Forest, advantages: Mapping[str, float]) -> list[Path]:
     """The rows of a rollout, in the order of their leaves.
 
-    A call is trained in the first path that holds it. Calls that no trainer can reproduce, or that were cut short,
-    stay in their rows as context. A path without a token to train makes no row.
+    The first path with a call trains it. Aborted calls, and calls that no trainer can reproduce, stay in their rows as
+    context. A path without a token to train makes no row.
 
     Args: advantages: by call id, of every learnable call
     """
@@ -74,7 +74,7 @@ def _row(branch: int, leaf: Node, trained: list[Node], advantages: Mapping[str, 
     )
     for node in trained:
         call = node.call
-        # A parent's tokens begin its child's prompt, so a call's place is the same in every path that holds it.
+        # The prompt of a child begins with its parent's tokens, so a call has the same place in all its paths.
         start = len(call.prompt) // TOKEN.itemsize
         place = slice(start, start + len(call.sampled) // TOKEN.itemsize)
         row.mask[place] = 1

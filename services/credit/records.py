@@ -1,4 +1,4 @@
-"""The plain data that credit is computed from: one attempt of each sibling, as the store recorded it.
+"""The plain input of credit: one attempt of each sibling, as the store recorded it.
 
 Axes: P tokens of a call's prompt, S tokens it sampled.
 """
@@ -30,6 +30,8 @@ class AskedTool:
 class Call:
     """One model call. Arrays are bytes as stored: prompt int32[P]; sampled, versions int32[S]; logprobs float32[S].
 
+    `asked` and `text` are the sampled answer's tool calls and its text beside them.
+
     Raises: BrokenRecord: the arrays of the sampled tokens differ in length
     """
 
@@ -45,6 +47,7 @@ class Call:
     versions: bytes
     temperature: float
     asked: tuple[AskedTool, ...] = ()
+    text: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.sampled) == len(self.logprobs) == len(self.versions) or len(self.sampled) % TOKEN.itemsize:
@@ -52,17 +55,17 @@ class Call:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Calls of an attempt in the order of arrival, choices of one request by number."""
+        """Sort key: calls by arrival, choices of one request by number."""
         return self.sequence, self.choice
 
     @property
     def response_id(self) -> str:
-        """The id in the answer that the agent got; all choices of one request share it."""
+        """The id in the answer to the agent; all choices of one request share it."""
         return f"chatcmpl-{self.request_id}"
 
     @property
     def learnable(self) -> bool:
-        """Whether the loss may see its tokens: complete, reproducible by a trainer, and sampled from a distribution."""
+        """True when the loss may see its tokens: completed, reproducible by a trainer, sampled from a distribution."""
         return self.completed and self.trainable and self.temperature > 0 and len(self.prompt) > 0
 
     def logprob_array(self) -> NDArray[np.float32]:
@@ -91,7 +94,7 @@ class ToolSpan:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A number somebody gave: to the call that one of the ids names, else to the whole rollout."""
+    """A reward for the call that one of the ids names, else for the rollout."""
 
     value: float
     call_id: str | None = None
@@ -111,3 +114,8 @@ class Rollout:
     calls: list[Call] = field(default_factory=list)
     spans: list[ToolSpan] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
+
+    @property
+    def reward(self) -> float:
+        """All that it earned without AIR, as `store.rewards.REWARD` has it."""
+        return self.outcome + sum(reward.value for reward in self.rewards)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from leyden.libs.contracts.conversation import parse_turn
 from leyden.libs.contracts.ids import sample_id
 from leyden.libs.contracts.states import CallStatus, GroupVerdict
 from leyden.libs.store.chains import MissingParent, full_prompt
@@ -40,8 +41,8 @@ def rollouts_by_group(rows: SiblingRows) -> dict[str, list[Rollout]]:
 
 
 def verdict_row(group: PendingGroup, result: Credited | Excluded) -> NewGroupCredit:
-    """The group's row; mean and (population) standard deviation are over the outcomes of counted siblings."""
-    outcomes = np.array(result.outcomes, np.float64)
+    """The group's row; mean and (population) standard deviation are over the rewards of counted siblings."""
+    rewards = np.array(result.rewards, np.float64)
     credited = result if isinstance(result, Credited) else None
     return NewGroupCredit(
         group_id=group.id,
@@ -49,11 +50,11 @@ def verdict_row(group: PendingGroup, result: Credited | Excluded) -> NewGroupCre
         verdict=GroupVerdict.CREDITED if credited else GroupVerdict.EXCLUDED,
         reason=_reason(result),
         credit_version=CREDIT_VERSION,
-        counted_siblings=len(outcomes),
+        counted_siblings=len(rewards),
         has_variance=credited.has_variance if credited else False,
         min_policy_version=credited.min_policy_version if credited else None,
-        reward_mean=float(outcomes.mean()) if len(outcomes) else None,
-        reward_std=float(outcomes.std()) if len(outcomes) else None,
+        reward_mean=float(rewards.mean()) if len(rewards) else None,
+        reward_std=float(rewards.std()) if len(rewards) else None,
     )
 
 
@@ -82,6 +83,7 @@ def _call(row: Any, by_id: Mapping[str, Any]) -> Call:
         raise BrokenRecord(str(error)) from error
     if len(prompt) != TOKEN.itemsize * row.prompt_tokens:
         raise BrokenRecord(f"call {row.id}: its prompt has another length than its row says")
+    answer = parse_turn(row.answer) if row.answer else None
     return Call(
         id=row.id,
         request_id=row.request_id,
@@ -94,12 +96,9 @@ def _call(row: Any, by_id: Mapping[str, Any]) -> Call:
         logprobs=row.generator_logprobs,
         versions=row.policy_versions,
         temperature=row.temperature,
-        asked=_asked(row.tool_calls),
+        asked=tuple(AskedTool(asked.name, asked.id) for asked in answer.tool_calls) if answer else (),
+        text=answer.content if answer else "",
     )
-
-
-def _asked(tool_calls: Sequence[Mapping[str, Any]] | None) -> tuple[AskedTool, ...]:
-    return tuple(AskedTool(call["name"], call["id"]) for call in tool_calls or ())
 
 
 def _span(row: Any) -> ToolSpan:

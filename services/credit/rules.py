@@ -1,8 +1,7 @@
 """Credit rules: from the rewards of one rollout to one return per model call.
 
-Axes: C calls of a rollout, in the forest's order. Inputs of every rule: `intermediate_C`, what each call earned itself
-(AIR and rewards given to it); `outcome`, what the whole rollout earned. The rollout's total return is outcome + Σ
-intermediate.
+Axes: C calls of a rollout, in the forest's order. Inputs of every rule: `intermediate_C`, the rewards of each call
+(AIR and rewards given to it); `outcome`, the reward of the rollout. The total return is outcome + Σ intermediate.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def call_returns(rule: CreditRule, forest: Forest, intermediate_C: Floats, outcome: float) -> Floats:
-    """returns: [C] what the rule gives each call."""
+    """Returns: [C] the return of each call."""
     match rule:
         case IdenticalCredit():
             return identical(intermediate_C, outcome)
@@ -45,11 +44,11 @@ def equal_split(intermediate_C: Floats, outcome: float) -> Floats:
 
 
 def discounted(forest: Forest, intermediate_C: Floats, outcome: float, gamma: float) -> Floats:
-    """G_k = r_k + γ · mean of G over the calls that continue k; a call that none continues ends with the outcome.
+    """G_k = r_k + γ · mean of G over the calls that continue k; a leaf ends with the outcome.
 
     On a chain of two with γ = 0.5, intermediate [0.3, 0.2], outcome 1: G_2 = 0.2 + 1, G_1 = 0.3 + 0.5 · 1.2 = 0.9.
-    Every leaf of the forest ends with the outcome, since each is an end that the verdict was given on. Walking the
-    tree, and not the order of creation, keeps concurrent branches out of each other's returns.
+    Every leaf of the forest ends with the outcome, since the reward judges each of these ends. The tree, unlike the
+    order of arrival, separates the returns of concurrent branches.
     """
     returns: dict[int, float] = {}
 
@@ -58,7 +57,7 @@ def discounted(forest: Forest, intermediate_C: Floats, outcome: float, gamma: fl
             return reward + outcome
         return reward + gamma * sum(returns[id(child)] for child in node.children) / len(node.children)
 
-    # Children stand behind their parents.
+    # Children follow their parents.
     for node, reward in zip(reversed(forest.nodes), reversed(intermediate_C.tolist()), strict=True):
         returns[id(node)] = of(node, reward)
     return np.array([returns[id(node)] for node in forest.nodes])

@@ -9,13 +9,13 @@ from leyden.libs.service import ServiceSettings
 
 
 class Settings(ServiceSettings):
-    """How the worker looks for groups and how many it takes at once."""
+    """The rate at which the worker polls for groups, and the size of its transactions."""
 
     model_config = SettingsConfigDict(env_prefix="CREDIT_")
 
     poll_seconds: float = Field(default=2.0, gt=0)
-    """How often complete groups are looked for when no wake-up comes."""
+    """Seconds between polls for complete groups without a wake-up."""
     groups_per_transaction: int = Field(default=8, ge=1, le=1024)
-    """Complete groups that are loaded, computed and written together."""
+    """Complete groups of one transaction."""
     database_pool_size: int = Field(default=2, ge=1)
-    """Connections to Postgres; one is used at a time."""
+    """Connections to Postgres; the worker uses one at a time."""

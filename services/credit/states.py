@@ -1,9 +1,8 @@
-"""The state in which a call was made: what the agent's tools had done before it.
+"""The state of a call: the tools used before it on its path, with their statuses.
 
-GiGPO (arXiv 2505.10978) compares actions taken in the same anchor state of the environment. The platform does not see
-the environment, so the history of tools and their statuses on the way to the call stands in for it; a call that used
-no tool is part of that history too. Siblings begin in the same state, and stay in the same as long as the same things
-happened.
+GiGPO (arXiv 2505.10978) compares actions in the same anchor state of the environment. The platform does not see the
+environment, so the history of tools and statuses stands in for it; a call without a tool is part of that history too.
+Siblings start in the same state and stay in it while their histories are equal.
 """
 
 from __future__ import annotations
@@ -16,18 +15,20 @@ from leyden.services.credit.forest import Forest
 
 MAX_KEY_LENGTH = 400
 NO_TOOL = "-"
+START = ""
+"""The state of a rollout before its first call."""
 
 
 def state_keys(forest: Forest, uses: Mapping[str, Sequence[ToolUse]]) -> dict[str, str]:
-    """The state of each call, by call id; `memory:ok>search:error` after a memory that worked and a search that failed.
+    """The state of each call by call id, as `memory:ok>search:error` after a memory that worked and a failed search.
 
-    Roots beyond the first begin with their number, since a sub-agent's first call is not the agent's first call.
+    States of later roots begin with the number of the root: the first call of a sub-agent is not that of the agent.
     """
     keys: dict[str, str] = {}
     roots = 0
     for node in forest.nodes:
         if node.parent is None:
-            keys[node.call.id] = f"root{roots}" if roots else ""
+            keys[node.call.id] = f"root{roots}" if roots else START
             roots += 1
         else:
             before = keys[node.parent.call.id]

@@ -1,8 +1,8 @@
-"""The loop: take complete groups, compute, write everything in one transaction, wake the trainer.
+"""The loop: lock complete groups, compute, write everything in one transaction, wake the trainer.
 
-Several workers are safe: a group is locked while it is computed. A worker that dies leaves nothing half-written, and
-the group to the next one. No waiting for late spans: a rollout ends after its agent's process has ended, whose
-exporter was answered only once its spans were durable.
+Several workers are safe: a worker locks the groups that it computes. A worker that dies leaves its groups to the next
+one. Credit does not wait for late spans: a rollout ends after its agent's process, and the collector answered that
+process's exporter after the commit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
-from leyden.libs.store.database import AWAY, Database, Session, cause
+from leyden.libs.store.database import Database, Session, StoreAway
 from leyden.libs.store.samples import PendingGroup, SiblingRows, load_siblings, lock_pending_groups, write_credit
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.credit.group import Credited, Excluded, credit_group
@@ -31,7 +31,7 @@ BATCH_SECONDS = Histogram(
 
 RETRY_SECONDS = 1.0
 ALL_SECONDS = 30.0
-"""How often groups are looked for that were not credited soon after they were completed."""
+"""Seconds between polls for groups that were not credited soon after their completion."""
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -40,7 +40,7 @@ Result = Credited | Excluded
 
 
 async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
-    """Credits groups until the event is set; the batch in hand is finished first."""
+    """Credits groups until the event is set; it finishes the running batch first."""
     database = Database(
         settings.database_url,
         "leyden-credit",
@@ -49,7 +49,7 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     )
     notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
-    # Groups are credited within moments; those that were left behind are looked for at the start and now and then.
+    # Polls see recent groups; one at the start and one every ALL_SECONDS find the groups that a worker left behind.
     all_at = 0.0
     try:
         while not stop.is_set():
@@ -68,7 +68,7 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
 
 
 async def credit_pending(database: Database, count: int, *, recent: bool = False) -> list[str]:
-    """Gives credit to at most `count` complete groups in one transaction; the ids of those that have it now.
+    """Credits at most `count` complete groups in one transaction; their ids.
 
     Args: recent: see `lock_pending_groups`
     """
@@ -78,7 +78,7 @@ async def credit_pending(database: Database, count: int, *, recent: bool = False
         if not groups:
             return []
         rows = await load_siblings(session, groups)
-        # Numpy and byte comparisons: off the loop, which answers health checks meanwhile.
+        # Numpy and byte comparisons run in a thread: the loop answers health checks meanwhile.
         results = await asyncio.to_thread(compute, groups, rows)
         fault_point("credit.computed")
         await _write(session, results)
@@ -92,8 +92,7 @@ async def credit_pending(database: Database, count: int, *, recent: bool = False
 def compute(groups: list[PendingGroup], rows: SiblingRows) -> list[tuple[PendingGroup, Result]]:
     """The result of each group.
 
-    A group whose records cannot be understood is excluded with the reason, so that it does not stand in the way of
-    others.
+    A group with broken records is excluded with the reason, so that it does not block others.
     """
     configs = {group.run_id: RunConfig.model_validate(group.config) for group in groups}
     return [(group, _computed(group, configs[group.run_id], _rows_of(group, rows))) for group in groups]
@@ -103,7 +102,7 @@ def _computed(group: PendingGroup, config: RunConfig, rows: SiblingRows) -> Resu
     try:
         rollouts = rollouts_by_group(rows).get(group.id, [])
         return credit_group(rollouts, config.credit, min_siblings=config.sampling.min_siblings)
-    # One group must not stop all: it is told, counted, and its task sampled again.
+    # One group must not stop the others: it is logged, counted, and its task sampled again.
     except Exception as error:
         log.exception("credit not computed", group_id=group.id)
         return Excluded(f"credit could not be computed: {type(error).__name__}: {error}", [])
@@ -130,11 +129,11 @@ async def _write(session: Session, results: list[tuple[PendingGroup, Result]]) -
 
 
 async def _batch(database: Database, notifications: Notifications, count: int, *, recent: bool) -> int | None:
-    """How many groups have credit now; None when there was trouble, which is told and waited out."""
+    """The number of credited groups; None after an error, which is logged and followed by a pause."""
     try:
         credited = await credit_pending(database, count, recent=recent)
-    except AWAY as error:
-        limited_log.warning("store away", cause=cause(error))
+    except StoreAway as error:
+        limited_log.warning("store away", cause=str(error))
         await asyncio.sleep(RETRY_SECONDS)
         return None
     # The loop must live: what was not committed is computed again.
