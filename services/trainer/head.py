@@ -48,11 +48,17 @@ class _SampledLogprobs(torch.autograd.Function):
     def forward(context: Any, hidden_U_H: Tensor, weight_V_H: Tensor, rows_K: Tensor, token_ids_K: Tensor) -> Tensor:
         wide = torch.promote_types(hidden_U_H.dtype, torch.float32)
         normalisers_U = hidden_U_H.new_full((len(hidden_U_H),), -torch.inf, dtype=wide)
+        sampled_K = hidden_U_H.new_zeros(len(rows_K), dtype=wide)
         for rows, tokens in _tiles(len(hidden_U_H), len(weight_V_H)):
             logits_u_v = _product(hidden_U_H[rows], weight_V_H[tokens].to(hidden_U_H.dtype)).to(wide)
             normalisers_U[rows] = torch.logaddexp(normalisers_U[rows], logits_u_v.logsumexp(dim=1))
+            # From the tile that the normaliser saw: another product, rounded otherwise, can exceed it.
+            row_K, token_K = rows_K - rows.start, token_ids_K - tokens.start
+            here_k = ((row_K >= 0) & (rows_K < rows.stop) & (token_K >= 0) & (token_ids_K < tokens.stop)).nonzero()[
+                :, 0
+            ]
+            sampled_K[here_k] = logits_u_v[row_K[here_k], token_K[here_k]]
         context.save_for_backward(hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U)
-        sampled_K = (hidden_U_H[rows_K].to(wide) * weight_V_H[token_ids_K].to(wide)).sum(dim=1)
         return sampled_K - normalisers_U[rows_K]
 
     @staticmethod

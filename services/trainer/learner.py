@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,11 +10,19 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.telemetry import logger
+from leyden.services.trainer.batch import Sample, trained_tokens
 from leyden.services.trainer.checkpoint import CheckpointDamaged, Progress, describe, load_checkpoint
+from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.model import freeze, load_model
-from leyden.services.trainer.step import Learner, make_optimizer
+from leyden.services.trainer.step import Learner, Metrics, gap_metrics, make_optimizer
+
+log = logger()
+
+COMPARED_TOKENS = 512
+"""Rows that are computed with an older version's weights end with the one that reaches so many tokens."""
 
 
 def runs_on_cpu(device: str) -> bool:
@@ -64,6 +73,28 @@ def model_of(learner: Learner) -> PreTrainedModel:
     """The learner's model, without the policy around it."""
     model: PreTrainedModel = learner.accelerator.unwrap_model(learner.policy).model
     return model
+
+
+def compare_at(
+    version: int, weights: Path, samples: Sequence[Sample], config: RunConfig, accelerator: Accelerator
+) -> Metrics:
+    """`gap_metrics` of tokens that an older version sampled, with that version's weights; of some rows, to be quick.
+
+    Empty where the weights are gone or there is no memory for a second model.
+    """
+    rows, size = list[Sample](), 0
+    for sample in samples:
+        if size < COMPARED_TOKENS and (sample.policy_versions[sample.mask] == version).any():
+            rows, size = [*rows, sample], size + len(sample.token_ids)
+    tokens = trained_tokens(rows)
+    try:
+        policy = Policy(_load(weights, config, accelerator.device).requires_grad_(requires_grad=False))
+        plan = plan_batch(rows, tokens, config.training.micro_batch_tokens)
+        logprobs_K = batch_logprobs(policy.to(accelerator.device), plan, len(tokens), accelerator)
+    except (OSError, torch.OutOfMemoryError) as error:
+        log.warning("version not compared with the engine", version=version, cause=str(error))
+        return {}
+    return gap_metrics(logprobs_K, tokens, tokens.policy_versions_K == version)
 
 
 def adopt_weights(learner: Learner, weights: Path) -> float:

@@ -31,4 +31,5 @@ class Settings(ServiceSettings):
     """Pause before a checkpoint is written, so that engines on the same machine load the new weights first. The next
     update of weights and the trainer's end cut it short."""
     gap_patience: int = Field(default=3, ge=1)
-    """Steps in a row whose mean log-probability gap exceeds `training.max_logprob_gap` before the trainer stops."""
+    """Steps in a row, restarts included, that exceed `training.max_logprob_gap` or `training.min_effective_share`: the
+    last is not recorded, and the run fails."""

@@ -18,6 +18,7 @@ from leyden.services.trainer.batch import Sample, TrainedTokens, trained_tokens,
 from leyden.services.trainer.compute import Computed, accumulate_gradients
 from leyden.services.trainer.corrections import effective_sample_share
 from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.losses import LOG_RATIO_LIMIT
 
 Metrics = dict[str, float]
 
@@ -164,9 +165,8 @@ def _batch_metrics(
 
 
 def _token_metrics(tokens: TrainedTokens, computed: Computed, step: int) -> Metrics:
-    """Averages over the computed tokens. `logprob_gap_*` compare trainer and engine at equal versions, in nats."""
+    """Averages over the computed tokens. `logprob_gap_*` compare trainer and engine at the step's own version."""
     mask_K = computed.computed_K
-    gaps_K = np.abs(computed.logprobs_K - tokens.generator_logprobs_K)[mask_K & (tokens.policy_versions_K == step - 1)]
     metrics: Metrics = {
         "computed_tokens": computed.computed_tokens,
         "row_tokens": computed.row_tokens,
@@ -179,9 +179,22 @@ def _token_metrics(tokens: TrainedTokens, computed: Computed, step: int) -> Metr
         # Monte Carlo estimate: the tokens are draws from (nearly) this policy.
         "entropy": -_mean(computed.logprobs_K[mask_K]),
     }
-    if len(gaps_K):
-        metrics |= {"logprob_gap_mean": _mean(gaps_K), "logprob_gap_max": float(gaps_K.max())}
-    return metrics
+    own_K = mask_K & (tokens.policy_versions_K == step - 1)
+    return metrics | gap_metrics(computed.logprobs_K, tokens, own_K)
+
+
+def gap_metrics(logprobs_K: NDArray[np.float64], tokens: TrainedTokens, own_K: NDArray[np.bool_]) -> Metrics:
+    """Compares trainer and engine on the tokens of `own_K`, whose version computed `logprobs_K`; empty without any."""
+    if not own_K.any():
+        return {}
+    differences_K = (logprobs_K - tokens.generator_logprobs_K)[own_K]
+    ratios_K = torch.from_numpy(differences_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return {
+        "logprob_gap_tokens": int(own_K.sum()),
+        "logprob_gap_mean": _mean(np.abs(differences_K)),
+        "logprob_gap_max": float(np.abs(differences_K).max()),
+        "logprob_gap_sample_share": effective_sample_share(ratios_K),
+    }
 
 
 def _mean(values: NDArray[Any]) -> float:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psycopg
 import torch
 from prometheus_client import Counter, Gauge
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import RunConfig, Training
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks, pause
 from leyden.libs.store import training
-from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.trainer.batch import Sample
@@ -34,7 +34,7 @@ from leyden.services.trainer.checkpoint import (
     version_folder,
 )
 from leyden.services.trainer.compute import Interrupted
-from leyden.services.trainer.learner import make_accelerator, model_of
+from leyden.services.trainer.learner import compare_at, make_accelerator, model_of
 from leyden.services.trainer.resume import LearnerLoader, decode_samples
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.settings import Settings
@@ -56,28 +56,26 @@ class PoliciesDisagree(RuntimeError):
     """Trainer and engine compute different log-probabilities for the same weights: training on would be off-policy."""
 
 
-@dataclass
-class LogprobGapMonitor:
-    """Counts the steps in a row whose mean |trainer - engine| log-probability is above `limit`, in nats."""
+def require_agreement(steps: Sequence[Metrics], limits: Training, patience: int) -> None:
+    """Refuses the first of `steps` if it and the steps before it, newest first, all show that the policies disagree.
 
-    limit: float
-    patience: int
-    exceeded: int = field(default=0, init=False)
+    Args:   steps: those that compared trainer and engine; patience: how many of them must disagree
+    Raises: PoliciesDisagree
+    """
+    if len(steps) < patience or not all(_disagrees(metrics, limits) for metrics in steps[:patience]):
+        return
+    gap, share = steps[0].get("logprob_gap_mean", math.nan), steps[0]["logprob_gap_sample_share"]
+    raise PoliciesDisagree(
+        f"log-probabilities of trainer and engine differ by {gap:.4f} on average (training.max_logprob_gap is"
+        f" {limits.max_logprob_gap}), with an effective sample size of {share:.0%} (training.min_effective_share is"
+        f" {limits.min_effective_share:.0%}), in {patience} steps in a row: check that the engine serves the exported"
+        " weights at the same precision"
+    )
 
-    def check(self, gap: float | None) -> None:
-        """Counts a step's mean gap. None changes nothing: no token was sampled at the step's own version.
 
-        Raises: PoliciesDisagree: the gap was above `limit` for `patience` steps in a row.
-        """
-        if gap is None:
-            return
-        self.exceeded = self.exceeded + 1 if gap > self.limit else 0
-        if self.exceeded >= self.patience:
-            raise PoliciesDisagree(
-                f"log-probabilities of trainer and engine differ by {gap:.4f} on average, above {self.limit} for"
-                f" {self.exceeded} steps: check that the engine serves the exported weights at the same precision,"
-                " or raise training.max_logprob_gap"
-            )
+def _disagrees(metrics: Metrics, limits: Training) -> bool:
+    gap, share = metrics.get("logprob_gap_mean", 0.0), metrics["logprob_gap_sample_share"]
+    return gap > limits.max_logprob_gap or share < limits.min_effective_share
 
 
 @dataclass(frozen=True)
@@ -97,11 +95,15 @@ class Selection:
         return bool(self.trained or self.zero_variance)
 
 
-def select_groups(ready: Sequence[training.ReadyGroup], *, step: int, groups_per_step: int, max_lag: int) -> Selection:
+def select_groups(
+    ready: Sequence[training.ReadyGroup], *, step: int, groups_per_step: int, max_lag: int, every_group: bool = False
+) -> Selection:
     """Sorts the ready groups by verdict for step `step` (from 1), which improves version step - 1.
 
     A group is stale if its oldest token was sampled more than `max_lag` versions before that. With a lag of 1, step 3
     trains tokens of versions 1 and 2 and refuses version 0.
+
+    Args: every_group: trains groups without variance too, since a penalty moves them
     """
     stale = [
         group.group_id
@@ -111,8 +113,8 @@ def select_groups(ready: Sequence[training.ReadyGroup], *, step: int, groups_per
     fresh = [group for group in ready if group.group_id not in set(stale)][:groups_per_step]
     if len(fresh) < groups_per_step:
         fresh = []
-    trained = [group.group_id for group in fresh if group.has_variance]
-    zero_variance = [group.group_id for group in fresh if not group.has_variance]
+    trained = [group.group_id for group in fresh if group.has_variance or every_group]
+    zero_variance = [group.group_id for group in fresh if group.group_id not in trained]
     return Selection(stale, trained, zero_variance)
 
 
@@ -152,10 +154,10 @@ async def _train_once(
     except Interrupted:
         log.info("step given up")
         return True
-    except (*AWAY, psycopg.OperationalError, LockLost) as error:
+    except (StoreAway, OSError, LockLost) as error:
         if isinstance(error, OSError) and not _passes(error):
             raise
-        limited_log.warning("going back to the last step", cause=cause(error))
+        limited_log.warning("going back to the last step", cause=str(error))
         await lock.release()
         return False
 
@@ -224,7 +226,6 @@ class Trainer:
     learner: Learner
 
     def __post_init__(self) -> None:
-        self.gap_monitor = LogprobGapMonitor(self.config.training.max_logprob_gap, self.settings.gap_patience)
         self.saver = Saver(self.settings, self.config.training.keep_checkpoints, self.database, self.lock)
         self._check_lock = lock_check(self.lock)
 
@@ -259,6 +260,7 @@ class Trainer:
             step=self.learner.step + 1,
             groups_per_step=sampling.groups_per_step,
             max_lag=sampling.max_policy_lag,
+            every_group=self.config.algorithm.kl_coefficient > 0,
         )
         if selection.stale:
             async with self.database.session() as session:
@@ -276,8 +278,11 @@ class Trainer:
         samples, zero_variance = decode_samples(rows, set(selection.trained))
         loaded = time.perf_counter()
         metrics, export = await asyncio.to_thread(self._learn, samples, zero_variance, stop.is_set)
+        if "logprob_gap_tokens" not in metrics:
+            metrics |= await self._compare_older(samples, metrics)
         metrics = {**metrics, "load_seconds": loaded - started, "step_seconds": time.perf_counter() - started}
 
+        await self._check_gap(metrics)
         await self.lock.check()
         number = self.learner.step
         checkpoint = checkpoint_folder(self.settings.folder, self.settings.run_id, number)
@@ -301,7 +306,32 @@ class Trainer:
         state = optimizer_state(self.learner.optimizer)
         self.saver.save(state, Progress(self.settings.run_id, number, export.content_sha256))
         self._report(metrics, selection)
-        self.gap_monitor.check(metrics.get("logprob_gap_mean"))
+
+    async def _compare_older(self, samples: Sequence[Sample], metrics: Metrics) -> Metrics:
+        """Compares trainer and engine at the newest version of a step's tokens that are all older than its own.
+
+        If that cannot be done, `logprob_gap_tokens` is 0 and the effective sample size stands for the comparison.
+        """
+        versions = [int(sample.policy_versions[sample.mask].max()) for sample in samples if sample.mask.any()]
+        if not versions:
+            return {}
+        async with self.database.read() as session:
+            version = await training.read_version(session, self.settings.run_id, max(versions))
+        if version is not None:
+            where = version.version, Path(version.path)
+            found = await asyncio.to_thread(compare_at, *where, samples, self.config, self.learner.accelerator)
+            if found:
+                return found
+        return {"logprob_gap_tokens": 0, "logprob_gap_sample_share": metrics["effective_sample_share"]}
+
+    async def _check_gap(self, metrics: Metrics) -> None:
+        """Counts over the recorded steps, so that a restart forgives nothing. Raises: PoliciesDisagree"""
+        if "logprob_gap_tokens" not in metrics:
+            return
+        patience = self.settings.gap_patience
+        async with self.database.read() as session:
+            before = await training.compared_steps(session, self.settings.run_id, patience - 1)
+        require_agreement([metrics, *before], self.config.training, patience)
 
     def _learn(
         self, samples: Sequence[Sample], zero_variance: Sequence[Sample], interrupted: Callable[[], bool]
