@@ -40,7 +40,8 @@ async def execute(lease: Lease, context: RunnerContext) -> Outcome:
         ended = await context.backends[lease.runner.type].run(attempt_spec(lease, context))
     except BackendError as error:
         return Outcome(OutcomeKind.INFRA_ERROR, detail=str(error))
-    return await attribute_failure(outcome_of(ended), started, context.endpoints)
+    outcome = outcome_of(ended, stdout_reward=lease.runner.stdout_reward)
+    return await attribute_failure(outcome, started, context.endpoints)
 
 
 async def attribute_failure(outcome: Outcome, started: float, endpoints: EndpointMonitor) -> Outcome:
@@ -58,7 +59,13 @@ async def attribute_failure(outcome: Outcome, started: float, endpoints: Endpoin
 def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
     """The attempt as a backend executes it."""
     settings = context.settings
-    endpoints = Endpoints(settings.gateway_url, settings.collector_url, _key(lease, context), lease.runner.grant_reward)
+    endpoints = Endpoints(
+        settings.gateway_url,
+        settings.collector_url,
+        _key(lease, context),
+        lease.runner.grant_reward,
+        settings.collector_grpc_url,
+    )
     return AttemptSpec(
         name=f"{lease.rollout_id}.{lease.attempt}",
         command=lease.agent.command,

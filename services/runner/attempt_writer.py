@@ -10,8 +10,7 @@ from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.calls import StoreAway
-from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.database import Database
 from leyden.libs.store.group_commit import GroupCommit
 
 MAX_ENTRIES = 64
@@ -61,13 +60,10 @@ class AttemptWriter:
         """One transaction. An attempt that stands in it twice starts before it ends."""
         started = [entry.lease for entry in entries if entry.outcome is None]
         ended = [(entry.lease, entry.outcome) for entry in entries if entry.outcome is not None]
-        try:
-            async with self._database.session() as session:
-                if started and ended:
-                    await leases.lock_all(session, [entry.lease for entry in entries])
-                valid = await leases.start_all(session, started) | await leases.settle_all(session, ended)
-        except AWAY as error:
-            raise StoreAway(cause(error)) from error
+        async with self._database.session() as session:
+            if started and ended:
+                await leases.lock_all(session, [entry.lease for entry in entries])
+            valid = await leases.start_all(session, started) | await leases.settle_all(session, ended)
         for entry in entries:
             entry.valid = entry.lease.lease_id in valid
         if ended:

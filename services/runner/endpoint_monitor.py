@@ -1,10 +1,10 @@
 """Checks whether gateway, collector and store answer, so that their absence never counts as an agent's failure.
 
 A listening socket accepts connections even while no process serves it. So a check sends a request, which only a
-process answers, over a connection that it keeps: a process that dies cuts it, which the monitor notices at once.
+process answers, over a connection that stays open: a process that dies cuts it, which the monitor notices at once.
 
 The store is checked because gateway and collector hold requests while it is away, and then refuse them: such a refusal
-leaves no record that would tell whose failure it was. They hold for longer than a check takes.
+leaves no record of whose failure it was. They hold for longer than a check takes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 
-from leyden.libs.store.database import AWAY, cause
+from leyden.libs.store.database import StoreAway
 from leyden.libs.telemetry import RateLimitedLogger, logger
 
 log = logger()
@@ -67,7 +67,7 @@ class _Endpoint:
             with suppress(OSError, TimeoutError, EOFError):
                 async with self._answering() as streams:
                     if was_down:
-                        # Until now, for attempts that began meanwhile.
+                        # Until now, for attempts that started meanwhile.
                         self._mark_down()
                     while not await _cut(streams[0]):
                         await _ask(*streams, self.name)
@@ -119,10 +119,10 @@ class _Store:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 await self._ping()
-        except AWAY as error:
-            # After the question, and so for attempts that began while it was asked.
+        except (StoreAway, TimeoutError) as error:
+            # After the question, and so for attempts that started while it was asked.
             self.last_down = time.monotonic()
-            limited_log.warning("store away", cause=cause(error))
+            limited_log.warning("store away", cause=str(error))
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:

@@ -1,8 +1,8 @@
 """The environment of an agent: its identity, its endpoints, its key and its task, and nothing of the platform's own.
 
 The names are those that agent frameworks read: the OpenAI and Anthropic clients, the OpenTelemetry SDKs, and the
-switches that turn on a framework's own spans or turn off its calls home. A backend adds the variables that depend on
-the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
+switches that turn on a framework's own spans or turn off its calls home, which a run may set otherwise. A backend adds
+the variables that depend on the place: PATH, HOME, TMPDIR and LEYDEN_TASK_FILE.
 """
 
 from __future__ import annotations
@@ -15,12 +15,18 @@ from leyden.libs.queue.leases import Lease
 MAX_TASK_BYTES = 96 * 1024
 """A longer task is in `LEYDEN_TASK_FILE` alone: Linux bounds one environment string at 128 KiB."""
 
+PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+
 _SWITCHES = {
     "OTEL_SERVICE_NAME": "agent",
     "OTEL_TRACES_EXPORTER": "otlp",
     "OTEL_LOGS_EXPORTER": "otlp",
     "OTEL_METRICS_EXPORTER": "none",
-    "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
+    # By signal, too: an SDK may have another default for one.
+    PROTOCOL: "http/protobuf",
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_LOGS_PROTOCOL": "http/protobuf",
+    "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf",
     "OTEL_BSP_SCHEDULE_DELAY": "200",
     "OTEL_SEMCONV_STABILITY_OPT_IN": "gen_ai_latest_experimental",
     "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT": "SPAN_ONLY",
@@ -30,10 +36,12 @@ _SWITCHES = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "CLAUDE_CODE_ENABLE_TELEMETRY": "1",
     "CLAUDE_CODE_ENHANCED_TELEMETRY_BETA": "1",
+    # It posts them, with the attempt's key, to OpenAI and nowhere else.
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
     "LANGSMITH_TRACING": "true",
     "LANGSMITH_OTEL_ENABLED": "true",
     "LANGSMITH_OTEL_ONLY": "true",
-    # LangSmith's client wants one; with OTEL_ONLY it sends it nowhere.
+    # Its client wants one.
     "LANGSMITH_API_KEY": "unused",
 }
 
@@ -46,6 +54,7 @@ class Endpoints:
     collector_url: str
     key: str
     grant_reward: bool
+    grpc_url: str | None = None
 
 
 def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
@@ -59,6 +68,9 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     block = {
         "LANG": "C.UTF-8",
         **_SWITCHES,
+        # LangSmith's clients post prompts to their cloud where OpenTelemetry is not installed, and in JavaScript
+        # always. This address takes nothing.
+        "LANGSMITH_ENDPOINT": f"{endpoints.collector_url}{path}/langsmith",
         **lease.agent.environment,
         "OPENAI_BASE_URL": f"{model}/v1",
         "OPENAI_API_BASE": f"{model}/v1",
@@ -71,6 +83,10 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         "LEYDEN_ROLLOUT_ID": lease.rollout_id,
         "LEYDEN_ATTEMPT": str(lease.attempt),
     }
+    if endpoints.grpc_url is not None and lease.agent.environment.get(PROTOCOL) == "grpc":
+        # A gRPC target has no path; the key names the attempt.
+        block |= {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoints.grpc_url}
+        block |= {f"OTEL_EXPORTER_OTLP_{signal}_PROTOCOL": "grpc" for signal in ("TRACES", "LOGS", "METRICS")}
     # NUL cannot stand in an environment; JSON escapes it, so the text never holds one.
     text = json.dumps(lease.task, ensure_ascii=False)
     if len(text.encode()) <= MAX_TASK_BYTES:
@@ -87,5 +103,6 @@ def secrets_block(endpoints: Endpoints) -> dict[str, str]:
     return {
         "OPENAI_API_KEY": endpoints.key,
         "ANTHROPIC_API_KEY": endpoints.key,
-        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{endpoints.key}",
+        # Not `authorization=Bearer%20…`: LangSmith's client does not decode it.
+        "OTEL_EXPORTER_OTLP_HEADERS": f"x-api-key={endpoints.key}",
     }

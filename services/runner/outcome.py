@@ -19,12 +19,14 @@ class BrokenReward(Exception):
     """The agent printed a reward that is no number of a usable size."""
 
 
-def outcome_of(ended: Exit) -> Outcome:
+def outcome_of(ended: Exit, *, stdout_reward: bool = True) -> Outcome:
     """The outcome of an attempt whose agent ran.
 
     A failure of the platform is `infra_error`: it is retried and never trained. A timeout is `timeout`, whatever the
     agent printed. Any other exit code than 0, and a reward that is no finite number, are `agent_error`. An exit with 0
     and no reward line is `succeeded` with no reward: the controller looks for one posted to the collector or the API.
+
+    Args: stdout_reward: False takes facts alone from stdout
     """
     kind, detail = _kind_of(ended)
     reward: float | None = None
@@ -35,7 +37,7 @@ def outcome_of(ended: Exit) -> Outcome:
             reward, facts = last_reward(stdout)
         except BrokenReward as error:
             kind, detail = OutcomeKind.AGENT_ERROR, str(error)
-    return Outcome(kind, reward, facts, ended.exit_code, detail, stdout, stderr)
+    return Outcome(kind, reward if stdout_reward else None, facts, ended.exit_code, detail, stdout, stderr)
 
 
 def _kind_of(ended: Exit) -> tuple[OutcomeKind, str | None]:
@@ -45,7 +47,7 @@ def _kind_of(ended: Exit) -> tuple[OutcomeKind, str | None]:
     if ended.timed_out:
         return OutcomeKind.TIMEOUT, f"stopped after {ended.seconds:.1f} s"
     if ended.limit_exceeded is not None:
-        return OutcomeKind.AGENT_ERROR, f"the agent went on after its limit of {ended.limit_exceeded}"
+        return OutcomeKind.AGENT_ERROR, ended.limit_exceeded
     if ended.exit_code is not None and ended.exit_code < 0:
         return OutcomeKind.AGENT_ERROR, f"the agent was ended by signal {-ended.exit_code}"
     if ended.exit_code != 0:

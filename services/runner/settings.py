@@ -20,16 +20,24 @@ class Settings(ServiceSettings):
     model_config = SettingsConfigDict(env_prefix="RUNNER_")
 
     gateway_url: HttpAddress = "http://127.0.0.1:8100"
-    """Where agents find the gateway, as an agent's machine sees it; no trailing slash."""
+    """The gateway's address as agents see it; no trailing slash."""
     collector_url: HttpAddress = "http://127.0.0.1:8101"
-    """Where agents find the collector."""
+    """The collector's address as agents see it."""
+    collector_grpc_url: HttpAddress | None = None
+    """The collector's gRPC address (COLLECTOR_GRPC_PORT), for agents of runs that set OTEL_EXPORTER_OTLP_PROTOCOL to
+    `grpc`."""
     concurrency: int = Field(default=32, ge=1, le=4096)
     """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""
     work_folder: Path = Field(default_factory=lambda: open_work_folder())
-    """Parent of the attempts' fresh folders; the next start removes those that a killed runner left. Where agents' own
-    users cannot pass to it, a folder in /var/tmp takes its place."""
+    """Parent of the attempts' fresh folders; the next start removes those that a killed runner left. If agents' own
+    users cannot pass to it, the runner uses a folder in /var/tmp instead."""
     hidden_paths: tuple[Path, ...] = ()
     """Folders that agents may not open: the platform's own. As JSON: `["/var/lib/leyden"]`."""
+    agent_roots: tuple[Path, ...] = ()
+    """Folders below which a run's `agent.directory` may lie; none by default, because the runner, perhaps root, copies
+    it for agents. As JSON: `["/srv/agents"]`. `leyden up` allows the folder in which it was started."""
+    max_directory_bytes: int = Field(default=2**30, ge=2**12)
+    """The files of an `agent.directory` in sum; each file or folder counts 4 KiB at least."""
     agent_path: str = Field(default=os.defpath, validation_alias=AliasChoices("RUNNER_AGENT_PATH", "PATH"))
     """PATH of agents; the runner's own by default."""
     python: str = sys.executable
@@ -48,7 +56,7 @@ class Settings(ServiceSettings):
     max_file_bytes: int | None = Field(default=16 * 2**30, ge=2**20)
     """RLIMIT_FSIZE of agents: the longest file one may write."""
     grace_seconds: float = Field(default=5.0, ge=0)
-    """Between SIGTERM at an attempt's timeout and SIGKILL of its whole tree."""
+    """Between SIGTERM at an attempt's timeout and SIGKILL of its process tree."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """A lease not renewed for this long is lost; renewals happen three times as often."""
     poll_seconds: float = Field(default=2.0, gt=0)
@@ -66,6 +74,6 @@ def open_work_folder() -> Path:
 
     Preferably not in /tmp: agents write there, and Landlock closes the folders directly above a hidden one.
     """
-    lasting = Path("/var/tmp")  # noqa: S108  # `Folders` takes only a folder that nobody else may write to
+    lasting = Path("/var/tmp")  # noqa: S108  # `Workspaces` refuses a folder that others may write to
     parent = lasting if os.access(lasting, os.W_OK) else Path(tempfile.gettempdir())
     return parent / f"leyden-attempts-{os.getuid()}"

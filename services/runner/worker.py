@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Sequence
 
 from prometheus_client import Counter, Gauge, Histogram
-from sqlalchemy.exc import SQLAlchemyError
 
 from leyden.libs.capability import KeyRing
 from leyden.libs.contracts.states import OutcomeKind
@@ -21,9 +20,7 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.service import Checks, pause
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.calls import StoreAway
-from leyden.libs.store.database import Database, cause
-from leyden.libs.store.group_commit import Refused
+from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
 from leyden.services.runner.attempt import RunnerContext, execute
@@ -109,7 +106,7 @@ class Runner:
             if deliveries:
                 fault_point("runner.delivered")
             elif time.monotonic() >= self._store_poll_at:
-                # Now and then when nothing is delivered: a full Redis takes no messages, silently.
+                # Now and then when nothing is delivered: a full Redis drops messages silently.
                 self._store_poll_at = time.monotonic() + self._settings.store_poll_seconds
                 # The controller says when a rollout that has just failed is due again.
                 await self._lease_from_store(room, rest_seconds=LONGEST_RETRY_SECONDS)
@@ -119,9 +116,9 @@ class Runner:
             limited_log.warning("task queue away, asking the store", cause=str(error))
             await self._lease_from_store(room, rest_seconds=0.0)
             await pause(stop, self._settings.poll_seconds)
-        except SQLAlchemyError as error:
+        except (StoreAway, Refused) as error:
             # Not acknowledged: delivered again.
-            limited_log.warning("nothing leased", cause=cause(error))
+            limited_log.warning("nothing leased", cause=str(error))
             await pause(stop, self._settings.poll_seconds)
 
     async def _lease_from_store(self, room: int, *, rest_seconds: float) -> None:
@@ -129,8 +126,8 @@ class Runner:
             async with self._database.read() as session:
                 waiting = await leases.deliverable_rollouts(session, limit=room, rest_seconds=rest_seconds)
             await self._lease(waiting)
-        except SQLAlchemyError as error:
-            limited_log.warning("nothing leased", cause=cause(error))
+        except (StoreAway, Refused) as error:
+            limited_log.warning("nothing leased", cause=str(error))
 
     async def _lease(self, rollout_ids: Sequence[str]) -> None:
         async with self._database.session() as session:
@@ -218,8 +215,8 @@ class Runner:
                 async with self._database.session() as session:
                     valid = await leases.heartbeat_all(session, asked, self._settings.lease_seconds)
                 renewed = time.monotonic()
-            except SQLAlchemyError as error:
-                limited_log.warning("leases not renewed", cause=cause(error))
+            except (StoreAway, Refused) as error:
+                limited_log.warning("leases not renewed", cause=str(error))
             if valid is None and time.monotonic() - renewed > self._settings.lease_seconds:
                 # Another runner may have them by now.
                 valid = set()

@@ -38,8 +38,8 @@ class Exit:
     """The end of an agent that ran.
 
     Args: exit_code: negative for a signal; stdout, stderr: the last `output_bytes` of each; timed_out: the backend
-        stopped the agent after `timeout_seconds`; limit_exceeded: the limit that the agent ignored;
-        platform_failure: the reason why the platform or its machine, and not the agent, caused this end.
+        stopped the agent after `timeout_seconds`; limit_exceeded: says which limit the agent
+        exceeded; platform_failure: the reason why the platform or its machine, and not the agent, caused this end.
     """
 
     exit_code: int | None

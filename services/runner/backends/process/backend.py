@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
 from leyden.services.runner.backends.process import supervisor
 from leyden.services.runner.backends.process.sandbox import SIGNAL_LANDLOCK, USABLE_LANDLOCK, landlock_abi
 from leyden.services.runner.backends.process.users import REMEDIES, SandboxUser, closed_to, sandbox_users
-from leyden.services.runner.backends.process.workspace import Workspace, Workspaces, remove_tree
+from leyden.services.runner.backends.process.workspace import AgentFolder, Workspace, Workspaces, remove_tree
 from leyden.services.runner.settings import Settings, open_work_folder
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _BACKENDS = str(Path(supervisor.__file__).resolve().parents[1])
 class ProcessBackend:
     """The attempts of one runner on this machine.
 
-    Args: owner: the runner's name, of which the folder of its workspaces is made.
+    Args: owner: the name of the runner and of its folder of workspaces.
     Raises: Misconfigured: a setting cannot be followed here
     """
 
@@ -59,7 +60,7 @@ class ProcessBackend:
         self._landlock = landlock_abi()
         if self._landlock < USABLE_LANDLOCK:
             log.warning(
-                "this kernel has no usable Landlock (5.19 or later): agents can look into processes of their own user",
+                "this kernel has no usable Landlock (5.19 or later): agents can inspect processes of their own user",
                 own_users=self._users.first is not None,
             )
         self._supervisors = Supervisors()
@@ -90,7 +91,7 @@ class ProcessBackend:
             )
 
     async def run(self, spec: AttemptSpec) -> Exit:
-        """Runs the agent to its end. Cancelling kills its whole tree and waits until it is dead.
+        """Runs the agent to its end. Cancelling kills its process tree and waits until it is dead.
 
         Raises: BackendError: no workspace, no user, no start, or a lost supervisor
         """
@@ -101,8 +102,16 @@ class ProcessBackend:
             raise BackendError(str(error)) from error
 
     async def _run_as(self, user: SandboxUser, spec: AttemptSpec) -> Exit:
+        stop = threading.Event()
+        making = asyncio.ensure_future(asyncio.to_thread(self._make_workspace, spec, user, stop))
         try:
-            workspace = await asyncio.to_thread(self._make_workspace, spec, user)
+            workspace = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            stop.set()
+            await asyncio.wait([making])
+            if making.exception() is None:
+                await asyncio.shield(asyncio.to_thread(remove_tree, making.result().root))
+            raise
         except OSError as error:
             raise BackendError(f"the working folder could not be made: {error}") from error
         try:
@@ -117,12 +126,28 @@ class ProcessBackend:
         """Removes the folder of this runner's workspaces."""
         await asyncio.to_thread(self._workspaces.close)
 
-    def _make_workspace(self, spec: AttemptSpec, user: SandboxUser) -> Workspace:
-        if spec.directory is not None:
-            folder = Path(spec.directory).resolve()
-            if any(folder.is_relative_to(path) or Path(path).is_relative_to(folder) for path in self._hidden):
-                raise PermissionError(f"{folder} belongs to the platform: keep the agent's files in another folder")
-        return self._workspaces.make(spec.name, spec.task, spec.directory, user.uid)
+    def _make_workspace(self, spec: AttemptSpec, user: SandboxUser, stop: threading.Event) -> Workspace:
+        if spec.directory is None:
+            return self._workspaces.make(spec.name, spec.task, None, user.uid)
+        # Opened before the check of its path, so that nobody can exchange it in between.
+        descriptor = os.open(spec.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
+        try:
+            self._check_directory(Path(f"/proc/self/fd/{descriptor}").readlink())
+            folder = AgentFolder(descriptor, self._settings.max_directory_bytes, stop)
+            return self._workspaces.make(spec.name, spec.task, folder, user.uid)
+        finally:
+            os.close(descriptor)
+
+    def _check_directory(self, folder: Path) -> None:
+        """Raises: PermissionError: the runner, perhaps root, may not copy this folder for an agent"""
+        if any(folder.is_relative_to(path) or Path(path).is_relative_to(folder) for path in self._hidden):
+            raise PermissionError(f"{folder} belongs to the platform: keep the agent's files in another folder")
+        if not any(folder.is_relative_to(os.path.realpath(root)) for root in self._settings.agent_roots):
+            roots = ", ".join(map(str, self._settings.agent_roots)) or "none"
+            raise PermissionError(
+                f"agent.directory {folder} lies in no folder of RUNNER_AGENT_ROOTS ({roots}): move it there, or ask "
+                "the operator to add its parent (`leyden up` allows the folder in which it was started)"
+            )
 
     def _orders(self, spec: AttemptSpec, workspace: Workspace, user: SandboxUser) -> Orders:
         first, *rest = spec.command
@@ -136,6 +161,7 @@ class ProcessBackend:
             "timeout_seconds": spec.limits.timeout_seconds,
             "grace_seconds": self._settings.grace_seconds,
             "output_bytes": spec.limits.output_bytes,
+            "memory_bytes": spec.limits.memory_bytes,
             "limits": self._limits(spec.limits, user),
             "sandbox": self._sandbox(workspace, user),
         }
@@ -165,7 +191,6 @@ class ProcessBackend:
         cpu = limits.cpu_seconds
         bounds = [
             (resource.RLIMIT_CORE, 0, 0),
-            (resource.RLIMIT_AS, limits.memory_bytes, limits.memory_bytes),
             # SIGXCPU at the first, SIGKILL at the second.
             (resource.RLIMIT_CPU, cpu, cpu and cpu + 5),
             (resource.RLIMIT_NOFILE, self._settings.max_open_files, self._settings.max_open_files),
@@ -201,18 +226,24 @@ def exit_of(report: Report, *, contained: bool) -> Exit:
         stderr=report["stderr"],
         seconds=report["seconds"],
         timed_out=report["timed_out"],
-        limit_exceeded="CPU time" if report["cpu_exceeded"] else None,
+        limit_exceeded=_limit_exceeded(report),
         platform_failure=_platform_failure(report, contained=contained),
     )
+
+
+def _limit_exceeded(report: Report) -> str | None:
+    if report["memory_bytes"] is not None:
+        return f"the agent used more memory than allowed (runner.memory_bytes): {report['memory_bytes'] >> 20} MiB"
+    return "the agent went on after its limit of CPU time" if report["cpu_exceeded"] else None
 
 
 def _platform_failure(report: Report, *, contained: bool) -> str | None:
     """Attributes a SIGKILL that the supervisor did not send.
 
     The kernel sent it while memory was short: ours. An agent that no other can signal, while memory was not short, sent
-    it itself: its own, since it could otherwise throw away tries that go badly. Nobody can tell: ours.
+    it itself: its own, since it could otherwise throw away tries that go badly. The sender is unknown: ours.
     """
-    if report["timed_out"] or report["cpu_exceeded"]:
+    if report["timed_out"] or _limit_exceeded(report) is not None:
         return None
     if report["exit_code"] in {-signal.SIGKILL, SHELL_SIGKILL} and report["lacked_memory"]:
         return "ended by a SIGKILL while the kernel ended processes for want of memory"
@@ -228,7 +259,7 @@ class Supervisors:
         self._pids: set[int] = set()
 
     async def run(self, orders: Orders, lock: int | None = None) -> Report:
-        """Runs one agent to its end. Cancelling kills its whole tree and waits until it is dead.
+        """Runs one agent to its end. Cancelling kills its process tree and waits until it is dead.
 
         Args: lock: a descriptor that the supervisor holds open as long as anything of the agent lives.
         Raises: BackendError: the supervisor died; its agent has been killed

@@ -43,7 +43,7 @@ SCOPE_ABSTRACT_UNIX_SOCKET, SCOPE_SIGNAL = 1, 2
 USABLE_LANDLOCK = 2
 """The first version would refuse every rename from one folder to another."""
 SIGNAL_LANDLOCK = 6
-"""The first version that keeps signals within a sandbox."""
+"""The first version that confines signals to a sandbox."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -133,7 +133,7 @@ def _siblings(folder: str, hidden: list[str]) -> list[str]:
             # A rule on the target, not one on the link, decides whether the link leads anywhere.
             below |= {entry.name for entry in entries if not entry.is_symlink()}
     except PermissionError:
-        # This user may pass the folder and not list it: the way to the hidden folder is known all the same.
+        # This user may pass the folder and not list it: the hidden path itself names the way.
         pass
     return [path for name in sorted(below) for path in _siblings(start + name, hidden)]
 

@@ -1,10 +1,10 @@
 """One process per attempt that starts the agent, bounds it, and leaves nothing of it behind.
 
-The runner starts it with `python -I -S`, so it imports the standard library alone, and of that only what loads fast.
+The runner starts it with `python -I -S`, so it imports the standard library alone, and only the modules that load fast.
 It reads its orders from stdin and writes one report to stdout, both as `marshal`. Stdout is a socket whose other end
 only the runner holds: the stream from there ends when the runner dies, even by SIGKILL, or cancels the attempt.
-Beside its orders the supervisor gets perhaps the descriptor of a lock, which it only holds open: it tells other runners
-that this attempt's user still has processes. The supervisor is a subreaper: children that daemonise or open a session
+With its orders comes perhaps the descriptor of a lock, which the supervisor holds open: other runners see by it that
+this attempt's user still has processes. The supervisor is a subreaper: children that daemonise or open a session
 of their own become its children and die with the attempt.
 """
 # pathlib costs more start-up time than everything else here:
@@ -36,7 +36,8 @@ if sandbox.TYPE_CHECKING:
         """One execution of an agent.
 
         `environment` is complete: the agent inherits nothing. `output_bytes` bounds what stays of stdout and of stderr.
-        `limits` are the arguments of `setrlimit`: number, soft, hard.
+        `memory_bytes` bounds the resident memory of all its processes. `limits` are the arguments of `setrlimit`:
+        number, soft, hard.
         """
 
         command: list[str]
@@ -45,6 +46,7 @@ if sandbox.TYPE_CHECKING:
         timeout_seconds: float
         grace_seconds: float
         output_bytes: int
+        memory_bytes: int | None
         limits: list[tuple[int, int, int]]
         sandbox: Sandbox
 
@@ -52,8 +54,9 @@ if sandbox.TYPE_CHECKING:
         """The end of an agent.
 
         `exit_code` is negative for a signal. `start_error` says why the agent never started. `all_dead` is false where
-        a process outlived SIGKILL, asleep in the kernel. `cpu_exceeded`: the agent ignored SIGXCPU, and the kernel sent
-        SIGKILL. `lacked_memory`: the kernel ended processes for want of memory meanwhile; None where it does not tell.
+        a process outlived SIGKILL, asleep in the kernel. `memory_bytes`: the supervisor killed an agent that used so
+        much, more than it may. `cpu_exceeded`: the agent ignored SIGXCPU, and the kernel sent SIGKILL. `lacked_memory`:
+        the kernel ended processes for want of memory meanwhile; None if it does not count.
         """
 
         exit_code: int | None
@@ -63,6 +66,7 @@ if sandbox.TYPE_CHECKING:
         stdout: bytes
         stderr: bytes
         seconds: float
+        memory_bytes: int | None
         cpu_exceeded: bool
         lacked_memory: bool | None
 
@@ -70,12 +74,14 @@ if sandbox.TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
-# The module `signal` builds enums, which takes longer than all else here.
+# The module `signal` builds enums, which costs more than all else here.
 SIG_DFL, SIGKILL, SIGTERM, SIGPIPE = 0, 9, 15, 13
 STDOUT = 1
 CHUNK_BYTES = 1 << 16
 DRAIN_CHUNKS = 64
 KILL_SECONDS = 10.0
+MEMORY_POLL_SECONDS = 0.5
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 _libc = ctypes.CDLL(None)
 
@@ -109,6 +115,46 @@ def descendants(ancestor: int) -> list[int]:
     return found
 
 
+def children(pid: int) -> list[int]:
+    """The living children of a process, without a look at all others."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += map(int, file.read().split())
+    except OSError:
+        # The process has ended.
+        pass
+    return found
+
+
+def memory_of_descendants(limit: int) -> int:
+    """Bytes of resident memory; where that exceeds the limit, pages that processes share count once."""
+    pids = children(os.getpid())
+    for pid in pids:
+        pids += children(pid)
+    size = sum(map(resident_bytes, pids))
+    return size if size <= limit else sum(map(proportional_bytes, pids))
+
+
+def resident_bytes(pid: int) -> int:
+    """Bytes of a process in memory; 0 once it has ended."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1]) * PAGE_BYTES
+    except (OSError, IndexError):
+        return 0
+
+
+def proportional_bytes(pid: int) -> int:
+    """The same, with each shared page divided among its processes."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
+    except (OSError, StopIteration):
+        return resident_bytes(pid)
+
+
 def signal_all(pids: list[int], number: int) -> None:
     """Sends a signal to each process that still exists."""
     for pid in pids:
@@ -119,7 +165,7 @@ def signal_all(pids: list[int], number: int) -> None:
 
 
 def oom_kills() -> int | None:
-    """The number of processes of this machine that the kernel ended for want of memory; None where it does not tell."""
+    """The number of processes of this machine that the kernel ended for want of memory; None if it does not count."""
     try:
         with open("/proc/vmstat", "rb") as counts:
             return next((int(line.split()[1]) for line in counts if line.startswith(b"oom_kill ")), None)
@@ -136,6 +182,7 @@ class Agent:
         failure, report = os.pipe()
         self.exit_code: int | None = None
         self.cpu_seconds = 0.0
+        self.exceeded_bytes: int | None = None
         self._uid = orders["sandbox"]["uid"]
         supervisor = os.getpid()
         self.pid = os.fork()
@@ -223,7 +270,7 @@ def _prefer_for_oom_kill() -> None:
 
 
 def watch(agent: Agent, orders: Orders, tails: dict[int, bytearray]) -> bool:
-    """Drains output until the agent ends, the time is over, or the runner died or cancelled.
+    """Drains output until the agent ends, time or memory is over, or the runner died or cancelled.
 
     Returns: whether the agent ran into its timeout
     """
@@ -232,9 +279,12 @@ def watch(agent: Agent, orders: Orders, tails: dict[int, bytearray]) -> bool:
     for descriptor in (STDOUT, ended, *tails):
         poll.register(descriptor, select.POLLIN)
     timed_out = False
+    limit = orders["memory_bytes"] or sys.maxsize
     deadline = time.monotonic() + orders["timeout_seconds"]
+    next_poll = time.monotonic() + MEMORY_POLL_SECONDS
     while True:
-        remaining = deadline - time.monotonic()
+        now = time.monotonic()
+        remaining = deadline - now
         if remaining <= 0 and timed_out:
             return True
         if remaining <= 0:
@@ -242,7 +292,12 @@ def watch(agent: Agent, orders: Orders, tails: dict[int, bytearray]) -> bool:
             deadline = time.monotonic() + orders["grace_seconds"]
             signal_all(descendants(os.getpid()), SIGTERM)
             continue
-        ready = {descriptor for descriptor, _ in poll.poll(remaining * 1000 + 1)}
+        if now >= next_poll:
+            next_poll = now + MEMORY_POLL_SECONDS
+            if (used := memory_of_descendants(limit)) > limit:
+                agent.exceeded_bytes = used
+                return timed_out
+        ready = {descriptor for descriptor, _ in poll.poll(min(remaining, next_poll - now) * 1000 + 1)}
         for descriptor in ready & tails.keys():
             if not read(descriptor, tails[descriptor], orders["output_bytes"]):
                 poll.unregister(descriptor)
@@ -287,6 +342,7 @@ def supervise(orders: Orders) -> Report:
         "stdout": bytes(tails[agent.stdout][-limit:]),
         "stderr": bytes(tails[agent.stderr][-limit:]),
         "seconds": time.monotonic() - started,
+        "memory_bytes": agent.exceeded_bytes,
         "cpu_exceeded": agent.exit_code == -SIGKILL and agent.cpu_seconds > cpu_bound - 1,
         "lacked_memory": None if oom_kills_before is None else oom_kills() != oom_kills_before,
     }
@@ -294,7 +350,7 @@ def supervise(orders: Orders) -> Report:
 
 def main() -> None:
     """Supervises one agent as ordered on stdin and reports on stdout."""
-    # Without Landlock, agents of the same user could look into this process, which knows their neighbour's key.
+    # Without Landlock, agents of the same user could inspect this process, which knows their neighbour's key.
     _libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     become_subreaper()
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 import stat
 import subprocess
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,22 @@ from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import logger
 
 log = logger()
+
+CHUNK_BYTES = 1 << 20
+ENTRY_BYTES = 4096
+"""The least that a file or folder counts, so that the limit bounds their number, too."""
+
+
+@dataclass(frozen=True)
+class AgentFolder:
+    """The folder that a run gives its agents.
+
+    Args: descriptor: of the open folder; max_bytes: of its files in sum; stop: ends a copy early.
+    """
+
+    descriptor: int
+    max_bytes: int
+    stop: threading.Event
 
 
 @dataclass(frozen=True)
@@ -49,24 +65,29 @@ class Workspaces:
             self.root.mkdir(mode=0o711)
             self._lock = _lock(self.root)
 
-    def make(self, name: str, task: Mapping[str, object], directory: str | None, uid: int | None = None) -> Workspace:
+    def make(
+        self, name: str, task: Mapping[str, object], folder: AgentFolder | None, uid: int | None = None
+    ) -> Workspace:
         """A fresh workspace with the agent's files and its task in it. Blocks: call it in a thread.
 
         Args: uid: the user and group of its owner; None for the runner
-        Raises: OSError: the agent's directory cannot be copied, or the disk is full.
+        Raises: OSError: the agent's folder cannot be copied, or the disk is full; nothing is left then.
         """
         root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
         workspace = Workspace(root, root / "work", root / "tmp", root / "task.json")
-        if directory is None:
-            workspace.work.mkdir()
-        else:
-            shutil.copytree(directory, workspace.work, symlinks=True)
-        workspace.work.chmod(0o700)
-        workspace.scratch.mkdir(mode=0o700)
-        workspace.task_file.touch(0o600)
-        workspace.task_file.write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8")
-        if uid is not None:
-            _give(workspace, uid)
+        try:
+            if folder is None:
+                workspace.work.mkdir(mode=0o700)
+            else:
+                copy_folder(folder, workspace.work)
+            workspace.scratch.mkdir(mode=0o700)
+            workspace.task_file.touch(0o600)
+            workspace.task_file.write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8")
+            if uid is not None:
+                _give(workspace, uid)
+        except BaseException:
+            remove_tree(root)
+            raise
         return workspace
 
     def close(self) -> None:
@@ -106,6 +127,52 @@ def _remove_abandoned(parent: Path) -> None:
         with lock:
             log.info("abandoned folder removed", folder=folder.name)
             remove_tree(folder)
+
+
+def copy_folder(folder: AgentFolder, target: Path) -> None:
+    """Copies folders and regular files, and a link as a link. It opens nothing through a link, as root could.
+
+    Raises: OSError: there is a file of another kind, there is too much, or the copy was stopped
+    """
+    size = 0
+    for path, folders, files, descriptor in os.fwalk(".", onerror=_raise, dir_fd=folder.descriptor):
+        (target / path).mkdir(mode=0o700)
+        for name in (*folders, *files):
+            found = os.lstat(name, dir_fd=descriptor)
+            if stat.S_ISLNK(found.st_mode):
+                (target / path / name).symlink_to(os.readlink(name, dir_fd=descriptor))
+            elif stat.S_ISREG(found.st_mode):
+                size = _copy_file(folder, name, descriptor, target / path / name, size)
+            elif not stat.S_ISDIR(found.st_mode):
+                raise OSError(f"{os.path.normpath(path)}/{name} is no regular file: remove it from agent.directory")
+            size = _count(folder, size + ENTRY_BYTES)
+
+
+def _copy_file(folder: AgentFolder, name: str, parent: int, target: Path, size: int) -> int:
+    descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
+    with os.fdopen(descriptor, "rb", buffering=0) as source, target.open("xb") as copy:
+        found = os.fstat(source.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(f"{name} was replaced while it was copied")
+        while chunk := source.read(CHUNK_BYTES):
+            size = _count(folder, size + len(chunk))
+            copy.write(chunk)
+    target.chmod(found.st_mode & 0o777)
+    # Compiled Python is valid only beside a source of the same time.
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+    return size
+
+
+def _count(folder: AgentFolder, size: int) -> int:
+    if folder.stop.is_set():
+        raise InterruptedError("stopped")
+    if size > folder.max_bytes:
+        raise OSError(f"agent.directory holds more than {folder.max_bytes} bytes (RUNNER_MAX_DIRECTORY_BYTES)")
+    return size
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _give(workspace: Workspace, uid: int) -> None:
