@@ -1,4 +1,4 @@
-"""The REST API: the front door for people and CI.
+"""The REST API: the interface for people and CI.
 
 Reads: everything.
 Writes: `datasets`, `tasks`, `runs`, `evaluations`, `external_rewards`, `api_tokens`, `idempotency_keys`.

@@ -38,9 +38,9 @@ async def create_token(
 
 
 def _secret(request: Request, create: Create) -> str:
-    """A random secret; for a request with a key one that its repeat finds again, without any secret being stored.
+    """A random secret, or for a request with an idempotency key one that a repeat computes again.
 
-    It is the HMAC of the request under the caller's own bearer token, which the database does not hold either.
+    The computed one is the HMAC of the request under the caller's bearer token. The database stores neither.
     """
     if create.key is None:
         return f"leyden_{secrets.token_urlsafe(32)}"

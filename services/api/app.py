@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy import exc
 
 from leyden.libs.contracts import api
-from leyden.libs.service import Checks, problem_response
+from leyden.libs.service import problem_response
+from leyden.libs.service.app import ErrorHandler
 from leyden.libs.service.app import create_app as create_service
 from leyden.libs.store.access import KeyReused
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import BadValue, Database, StoreAway
 from leyden.libs.store.datasets import DatasetConflict, UnknownDataset
 from leyden.libs.store.paging import BadCursor
 from leyden.libs.store.retention import RecordsInUse
@@ -27,10 +27,8 @@ from leyden.services.api.refusals import on_refused
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import BadUpload, UploadTooLarge
 
-Handler = Callable[[Request, Any], Awaitable[Response]]
-
 DATABASE_SECONDS = 2
-"""Asked of clients while the database is away."""
+"""Retry-After of an answer while the database is away."""
 
 _STATUSES: dict[type[Exception], tuple[int, str]] = {
     UnknownDataset: (404, "unknown"),
@@ -50,7 +48,6 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
 
 def create_app(settings: Settings) -> FastAPI:
     """The API; its lifespan opens and closes the database."""
-    checks = Checks()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,8 +56,8 @@ def create_app(settings: Settings) -> FastAPI:
         )
         app.state.database = database
         app.state.uploads = asyncio.Semaphore(settings.max_uploads)
-        checks.add("database", database.ping)
-        checks.add("schema", lambda: check_schema(database))
+        app.state.checks.add("database", database.ping)
+        app.state.checks.add("schema", lambda: check_schema(database))
         try:
             yield
         finally:
@@ -69,7 +66,6 @@ def create_app(settings: Settings) -> FastAPI:
     app = create_service(
         "api",
         lifespan=lifespan,
-        checks=checks,
         max_body_bytes=2**20,
         body_limits={"/v1/datasets": settings.max_upload_bytes + 2**16},
         error_handlers=_handlers(),
@@ -93,20 +89,18 @@ def openapi_document() -> dict[str, Any]:
 
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     "default": {
-        "description": "What went wrong and what to do, as RFC 9457 problem details.",
+        "description": "The error and its remedy, as RFC 9457 problem details.",
         "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
         "model": api.Problem,
     }
 }
 
 
-def _handlers() -> dict[type[Exception], Handler]:
-    handlers: dict[type[Exception], Handler] = dict.fromkeys(_STATUSES, _on_error)
+def _handlers() -> dict[type[Exception], ErrorHandler]:
+    handlers: dict[type[Exception], ErrorHandler] = dict.fromkeys(_STATUSES, _on_error)
     handlers[RequestValidationError] = on_refused
-    # InternalError: a database that became read-only.
-    away = (exc.OperationalError, exc.InterfaceError, exc.InternalError, exc.TimeoutError)
-    handlers |= dict.fromkeys(away, _on_database_away)
-    handlers[exc.DataError] = _on_bad_value
+    handlers[StoreAway] = _on_database_away
+    handlers[BadValue] = _on_bad_value
     return handlers
 
 

@@ -24,21 +24,21 @@ INCLUDES: dict[ApiScope, frozenset[ApiScope]] = {
     ApiScope.READ: frozenset({ApiScope.READ}),
 }
 
-# For the document alone: `GuardedRoute` has read the header before.
+# For the OpenAPI document alone: `GuardedRoute` has checked the header before.
 _bearer = HTTPBearer(auto_error=False, description="A token of `POST /v1/tokens`, or the first administrator's.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 
 
 @dataclass(frozen=True)
 class Caller:
-    """A bearer token that is known here."""
+    """The valid bearer token of a request."""
 
     token_id: str
     scopes: list[ApiScope]
 
 
 class GuardedRoute(JsonRoute):
-    """A route that knows its caller before it reads anything of the body: strangers send no uploads."""
+    """A route that checks the bearer token before it reads the body, so that a stranger cannot upload anything."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The handler that FastAPI calls."""
@@ -52,7 +52,7 @@ class GuardedRoute(JsonRoute):
 
 
 def require(scope: ApiScope) -> Callable[[Request, HTTPAuthorizationCredentials | None], Awaitable[str]]:
-    """A dependency that gives the id of the caller's token once it is known to have the scope."""
+    """A dependency that checks the scope of the caller's token and returns the token's id."""
 
     async def caller(request: Request, _credentials: Credentials) -> str:
         known: Caller = request.state.caller

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from leyden.libs.faults import fault_point
 from leyden.libs.service import JsonResponse
-from leyden.libs.store.access import StoredAnswer, keep_answer, recall_answer
+from leyden.libs.store.access import StoredAnswer, add_answer, recall_answer
 from leyden.libs.store.database import Database, Session
 
 IdempotencyKey = Annotated[
@@ -27,7 +27,10 @@ IdempotencyKey = Annotated[
 
 @dataclass(frozen=True)
 class Create:
-    """One create request: who asks, its key if any, and the digest that tells a repeat from a reuse."""
+    """One create request: the caller's token, the idempotency key, and the digest of the request.
+
+    The same key with another digest is a reuse of the key, not a repeat of the request.
+    """
 
     caller: str
     key: str | None
@@ -35,7 +38,7 @@ class Create:
 
 
 def create_request(request: Request, caller: str, key: str | None, *parts: BaseModel | str) -> Create:
-    """The identity of a create: method, path and everything in its body."""
+    """The identity of a create request: its digest covers method, path and body."""
     digest = hashlib.sha256(f"{request.method} {request.url.path}".encode())
     for part in parts:
         digest.update(b"\0" + (part if isinstance(part, str) else part.model_dump_json()).encode())
@@ -63,9 +66,9 @@ async def create_once(
 
 
 async def store_answer(session: Session, create: Create, answer: StoredAnswer) -> None:
-    """Stores the answer where the request had a key."""
+    """Stores the answer to a request with a key."""
     if create.key is not None:
-        await keep_answer(session, create.caller, create.key, create.digest, answer)
+        await add_answer(session, create.caller, create.key, create.digest, answer)
 
 
 def _replayed(stored: StoredAnswer) -> Response:

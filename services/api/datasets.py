@@ -79,7 +79,7 @@ async def upload_dataset(
 
 
 def _checked_name(name: str) -> str:
-    # What the address names, FastAPI has checked already.
+    # FastAPI has checked a name in the address; this one stands in the form.
     if not NAME.match(name):
         raise Problem(
             422,
@@ -108,7 +108,7 @@ async def _store(
 
 
 async def _arriving(request: Request, silence_seconds: float) -> AsyncIterator[bytes]:
-    """The body in pieces of at least `CHUNK_BYTES`: rows are looked for once a piece, however small the sender's."""
+    """Joins the client's chunks to pieces of at least `CHUNK_BYTES`, so that the parser runs once a piece."""
     piece = bytearray()
     stream = request.stream()
     while True:

@@ -104,7 +104,7 @@ async def create_reward(
 ) -> Response:
     """Give a reward to a rollout or one of its calls; the same `key` again answers 200 and changes nothing.
 
-    It counts when it comes before the rollout's group is credited.
+    A reward that comes after the rollout's group was credited is refused with 409.
     """
 
     async def work(session: Session) -> tuple[BaseModel, bool]:

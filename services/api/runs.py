@@ -59,21 +59,21 @@ async def get_run(store: Store, caller: Reader, run_id: str) -> api.Run:
 async def pause_run(store: Store, caller: Writer, run_id: str) -> api.Run:
     """Pause a run: rollouts under way end, no new ones begin. 409 where that cannot be asked; a repeat is harmless."""
     async with store.session() as session:
-        return await runs.ask_of_run(session, run_id, "pause")
+        return await runs.change_intent(session, run_id, "pause")
 
 
 @router.post("/{run_id}/resume")
 async def resume_run(store: Store, caller: Writer, run_id: str) -> api.Run:
     """Resume a paused run. 409 where that cannot be asked; a repeat is harmless."""
     async with store.session() as session:
-        return await runs.ask_of_run(session, run_id, "resume")
+        return await runs.change_intent(session, run_id, "resume")
 
 
 @router.post("/{run_id}/cancel")
 async def cancel_run(store: Store, caller: Writer, run_id: str) -> api.Run:
     """Cancel a run for good. 409 where it has ended; a repeat is harmless."""
     async with store.session() as session:
-        return await runs.ask_of_run(session, run_id, "cancel")
+        return await runs.change_intent(session, run_id, "cancel")
 
 
 @router.post("/{run_id}/prune")

@@ -1,10 +1,10 @@
-"""Rows out of an upload as its bytes arrive: JSON Lines or one JSON array, told apart by the first character.
+"""Parses the rows of an upload while its bytes arrive: JSON Lines, or one JSON array if the first character is `[`.
 
-Memory holds one chunk and one row. After the first bad row nothing is given on any more, but the rest is still read so
-that people learn of all they have to mend, up to a limit.
+Memory holds one chunk and one row. After the first bad row the parser yields no more rows, but reads on, so that the
+error lists every bad row up to a limit.
 
 BadUpload       rows were refused; `problems` has each with its line and reason
-UploadTooLarge  more bytes than one upload may bring
+UploadTooLarge  more bytes than one upload may have
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from leyden.libs.contracts.strict import BadJson, parse_json
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _SPACE = " \t\r\n"
 _SPACES = re.compile(r"[ \t\r\n]*")
-# An incomplete value fails to parse within this distance of the end of what has arrived: the longest token but strings.
+# The parser reports an incomplete value at most this far before the end of the text: the longest token but strings.
 _TOKEN = 16
 
 
@@ -38,11 +38,11 @@ class UploadTooLarge(ValueError):
 
 
 class _Refused(ValueError):
-    """Why a row cannot be stored."""
+    """A row cannot be stored; the message is the reason."""
 
 
 class _Hopeless(ValueError):
-    """Why nothing after this place can be read."""
+    """The array is broken, so no later row can be parsed; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _decode(decoder: codecs.IncrementalDecoder, chunk: bytes, received: int, *, 
     try:
         return decoder.decode(chunk, final)
     except UnicodeDecodeError as error:
-        # What the decoder kept of earlier chunks stands before this one.
+        # `error.object` also holds the bytes that the decoder retained from earlier chunks.
         place = received - len(error.object) + error.start
         raise BadUpload(
             [FieldProblem(path=f"byte {place}", message=f"not UTF-8 ({error.reason}): save the file as UTF-8")]
@@ -130,27 +130,19 @@ async def _line_rows(texts: AsyncIterator[str], limits: Limits) -> AsyncIterator
         for line in lines:
             number += 1
             if line.strip():
-                yield _line_row(number, line, limits)
+                yield _row(f"line {number}", line, limits)
         if len(pending) > limits.row_bytes:
             yield _Row(f"line {number + 1}", None, _too_long(limits))
             return
     if pending.strip():
-        yield _line_row(number + 1, pending, limits)
+        yield _row(f"line {number + 1}", pending, limits)
 
 
-def _line_row(number: int, line: str, limits: Limits) -> _Row:
-    place = f"line {number}"
+def _row(place: str, text: str, limits: Limits) -> _Row:
     try:
-        return _Row(place, _canonical(_parse(line), limits))
-    except _Refused as error:
+        return _Row(place, _canonical(parse_json(text.strip()), limits))
+    except (BadJson, _Refused) as error:
         return _Row(place, None, str(error))
-
-
-def _parse(line: str) -> object:
-    try:
-        return parse_json(line.strip())
-    except BadJson as error:
-        raise _Refused(str(error)) from None
 
 
 async def _array_rows(texts: AsyncIterator[str], limits: Limits) -> AsyncIterator[_Row]:
@@ -165,7 +157,7 @@ async def _array_rows(texts: AsyncIterator[str], limits: Limits) -> AsyncIterato
 
 
 class _ArrayScanner:
-    """Takes the elements off the front of an array as they become complete."""
+    """Yields the elements of an array as they become complete."""
 
     def __init__(self, limits: Limits) -> None:
         self.count = 0
@@ -192,7 +184,7 @@ class _ArrayScanner:
         try:
             _lenient.raw_decode(self._buffer, self._at)
         except json.JSONDecodeError as error:
-            # What is left could not be completed; the parser's own words say where it fails.
+            # The rest is broken and not only incomplete; the parser's message says how.
             if self._at < len(self._buffer):
                 raise _Hopeless(f"not JSON: {error.msg}") from None
         raise _Hopeless("the array does not end: add ]")
@@ -226,11 +218,7 @@ class _ArrayScanner:
         end = self._end_of_element()
         if end is None:
             return False
-        place = f"line {self.line} (row {self.count + 1})"
-        try:
-            rows.append(_Row(place, _canonical(_parse(self._buffer[self._at : end]), self._limits)))
-        except _Refused as error:
-            rows.append(_Row(place, None, str(error)))
+        rows.append(_row(f"line {self.line} (row {self.count + 1})", self._buffer[self._at : end], self._limits))
         self._move_to(end)
         self.count += 1
         self._wanted = "next"

@@ -18,7 +18,7 @@ from leyden.libs.contracts.states import EngineState
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import pause
-from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import EngineStatus, forget_other_engines, write_engines
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.controller.engine_client import EngineClient, EngineRefused, TargetVersion
@@ -103,8 +103,8 @@ class Fleet:
                         await asyncio.wait({tasks.pop(url)})
                         del self._members[url]
                     await self._forget_others(urls)
-                except AWAY as error:
-                    limited_log.warning("engines not listed", cause=cause(error))
+                except StoreAway as error:
+                    limited_log.warning("engines not listed", cause=str(error))
                 await asyncio.sleep(self.settings.engine_poll_seconds)
 
     def add(self, client: EngineClient) -> FleetMember:
@@ -128,8 +128,8 @@ class Fleet:
             member.target_changed.clear()
             try:
                 await self._reconcile(member)
-            except AWAY as error:
-                limited_log.warning("engines not stored", cause=cause(error))
+            except StoreAway as error:
+                limited_log.warning("engines not stored", cause=str(error))
             # The loop must live: the next poll tries again.
             except Exception:
                 log.exception("engine not reconciled", url=member.client.url)

@@ -6,9 +6,8 @@ import asyncio
 from datetime import timedelta
 
 from prometheus_client import Counter
-from sqlalchemy.exc import SQLAlchemyError
 
-from leyden.libs.store.database import AWAY, Database, cause
+from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.retention import RecordsInUse, prunable_runs, prune_run
 from leyden.libs.store.runs import ActionRefused
 from leyden.libs.telemetry import RateLimitedLogger, logger
@@ -30,8 +29,8 @@ async def prune_forever(settings: Settings, database: Database) -> None:
     while True:
         try:
             await prune_old(database, timedelta(days=settings.retention_days))
-        except AWAY as error:
-            limited_log.warning("runs not pruned", cause=cause(error))
+        except StoreAway as error:
+            limited_log.warning("runs not pruned", cause=str(error))
         # The loop must live: the next round tries again.
         except Exception:
             log.exception("runs not pruned")
@@ -46,8 +45,8 @@ async def prune_old(database: Database, age: timedelta) -> list[str]:
     for run_id in old:
         try:
             freed = await prune_run(database, run_id)
-        except (ActionRefused, RecordsInUse, SQLAlchemyError) as error:
-            log.warning("run not pruned", run_id=run_id, cause=cause(error))
+        except (ActionRefused, RecordsInUse, StoreAway, Refused) as error:
+            log.warning("run not pruned", run_id=run_id, cause=str(error))
             continue
         PRUNED.inc()
         FREED.inc(freed)

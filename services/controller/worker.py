@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import Counter, Gauge, Histogram
-from psycopg import OperationalError
 
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.faults import fault_point
@@ -19,7 +18,7 @@ from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.service import Checks, pause
 from leyden.libs.store import groups as store
 from leyden.libs.store.attempts import AttemptKey
-from leyden.libs.store.database import AWAY, Database, Session, cause
+from leyden.libs.store.database import Database, Session, StoreAway
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, inject, logger, span
@@ -81,9 +80,9 @@ class Controller:
                 try:
                     with TICK_SECONDS.time():
                         await self.tick()
-                except AWAY as error:
+                except StoreAway as error:
                     TICK_FAILURES.inc()
-                    limited_log.warning("store away", cause=cause(error))
+                    limited_log.warning("store away", cause=str(error))
                 # The loop must live: the next tick sees the same rows.
                 except Exception:
                     TICK_FAILURES.inc()
@@ -141,7 +140,7 @@ class Controller:
         if not ended:
             return [], []
         configs = await store.run_configs(session, {one.run_id for one in ended})
-        resolved = [settling.resolve(one, configs[one.run_id].sampling) for one in ended]
+        resolved = [settling.resolve(one, configs[one.run_id]) for one in ended]
         resolutions = [one for one in resolved if one is not None]
         await store.resolve_rollouts(session, resolutions)
         complete = await store.complete_groups(session)
@@ -285,8 +284,8 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
                     trainers = TrainerSupervisor(settings, ProcessTrainers(settings))
                     fleet = Fleet(settings, StaticEngines(frozenset(settings.engine_urls)), database, notifications)
                     await Controller(settings, database, queue, notifications, fleet, trainers).lead(lock, stop)
-            except (OperationalError, LockLost) as error:
-                limited_log.warning("not leading", cause=cause(error))
+            except (StoreAway, LockLost) as error:
+                limited_log.warning("not leading", cause=str(error))
             finally:
                 await lock.release()
                 LEADING.set(0)

@@ -16,12 +16,12 @@ def main() -> None:
     settings = Settings()
     configure_logs("engine", settings.log_level)
     configure_tracing("engine", settings.otlp_endpoint)
-    # The event loop answers between the operations of a forward pass; it must not hold the interpreter for long.
+    # A short switch interval lets the event loop answer between the operations of a forward pass.
     sys.setswitchinterval(0.0005)
     # Threads of a forward pass sleep while they wait for each other. Why: by default they spin, which on shared cores
     # stops the slowest thread; measured 40 against 260 tokens/s.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    # Imported late: torch takes seconds, and wrong settings should fail before.
+    # Imported late: importing torch takes seconds, and wrong settings should fail before it.
     from leyden.services.engine.app import create_engine_app
 
     run_http("engine", create_engine_app(settings), settings)

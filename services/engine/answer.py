@@ -28,7 +28,7 @@ class Answer:
         """Builds the answer after `count` tokens.
 
         Args:    version: label of the weights served now, for an answer without tokens
-                 start: tokens of the answers before, which this one leaves out
+                 start: number of tokens in earlier answers, which this one leaves out
         """
         sequence = self.sequence
         text = self._text_of(sequence.output_ids[:count], finish)
@@ -69,7 +69,7 @@ class Answer:
             **self._logprobs(start, count),
             **_times(sequence),
         }
-        # SGLang answers an abort in the queue without these two.
+        # SGLang leaves these two fields out of the answer to a request aborted in the queue.
         if sequence.admitted:
             meta |= {"prompt_tokens": len(sequence.prompt_ids), "cached_tokens": sequence.cached_tokens}
         return meta
@@ -128,7 +128,7 @@ def _finish_reason(finish: Finish, count: int) -> Json:
 
 
 def _unfinished_stop(text: str, stops: Many[str]) -> int:
-    """Returns how many last characters may be the beginning of a stop string."""
+    """Returns how many characters at the end may be the beginning of a stop string."""
     longest = 0
     for stop in stops:
         for size in range(min(len(stop), len(text)), longest, -1):

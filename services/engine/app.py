@@ -21,7 +21,7 @@ _MAX_BODY_BYTES = 64 * 2**20
 
 
 def create_engine_app(settings: Settings) -> FastAPI:
-    """An application that serves the model in `settings.model_path`, which is loaded here.
+    """Loads the model in `settings.model_path` and returns an application that serves it.
 
     Raises:  UnsupportedModel, WeightsRefused: the folder cannot be served; SecretError: a key's file cannot be used
     """
@@ -41,7 +41,7 @@ def create_engine_app(settings: Settings) -> FastAPI:
     )
     app.state.engine = engine
     app.state.checks.add("engine thread", lambda: _require_alive(engine))
-    # SGLang's own port shows its metrics, too.
+    # Like SGLang, the main port serves the metrics, too.
     add_health(app)
     app.include_router(router)
     app.add_middleware(
@@ -62,7 +62,7 @@ async def _on_bad_request(_request: Request, error: Exception) -> Response:
 
 
 async def _on_invalid_body(_request: Request, error: Exception) -> Response:
-    """SGLang answers a malformed control request with 400 and this shape."""
+    """Answers a malformed control request with 400 in SGLang's shape."""
     assert isinstance(error, RequestValidationError)
     message = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors())
     return JsonResponse({"object": "error", "message": message, "type": "Bad Request", "code": 400}, 400)

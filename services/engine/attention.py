@@ -1,4 +1,4 @@
-"""Attention over rows and shared prefixes: one plan per forward pass, for prefill or for decoding.
+"""Attention over rows and shared prefixes; a forward pass creates one object, for prefill or for decoding.
 
 Each query attends to its shared prefix and to its row; the two results are joined by their log-sum-exps, which is
 exact. A prefix is read once for all its queries.
@@ -38,7 +38,7 @@ class PrefixAttention:
         ]
 
     def join(self, layer: int, queries: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-        """[N, K, G, D] attention to all tokens.
+        """Returns [N, K, G, D] attention to all tokens.
 
         Args:    out: [N, K, G, D] attention to own tokens, may be overwritten
                  lse: [N, K, G] log of the sum of exponentials of own scores
@@ -74,7 +74,7 @@ class _BucketPart:
 
 
 class DecodeAttention:
-    """One new token for each of many rows."""
+    """Attention for decoding: one new token for each of many rows."""
 
     def __init__(self, rows: Sequence[Row], heads: int) -> None:
         """Orders the batch by bucket: `rows` here is the order that the tokens must have.
@@ -148,7 +148,7 @@ def _bucket_part(bucket: Bucket, begin: int, rows: list[Row]) -> _BucketPart:
 
 
 class PrefillAttention:
-    """Many new tokens for each of several rows, causal among themselves."""
+    """Attention for prefill: many new tokens for each of several rows, with a causal mask."""
 
     def __init__(self, rows: Sequence[Row], counts: Sequence[int], heads: int) -> None:
         """Args:    counts: new tokens of each row, in the batch's order; room for them was reserved"""
@@ -185,6 +185,6 @@ class PrefillAttention:
 
 
 def _causal_mask(past: int, count: int) -> Tensor:
-    """[1, 1, count, past + count] to add to scores."""
+    """Returns the causal mask [1, 1, count, past + count] to add to scores."""
     hidden = torch.ones(count, past + count, dtype=torch.bool).triu_(past + 1)
     return torch.zeros(1, 1, count, past + count).masked_fill_(hidden, -torch.inf)

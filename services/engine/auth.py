@@ -1,4 +1,4 @@
-"""SGLang's rules for its two keys: the API key and the admin key."""
+"""Checks SGLang's two keys, the API key and the admin key, by SGLang's rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTROL = frozenset(
 
 
 def allowed(path: str, authorization: str | None, api_key: str | None, admin_api_key: str | None) -> bool:
-    """Whether a request may pass: health and metrics always, control routes with the admin key where there is one."""
+    """Whether a request is authorized: health and metrics always, control routes by the admin key if there is one."""
     if path.startswith(_OPEN):
         return True
     needed = (admin_api_key or api_key) if path in CONTROL else api_key
@@ -34,7 +34,7 @@ def allowed(path: str, authorization: str | None, api_key: str | None, admin_api
 
 
 class KeyCheck:
-    """ASGI middleware that answers 401 where `allowed` says no; it buffers nothing."""
+    """ASGI middleware that answers 401 to requests that are not `allowed`; it buffers no bodies."""
 
     def __init__(self, app: ASGIApp, *, api_key: str | None, admin_api_key: str | None) -> None:
         self._app, self._api_key, self._admin_api_key = app, api_key, admin_api_key
@@ -47,5 +47,5 @@ class KeyCheck:
 
     def _allows(self, scope: Scope) -> bool:
         authorization = Headers(scope=scope).get("authorization")
-        # As SGLang: a browser's question before a request brings no key.
+        # As in SGLang: browsers send CORS preflight requests without a key.
         return scope["method"] == "OPTIONS" or allowed(scope["path"], authorization, self._api_key, self._admin_api_key)

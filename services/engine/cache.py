@@ -1,8 +1,8 @@
 """The prefix cache: keys and values of token prefixes, which outlive the sequences that computed them.
 
-A radix tree over token ids points into a store of slots, one slot per token. A namespace, made of the weights' epoch
-and the request's salt, is a tree of its own: no request finds keys and values that other weights computed. Rows copy
-from the tree, so nothing in it is ever pinned, and any leaf may be evicted at any moment.
+A radix tree over token ids points into a store of slots, one slot per token. Each namespace (the weights' epoch and the
+request's salt) has a tree of its own, so that no request finds keys and values that other weights computed. Rows copy
+from the tree, so any leaf may be evicted at any moment.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from leyden.services.engine.rows import TokenIds, common_length
 
 Slots = npt.NDArray[np.int64]
 
-# Eviction frees at least this share of the store at once, so that it is rare.
+# Eviction frees at least this share of the store at once, so that evictions are rare.
 _EVICTED_SHARE = 1 / 16
 
 
 @dataclass(eq=False)
 class _Node:
-    """A run of tokens below its parent; `slots` says where each one's keys and values are."""
+    """A run of tokens below its parent; `slots` holds the position of each token's keys and values."""
 
     token_ids: TokenIds
     slots: Slots
@@ -40,11 +40,11 @@ class _Node:
 class PrefixCache:
     """Finds the longest stored prefix of a sequence, and stores prefixes within a budget of tokens.
 
-    Not safe for threads: the scheduler's thread owns it.
+    Not thread-safe: only the scheduler's thread uses it.
     """
 
     def __init__(self, config: ModelConfig, capacity: int) -> None:
-        """Args:    capacity: tokens the store can hold; it uses memory as it fills"""
+        """Args:    capacity: maximum number of stored tokens; memory is allocated as the store fills"""
         self._store = torch.empty(capacity, config.layers, 2, config.kv_heads, config.head_dim)
         self._free = list(range(capacity - 1, -1, -1))
         self._roots: dict[Hashable, _Node] = {}
@@ -52,22 +52,22 @@ class PrefixCache:
 
     @property
     def used_tokens(self) -> int:
-        """Tokens stored now."""
+        """Number of stored tokens."""
         return len(self._store) - len(self._free)
 
     def find(self, namespace: Hashable, token_ids: TokenIds) -> Slots:
-        """Slots of the longest stored prefix of `token_ids`, possibly none; marks it as used."""
+        """Returns the slots of the longest stored prefix of `token_ids`, possibly none; marks it as recently used."""
         found = [slots for _, slots in self._walk(namespace, token_ids)]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def read(self, slots: Slots) -> Tensor:
-        """Keys and values [n, L, 2, K, D] of slots, as a copy."""
+        """Returns a copy of the keys and values [n, L, 2, K, D] of slots."""
         return self._store.index_select(0, torch.from_numpy(slots))
 
     def claim(self, namespace: Hashable, token_ids: TokenIds) -> tuple[int, Slots]:
-        """Enters a sequence into the tree: (tokens that were there already, slots to `write` for those that follow).
+        """Adds a sequence to the tree; returns the number of tokens stored already, and slots to `write` for the rest.
 
-        Fewer slots than missing tokens come back when the store is full of prefixes of this very sequence.
+        It returns fewer slots than missing tokens when prefixes of this sequence fill the store.
         """
         root = self._roots.setdefault(namespace, self._new_node(np.empty(0, np.int32), np.empty(0, np.int64), None))
         path = list(self._walk(namespace, token_ids))
@@ -80,16 +80,16 @@ class PrefixCache:
         return cached, slots
 
     def write(self, slots: Slots, kv: Tensor) -> None:
-        """Stores keys and values [n, L, 2, K, D] at slots that `claim` gave; must follow it at once."""
+        """Stores keys and values [n, L, 2, K, D] at the slots from `claim`; call it directly after `claim`."""
         self._store.index_copy_(0, torch.from_numpy(slots), kv)
 
     def flush(self) -> None:
-        """Forgets everything."""
+        """Removes all prefixes."""
         self._roots = {}
         self._free = list(range(len(self._store) - 1, -1, -1))
 
     def _walk(self, namespace: Hashable, token_ids: TokenIds) -> Iterator[tuple[_Node, Slots]]:
-        """Nodes that spell a prefix of `token_ids`, from the root on; the last one is split where it diverges."""
+        """Yields the nodes of the longest prefix of `token_ids`, from the root; splits the last where it diverges."""
         node, done = self._roots.get(namespace), 0
         while node is not None and done < len(token_ids):
             child = node.children.get(int(token_ids[done]))
@@ -103,7 +103,7 @@ class PrefixCache:
             node, done = child, done + matched
 
     def _split(self, node: _Node, length: int) -> _Node:
-        """The new node that holds the first `length` tokens of `node`, above it."""
+        """Splits a node and returns the new parent with the first `length` tokens."""
         assert node.parent is not None
         upper = self._new_node(node.token_ids[:length], node.slots[:length], node.parent)
         node.parent.children[int(upper.token_ids[0])] = upper
@@ -139,7 +139,7 @@ class PrefixCache:
         self._roots = {name: root for name, root in self._roots.items() if root.children or id(root) in spared}
 
     def _nodes(self) -> Iterator[_Node]:
-        """Every node but the roots."""
+        """Yields every node except the roots."""
         pending = [child for root in self._roots.values() for child in root.children.values()]
         while pending:
             node = pending.pop()

@@ -1,4 +1,4 @@
-"""The parts of a model folder's `config.json` that the forward pass needs."""
+"""Reads the parts of a model folder's `config.json` that the forward pass needs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Rope:
     scaling: dict[str, float]
 
     def frequencies(self, head_dim: int) -> list[float]:
-        """[head_dim / 2] angle per position, in radians.
+        """Returns [head_dim / 2] angles per position, in radians.
 
         Source: RoFormer (arXiv 2104.09864), section 3.2.2; Llama 3.1's piecewise scaling of the wavelengths
         """
@@ -65,7 +65,7 @@ class ModelConfig:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The configuration in a Hugging Face folder.
+    """Reads the configuration of a Hugging Face folder.
 
     Raises:  UnsupportedModel: no `config.json` or a damaged one, another architecture, an unknown rotary scaling or
         activation

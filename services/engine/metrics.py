@@ -1,4 +1,4 @@
-"""SGLang's metrics, by SGLang's names, so that dashboards and autoscalers need not know which engine runs.
+"""Metrics under SGLang's names, so that SGLang's dashboards and autoscalers work unchanged.
 
 Gauges follow the scheduler after every step; counters and histograms move when a request ends.
 """

@@ -26,7 +26,7 @@ class Attention(Protocol):
 
 
 class Model:
-    """Weights and the arithmetic on them. Everything but the linear products is float32."""
+    """Weights and the forward pass. Everything except the linear products is float32."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
@@ -34,13 +34,13 @@ class Model:
         self._cos, self._sin = _rotary_tables(config)
 
     def with_weights(self, weights: Weights) -> Model:
-        """The same model with other weights; this one stays as it is."""
+        """Returns a copy of the model with other weights."""
         other = copy.copy(self)
         other.weights = weights
         return other
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
-        """[N] ids at [N] positions -> [N, E], normalised and ready for `logits`."""
+        """Computes final hidden states: [N] ids at [N] positions -> [N, E], normalised for `logits`."""
         x = F.embedding(token_ids, self.weights.embedding)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.weights.layers):
@@ -49,7 +49,7 @@ class Model:
         return self._norm(x, self.weights.norm)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[M, E] -> [M, V]."""
+        """Computes logits: [M, E] -> [M, V]."""
         return self.weights.head(hidden)
 
     def _attend(self, index: int, layer: Layer, x: Tensor, cos: Tensor, sin: Tensor, attention: Attention) -> Tensor:
@@ -69,7 +69,7 @@ class Model:
 
 
 def _rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """[context_length, 1, D] cosines and sines."""
+    """Returns the cosines and sines of all positions, each [context_length, 1, D]."""
     frequencies = torch.tensor(config.rope.frequencies(config.head_dim), dtype=torch.float32)
     angles = torch.outer(torch.arange(config.context_length, dtype=torch.float32), frequencies)
     angles = torch.cat([angles, angles], dim=-1).unsqueeze(1)

@@ -1,7 +1,7 @@
-"""The choice of prefixes that stand once for many rows.
+"""Chooses the prefixes that running sequences share.
 
-A prefix that stands once is read once per layer and step, whatever the number of rows below it. It must be long enough
-to be worth an attention of its own.
+Attention reads a shared prefix once per layer and step for all its rows, but needs an extra product for it: short
+prefixes are not worth sharing.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from leyden.services.engine.rows import SharedPrefix, TokenIds, common_length, c
 from leyden.services.engine.sequence import Namespace
 
 SHORTEST = 64
-# A longer prefix for some of the rows must add this much over the one they share with more.
+# Rows leave a prefix for a longer one, shared by fewer rows, only if it has at least this many more tokens.
 LEAST_GAIN = 256
 
 
 def choose_lengths(newcomers: Many[tuple[TokenIds, int]], peers: Many[TokenIds]) -> list[int]:
-    """How many first tokens each newcomer should share with others; 0 for none.
+    """Returns the length of the prefix that each newcomer should share; 0 for none.
 
-    Args:    newcomers: token ids, and how many of the first are cached: no more can be shared
+    Args:    newcomers: token ids, and the length of their cached prefix, which limits the shared one
              peers: token ids of sequences that run already, in the same namespace
     """
     lengths = [0] * len(newcomers)
@@ -35,7 +35,7 @@ def _deepen(
     shared: int,
     gain: int,
 ) -> None:
-    """Splits members that share `shared` tokens by their next `gain` tokens, and goes on in each part."""
+    """Groups members that share `shared` tokens by their next `gain` tokens, then recurses into each group."""
     reach = shared + gain
     parts: dict[bytes, list[int]] = {}
     for index in members:
@@ -53,7 +53,7 @@ def _deepen(
 
 
 def longest_match(prefixes: Many[SharedPrefix], namespace: Namespace, token_ids: TokenIds) -> SharedPrefix | None:
-    """The longest prefix in use that `token_ids`, all of them cached, begin with."""
+    """Returns the longest shared prefix in use that is a prefix of `token_ids`, all of which are cached."""
     matching = [
         prefix
         for prefix in prefixes

@@ -1,4 +1,4 @@
-"""Requests to `/generate`, checked once: SGLang's fields, as far as this engine serves them.
+"""Parses and validates requests to `/generate`: SGLang's fields, as far as this engine supports them.
 
 Top-level fields that are not named here are ignored, as SGLang does; an unknown sampling parameter is refused.
 """
@@ -15,7 +15,7 @@ from leyden.services.engine.errors import BadRequest
 
 _GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
 _SGLANG_ONLY = (*_GRAMMARS, "stop_regex", "custom_params", "beam_width", "watermark", "choice")
-# Top-level fields that would change the answer and that this engine cannot honour.
+# Unsupported top-level fields that would change the answer.
 _UNSERVED = (
     "input_embeds",
     "image_data",
@@ -30,7 +30,7 @@ _UNSERVED = (
 )
 _MAX_CHOICES = 128
 GREEDY_BELOW = 1e-6
-"""SGLang's bound; logits divided by less than this overflow."""
+"""SGLang's bound: a smaller temperature means greedy decoding, because logits divided by it overflow."""
 
 
 def _as_list(value: Any) -> Any:
@@ -38,7 +38,7 @@ def _as_list(value: Any) -> Any:
 
 
 class SamplingParams(BaseModel):
-    """How to sample: SGLang's names, defaults and ranges; null stands for the default."""
+    """Sampling parameters with SGLang's names, defaults and ranges; null means the default."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -69,28 +69,28 @@ class SamplingParams(BaseModel):
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always drawn."""
+        """Whether decoding is greedy."""
         return self.temperature < GREEDY_BELOW or self.top_k == 1
 
     @property
     def divisor(self) -> float:
-        """The number that divides logits; 1 for a temperature below SGLang's bound, which is greedy."""
+        """The divisor of the logits: the temperature, or 1 for greedy decoding."""
         return self.temperature if self.temperature >= GREEDY_BELOW else 1.0
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens are left out by top-k, top-p or min-p."""
+        """Whether top-k, top-p or min-p can remove tokens."""
         return self.top_k > 1 or self.top_p < 1 or self.min_p > 0
 
     @property
     def reshapes(self) -> bool:
-        """Whether logits change before the temperature: penalties, bias, or a minimum length."""
+        """Whether penalties, bias or a minimum length change the logits before the temperature."""
         penalties = self.frequency_penalty, self.presence_penalty, self.repetition_penalty - 1
         return any(penalties) or bool(self.logit_bias) or self.min_new_tokens > 0
 
 
 class Prompt(BaseModel):
-    """One prompt of a request, with all that applies to it."""
+    """One prompt of a request, with its parameters."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -118,7 +118,7 @@ class GenerateRequest(BaseModel):
 
 
 def parse_generate(body: Any) -> GenerateRequest:
-    """The request in a JSON body.
+    """Parses the JSON body of a request.
 
     Raises:  BadRequest: a field is unknown, of a wrong type, out of range or not served here
     """
@@ -170,7 +170,7 @@ def _is_batch(body: dict[str, Any]) -> bool:
 
 
 def _column(value: Any, count: int, batch: bool, name: str) -> Sequence[Any]:
-    """A field's value for each prompt: a list is one each, anything else is for all."""
+    """Returns a field's value for each prompt: the entries of a list, or one value for all prompts."""
     is_list = isinstance(value, list)
     if name == "token_ids_logprob":
         is_list = is_list and bool(value) and isinstance(value[0], list)
@@ -211,7 +211,7 @@ def _sampling(raw: Any) -> SamplingParams:
     if (unknown := next((name for name in served if name not in SamplingParams.model_fields), None)) is not None:
         allowed = ", ".join(f"`{name}`" for name in SamplingParams.model_fields)
         raise BadRequest(f"unknown field `{unknown}`, expected one of {allowed}")
-    # SGLang's "no limit" for top_k is -1 or 2^30; 0 has no meaning there either.
+    # SGLang's "no limit" for top_k is -1 or 2^30; it refuses 0, too.
     if served.get("top_k") == 0:
         raise BadRequest("sampling_params.top_k: must be -1 (off) or at least 1")
     try:

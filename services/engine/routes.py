@@ -1,4 +1,4 @@
-"""SGLang's routes, as far as this engine serves them: parse, call the engine, answer."""
+"""SGLang's HTTP routes, as far as this engine supports them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from leyden.services.engine.request import GenerateRequest, parse_generate
 from leyden.services.engine.sequence import Sequence
 
 SGLANG_VERSION = "0.5.23"
-"""The SGLang whose protocol this engine speaks."""
+"""The SGLang release that this engine imitates."""
 
-# How often a request that only waits for its end checks for a disconnected client.
+# Interval at which a request without streaming checks for a disconnected client.
 _DISCONNECT_SECONDS = 1.0
 _REPORTED = {"dtype", "max_running_requests", "chunked_prefill_size", "seed", "incremental_streaming_output"}
 
@@ -59,7 +59,7 @@ class VersionBody(_Body):
 
 
 def engine_of(request: Request) -> Engine:
-    """The engine of the application that serves this request."""
+    """Returns the engine of the application that serves this request."""
     engine: Engine = request.app.state.engine
     return engine
 
@@ -95,7 +95,7 @@ async def _complete(
 
 
 async def _stream(engine: Engine, parsed: GenerateRequest, sequences: list[Sequence]) -> AsyncIterator[bytes]:
-    """Chunks of every sequence, each with its index when there are several; then `[DONE]`."""
+    """Yields chunks of every sequence, each with its index when there are several; then `[DONE]`."""
     pending = {index: Answer(sequence, parsed, engine.text) for index, sequence in enumerate(sequences)}
     sent = dict.fromkeys(pending, 0)
     changed = sequences[0].changed
@@ -106,7 +106,7 @@ async def _stream(engine: Engine, parsed: GenerateRequest, sequences: list[Seque
                 await changed.wait()
                 changed.clear()
                 for index, answer in list(pending.items()):
-                    # The end is read before the count, so that the last chunk holds every token.
+                    # `finish` is read before the count, so that the last chunk contains every token.
                     finish, count = answer.sequence.finish, len(answer.sequence.output_ids)
                     if finish is None and count < sent[index] + answer.sequence.draw.sampling.stream_interval:
                         continue
@@ -133,22 +133,22 @@ async def _changed(event: asyncio.Event) -> None:
 
 
 async def _abort_unfinished(engine: Engine, sequences: list[Sequence]) -> None:
-    """A client that hung up leaves nothing running."""
+    """Aborts the unfinished sequences of a disconnected client."""
     for sequence in sequences:
         if sequence.finish is None:
-            # Shielded: the wait is cancelled with the request, the abort is not.
+            # Shielded: cancelling the request must not cancel the abort.
             await asyncio.shield(engine.abort(sequence.rid))
 
 
 @router.get("/health")
 async def health(request: Request) -> Response:
-    """Alive, paused or not, as SGLang with generation in health checks turned off."""
+    """Answers 200 without generating a token, also while paused."""
     return Response(status_code=200 if engine_of(request).alive else 503)
 
 
 @router.get("/health_generate")
 async def health_generate(request: Request) -> Response:
-    """Alive and generating: one token within the settings' time."""
+    """Answers 200 if the engine generates one token within `health_timeout_seconds`, else 503."""
     engine = engine_of(request)
     parsed = parse_generate({"input_ids": [0], "sampling_params": {"max_new_tokens": 1, "temperature": 0}})
     try:
@@ -249,7 +249,7 @@ async def models(request: Request) -> Response:
 async def flush_cache(request: Request, timeout: float = Query(0.0, ge=0.0)) -> Response:  # noqa: ASYNC109 - SGLang's
     engine = engine_of(request)
     deadline = asyncio.get_running_loop().time() + timeout
-    # Polled, as SGLang does: an empty engine is no event that anyone else waits for.
+    # Polled, as in SGLang: nothing else needs an event for an idle engine.
     while not (flushed := await engine.flush_cache()) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
     return Response("Cache flushed.\n" if flushed else "Flush cache failed.\n", 200 if flushed else 400)
@@ -311,4 +311,4 @@ def _json(body: bytes) -> Any:
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is no JSON: {error}") from error
+        raise BadRequest(f"the body is not valid JSON: {error}") from error

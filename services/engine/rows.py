@@ -1,8 +1,8 @@
 """Keys and values of the sequences in flight, laid out so that attention reads them without gathering.
 
-A sequence in flight has a row: its own tokens, contiguous per head, in a bucket of rows of equal width. Tokens that
-many sequences begin with may stand once, in a `SharedPrefix`; a row then begins after it. `cache.PrefixCache` holds
-what outlives a sequence.
+A sequence in flight has a row: its own tokens, contiguous per head, in a bucket of rows of equal width. Sequences with
+a common prefix may share one copy of it, a `SharedPrefix`; their rows then begin after it. `cache.PrefixCache` stores
+keys and values for later sequences.
 
 Legend: L layers, R rows, K key-value heads, W width (tokens a row can hold), D head size, P tokens of a prefix.
 """
@@ -22,13 +22,13 @@ from leyden.services.engine.config import ModelConfig
 TokenIds = npt.NDArray[np.int32]
 
 _NARROWEST = 32
-# An empty bucket that could hold more tokens than this gives its memory back.
+# An empty bucket with room for more tokens than this is freed.
 _MAX_IDLE_TOKENS = 16384
 
 
 @dataclass(eq=False)
 class SharedPrefix:
-    """Tokens that several rows begin with, their keys and values [L, K, P, D], and how many rows use them."""
+    """A common prefix of several rows: its tokens, their keys and values [L, K, P, D], and the number of rows."""
 
     namespace: Hashable
     token_ids: TokenIds
@@ -42,7 +42,7 @@ class SharedPrefix:
 
 @dataclass(eq=False)
 class Row:
-    """A sequence's place: `length` own tokens have keys and values, after those of `prefix`."""
+    """A sequence's keys and values: those of `prefix`, then those of `length` own tokens."""
 
     bucket: Bucket
     index: int
@@ -71,7 +71,7 @@ class Bucket:
         self.rows.append(row)
 
     def remove(self, index: int) -> None:
-        """Frees a place; the last row moves there, so that rows stay contiguous."""
+        """Removes a row; the last row moves to its index, so that rows stay contiguous."""
         last = self.rows.pop()
         if index < len(self.rows):
             for tensor in (self.keys, self.values):
@@ -86,7 +86,7 @@ class Bucket:
         for name in ("keys", "values"):
             old = getattr(self, name)
             layers, _, heads, width, size = old.shape
-            # Zeros: positions beyond a row's length are masked, and must be finite for that.
+            # Zeros: positions beyond a row's length are masked, which needs finite values.
             new = torch.zeros(layers, rows, heads, width, size)
             new[:, :used] = old[:, :used]
             setattr(self, name, new)
@@ -100,7 +100,7 @@ class Workspace:
         self._buckets: dict[int, Bucket] = {}
 
     def seat(self, prefix: SharedPrefix | None, width: int) -> Row:
-        """An empty row for at least `width` tokens after `prefix`."""
+        """Allocates an empty row for at least `width` tokens after `prefix`."""
         bucket = self._bucket(width)
         row = Row(bucket, 0, prefix)
         bucket.append(row)
@@ -125,7 +125,7 @@ class Workspace:
             row.prefix.users -= 1
 
     def write(self, row: Row, kv: Tensor) -> None:
-        """Appends tokens [n, L, 2, K, D] to a row; room was reserved."""
+        """Appends tokens [n, L, 2, K, D] to a row; call `reserve` first."""
         end = row.length + len(kv)
         place = slice(row.length, end)
         row.bucket.keys[:, row.index, :, place] = kv[:, :, 0].permute(1, 2, 0, 3)
@@ -133,7 +133,7 @@ class Workspace:
         row.length = end
 
     def read(self, row: Row, start: int, end: int) -> Tensor:
-        """Keys and values [end - start, L, 2, K, D] of a sequence's positions, those in its prefix included."""
+        """Returns keys and values [end - start, L, 2, K, D] of a sequence's positions, its prefix included."""
         parts = []
         if row.prefix is not None and start < row.start:
             shared = slice(start, min(end, row.start))
@@ -144,7 +144,7 @@ class Workspace:
         return torch.cat([torch.stack(part).permute(3, 1, 0, 2, 4) for part in parts])
 
     def share(self, namespace: Hashable, token_ids: TokenIds, kv: Tensor) -> SharedPrefix:
-        """A prefix out of tokens [P, L, 2, K, D]."""
+        """Creates a shared prefix with keys and values [P, L, 2, K, D]."""
         keys, values = (kv[:, :, side].permute(1, 2, 0, 3).contiguous() for side in (0, 1))
         return SharedPrefix(namespace, token_ids, keys, values)
 
@@ -158,13 +158,13 @@ class Workspace:
 
 
 def common_length(ids_a: TokenIds, ids_b: TokenIds) -> int:
-    """How many tokens two sequences begin with in common."""
+    """Returns the length of the longest common prefix of two sequences."""
     size = min(len(ids_a), len(ids_b))
     differ = np.flatnonzero(ids_a[:size] != ids_b[:size])
     return int(differ[0]) if len(differ) else size
 
 
 def common_length_of(many: Iterable[TokenIds]) -> int:
-    """How many tokens all of several sequences begin with in common."""
+    """Returns the length of the longest common prefix of several sequences."""
     first, *rest = many
     return min((common_length(first, other) for other in rest), default=len(first))

@@ -1,4 +1,4 @@
-"""From logits to tokens, for a whole batch at once.
+"""Samples tokens from logits, for a full batch at once.
 
 Reported log-probabilities are SGLang's: log_softmax(logits / temperature) after penalties, bias and minimum length, and
 before top-k, top-p and min-p remove tokens. Temperature 0 is greedy, reported at temperature 1.
@@ -25,7 +25,7 @@ TokenLogprobs = list[tuple[float, int]]
 
 @dataclass
 class Draw:
-    """The sampling of one sequence, and its stream of random numbers when it has a seed."""
+    """The sampling parameters of one sequence, and its random generator when it has a seed."""
 
     sampling: SamplingParams
     end_ids: frozenset[int]
@@ -37,7 +37,7 @@ class Draw:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One sampled token. `top` and `chosen` hold (log-probability, token id) where asked for."""
+    """One sampled token. `top` and `chosen` hold (log-probability, token id) if requested."""
 
     token_id: int
     logprob: float
@@ -56,7 +56,7 @@ class Sampler:
             self._generator.manual_seed(seed)
 
     def sample(self, logits: Tensor, draws: Sequence[Draw]) -> list[Drawn]:
-        """One token for each row of [M, V] logits, which are overwritten."""
+        """Samples one token for each row of [M, V] logits; overwrites the logits."""
         for row, draw in enumerate(draws):
             if draw.sampling.reshapes:
                 _reshape(logits[row], draw)
@@ -88,7 +88,7 @@ class Sampler:
         return tokens
 
     def _uniforms(self, draws: Sequence[Draw]) -> Tensor:
-        """[M] numbers in [0, 1), float64; a seeded sequence uses the next of its own stream."""
+        """Draws [M] float64 numbers in [0, 1); a sequence with a seed draws from its own generator."""
         uniforms = torch.rand(len(draws), dtype=torch.float64, generator=self._generator)
         for row, draw in enumerate(draws):
             if draw.generator is not None:
@@ -97,14 +97,14 @@ class Sampler:
 
 
 def logprobs_of(logits: Tensor, token_ids: Sequence[int]) -> list[float]:
-    """Log-probability of one token per row of [M, V] logits, without temperature, as SGLang reports prompts."""
+    """Returns the log-probability of one token per row of [M, V] logits, without temperature, as SGLang for prompts."""
     picked = logits.gather(1, torch.tensor(token_ids).unsqueeze(1)).squeeze(1)
     listed: list[float] = (picked - logits.logsumexp(-1)).tolist()
     return listed
 
 
 def top_logprobs_of(logits: Tensor, count: int) -> list[TokenLogprobs]:
-    """The `count` most likely tokens per row of [M, V] logits, most likely first."""
+    """Returns the `count` most likely tokens per row of [M, V] logits, most likely first."""
     values, ids = (logits - logits.logsumexp(-1, keepdim=True)).topk(count)
     return [list(zip(*pair, strict=True)) for pair in zip(values.tolist(), ids.tolist(), strict=True)]
 
@@ -119,7 +119,7 @@ def _asked_logprobs(shifted: Tensor, norm: float, draw: Draw) -> tuple[TokenLogp
 
 
 def _reshape(logits: Tensor, draw: Draw) -> None:
-    """Penalties over the output, bias, and no end before the minimum length, in SGLang's order."""
+    """Applies penalties over the output, bias, and the minimum length, in SGLang's order."""
     sampling = draw.sampling
     counts = Counter(draw.output_ids)
     if counts:
@@ -134,10 +134,10 @@ def _reshape(logits: Tensor, draw: Draw) -> None:
 
 
 def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """[M] indices, each drawn with probability proportional to its weight in [M, V], by inverting the cumulative sum.
+    """Draws [M] indices, each with probability proportional to its weight in [M, V], by inverting the cumulative sum.
 
-    Blocks are summed first and only the block hit is summed again, in float64: one pass over the vocabulary instead of
-    `torch.multinomial`'s exponential variate per entry, which takes longer than the product that makes the logits.
+    Why: it sums the blocks and then the entries of the selected block, in float64. `torch.multinomial` draws a random
+    number for each entry of the vocabulary, which takes longer than computing the logits.
     """
     rows, size = weights.shape
     blocks = -(-size // _BLOCK)
@@ -150,7 +150,7 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     before = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), 0.0)
     inside = blocked[torch.arange(rows), block.squeeze(1)].double()
     sums = inside.cumsum(-1)
-    # The block's own sum differs from `ends` by rounding: scaled to it, the target never falls behind the last weight.
+    # The block's sum differs from `ends` by rounding: scaling the target keeps it below the block's last weight.
     extent = (ends.gather(1, block) - before).clamp_(min=torch.finfo(torch.float64).tiny)
     share = ((target - before) / extent).clamp_(0.0, 1.0 - 2**-40)
     token = torch.searchsorted(sums, share * sums[:, -1:], right=True).clamp_(max=_BLOCK - 1)
@@ -158,7 +158,7 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _choose_truncated(weights: Tensor, draws: Sequence[Draw], uniforms: Tensor) -> Tensor:
-    """Draws among the tokens that top-k, top-p and min-p leave, each judged on all tokens, as SGLang does."""
+    """Draws among the tokens that top-k, top-p and min-p leave; each filter uses all tokens, as in SGLang."""
     ordered, ids = weights.sort(dim=-1, descending=True)
     ordered = ordered.double()
     ordered /= ordered.sum(-1, keepdim=True)

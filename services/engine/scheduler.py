@@ -1,8 +1,8 @@
 """Continuous batching: at every step sequences join, advance by one token and leave.
 
-A step computes prompts first, packed and in chunks, then decodes one token for every sequence whose prompt is done. A
-prompt's last token is decoded, not prefilled, so that sampling happens in one place. A prompt that another one is just
-computing waits for it and finds its tokens in the cache at the next step.
+A step first prefills prompts, packed and in chunks, then decodes one token for every sequence whose prompt is computed.
+A prompt's last token is decoded, not prefilled, so that all sampling is in one place. A prompt that shares a long
+prefix with one being computed waits, and finds the prefix in the cache at the next step.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from leyden.services.engine.rows import SharedPrefix, TokenIds, Workspace, commo
 from leyden.services.engine.sampling import Sampler, logprobs_of, top_logprobs_of
 from leyden.services.engine.sequence import Finish, Namespace, Sequence
 
-# A prompt waits for another one that computes at least this many tokens it needs, too.
+# A prompt waits for another prompt that computes at least this many of its tokens.
 WORTH_WAITING = 16
-# Room for output that a new row is given at once; longer outputs move to wider rows as they grow.
+# Output tokens that a new row has room for; longer outputs move to wider rows as they grow.
 _FIRST_ROOM = 64
-# Rows of logits computed at a time for log-probabilities of prompts; bounds memory.
+# Positions whose logits are computed at once for log-probabilities of prompts; bounds memory.
 _LOGIT_ROWS = 128
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of a scheduler; all counts of tokens or sequences."""
+    """Limits of a scheduler, in tokens or sequences."""
 
     max_running: int = 128
     max_total_tokens: int = 65536
@@ -52,7 +52,7 @@ class Totals:
 
 @dataclass
 class Scheduler:
-    """All sequences in flight. One thread calls it; nothing in it blocks.
+    """Schedules all sequences in flight. One thread calls it; no method blocks.
 
     `version` labels tokens. `epoch` counts the weights served so far; the cache has a namespace for each.
     """
@@ -92,14 +92,14 @@ class Scheduler:
         self.waiting.extend(sequences)
 
     def abort(self, sequences: Iterable[Sequence]) -> None:
-        """Ends sequences with the tokens that they have."""
+        """Ends sequences with the tokens sampled so far."""
         for sequence in sequences:
             queued = sequence in self.waiting and not sequence.admitted
             self._leave(sequence)
             sequence.end(Finish("abort", message="Abort in waiting queue" if queued else "Aborted"))
 
     def retract(self, sequences: Iterable[Sequence]) -> None:
-        """Sends sequences back to the queue, oldest first; their tokens are computed again, or found in the cache."""
+        """Returns sequences to the queue, oldest first; their tokens are then computed again or read from the cache."""
         for sequence in sorted(sequences, key=lambda sequence: sequence.received_at, reverse=True):
             self._leave(sequence)
             sequence.computed, sequence.retractions = 0, sequence.retractions + 1
@@ -107,14 +107,14 @@ class Scheduler:
             self.waiting.appendleft(sequence)
 
     def flush_cache(self) -> bool:
-        """Empties the prefix cache; refused while a sequence has a row."""
+        """Empties the prefix cache; returns False without a change while a sequence has a row."""
         if self.running or self.prefilling:
             return False
         self.cache.flush()
         return True
 
     def drop_all(self, finish: Finish) -> list[Sequence]:
-        """Ends everything and forgets all that was computed, after an error that leaves rows in doubt."""
+        """Ends all sequences and empties rows and cache, after an error that may have corrupted them."""
         dropped = self.in_flight
         for sequence in dropped:
             sequence.row = None
@@ -123,14 +123,14 @@ class Scheduler:
         return dropped
 
     def replace_model(self, model: Model, version: str | None) -> None:
-        """Serves other weights from the next step on; rows in place keep the old keys and values."""
+        """Serves other weights from the next step on; running sequences retain their old keys and values."""
         self.model = model
         self.epoch += 1
         self.version = self.version if version is None else version
 
     @torch.no_grad()
     def step(self) -> list[Sequence]:
-        """One iteration; the sequences that gained a token or ended."""
+        """Runs one iteration; returns the sequences that gained a token or ended."""
         started = time.perf_counter()
         self._admit()
         ended = self._prefill() if self.prefilling else []
@@ -140,7 +140,7 @@ class Scheduler:
         return ended + advanced
 
     def _admit(self) -> None:
-        """Gives rows to waiting sequences, in order, as far as limits and this step's prompt tokens allow."""
+        """Gives rows to queued sequences in order, within the limits and this step's budget of prompt tokens."""
         budget = self.limits.prefill_tokens - sum(s.target - s.computed for s in self.prefilling)
         used = self.row_tokens
         computing = [sequence.token_ids() for sequence in self.prefilling]
@@ -197,7 +197,7 @@ class Scheduler:
         self.prefilling.append(sequence)
 
     def _prefill(self) -> list[Sequence]:
-        """Computes prompts up to this step's budget; the sequences that end here because no output was asked for."""
+        """Computes prompts up to this step's budget; returns the sequences that end here: those with no output."""
         budget = self.limits.prefill_tokens
         batch: list[tuple[Sequence, TokenIds]] = []
         for sequence in self.prefilling:
@@ -238,7 +238,7 @@ class Scheduler:
             self._remember(sequence)
 
     def _read_prompt_logprobs(self, sequence: Sequence, hidden: torch.Tensor) -> None:
-        """Log-probabilities of the prompt's tokens that follow these hidden states, where they were asked for."""
+        """Stores the log-probabilities of the prompt tokens that follow these hidden states, if requested."""
         prompt = sequence.prompt
         if not prompt.return_logprob or prompt.logprob_start_len < 0 or sequence.output_ids:
             return
@@ -252,12 +252,12 @@ class Scheduler:
                 sequence.input_top_logprobs += top_logprobs_of(logits, prompt.top_logprobs_num)
 
     def _make_room(self) -> None:
-        """Sends the youngest back while the next tokens would not fit the budget."""
+        """Retracts the youngest sequences until the next tokens fit the token limit."""
         while len(self.running) > 1 and self.row_tokens + len(self.running) > self.limits.max_total_tokens:
             self.retract([max(self.running, key=lambda sequence: sequence.received_at)])
 
     def _decode(self) -> list[Sequence]:
-        """One token for every running sequence."""
+        """Decodes one token for every running sequence."""
         by_row = {}
         for sequence in self.running:
             assert sequence.row is not None
@@ -273,7 +273,7 @@ class Scheduler:
             row.length += 1
             sequence.computed += 1
             sequence.append(token, self.version)
-        # After all rows have grown: a row that leaves makes another one move, with the tokens it counts.
+        # After all rows have grown, because removing a row moves another one, which needs its final length.
         for sequence in batch:
             if sequence.finish is not None:
                 self._leave(sequence)
@@ -295,7 +295,7 @@ class Scheduler:
             self._prefixes.remove(prefix)
 
     def _remember(self, sequence: Sequence) -> None:
-        """Stores a row's keys and values, unless other weights are served by now."""
+        """Stores a row's keys and values in the cache, unless the weights have changed."""
         namespace, row = sequence.namespace, sequence.row
         assert namespace is not None
         assert row is not None

@@ -1,4 +1,4 @@
-"""One generation in flight: its request, its tokens so far, and the place of its keys and values."""
+"""One generation in flight: its request, its tokens so far, and its row of keys and values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leyden.services.engine.text import StopStrings
 
 @dataclass(frozen=True)
 class Namespace:
-    """The prefixes that a sequence may share: those of the same weights and the same salt."""
+    """Sequences share prefixes within a namespace: the same weights and the same salt."""
 
     epoch: int
     salt: str
@@ -25,7 +25,7 @@ class Namespace:
 
 @dataclass(frozen=True)
 class Finish:
-    """Why a generation ended, as SGLang says it: `matched` for stop, `message` for abort."""
+    """The end of a generation in SGLang's terms: `matched` for stop, `message` for abort."""
 
     kind: Literal["stop", "length", "abort"]
     matched: int | str | None = None
@@ -37,17 +37,17 @@ class Finish:
 class Sequence:
     """A prompt and the tokens sampled after it.
 
-    The scheduler's thread writes; the thread of the HTTP routes reads. `output_ids` grows last at each token and
-    `finish` is set after it, so a reader that reads `finish` before the number of `output_ids` sees all up to it.
+    The scheduler's thread writes; the thread of the HTTP routes reads. `output_ids` grows last at each token, and
+    `finish` is set after it: a reader that reads `finish` before `output_ids` sees all tokens of a finished sequence.
     """
 
     prompt: Prompt
     prompt_ids: TokenIds
     draw: Draw
     stops: StopStrings | None
-    # The id that aborts this and its siblings: the request's, before one was made for each of n choices.
+    # The request's `rid`, which aborts all its n choices; each choice has an id of its own.
     group_rid: str
-    # Set, in the routes' thread, when there is something new to read.
+    # Set in the routes' thread when tokens or the end arrive.
     changed: asyncio.Event
     streams: bool = False
 
@@ -61,7 +61,7 @@ class Sequence:
 
     namespace: Namespace | None = None
     row: Row | None = None
-    # Tokens, from the first on, whose keys and values are in the row or its prefix.
+    # Number of leading tokens whose keys and values are in the row or its prefix.
     computed: int = 0
     cached_tokens: int = 0
     admitted: bool = False
@@ -82,17 +82,17 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """Prompt and output."""
+        """Number of tokens in prompt and output."""
         return len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def target(self) -> int:
-        """Tokens that need keys and values before the next token can be sampled: all but the last one."""
+        """Number of tokens that need keys and values before the next one can be sampled: all except the last."""
         return self.length - 1
 
     @property
     def max_length(self) -> int:
-        """Length at which the generation ends at the latest."""
+        """Length at which the generation must end."""
         return len(self.prompt_ids) + self.draw.sampling.max_new_tokens
 
     @property
@@ -101,7 +101,7 @@ class Sequence:
 
     @property
     def needed_from(self) -> int:
-        """First position whose hidden state the prompt's log-probabilities need; `target` when none is."""
+        """First position whose hidden state the prompt's log-probabilities need; `target` when none are requested."""
         start = self.prompt.logprob_start_len
         if not self.prompt.return_logprob or start < 0 or self.input_logprobs:
             return self.target
@@ -130,7 +130,7 @@ class Sequence:
         self.finish = finish
 
     def _finish_after(self, token_id: int) -> Finish | None:
-        """SGLang's order: a stop string, then a stop token, then the length."""
+        """Checks the ends in SGLang's order: a stop string, then a stop token, then the length."""
         sampling = self.draw.sampling
         if self.stops is not None and (matched := self.stops.matched(self.output_ids)) is not None:
             return Finish("stop", matched)

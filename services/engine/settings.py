@@ -21,31 +21,31 @@ class Settings(HttpSettings):
     model_path: Path = Path("model")
     """Hugging Face folder with config, safetensors and tokenizer of a dense Llama or Qwen2 style model."""
     served_model_name: str | None = None
-    """Name in `/v1/models`; the model path when unset, and after weights were loaded from elsewhere."""
+    """Name in `/v1/models`; the model path when unset, and after an update from another folder."""
     weight_version: str = "default"
-    """Label of the weights at start; every output token carries the label of its weights."""
+    """Version label of the weights at start; `weight_versions` reports it for every output token."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of the linear products. bfloat16 is faster where the processor has it; its log-probabilities are coarser."""
     threads: int = Field(default=0, ge=0)
     """Processor threads of one forward pass; 0 uses every core."""
     max_running_requests: int = Field(default=128, ge=1)
-    """Generations that advance together; more wait in the queue."""
+    """Sequences that run at once; more wait in the queue."""
     max_total_tokens: int = Field(default=65536, ge=64)
-    """Tokens of the prefix cache, and likewise of all running generations together."""
+    """Maximum tokens of the prefix cache, and separately of all running sequences."""
     chunked_prefill_size: int = Field(default=2048, ge=16)
-    """Prompt tokens computed between two decoding steps."""
+    """Maximum prompt tokens computed between two decoding steps."""
     context_length: int | None = Field(default=None, ge=16)
-    """Prompt and output together; the model's own when unset, and never more than `max_total_tokens`."""
+    """Tokens of prompt and output together; the model's own limit when unset, at most `max_total_tokens`."""
     incremental_streaming_output: bool = False
     """Whether each event of a stream holds its new tokens alone, instead of all tokens so far."""
     seed: int | None = None
-    """Seed of sampling for requests that bring none; random when unset."""
+    """Sampling seed of requests without one; random when unset."""
     api_key: SecretStr | None = None
-    """Bearer key of all routes but health and metrics; without one they are open."""
+    """Bearer key of all routes except health and metrics; without it no key is required."""
     api_key_file: Path | None = None
     """File that holds the API key, instead of `api_key`."""
     admin_api_key: SecretStr | None = None
-    """Bearer key of the control routes instead of the API key; without one the API key opens them, too."""
+    """Bearer key of the control routes instead of the API key; without it they accept the API key."""
     admin_api_key_file: Path | None = None
     """File that holds the admin API key, instead of `admin_api_key`."""
     health_timeout_seconds: float = Field(default=20.0, gt=0)

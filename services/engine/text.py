@@ -1,4 +1,4 @@
-"""Tokens to text and back: the folder's tokenizer, incremental decoding and stop strings."""
+"""The folder's tokenizer, incremental decoding, and stop strings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-# Decoding again from this many tokens back gives the same text: merges across the border are complete by then.
+# Decoding with this many earlier tokens gives the same text as decoding all: no merge spans more tokens.
 _CONTEXT_TOKENS = 6
 _INCOMPLETE = "�"
 
@@ -28,9 +28,9 @@ class Text:
 
 
 class Decoder:
-    """Text of a growing sequence of tokens, at a cost per token that does not grow with it.
+    """Decodes a growing sequence of tokens incrementally, at a constant cost per token.
 
-    A token that ends inside a character adds nothing until the rest of the character is there.
+    A token that ends inside a character adds no text until the rest of the character arrives.
     """
 
     def __init__(self, text: Text, skip_special: bool) -> None:
@@ -40,7 +40,7 @@ class Decoder:
         self._decoded = ""
 
     def advance(self, token_ids: Sequence[int]) -> str:
-        """The text of all of `token_ids`, which begin with those of the call before."""
+        """Returns the text of all of `token_ids`, which begin with the tokens of the previous call."""
         before = self._text.decode(token_ids[self._context : self._read], self._skip_special)
         longer = self._text.decode(token_ids[self._context :], self._skip_special)
         if not longer.endswith(_INCOMPLETE):
@@ -51,14 +51,14 @@ class Decoder:
 
 
 class StopStrings:
-    """Looks for stop strings in the text of a growing sequence of tokens."""
+    """Finds stop strings in the text of a growing sequence of tokens."""
 
     def __init__(self, text: Text, stops: Sequence[str]) -> None:
         self._decoder, self._stops = Decoder(text, skip_special=False), stops
         self._searched = 0
 
     def matched(self, token_ids: Sequence[int]) -> str | None:
-        """The stop string that the newest tokens completed: the first in the text, the first given among equals."""
+        """Returns the stop string that the newest tokens complete: the first in the text, then in the request."""
         text = self._decoder.advance(token_ids)
         start = max(0, self._searched - max(map(len, self._stops)))
         self._searched = len(text)

@@ -1,4 +1,4 @@
-"""A tiny random Llama with a byte-level tokenizer, built offline; tests serve and train it instead of a real one."""
+"""Makes a tiny random Llama with a byte-level tokenizer, without downloads, for tests that serve and train a model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def make_tiny_model(
     context_length: int = 4096,
     chat_template: str = CHATML_TEMPLATE,
 ) -> Path:
-    """`folder`, now holding a random float32 Llama of about 100,000 parameters, its tokenizer and its chat template.
+    """Writes a random float32 Llama of about 100,000 parameters, its tokenizer and its chat template to `folder`.
 
-    The tokenizer maps every byte to one token (ids 0 to 255), then come the ChatML markers and fillers; the end of a
+    The tokenizer maps every byte to one token (ids 0 to 255); ChatML markers and unused tokens follow. The end of a
     turn, `<|im_end|>`, is the end of sequence. The same seed gives the same weights.
 
     Args:    vocab_size: at least 259 (256 bytes and 3 markers)
     """
-    # Imported late: building is rare, and transformers takes seconds to import.
+    # Imported late: few callers make a model, and importing transformers takes seconds.
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -56,7 +56,7 @@ def make_tiny_model(
 
 
 def _write_tokenizer(folder: Path, vocab_size: int, chat_template: str) -> tuple[int, int]:
-    """The ids of the end of sequence and of padding."""
+    """Writes the tokenizer; returns the ids of the end of sequence and of padding."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
