@@ -1,4 +1,4 @@
-"""Two looks before anything is released: pinned packages with known vulnerabilities, and secrets in tracked files.
+"""Two audits before a release: pinned packages with published vulnerabilities, and secrets in tracked files.
 
 `python -m tests.audit packages` asks PyPI's advisories for every version in constraints.txt. A vulnerability fails; a
 package that could not be asked about (a mirror without advisories, no network) is named and does not.

@@ -126,7 +126,7 @@ async def add_attempt(database: Database, rollout: tables.Rollout, number: int =
 
 
 async def end_attempt(database: Database, rollout_id: str, number: int = 1, *, state: str = "expired") -> None:
-    """Ends a live attempt as whoever does it in earnest would, save that nobody is told and no outcome is written."""
+    """Ends a live attempt as the services do, but sends no notification and writes no outcome."""
     async with database.session() as session:
         row = await session.get_one(tables.Attempt, (rollout_id, number))
         row.state, row.finished_at = state, datetime.now(tz=UTC)
@@ -135,7 +135,7 @@ async def end_attempt(database: Database, rollout_id: str, number: int = 1, *, s
 async def add_outcome(
     database: Database, rollout: tables.Rollout, attempt: int = 1, *, reward: float | None = 1.0, **columns: Any
 ) -> tables.Outcome:
-    """How an attempt ended, by default `succeeded`; the attempt itself is left alone."""
+    """Adds an outcome, by default `succeeded`, without a change to its attempt."""
     values = {
         "rollout_id": rollout.id,
         "attempt": attempt,

@@ -1,4 +1,4 @@
-"""Trouble for a running platform: kills, kills at named points, pauses, a wiped Redis; when and whom says a seed."""
+"""Injects failures into a running platform, chosen by a seed: kills, kills at fault points, pauses, a wiped Redis."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def fault_points() -> list[str]:
 
 
 class Chaos:
-    """Makes trouble and counts it. `kills` by victim, `pauses`, `flushes`.
+    """Injects failures and counts them: `kills` by victim, `pauses`, `flushes`.
 
     Args: injector: of the folder that services were started with; None for no kills at points
         pause_seconds: longest SIGSTOP
@@ -86,7 +86,7 @@ class Chaos:
         self._paused: list[threading.Timer] = []
 
     def strike(self, run_id: str) -> str:
-        """One piece of trouble, in words."""
+        """Injects one failure and returns its description."""
         choice = self._dice.random()
         if self._points and choice < 0.25:
             return self._arm(self._dice.choice(self._points))
@@ -160,7 +160,7 @@ def _resume(process: psutil.Process) -> None:
 
 
 class RunWatch:
-    """How far a run is, asked of the store itself: services may be away."""
+    """Progress of a run, read from the store because services may be down."""
 
     def __init__(self, platform: Platform, run_id: str) -> None:
         self._platform = platform

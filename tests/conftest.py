@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import itertools
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,51 @@ _NO_CLOCK: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthC
 settings.register_profile("same", max_examples=50, derandomize=True, database=None, **_NO_CLOCK)
 settings.register_profile("fuzz", print_blob=True, max_examples=1000, **_NO_CLOCK)
 settings.load_profile("same")
+
+# The files that take longest begin first, so that no worker is left with one at the end; those of tests that share a
+# platform follow one another.
+_LONGEST = (
+    "e2e/promises/test_07_kill_any_process_at_any_moment.py",
+    "e2e/test_dependencies_redis_engine.py",
+    "e2e/test_dependencies_postgres.py",
+    "e2e/test_growth.py",
+    "e2e/test_points.py",
+    "e2e/test_installed.py",
+    "e2e/promises/test_08_infrastructure_failures_are_never_rewards.py",
+    "e2e/promises/test_09_weights_change_and_the_agent_never_notices.py",
+    "e2e/test_first_light.py",
+    "e2e/promises/test_03_every_token_knows_its_policy_version.py",
+    "e2e/promises/test_06_one_writer_per_table.py",
+    "e2e/test_one_rollout.py",
+    "e2e/promises/test_10_an_agent_reaches_its_own_rollout_and_nothing_else.py",
+    "e2e",
+    "contract/trainer",
+    "contract/engine",
+    "contract/state_machines",
+    "contract",
+)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collects without the garbage collector, which then never visits the modules and tests again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sorts by _LONGEST; the rest stays in its order."""
+    root = Path(__file__).parent
+
+    def place(item: pytest.Item) -> int:
+        name = f"{item.path.relative_to(root)}"
+        return next((place for place, start in enumerate(_LONGEST) if name.startswith(start)), len(_LONGEST))
+
+    items.sort(key=place)
 
 
 @dataclass

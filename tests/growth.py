@@ -75,7 +75,7 @@ def run_document(rollouts: int) -> dict[str, Any]:
         "agent": {"command": ["bash", str(AGENT)]},
         "runner": {"timeout_seconds": 120},
         "sampling": {"group_size": GROUP_SIZE, "groups_per_step": per_step, "max_attempts": 5},
-        "training": {"steps": groups // per_step, "max_logprob_gap": 100.0},
+        "training": {"steps": groups // per_step, "max_logprob_gap": 100.0, "min_effective_share": 0.0},
     }
 
 

@@ -77,6 +77,7 @@ FROM rollouts r JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt
 WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
     WHEN r.reason = 'succeeded' THEN o.kind = 'succeeded' AND r.reward = coalesce(o.reward, 0) AND (
         o.reward IS NOT NULL
+        OR u.config #>> '{runner,stdout_reward}' = 'false'
         OR EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = r.attempt)
         OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id))
     ELSE u.config #>> '{sampling,agent_failure}' = 'reward'
@@ -96,7 +97,7 @@ JOIN LATERAL (
 ) c ON true
 WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout') AND (
     c.status = 'failed'
-    OR r.reason = 'timeout' AND c.held > 0.5 * extract(epoch FROM a.finished_at - a.started_at));
+    OR r.reason = 'timeout' AND c.held > 0.2 * extract(epoch FROM a.finished_at - a.started_at));
 
 \echo question: outcomes that their exit code or their duration belies
 SELECT o.rollout_id, o.attempt, o.kind, o.exit_code, o.detail FROM outcomes o
@@ -118,7 +119,7 @@ CROSS JOIN LATERAL (
 WHERE r.run_id = :'run' AND r.state = 'excluded' AND NOT coalesce(CASE
     WHEN r.reason IN ('lease_lost', 'infra_error', 'cancelled', 'call_failed', 'held')
     THEN t.tries >= (u.config #>> '{sampling,max_attempts}')::integer AND CASE r.reason
-        WHEN 'lease_lost' THEN t.last = 'expired' WHEN 'call_failed' THEN t.last IN ('agent_error', 'timeout')
+        WHEN 'lease_lost' THEN t.last = 'expired' WHEN 'call_failed' THEN t.last IN ('agent_error', 'timeout', 'succeeded')
         WHEN 'held' THEN t.last = 'timeout' ELSE t.last = r.reason END
     ELSE u.config #>> '{sampling,agent_failure}' = 'exclude'
         AND CASE r.reason WHEN 'no_reward' THEN t.last = 'succeeded' ELSE t.last = r.reason END
@@ -126,8 +127,13 @@ WHERE r.run_id = :'run' AND r.state = 'excluded' AND NOT coalesce(CASE
 
 \echo question: two attempts of one rollout that settled with a verdict, beside failures of the platform
 SELECT o.rollout_id, count(*) FROM outcomes o JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt
+JOIN runs u ON u.id = o.run_id
 WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled')
-AND (SELECT o.kind <> 'succeeded' AND (bool_or(m.status = 'failed')
+AND (SELECT bool_or(m.status = 'failed' AND o.kind = 'succeeded' AND NOT EXISTS (
+        SELECT FROM model_calls n WHERE n.run_id = :'run' AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
+        AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence AND n.status = 'completed'))
+    AND u.config #>> '{sampling,failed_call}' IS DISTINCT FROM 'accept'
+    OR o.kind <> 'succeeded' AND (bool_or(m.status = 'failed')
         OR (SELECT sum(upper(wait) - lower(wait)) / 1e9 FROM unnest(range_agg(
         int8range(m.sequence, m.sequence + (m.queued_seconds * 1e9)::bigint))) AS wait) > 0.5 * extract(epoch FROM a.finished_at - a.started_at))
      FROM model_calls m WHERE m.run_id = :'run' AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt

@@ -14,17 +14,24 @@ ROOT = Path(__file__).resolve().parents[1]
 def open_to_agents(path: Path) -> Path:
     """A file that every user may append to, in a folder where agents find it; `path` itself if it is one already.
 
-    Otherwise `path` becomes a link to it.
+    Otherwise `path` becomes a link to it, and the file itself when this process ends.
     """
     real = Path(os.path.realpath(path))
     if real.exists() and real.stat().st_mode & 2 and all(parent.stat().st_mode & 1 for parent in real.parents):
         return real
     folder = Path(tempfile.mkdtemp(prefix="leyden-agents-log-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    folder.chmod(0o711)
     there = folder / path.name
+    atexit.register(_bring_back, there, path)
+    folder.chmod(0o711)
     there.write_bytes(path.read_bytes() if path.exists() else b"")
     there.chmod(0o666)
     path.unlink(missing_ok=True)
     path.symlink_to(there)
     return there
+
+
+def _bring_back(there: Path, path: Path) -> None:
+    if path.is_symlink() and there.exists():
+        path.unlink()
+        shutil.move(there, path)
+    shutil.rmtree(there.parent, ignore_errors=True)

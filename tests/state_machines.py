@@ -1,4 +1,4 @@
-"""What the state machine tests share: a database for each walk, and both orders of two things that happen at once."""
+"""Shared code of the state machine tests: a database per walk, and both orders of two concurrent operations."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self.runner.run(work)
 
     def both(self, first: Coroutine[Any, Any, Any], second: Coroutine[Any, Any, Any]) -> tuple[Any, Any]:
-        """What two coroutines that run at once return."""
+        """Runs two coroutines concurrently and returns their results."""
 
         async def run() -> tuple[Any, Any]:
             one, other = await asyncio.gather(first, second)

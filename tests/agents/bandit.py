@@ -1,4 +1,4 @@
-"""An agent with one question and two arms: a reply whose first character has an odd code point earns 1, another 0.
+"""A two-armed bandit as an agent: a reply whose first character has an odd code point earns 1, any other earns 0.
 
 It speaks the chat completions protocol with the standard library alone, so that hundreds of attempts start quickly.
 BANDIT_LOG names a file of JSON lines to which it adds that it will ask, before it asks, and the whole answer, before
@@ -8,13 +8,14 @@ pulls, waits as long as a tool would take, and pulls again; the rollouts of grou
 BANDIT_GATE exists, where one is named.
 """
 
-import http.client
 import json
 import os
+import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
+
+# `python -I` does not look here by itself.
+sys.path.insert(0, os.path.dirname(__file__))
+import plain_http
 
 TOKENS = int(os.environ.get("BANDIT_TOKENS", "1"))
 QUESTION = {"model": "any", "max_tokens": TOKENS, "temperature": 1.0, "logprobs": True}
@@ -33,16 +34,13 @@ def tell(**facts):
 
 def post(url, document, headers, tries=60):
     body, headers = json.dumps(document).encode(), headers | {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, data=body, headers=headers)
     for retry in range(tries):
-        request.add_header("x-stainless-retry-count", str(retry))
         try:
-            with urllib.request.urlopen(request, timeout=120) as response:
-                return json.load(response)
-        except urllib.error.HTTPError as error:
-            if error.code not in (408, 409, 429, 500, 502, 503, 504):
+            return json.loads(plain_http.post(url, body, headers | {"x-stainless-retry-count": str(retry)}))
+        except plain_http.Refused as error:
+            if error.status not in (408, 409, 429, 500, 502, 503, 504):
                 raise
-        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError, ValueError):
+        except (OSError, EOFError, ValueError):
             pass
         time.sleep(0.5)
     raise SystemExit(f"{url} never answered")
@@ -65,9 +63,9 @@ def export(answer):
         "endTimeUnixNano": now,
         "attributes": [{"key": key, "value": {"stringValue": value}} for key, value in named.items()],
     }
-    _, key = urllib.parse.unquote(os.environ["OTEL_EXPORTER_OTLP_HEADERS"]).split("=", 1)
+    name, key = os.environ["OTEL_EXPORTER_OTLP_HEADERS"].split("=", 1)
     document = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
-    post(os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces", document, {"Authorization": key})
+    post(os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces", document, {name: key})
     tell(span=span_id)
 
 

@@ -1,4 +1,4 @@
-"""An agent that tries every door with the one key it has. Its last line tells what it `got` and how often it `tried`.
+"""An agent that tries its key at every endpoint. Its last line reports what it `got` and how often it `tried`.
 
 PREY says where the platform listens: `api`, `engine`, `gateway`, `collector`, and `internal`, ports of health.
 """
@@ -83,6 +83,6 @@ for key in (KEY, None):
     for internal in PREY["internal"]:
         steal("GET", f"{internal}/v1/runs", None, key)
         steal("POST", f"{internal}/readyz", {}, key)
-# What is its own stays open, whatever it has tried.
+# Its own endpoint stays open after all these tries.
 served = ask("POST", os.environ["OPENAI_BASE_URL"] + "/chat/completions", CHAT)
 print(json.dumps({"reward": 0.0, "got": got, "statuses": statuses, "served": served, "key": KEY}))

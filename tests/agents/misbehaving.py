@@ -113,7 +113,7 @@ def leave_strange_files():
 
 
 def leave_links():
-    """Where a clean-up would follow them: in place of folders, and of the working folder itself."""
+    """In the places in which a clean-up would follow them: instead of folders, and of the working folder itself."""
     canary = os.environ["CANARY"]
     os.symlink(canary, "link")
     os.symlink(canary, "../tmp/link")

@@ -6,11 +6,12 @@ WITNESS_LOG is one JSON document, written before anything else is done with what
 
 import json
 import os
-import secrets
+import sys
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
+
+# `python -I` does not look here by itself.
+sys.path.insert(0, os.path.dirname(__file__))
+import plain_http
 
 FAR = 120
 WAITING = (408, 409, 429, 499, 500, 502, 503, 504)
@@ -24,15 +25,13 @@ def note(kind, what):
 
 
 def post(url, document, read):
-    """What `read` makes of the answer; tries again as SDKs and exporters do, for a minute."""
-    request = urllib.request.Request(url, json.dumps(document).encode(), KEY)
+    """The answer as parsed by `read`; tries again as SDKs and exporters do, for a minute."""
+    body = json.dumps(document).encode()
     for retry in range(FAR):
-        request.add_header("x-stainless-retry-count", str(retry))
         try:
-            with urllib.request.urlopen(request, timeout=60) as response:
-                return read(response)
-        except urllib.error.HTTPError as error:
-            if error.code not in WAITING:
+            return read(plain_http.post(url, body, KEY | {"x-stainless-retry-count": str(retry)}, timeout_seconds=60))
+        except plain_http.Refused as error:
+            if error.status not in WAITING:
                 raise
         except (OSError, ValueError, EOFError):
             pass
@@ -40,13 +39,13 @@ def post(url, document, read):
     raise SystemExit(f"{url} never answered")
 
 
-def whole(response):
-    answer = json.load(response)
+def full_text(content):
+    answer = json.loads(content)
     return answer["id"], answer["choices"][0]["message"]["content"]
 
 
-def streamed(response):
-    events = response.read().decode().split("\n\n")
+def streamed(content):
+    events = content.decode().split("\n\n")
     if events[-2:] != ["data: [DONE]", ""]:
         raise EOFError("the stream ended early")
     chunks = [json.loads(event[6:]) for event in events[:-2] if event.startswith("data: ")]
@@ -55,7 +54,7 @@ def streamed(response):
 
 
 def ask(messages, **more):
-    read = streamed if more.get("stream") else whole
+    read = streamed if more.get("stream") else full_text
     # First, as SDKs write it: a later call goes on from the record of the first.
     question = {"messages": messages, "model": "any", "max_tokens": 1, "temperature": 1.0}
     name, text = post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", question | more, read)
@@ -66,7 +65,7 @@ def ask(messages, **more):
 def span(trace, answered):
     now = time.time_ns()
     attributes = [{"key": "gen_ai.operation.name", "value": {"stringValue": "execute_tool"}}]
-    span_id = secrets.token_hex(8)
+    span_id = os.urandom(8).hex()
     document = {"traceId": trace, "spanId": span_id, "name": answered, "attributes": attributes}
     return document | {"startTimeUnixNano": str(now), "endTimeUnixNano": str(now + 1), "kind": 1}
 
@@ -74,7 +73,7 @@ def span(trace, answered):
 def tell(spans):
     scope = {"scope": {"name": "witness"}, "spans": spans}
     url = os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces"
-    post(url, {"resourceSpans": [{"resource": {}, "scopeSpans": [scope]}]}, lambda response: response.read())
+    post(url, {"resourceSpans": [{"resource": {}, "scopeSpans": [scope]}]}, bytes)
     for one in spans:
         note("span", one["spanId"])
 
@@ -83,8 +82,8 @@ messages = [{"role": "user", "content": "heads?"}]
 first = ask(messages)
 again = [*messages, {"role": "assistant", "content": first}, {"role": "user", "content": "again?"}]
 ask(again, stream=True, max_tokens=3)
-trace = secrets.token_hex(16)
+trace = os.urandom(16).hex()
 tell([span(trace, "look"), span(trace, "leap")])
-post(os.environ["LEYDEN_REWARD_URL"], {"value": 0.0, "key": "kindness"}, lambda response: response.read())
+post(os.environ["LEYDEN_REWARD_URL"], {"value": 0.0, "key": "kindness"}, bytes)
 note("reward", "kindness")
 print(json.dumps({"reward": float(ord((first or "\0")[0]) % 2)}))

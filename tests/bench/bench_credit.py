@@ -12,7 +12,7 @@ import psycopg
 from sqlalchemy import text
 
 from leyden.libs.contracts.ids import sample_id
-from leyden.libs.store.calls import CallWriter
+from leyden.libs.store.calls import write_calls
 from leyden.libs.store.database import Database
 from leyden.libs.telemetry import configure_logs
 from leyden.services.credit.worker import credit_pending
@@ -57,14 +57,11 @@ async def _fill(database: Database) -> None:
     """Adds complete groups; each call of a sibling continues the one before."""
     rng = random.Random(0)
     run = await add_run(database, config=run_document(sampling={"group_size": SIBLINGS, "groups_per_step": 1}))
-    writer = CallWriter(database.dsn)
     for number in range(GROUPS):
         _, rollouts = await add_group(database, run, number, size=SIBLINGS)
         for rollout in rollouts:
-            await writer.write(
-                conversation(rng, run.id, rollout.id, calls=CALLS, prompt=PROMPT_TOKENS, sampled=SAMPLED_TOKENS)
-            )
-    await writer.close()
+            made = conversation(rng, run.id, rollout.id, calls=CALLS, prompt=PROMPT_TOKENS, sampled=SAMPLED_TOKENS)
+            await write_calls(database, made)
     async with database.session() as session:
         await session.execute(_FINISH, {"run": run.id})
         await session.execute(_COMPLETE, {"run": run.id})

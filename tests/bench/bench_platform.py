@@ -22,7 +22,7 @@ from sqlalchemy import select
 
 from leyden.libs.cli.platform import Options, Platform
 from leyden.libs.cli.record import read_record
-from leyden.libs.cli.services import SERVICES
+from leyden.libs.cli.services import ENGINE_KEY, SERVICES
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import EvaluationRequest
 from leyden.libs.queue.notifications import Notifications, Topic
@@ -130,7 +130,7 @@ def _trained_run(client: Client) -> str:
         "runner": {"timeout_seconds": 60},
         "sampling": {"group_size": SIBLINGS, "groups_per_step": 1},
         # The scripted engine invents its log-probabilities.
-        "training": {"steps": 1, "max_logprob_gap": 100.0},
+        "training": {"steps": 1, "max_logprob_gap": 100.0, "min_effective_share": 0.0},
     }
     run_id = client.create_run(document).id
     _until(lambda: client.run(run_id).phase == "completed")
@@ -185,9 +185,9 @@ async def _train(platform: Platform, repeats: int) -> list[tuple[float, float, f
     document = builders.run_document(
         sampling={"group_size": SIBLINGS, "groups_per_step": 1, "max_policy_lag": 0},
         # A run ends with its last version, which nobody needs to be served.
-        training={"steps": repeats + 2, "max_logprob_gap": 100.0},
+        training={"steps": repeats + 2, "max_logprob_gap": 100.0, "min_effective_share": 0.0},
     )
-    key = platform.facts.engine_key_file.read_text().strip()
+    key = (platform.home / ENGINE_KEY).read_text().strip()
     try:
         run = await builders.add_run(database, config=document)
         await notifications.notify(Topic.RUNS)

@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import groups, tables
-from leyden.libs.store.calls import CallWriter, NewCall
+from leyden.libs.store.calls import NewCall, write_calls
 from leyden.libs.store.database import Database
 from leyden.libs.store.embedded import EmbeddedRedis
+from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.store.samples import lock_pending_groups
 from leyden.libs.telemetry import configure_logs
 from leyden.services.controller import admission, settling
-from leyden.services.gateway.records.writer import Recorder
 from leyden.services.runner.attempt_writer import AttemptWriter
 from tests.bench.history import add_past
 from tests.bench.rows import Row
@@ -89,14 +90,15 @@ async def _calls(store: Stored, repeats: int) -> Row:
 
 async def _record(store: Stored, calls: Sequence[NewCall]) -> float:
     """Calls a second, recorded as the gateway does, `IN_FLIGHT` of them at a time."""
-    recorder = Recorder(writer := CallWriter(store.dsn), hold_seconds=60)
-    writing = asyncio.create_task(recorder.run())
+    database = Database(store.dsn, pool_size=1)
+    commit = GroupCommit[NewCall](partial(write_calls, database), max_items=512, hold_seconds=60)
+    writing = asyncio.create_task(commit.run())
     fresh = [replace(call, id=ids.new_call_id()) for call in calls]
     left = iter(fresh)
 
     async def agent() -> None:
         for call in left:
-            await recorder.record([call])
+            await commit.submit([call])
 
     with psycopg.connect(store.dsn, autocommit=True) as connection:
         before = _count(connection, "model_calls")
@@ -110,7 +112,7 @@ async def _record(store: Stored, calls: Sequence[NewCall]) -> float:
             _check(connection, call)
     writing.cancel()
     await asyncio.wait({writing})
-    await writer.close()
+    await database.close()
     return len(calls) / seconds
 
 
@@ -216,7 +218,8 @@ async def _tick(database: Database, run_id: str) -> bool:
     """A poll of the controller; returns whether the run has open groups."""
     async with database.session() as session:
         ended = await groups.ended_attempts(session)
-        resolved = [settling.resolve(one, Sampling()) for one in ended]
+        [config] = [one.config for one in await groups.load_runs(session) if one.id == run_id]
+        resolved = [settling.resolve(one, config) for one in ended]
         await groups.resolve_rollouts(session, [one for one in resolved if one is not None])
         if ended:
             await groups.complete_groups(session)

@@ -1,4 +1,4 @@
-"""`make lint` fails on a vulnerable package and on what looks like a secret, and says what it could not look at."""
+"""`make lint` fails on vulnerable packages and likely secrets, and reports packages that it could not check."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_vulnerable_package_fails_and_one_without_advisories_is_named(monkeypa
     assert "1 audited, 1 vulnerabilities, 1 could not be audited (no advisories for them here: torch" in said
 
 
-def test_without_a_network_the_audit_says_that_there_was_none(monkeypatch, capsys):
+def test_the_audit_reports_a_missing_network(monkeypatch, capsys):
     monkeypatch.setattr(audit, "tool", ran("", "requests.exceptions.ConnectionError: no route"))
     assert audit.main(["packages"]) == 0
     assert "NOT AUDITED" in capsys.readouterr().out

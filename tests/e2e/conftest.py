@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,35 @@ from leyden.libs.client import Client
 from tests.shared import open_to_agents
 from tests.soak import small_platform
 
+_shared: list[Platform] = []
+_stop = ExitStack()
+# An interrupted session skips the hook below.
+atexit.register(_stop.close)
+
 
 @pytest.fixture
-def platform(tmp_path: Path) -> Iterator[Platform]:
+def shared_platform(tmp_path_factory: pytest.TempPathFactory) -> Platform:
+    """A platform that consecutive tests share, since starting and stopping one costs 18 seconds of processor time.
+
+    A test reads the rows of its own run alone, and its run has ended when it returns.
+    """
+    if not _shared:
+        _shared.append(_stop.enter_context(small_platform(tmp_path_factory.mktemp("platform"))))
+    return _shared[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stops the shared platform when the next test does not use it, and after any failure."""
+    if item.session.testsfailed or "shared_platform" not in getattr(nextitem, "fixturenames", ()):
+        _shared.clear()
+        _stop.close()
+
+
+@pytest.fixture
+def platform(shared_platform: Platform) -> Platform:
     """Every service as a process, restarted when it dies."""
-    with small_platform(tmp_path) as running:
-        yield running
+    return shared_platform
 
 
 @pytest.fixture

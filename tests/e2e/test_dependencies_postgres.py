@@ -120,7 +120,7 @@ def refused_by_api(on: Stage) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_training_outlives_every_trouble_of_postgres_with_nothing_lost_or_doubled(tmp_path: Path) -> None:
+def test_a_training_survives_every_failure_of_postgres_without_lost_or_duplicate_rows(tmp_path: Path) -> None:
     with stage(tmp_path) as on:
         run = on.train(steps=6 + len(CASES))
         for case in CASES.values():

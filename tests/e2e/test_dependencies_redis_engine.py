@@ -56,7 +56,7 @@ def reports_that_redis_is_away(on: Stage) -> bool:
     return status == 503 and "QueueUnavailable" in str(checks)
 
 
-def test_a_training_goes_on_without_redis(on: Stage) -> None:
+def test_a_training_continues_without_redis(on: Stage) -> None:
     run = on.train(steps=16)
     with server_of(on) as server:
         for trouble in REDIS.values():
@@ -80,7 +80,7 @@ def test_a_training_goes_on_without_redis(on: Stage) -> None:
     finish(on, run.id)
 
 
-def test_a_training_outlives_every_trouble_of_its_engine(on: Stage) -> None:
+def test_a_training_survives_every_failure_of_its_engine(on: Stage) -> None:
     run = on.train(steps=10 + 2 * len(ENGINE))
     for trouble in ENGINE.values():
         on.engine_proxy.trouble = trouble

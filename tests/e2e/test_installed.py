@@ -106,6 +106,7 @@ def test_the_wheel_trains_and_demonstrates_outside_of_the_checkout(installation:
         assert run("python", "-c", f"import importlib.util as u; print(u.find_spec({gone!r}))") == "None\n", gone
 
     agent = ROOT / "tests" / "agents" / "bandit.py"
+    shutil.copy(agent.with_name("plain_http.py"), installation.outside)
     document = bandit_run(tmp_path / "received.log", "installed", 1, sampling={"group_size": 4, "groups_per_step": 1})
     document["agent"]["command"][-1] = str(shutil.copy(agent, installation.outside))
     (installation.outside / "run.json").write_text(json.dumps(document))

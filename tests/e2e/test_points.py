@@ -1,6 +1,6 @@
 """A training goes on while every service is killed at its worst moments, one after the other and several at once.
 
-Afterwards the store holds exactly what the agents were told, once.
+Afterwards the store holds each answer and reward that the agents received exactly once.
 """
 
 from __future__ import annotations

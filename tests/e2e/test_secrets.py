@@ -16,6 +16,7 @@ from psycopg import sql
 
 from leyden.libs.capability import KeyRing, sign
 from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.services import ENGINE_ADMIN_KEY, ENGINE_KEY, KEYS, LOGS
 from leyden.libs.client import Client
 from leyden.libs.contracts.capability import Capability, Scope
 from tests.soak import bandit_run, small_platform
@@ -31,10 +32,10 @@ def secrets_of(platform: Platform, token: str) -> dict[str, str]:
     return {
         "admin token": platform.token,
         "token": token,
-        "engine key": facts.engine_key_file.read_text().strip(),
-        "engine admin key": facts.engine_admin_key_file.read_text().strip(),
-        "an agent's key": sign(KeyRing(facts.keys_file), any_key).split(".")[0],
-        **{f"ring {kid}": secret for kid, secret in json.loads(facts.keys_file.read_text()).items()},
+        "engine key": (facts.home / ENGINE_KEY).read_text().strip(),
+        "engine admin key": (facts.home / ENGINE_ADMIN_KEY).read_text().strip(),
+        "an agent's key": sign(KeyRing(facts.home / KEYS), any_key).split(".")[0],
+        **{f"ring {kid}": secret for kid, secret in json.loads((facts.home / KEYS).read_text()).items()},
         **{name: password for name, url in urls.items() if (password := urlsplit(url).password)},
     }
 
@@ -101,6 +102,10 @@ def test_no_secret_is_found_anywhere(tmp_path: Path) -> None:
             metrics = httpx.get(f"{facts.internal_url(name)}/metrics", trust_env=False, timeout=60).text
             assert found_in(metrics, secrets) == [], name
         assert [(name, found) for name, row in tables(facts.database_url) for found in found_in(row, secrets)] == []
-    logs = [*facts.logs.glob("*.log*"), *(facts.home / "postgres").glob("*.log"), *(facts.home / "redis").glob("*.log")]
+    logs = [
+        *(facts.home / LOGS).glob("*.log*"),
+        *(facts.home / "postgres").glob("*.log"),
+        *(facts.home / "redis").glob("*.log"),
+    ]
     assert len(logs) > 7
     assert [(log.name, found) for log in logs for found in found_in(log.read_text(errors="replace"), secrets)] == []

@@ -1,1 +1,1 @@
-"""Stand-ins for what a test does not want to run."""
+"""Fakes of services and models for tests."""

@@ -92,7 +92,7 @@ async def all_calls(database: Database) -> Sequence[tables.ModelCall]:
 
 @dataclass
 class Scene:
-    """A run, an engine that says what it is told, and a gateway between it and the test."""
+    """A run, a scripted engine, and a gateway between the engine and the test."""
 
     run_id: str
     rollout: tables.Rollout

@@ -1,1 +1,1 @@
-"""Trouble made by tests: a TCP proxy that fails on command, between services and what they depend on."""
+"""Fault injection for tests: a TCP proxy that fails on command, between services and their dependencies."""

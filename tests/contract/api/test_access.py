@@ -1,4 +1,4 @@
-"""Who may do what, and what the API says of itself."""
+"""Scopes of bearer tokens, and the API's OpenAPI document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def token(http: httpx.AsyncClient, *scopes: str) -> dict[str, str]:
     ("scope", "statuses"),
     [("read", (200, 403, 403)), ("write", (200, 404, 403)), ("admin", (200, 404, 200))],
 )
-async def test_a_scope_opens_its_doors_and_no_others(
+async def test_a_scope_allows_only_its_own_routes(
     api_http: httpx.AsyncClient, scope: str, statuses: tuple[int, ...]
 ) -> None:
     headers = {"authorization": (await token(api_http, scope))["authorization"]}
@@ -45,7 +45,7 @@ async def test_a_stranger_is_refused_before_a_byte_of_its_body_is_read(api_http:
     assert (response.status_code, response.json()["cause"]) == (401, "token")
 
 
-async def test_a_revoked_token_opens_nothing(api_http: httpx.AsyncClient) -> None:
+async def test_a_revoked_token_is_refused(api_http: httpx.AsyncClient) -> None:
     made = await token(api_http, "admin")
     assert (await api_http.delete(f"/v1/tokens/{made['id']}")).status_code == 204
     response = await api_http.get("/v1/runs", headers={"authorization": made["authorization"]})
@@ -53,7 +53,7 @@ async def test_a_revoked_token_opens_nothing(api_http: httpx.AsyncClient) -> Non
 
 
 @pytest.mark.parametrize("header", ["", "Bearer wrong", "Basic abc", "Bearer é"])
-async def test_without_a_known_token_every_route_is_401(api_http: httpx.AsyncClient, header: str) -> None:
+async def test_every_route_refuses_an_unknown_token_with_401(api_http: httpx.AsyncClient, header: str) -> None:
     for path in openapi_document()["paths"]:
         response = await api_http.request("GET", path, headers={"authorization": header.encode()})
         assert response.status_code in {401, 405}, path
@@ -82,7 +82,7 @@ async def test_a_repeated_token_request_gets_the_same_secret_and_another_key_ano
     assert (await api_http.get("/v1/runs", headers=headers)).status_code == 200
 
 
-def test_the_openapi_document_is_valid_and_says_what_every_route_does() -> None:
+def test_the_openapi_document_is_valid_and_describes_every_route() -> None:
     document = openapi_document()
     validate(document)
     operations = [operation for path in document["paths"].values() for operation in path.values()]

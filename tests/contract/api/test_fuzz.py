@@ -1,4 +1,4 @@
-"""The REST API takes anything: it answers as its OpenAPI document says, and never with an error of its own."""
+"""The REST API answers any request as its OpenAPI document declares, and never with a 500."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def known_ids(postgres_dsn: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("operation", operations(SCHEMA), ids=lambda found: found.label)
-def test_every_operation_keeps_its_document(operation: Any, api_url: str, known_ids: dict[str, str]) -> None:
+def test_every_operation_conforms_to_its_openapi_document(
+    operation: Any, api_url: str, known_ids: dict[str, str]
+) -> None:
     # The document of a run takes long to make up.
     @bounded(3 if operation.label == "POST /v1/runs" else 20)
     @given(st.data())
@@ -51,7 +53,7 @@ def test_every_operation_keeps_its_document(operation: Any, api_url: str, known_
     send()
 
 
-def test_any_sequence_of_operations_keeps_its_document(api_url: str) -> None:
+def test_any_sequence_of_operations_conforms_to_the_openapi_document(api_url: str) -> None:
     """Ids that one answer gave go into the next request."""
 
     class Workflow(SCHEMA.as_state_machine()):  # type: ignore[misc]  # made at run time

@@ -1,4 +1,4 @@
-"""Requests that no client of ours sends: refused with what is wrong, where, and what to write; nothing is half done."""
+"""The API refuses malformed requests with the path, the error and the remedy, and changes nothing."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ UNREADABLE: list[tuple[str | bytes, str]] = [
 
 
 @pytest.mark.parametrize(("body", "words"), UNREADABLE, ids=[words for _, words in UNREADABLE])
-async def test_a_body_that_cannot_be_kept_is_refused_with_its_place(
+async def test_a_body_that_cannot_be_stored_is_refused_with_the_path_of_the_error(
     api_http: httpx.AsyncClient, database: Database, body: str | bytes, words: str
 ) -> None:
     await builders.add_dataset(database)
@@ -116,8 +116,9 @@ async def test_a_body_of_another_kind_is_415(api_http: httpx.AsyncClient, header
         b"{}",
         b"null",
         b"[true, null]",
-        b'["9999-99-99", "x"]',
-        b'["2020-01-01T00:00:00+00:00", "\\ud800"]',
+        b'["runs", true, null]',
+        b'["runs", "9999-99-99", "x"]',
+        b'["runs", "2020-01-01T00:00:00+00:00", "\\ud800"]',
         b"\xff",
     ],
 )
@@ -137,7 +138,7 @@ async def test_a_form_names_its_dataset_like_an_address(
     assert await rows(database) == [0] * 6
 
 
-async def test_whatever_a_row_holds_is_read_back(api_http: httpx.AsyncClient) -> None:
+async def test_every_accepted_row_is_read_back_unchanged(api_http: httpx.AsyncClient) -> None:
     row = {"big": 10**399, "tiny": 5e-324, "deep": json.loads("[" * 60 + "]" * 60), "text": "\U0001f600\uffff\x7f"}
     made = await api_http.post("/v1/datasets", params={"name": "odd"}, content=json.dumps(row))
     assert made.status_code == 201, made.text

@@ -1,7 +1,8 @@
-"""What rollouts left behind: results, trajectories, steps, rewards, all computed from the store."""
+"""Views of rollouts in the API: results, trajectories, steps and rewards, computed from the store."""
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -96,9 +97,35 @@ async def test_steps_carry_metrics_rewards_facts_and_verdicts_and_make_series(
     }
 
 
-async def test_progress_counts_training_rollouts_alone_by_state(
-    api_http: httpx.AsyncClient, database: Database
-) -> None:
+async def test_every_view_counts_rewards_beside_the_outcome(api_http: httpx.AsyncClient, database: Database) -> None:
+    run = await builders.add_run(database)
+    evaluation = ids.evaluation_id(run.id, 1)
+    async with database.session() as session:
+        columns = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 2}
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
+    trained, siblings = await builders.add_group(database, run, 1)
+    _, evaluated = await builders.add_group(database, run, 0, evaluation_id=evaluation)
+    for rollout in (*siblings, *evaluated):
+        call = await builders.add_call(database, rollout)
+        await finish(database, rollout, 0.0, {})
+        async with database.session() as session:
+            for attempt, source, key in ((1, "endpoint", "a"), (1, "telemetry", "b"), (2, "endpoint", "a")):
+                given = {"run_id": run.id, "name": "r", "value": 0.25, "response_id": f"chatcmpl-{call.id}"}
+                session.add(tables.Reward(rollout_id=rollout.id, attempt=attempt, key=key, source=source, **given))
+        body = {"key": "judge", "value": 0.5, "call_id": call.id}
+        assert (await api_http.post(f"/v1/rollouts/{rollout.id}/rewards", json=body)).status_code == 201
+    await add_step(database, run, 1, {trained.id: "trained"})
+    listed = (await get(api_http, "/v1/rollouts", run=run.id))["items"]
+    assert [one["reward"] for one in listed] == [1.0] * 4
+    assert (await get(api_http, f"/v1/rollouts/{siblings[0].id}"))["reward"] == 1.0
+    [step] = (await get(api_http, f"/v1/runs/{run.id}/steps"))["items"]
+    assert (step["reward_mean"], step["reward_std"]) == (1.0, 0.0)
+    assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"]["reward_mean"] == 1.0
+    results = (await get(api_http, f"/v1/runs/{run.id}/evaluations/1"))["results"]
+    assert (results["reward"]["count"], results["reward"]["mean"]) == (2, 1.0)
+
+
+async def test_progress_counts_only_training_rollouts_by_state(api_http: httpx.AsyncClient, database: Database) -> None:
     run = await builders.add_run(database)
     evaluation = ids.evaluation_id(run.id, 1)
     async with database.session() as session:
@@ -171,7 +198,7 @@ async def test_calls_that_share_the_beginning_of_others_are_shown_in_full_on_eve
     assert [list(tool) for _, _, [tool] in found] == [["b", "a"]] * 6
 
 
-async def test_a_call_without_its_parent_says_so_among_the_others(
+async def test_a_call_without_its_parent_is_listed_with_the_reason(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
     _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
@@ -248,6 +275,27 @@ async def test_a_reward_with_the_same_key_changes_nothing_and_with_another_value
     assert (await api_http.post("/v1/rollouts/nobody/rewards", json=bodies[0])).status_code == 404
 
 
+async def test_a_reward_after_its_group_was_credited_is_refused_with_the_reason(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    group, [rollout, _] = await builders.add_group(database, run)
+    path = f"/v1/rollouts/{rollout.id}/rewards"
+    assert (await api_http.post(path, json={"key": "early", "value": 1.0})).status_code == 201
+    # Credit holds the group's lock while it computes; the reward waits for its result.
+    async with database.session() as session:
+        await session.get_one(tables.Group, group.id, with_for_update=True)
+        late = asyncio.create_task(api_http.post(path, json={"key": "late", "value": 1.0}))
+        await asyncio.sleep(0.3)
+        assert not late.done()
+        row = {"run_id": run.id, "verdict": "credited", "credit_version": 1, "counted_siblings": 2}
+        session.add(tables.GroupCredit(group_id=group.id, has_variance=True, **row))
+    refused = await late
+    assert (refused.status_code, "was credited before this reward came" in refused.json()["detail"]) == (409, True)
+    assert (await api_http.post(path, json={"key": "early", "value": 1.0})).status_code == 200
+    assert len((await get(api_http, f"/v1/rollouts/{rollout.id}"))["rewards"]) == 1
+
+
 async def test_samples_and_policies_are_listed_with_the_step_that_used_them(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
@@ -277,3 +325,27 @@ async def test_health_counts_work_and_names_the_schema(api_http: httpx.AsyncClie
     assert (found["status"], found["queued_rollouts"], found["live_attempts"]) == ("ok", 2, 1)
     assert found["schema_revision"]
     assert [engine["policy_version"] for engine in (await get(api_http, "/v1/engines"))["items"]] == [2]
+
+
+async def test_a_cursor_of_another_list_is_refused_with_the_remedy(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    runs = [await builders.add_run(database) for _ in range(2)]
+    for run in runs:
+        for number in range(2):
+            await add_step(database, run, number, {})
+            await builders.add_group(database, run, number)
+    steps, rollouts = f"/v1/runs/{runs[0].id}/steps", "/v1/rollouts"
+    cursors = {path: (await get(api_http, path, limit=1))["next_cursor"] for path in (steps, rollouts)}
+    elsewhere = [
+        (cursors[steps], f"/v1/runs/{runs[0].id}/policies"),
+        (cursors[steps], f"/v1/runs/{runs[0].id}/evaluations"),
+        (cursors[steps], f"/v1/runs/{runs[1].id}/steps"),
+        (cursors[rollouts], "/v1/runs"),
+        (cursors[rollouts], "/v1/datasets"),
+    ]
+    for cursor, path in elsewhere:
+        answer = await api_http.get(path, params={"cursor": cursor})
+        assert (answer.status_code, answer.json().get("cause")) == (400, "cursor"), path
+        assert "leave it out" in answer.json()["detail"]
+    assert len((await get(api_http, steps, cursor=cursors[steps]))["items"]) == 1

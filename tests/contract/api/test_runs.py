@@ -1,4 +1,4 @@
-"""Runs over HTTP: what is refused and how, what a create makes, and how a run is steered."""
+"""Runs over HTTP: validation, creation, and changes of the intent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_run_is_created_with_partitions_and_planned_evaluations(
         ({"agent": {"command": []}}, "agent.command", "at least 1 item"),
     ],
 )
-async def test_a_refused_document_says_which_field_and_what_to_write(
+async def test_a_refused_run_config_names_the_field_and_the_remedy(
     api_http: httpx.AsyncClient, changes: dict[str, Any], path: str, words: str
 ) -> None:
     response = await api_http.post("/v1/runs", json=builders.run_document(**changes))

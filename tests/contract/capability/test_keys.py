@@ -1,4 +1,4 @@
-"""Keys between services: the engine's two, the ring that signs agents' keys; and where everything listens."""
+"""Keys between services: the engine's two keys and the key ring of agents' keys; and the addresses of all ports."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_gateway_and_controller_open_the_engine_each_with_its_key(tmp_path, database, redis_url, tiny_model):
+async def test_the_engine_accepts_the_keys_of_gateway_and_controller(tmp_path, database, redis_url, tiny_model):
     run = await builders.add_run(database)
     _, (rollout, _) = await builders.add_group(database, run)
     await builders.add_attempt(database, rollout)

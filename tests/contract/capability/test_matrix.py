@@ -1,4 +1,4 @@
-"""Who may do what: every route of every service, with every kind of key, and what a refusal lets on.
+"""The access matrix: every route of every service with every kind of key, and the content of each refusal.
 
 The routes are read from the applications themselves: one that no row names fails the first test.
 """
@@ -48,7 +48,7 @@ Request = tuple[str, str]
 
 @dataclass(frozen=True)
 class Row:
-    """What each caller gets from a route, and what to send to it.."""
+    """The expected status for each kind of key at a route, and the request to send."""
 
     statuses: Statuses
     body: Any = None
@@ -271,7 +271,7 @@ async def test_every_route_of_every_service_has_a_row(stage: Stage) -> None:
 
 
 def _ordered(table: dict[Request, Row]) -> Iterator[Request]:
-    """What ends something comes last: a run and a token are there for all others."""
+    """Sorts requests that end a run or revoke a token last, because all others need them."""
     yield from sorted(table, key=lambda request: (request[1].endswith("{token_id}"), request[1].endswith("/cancel")))
 
 
@@ -319,7 +319,7 @@ async def test_a_refusal_is_the_same_whether_what_it_names_exists_or_not(stage: 
             assert stage.names["run_id"] not in there.text, (request, caller)
 
 
-async def test_an_agents_own_key_finds_out_nothing_about_other_rollouts(stage: Stage, database: Database) -> None:
+async def test_an_agents_key_reveals_nothing_about_other_rollouts(stage: Stage, database: Database) -> None:
     async with database.read() as session:
         rollout = await session.get_one(tables.Rollout, stage.names["rollout_id"])
     sibling = dict.fromkeys(("rollout", "rollout_id"), rollout.id[:-1] + "1")
@@ -329,3 +329,12 @@ async def test_an_agents_own_key_finds_out_nothing_about_other_rollouts(stage: S
             answers = [await stage.ask(service, request, "own", names) for names in (sibling, NOWHERE, later)]
             assert {answer.status_code for answer in answers} == {403}, request
             assert len({answer.content for answer in answers}) == 1, request
+
+
+async def test_a_clock_that_jumps_ahead_refuses_no_live_agent(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = time.time
+    rewards = [request for request in TABLES["collector"] if request[1].endswith("/reward")]
+    assert [(await stage.ask("collector", request, "own")).status_code for request in rewards] == [200]
+    monkeypatch.setattr(time, "time", lambda: right() + 86_400)
+    assert [(await stage.ask("collector", request, "own")).status_code for request in rewards] == [200]
+    assert [(await stage.ask("collector", request, "expired")).status_code for request in rewards] == [401]

@@ -19,6 +19,7 @@ from tests import builders
 from tests.fakes.served_api import TOKEN
 
 Leyden = Any
+ODD = "list[int] is [bold] and [/INST] ends it"
 
 
 @pytest.fixture
@@ -116,9 +117,21 @@ def test_a_trajectory_is_shown_call_by_call_with_credit_and_tools(leyden: Leyden
     listed = json.loads(leyden("rollout", "list", "--run", run_id, "--state", "finished", "--json").stdout)
     assert [item["id"] for item in listed] == [rollout_id]
     assert leyden("run", "watch", run_id).exit_code == Exit.ERROR
+    watched = leyden("run", "watch", run_id, "--json")
+    assert (watched.exit_code, json.loads(watched.stdout)["phase"]) == (Exit.ERROR, "failed")
 
 
-async def add_trajectory(dsn: str) -> tuple[str, str]:
+def test_words_of_users_and_agents_are_no_markup(leyden: Leyden, tmp_path: Path, postgres_dsn: str) -> None:
+    rows = tmp_path / "typed.jsonl"
+    rows.write_text(json.dumps({"question": ODD}))
+    assert leyden("dataset", "upload", str(rows)).exit_code == 0
+    run_id, rollout_id = asyncio.run(add_trajectory(postgres_dsn, ODD))
+    for words in (["dataset", "show", "typed"], ["run", "show", run_id], ["rollout", "show", rollout_id]):
+        shown = leyden(*words)
+        assert (shown.exit_code, ODD in shown.stdout) == (0, True), shown.output
+
+
+async def add_trajectory(dsn: str, words: str = "the trainer was given up") -> tuple[str, str]:
     """A failed run with one finished rollout."""
     database = Database(dsn)
     try:
@@ -131,7 +144,7 @@ async def add_trajectory(dsn: str) -> tuple[str, str]:
         failed = {"status": "error", "error_type": "ToolError", "response_id": request}
         await builders.add_tool_span(database, rollout, "memory", **failed)
         await builders.add_attempt(database, rollout, state="settled")
-        await builders.add_outcome(database, rollout, facts={"success": True})
+        await builders.add_outcome(database, rollout, facts={"success": True}, detail=words)
         numbers = {"intermediate_reward": 0.0, "return_": 1.0, "baseline": 0.25, "advantage": 0.75}
         async with database.session() as session:
             row = await session.get_one(tables.Rollout, rollout.id)
@@ -139,7 +152,7 @@ async def add_trajectory(dsn: str) -> tuple[str, str]:
             parts = {"depth": 0, "state_key": "", "tools": {"calls": []}, **numbers}
             session.add(tables.CallCredit(run_id=run.id, call_id=call.id, rollout_id=rollout.id, **parts))
             status = await session.get_one(tables.RunStatus, run.id)
-            status.phase, status.reason = "failed", "the trainer was given up"
+            status.phase, status.reason = "failed", words
         return run.id, rollout.id
     finally:
         await database.close()

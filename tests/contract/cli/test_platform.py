@@ -60,7 +60,7 @@ def recorded(home: Path) -> PlatformRecord:
     return record
 
 
-def test_a_platform_restarts_what_dies_refuses_a_second_and_leaves_nothing(home: Path) -> None:
+def test_a_platform_restarts_dead_services_refuses_a_second_platform_and_stops_cleanly(home: Path) -> None:
     platform = small(home)
     platform.start()
     try:
@@ -101,7 +101,7 @@ def start_and_kill(home: Path) -> PlatformRecord:
         supervisor.communicate()
 
 
-def test_services_die_with_a_killed_supervisor_and_the_next_start_goes_on(home: Path) -> None:
+def test_services_die_with_a_killed_supervisor_and_the_next_start_recovers(home: Path) -> None:
     before = start_and_kill(home)
     service = before.services["api"].process
     assert service is not None
@@ -116,7 +116,7 @@ def test_services_die_with_a_killed_supervisor_and_the_next_start_goes_on(home: 
         platform.stop()
 
 
-def test_down_ends_what_a_killed_supervisor_left(home: Path) -> None:
+def test_down_stops_processes_left_by_a_killed_supervisor(home: Path) -> None:
     start_and_kill(home)
     command = [sys.executable, "-m", "leyden.libs.cli", "down", "--home", str(home), "--json"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=True)
@@ -124,7 +124,7 @@ def test_down_ends_what_a_killed_supervisor_left(home: Path) -> None:
     assert (EmbeddedPostgres(home / "postgres")._pid(), EmbeddedRedis(home / "redis")._pid()) == (None, None)
 
 
-def test_other_commands_see_a_platform_that_runs_and_one_that_is_gone(home: Path) -> None:
+def test_other_commands_detect_a_running_and_a_stopped_platform(home: Path) -> None:
     def leyden(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "leyden.libs.cli", *words, "--home", str(home)]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
@@ -143,12 +143,16 @@ def test_other_commands_see_a_platform_that_runs_and_one_that_is_gone(home: Path
     assert (gone.returncode, "leyden up" in gone.stderr) == (4, True)
 
 
-def test_a_start_that_cannot_succeed_says_why_and_leaves_nothing(home: Path) -> None:
+def test_a_failed_start_reports_the_reason_and_stops_cleanly(home: Path) -> None:
     platform = small(home, database_url="postgresql://nobody@127.0.0.1:1/nothing")
+    log = home / "logs" / "migrate.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("the failure of an earlier start\n")
     platform.start()
     try:
-        with pytest.raises(PlatformError, match="migrate"):
+        with pytest.raises(PlatformError, match="migrate") as refused:
             platform.ready(120)
+        assert "an earlier start" not in str(refused.value)
     finally:
         platform.stop()
     assert platform.pids() == {}

@@ -22,7 +22,7 @@ def leyden(api_url: str) -> Iterator[Client]:
         yield client
 
 
-def test_a_run_goes_from_dataset_to_cancel(leyden: Client, tmp_path: Path) -> None:
+def test_the_client_creates_pauses_and_cancels_a_run(leyden: Client, tmp_path: Path) -> None:
     file = tmp_path / "train.jsonl"
     file.write_text('{"question": 1}\n{"question": 2}\n')
     dataset = leyden.upload_dataset("questions", file)
@@ -41,12 +41,12 @@ def test_a_run_goes_from_dataset_to_cancel(leyden: Client, tmp_path: Path) -> No
     assert leyden.health().schema_revision
 
 
-def test_lists_go_over_every_page(leyden: Client) -> None:
+def test_lists_iterate_over_all_pages(leyden: Client) -> None:
     leyden.upload_dataset("many", ({"number": number} for number in range(450)))
     assert [task.number for task in leyden.tasks("many")] == list(range(450))
 
 
-def test_every_list_of_the_client_is_one_that_the_api_gives(leyden: Client) -> None:
+def test_every_list_of_the_client_exists_in_the_api(leyden: Client) -> None:
     leyden.upload_dataset("questions", b'{"a": 1}')
     run = leyden.create_run(run_document())
     issued = leyden.create_token("ci", [ApiScope.READ])
@@ -82,13 +82,13 @@ def test_each_refusal_is_an_exception_of_its_own_with_the_problem(leyden: Client
         next(revoked.runs())
 
 
-def test_nobody_at_the_address_says_how_to_start(unused_port: int) -> None:
+def test_an_unreachable_api_is_reported_with_the_start_command(unused_port: int) -> None:
     address = f"http://127.0.0.1:{unused_port}"
     with Client(address, patience_seconds=0.0) as client, pytest.raises(Unreachable, match="leyden up"):
         client.health()
 
 
-def test_a_create_is_repeated_with_its_key_while_the_platform_is_away() -> None:
+def test_a_create_is_retried_with_its_key_while_the_platform_is_down() -> None:
     keys: list[str | None] = []
 
     class Flaky(http.server.BaseHTTPRequestHandler):

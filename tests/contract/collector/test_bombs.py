@@ -1,4 +1,4 @@
-"""Bodies that grow: whatever an agent packs or repeats, the collector's memory stays within its bounds."""
+"""Decompression bombs and repeated fields: the collector's memory stays within its limits for any body."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Telemetry doors and internal port take anything: they answer as they say, and never with an error of their own."""
+"""The collector's public and internal endpoints answer any request as documented, and never with a 500."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def door(postgres_server: Any, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.mark.parametrize("operation", operations(SCHEMA), ids=lambda found: found.label)
-def test_every_door_keeps_its_document(operation: Any, door: tuple[str, str, str]) -> None:
+def test_every_endpoint_conforms_to_its_openapi_document(operation: Any, door: tuple[str, str, str]) -> None:
     url, rollout, key = door
     # OTLP has unknown fields passed over, for exporters are newer than collectors, and its own types are protobuf's.
     but = () if operation.path.endswith("/reward") else ("negative_data_rejection",)

@@ -29,9 +29,8 @@ from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.service import serving
 from leyden.libs.store import tables
-from leyden.libs.store.attempts import AttemptKey, hold_attempts
-from leyden.libs.store.calls import StoreAway
-from leyden.libs.store.database import Database
+from leyden.libs.store.attempts import AttemptKey, lock_running_attempts
+from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.retention import prune_run
 from leyden.libs.store.spans import AttemptEnded, NewReward, write_telemetry
 from leyden.services.collector import batch as batch_module
@@ -196,7 +195,7 @@ async def test_invalid_spans_are_rejected_and_the_others_stored(collector: Colle
         (b"x", {"content-type": "text/plain"}, 415),
     ],
 )
-async def test_bad_data_is_told_as_a_status(
+async def test_bad_data_gets_an_error_status(
     collector: Collector, content: bytes, headers: dict[str, str], status: int
 ) -> None:
     answer = await collector.post("/v1/traces", content, headers)
@@ -208,7 +207,7 @@ async def test_bad_data_is_told_as_a_status(
     assert await collector.spans() == []
 
 
-async def test_chunked_bodies_are_taken_and_bounded(collector: Collector) -> None:
+async def test_chunked_bodies_are_accepted_up_to_the_limit(collector: Collector) -> None:
     async def pieces(content: bytes) -> AsyncIterator[bytes]:
         for start in range(0, len(content), 50_000):
             yield content[start : start + 50_000]
@@ -225,7 +224,7 @@ async def test_empty_request_succeeds(collector: Collector) -> None:
         assert (answer.status_code, answer.content) == (200, b"")
 
 
-async def test_a_key_opens_its_own_attempt_and_scope_only(collector: Collector) -> None:
+async def test_a_key_is_valid_only_for_its_own_attempt_and_scope(collector: Collector) -> None:
     keys = {
         collector.key(rollout="run-other.0.0"): 403,
         collector.key(frozenset({Scope.MODEL})): 403,
@@ -238,7 +237,9 @@ async def test_a_key_opens_its_own_attempt_and_scope_only(collector: Collector) 
     assert await collector.spans() == []
 
 
-async def test_store_away_is_503_with_retry_after(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unreachable_store_is_503_with_retry_after(
+    collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def away(*_: object) -> None:
         raise StoreAway("connection refused")
 
@@ -279,7 +280,7 @@ async def test_memory_is_bounded_by_answering_503(database: Database, tmp_path: 
         assert (await small.post("/v1/traces", b"")).status_code == 200
 
 
-async def test_rows_the_store_refuses_fail_their_own_request_alone(collector: Collector) -> None:
+async def test_refused_rows_fail_only_their_own_request(collector: Collector) -> None:
     dropped = await add_run(collector.database)
     _, (rollout, _) = await add_group(collector.database, dropped)
     await add_attempt(collector.database, rollout)
@@ -351,7 +352,7 @@ async def test_evaluation_results_arrive_as_log_records(collector: Collector) ->
     assert await collector.rewards() == [("gen_ai.evaluation.result", 0.25, None, "telemetry")]
 
 
-async def test_reward_door(collector: Collector) -> None:
+async def test_the_reward_endpoint_accepts_valid_rewards_alone(collector: Collector) -> None:
     async def give(document: dict[str, Any], **options: Any) -> int:
         headers = {"authorization": f"Bearer {collector.key(**options)}"}
         return (await collector.client.post(f"{collector.url}/reward", json=document, headers=headers)).status_code
@@ -363,10 +364,10 @@ async def test_reward_door(collector: Collector) -> None:
     for wrong in ({}, {"value": "NaN"}, {"value": 1, "values": {"a": 1}}, {"value": 1, "extra": 2}, {"values": {}}):
         assert await give(wrong) == 422
     assert sorted(await collector.rewards()) == [
-        ("reward", 1.0, None, "door"),
-        ("speed", 0.5, None, "door"),
-        ("style", 0.25, None, "door"),
-        ("turn", 2.0, "chatcmpl-c2", "door"),
+        ("reward", 1.0, None, "endpoint"),
+        ("speed", 0.5, None, "endpoint"),
+        ("style", 0.25, None, "endpoint"),
+        ("turn", 2.0, "chatcmpl-c2", "endpoint"),
     ]
 
 
@@ -383,7 +384,7 @@ async def give(collector: Collector, **document: Any) -> httpx.Response:
     return await collector.client.post(f"{collector.url}/reward", json=document, headers=headers)
 
 
-async def test_one_key_gives_one_reward(collector: Collector) -> None:
+async def test_repeating_a_reward_key_adds_no_second_reward(collector: Collector) -> None:
     assert (await give(collector, value=1.0, key="k")).status_code == 200
     again, other = await give(collector, value=1.0, key="k"), await give(collector, value=2.0, key="k")
     assert (again.status_code, other.status_code, other.json()["cause"]) == (200, 409, "conflict")
@@ -428,7 +429,7 @@ async def test_a_reward_of_a_size_that_none_has_is_refused_unread(collector: Col
     assert len(await collector.rewards()) == 100
 
 
-async def test_an_attempt_that_has_ended_is_taken_nothing_for(collector: Collector) -> None:
+async def test_telemetry_of_an_ended_attempt_is_refused(collector: Collector) -> None:
     assert (await give(collector, value=1.0)).status_code == 200
     await end_attempt(collector.database, collector.rollout.id, state="settled")
     # The door still believes that the attempt runs; the transaction that would store the rows does not.
@@ -440,7 +441,7 @@ async def test_an_attempt_that_has_ended_is_taken_nothing_for(collector: Collect
     assert await collector.spans() == []
 
 
-async def test_a_late_batch_takes_no_other_with_it(collector: Collector) -> None:
+async def test_a_batch_of_an_ended_attempt_fails_no_other_batch(collector: Collector) -> None:
     run = await add_run(collector.database)
     _, (sibling, _) = await add_group(collector.database, run)
     await add_attempt(collector.database, sibling)
@@ -463,9 +464,9 @@ async def test_a_late_batch_takes_no_other_with_it(collector: Collector) -> None
 
 
 async def test_an_attempt_cannot_end_while_its_rows_are_being_stored(collector: Collector) -> None:
-    reward = NewReward(collector.rollout.id, 1, "k", collector.rollout.run_id, "door", "reward", 1.0, None, None)
+    reward = NewReward(collector.rollout.id, 1, "k", collector.rollout.run_id, "endpoint", "reward", 1.0, None, None)
     async with collector.database.session() as session:
-        held = await hold_attempts(session, [AttemptKey(collector.rollout.id, 1)])
+        held = await lock_running_attempts(session, [AttemptKey(collector.rollout.id, 1)])
         assert held == {AttemptKey(collector.rollout.id, 1)}
         ending = asyncio.create_task(end_attempt(collector.database, collector.rollout.id, state="settled"))
         await asyncio.wait({ending}, timeout=0.3)

@@ -1,4 +1,4 @@
-"""The fleet against engines that speak SGLang's control protocol."""
+"""The controller's engine reconciliation against engines that speak SGLang's control protocol."""
 
 from __future__ import annotations
 
@@ -76,9 +76,7 @@ async def test_engines_are_paused_loaded_and_continued_in_this_order(database: D
             assert fleet.trouble() is None
 
 
-async def test_weights_that_cannot_be_loaded_are_told_and_the_engine_goes_on(
-    database: Database, redis_url: str
-) -> None:
+async def test_unloadable_weights_are_reported_and_the_engine_continues(database: Database, redis_url: str) -> None:
     engine = ScriptedEngine(weight_version="run-a:0", bad_paths={"/w/1"})
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/1"))
@@ -98,7 +96,7 @@ async def test_an_engine_that_restarted_is_brought_back(database: Database, redi
         await until(lambda: fleet.served_version("run-a") == 3)
 
 
-async def test_an_engine_that_is_away_is_marked_and_found_again(database: Database, redis_url: str) -> None:
+async def test_an_unreachable_engine_is_marked_and_recovers(database: Database, redis_url: str) -> None:
     engine = ScriptedEngine(weight_version="run-a:0")
     async with AsyncExitStack() as stack:
         async with running(engine):
@@ -114,7 +112,7 @@ async def test_an_engine_that_is_away_is_marked_and_found_again(database: Databa
         assert again.journal == ["continue"]
 
 
-async def test_an_engine_left_paused_by_a_killed_controller_goes_on(database: Database, redis_url: str) -> None:
+async def test_an_engine_left_paused_by_a_killed_controller_is_resumed(database: Database, redis_url: str) -> None:
     engine = ScriptedEngine(weight_version="run-a:2", paused=True)
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 2, "/w/2"))
@@ -131,7 +129,7 @@ async def test_engines_no_longer_configured_are_forgotten(database: Database, re
         assert await rows(database) == {engine.url: ("serving", "run-a", 0)}
 
 
-async def test_engines_come_and_go_with_discovery(database: Database, redis_url: str) -> None:
+async def test_engines_follow_discovery(database: Database, redis_url: str) -> None:
     class Discovery:
         found: frozenset[str] = frozenset()
 
@@ -177,7 +175,7 @@ async def test_an_engine_that_hangs_in_the_middle_of_an_update_does_not_hold_up_
 
 
 @pytest.mark.parametrize("garbage", [b"[]", b"null", b"not json", b'"run-a:0"', b"\xff\xfe"])
-async def test_an_engine_that_answers_garbage_is_away_until_it_makes_sense(
+async def test_an_engine_that_answers_garbage_is_unreachable_until_it_answers_correctly(
     database: Database, redis_url: str, garbage: bytes
 ) -> None:
     answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (len(garbage), garbage)

@@ -63,7 +63,7 @@ async def start(dsn: str, redis_url: str, engine_url: str, folder: Path) -> asyn
     )
 
 
-async def test_a_second_controller_takes_over_when_the_first_is_killed(
+async def test_a_second_controller_becomes_leader_when_the_first_is_killed(
     database: Database, redis_url: str, tmp_path: Path
 ) -> None:
     first_run = await _run(database, steps=1)

@@ -1,4 +1,4 @@
-"""What the controller writes, on a real Postgres: rollouts end once, groups complete, leases lead to retries."""
+"""The controller's writes on a real Postgres: rollouts end once, groups complete, expired leases cause retries."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ async def add_run(scene: Scene, *, version: int | None = 0, tasks: int = 4, **ch
     return run
 
 
-async def test_a_run_goes_from_its_first_group_to_completed(scene: Scene) -> None:
+async def test_a_run_proceeds_from_its_first_group_to_completed(scene: Scene) -> None:
     run = await add_run(scene)
     await scene.tick(2)
     assert await scene.phase(run) == ("running", None)
@@ -259,7 +259,22 @@ async def test_a_timeout_that_waited_for_an_engine_is_tried_again(scene: Scene) 
     ]
 
 
-async def test_a_reward_from_the_door_stands_for_a_missing_one(scene: Scene) -> None:
+async def test_a_reward_beside_an_unanswered_call_of_ours_is_tried_again(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    caught, again, *_ = await scene.rollouts(run)
+    for rollout in (caught, again):
+        await builders.add_call(scene.database, rollout, status="failed", request_sha256=b"same")
+        await scene.attempt(rollout, kind="succeeded", reward=0.0)
+    await builders.add_call(scene.database, again, request_sha256=b"same")
+    await scene.tick()
+    assert [(row.state, row.reason) for row in (await scene.rollouts(run))[:2]] == [
+        ("queued", None),
+        ("finished", "succeeded"),
+    ]
+
+
+async def test_a_posted_reward_replaces_a_missing_outcome_reward(scene: Scene) -> None:
     run = await add_run(scene)
     await scene.tick(2)
     rewarded, silent, *_ = await scene.rollouts(run)
@@ -268,7 +283,7 @@ async def test_a_reward_from_the_door_stands_for_a_missing_one(scene: Scene) -> 
     async with scene.database.session() as session:
         session.add(
             tables.Reward(
-                rollout_id=rewarded.id, attempt=1, key="k", run_id=run.id, source="door", name="reward", value=0.7
+                rollout_id=rewarded.id, attempt=1, key="k", run_id=run.id, source="endpoint", name="reward", value=0.7
             )
         )
     await scene.tick()
@@ -292,7 +307,7 @@ async def test_excluded_and_stale_groups_are_replaced_by_new_tasks(scene: Scene)
     assert [group.number for group in await scene.groups(run)] == [0, 1, 2, 3, 4, 5]
 
 
-async def test_flushing_redis_costs_one_look(scene: Scene, redis_url: str) -> None:
+async def test_flushing_redis_delays_rollouts_by_one_poll(scene: Scene, redis_url: str) -> None:
     run = await add_run(scene)
     await scene.tick(2)
     depth = await scene.queue.depth()
@@ -301,7 +316,7 @@ async def test_flushing_redis_costs_one_look(scene: Scene, redis_url: str) -> No
     assert await scene.queue.depth() == depth == len(await scene.rollouts(run))
 
 
-async def test_runs_take_turns_on_the_engines(scene: Scene) -> None:
+async def test_runs_use_the_engines_one_after_another(scene: Scene) -> None:
     first = await add_run(scene, created_at=LONG_AGO)
     second = await add_run(scene)
     await scene.tick(2)
@@ -318,7 +333,7 @@ async def test_runs_take_turns_on_the_engines(scene: Scene) -> None:
     assert scene.fleet.served.run_id == second.id
 
 
-async def test_a_paused_run_admits_nothing_and_goes_on_where_it_stopped(scene: Scene) -> None:
+async def test_a_paused_run_admits_no_groups_and_resumes_at_the_same_group(scene: Scene) -> None:
     run = await add_run(scene)
     await scene.tick(2)
     await scene.intend(run, "paused")
@@ -352,7 +367,7 @@ async def test_a_run_whose_agent_never_works_fails_with_the_cause(database: Data
     await scene.close()
 
 
-async def test_a_trainer_that_is_given_up_fails_its_run(scene: Scene) -> None:
+async def test_a_run_fails_when_its_trainer_cannot_be_restarted(scene: Scene) -> None:
     run = await add_run(scene)
     await scene.tick(2)
     scene.trainers.failures = {run.id: "out of memory"}
@@ -362,7 +377,7 @@ async def test_a_trainer_that_is_given_up_fails_its_run(scene: Scene) -> None:
     assert scene.trainers.wanted == {}
 
 
-async def test_nothing_is_sampled_before_the_trainer_has_made_version_0(scene: Scene) -> None:
+async def test_sampling_waits_for_policy_version_0(scene: Scene) -> None:
     run = await add_run(scene, version=None)
     await scene.tick(2)
     assert await scene.phase(run) == ("running", "the trainer is preparing policy version 0")

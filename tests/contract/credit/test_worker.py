@@ -1,4 +1,4 @@
-"""The credit worker on Postgres: what it takes, what it writes, and what happens when two of them, or a kill, meet."""
+"""The credit worker on Postgres: its input and output rows, concurrent workers, and kills."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
 from leyden.libs.service import Checks
 from leyden.libs.store import samples as store
 from leyden.libs.store import tables
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.services.credit import worker
 from leyden.services.credit.settings import Settings
 from leyden.services.credit.worker import credit_pending, work
@@ -44,7 +43,9 @@ async def add_complete_group(
     """Rollouts of two calls each; the first used a search, which worked for the first sibling alone."""
     group, rollouts = await add_group(database, run, number, size=len(rewards))
     for sibling, (rollout, reward) in enumerate(zip(rollouts, rewards, strict=True)):
-        first = await add_call(database, rollout, [1, 2], [3, 4], policy_version=1, temperature=0.8)
+        asked = {"tool_calls": [{"id": "call_1", "name": "search", "arguments": "{}"}]}
+        answer = {"role": "assistant", "content": "", **asked}
+        first = await add_call(database, rollout, [1, 2], [3, 4], policy_version=1, temperature=0.8, answer=answer)
         status = "error" if sibling else "ok"
         await add_tool_span(database, rollout, "search", status=status, response_id=f"chatcmpl-{first.id}")
         await add_call(database, rollout, [1, 2, 3, 4, 5], [6], policy_version=2, temperature=0.8)
@@ -89,7 +90,7 @@ async def test_a_complete_group_becomes_credits_and_samples(database: Database) 
     )
 
 
-async def test_only_complete_training_groups_of_living_runs_are_taken(database: Database) -> None:
+async def test_only_complete_training_groups_of_active_runs_are_processed(database: Database) -> None:
     run = await add_run_with_credit(database)
     await add_group(database, run, 0)
     cancelled, _ = await add_group(database, run, 1)
@@ -110,7 +111,7 @@ async def test_only_complete_training_groups_of_living_runs_are_taken(database: 
     assert await credit_pending(database, 8) == []
 
 
-async def test_what_was_excluded_is_left_out_and_never_zero(database: Database) -> None:
+async def test_excluded_rollouts_are_left_out_and_never_count_as_zero(database: Database) -> None:
     run = await add_run_with_credit(database, rule={"type": "identical"}, air=None)
     group, rollouts = await add_group(database, run, size=3)
     for rollout, reward in zip(rollouts, (1.0, 0.5, None), strict=True):
@@ -146,7 +147,7 @@ async def test_only_the_counted_attempt_is_seen(database: Database) -> None:
         await finish_rollout(database, rollout, reward=reward)
         async with database.session() as session:
             for attempt, value in ((1, 0.5), (2, 100.0)):
-                given = {"key": "k", "run_id": run.id, "source": "door", "name": "r", "value": value}
+                given = {"key": "k", "run_id": run.id, "source": "endpoint", "name": "r", "value": value}
                 session.add(tables.Reward(rollout_id=rollout.id, attempt=attempt, **given))
             session.add(tables.ExternalReward(rollout_id=rollout.id, key="k", name="human", value=0.25))
     await complete(database, group)
@@ -156,7 +157,7 @@ async def test_only_the_counted_attempt_is_seen(database: Database) -> None:
     assert len(await rows(database, tables.CallCredit)) == 2
 
 
-async def test_groups_that_were_left_behind_are_found_by_the_look_at_all(database: Database) -> None:
+async def test_the_full_scan_finds_groups_that_were_skipped(database: Database) -> None:
     run = await add_run_with_credit(database)
     left, fresh = [await add_complete_group(database, run, number) for number in range(2)]
     async with database.session() as session:
@@ -191,7 +192,7 @@ async def test_a_second_verdict_is_refused_with_all_it_brings(database: Database
         results = worker.compute(groups, await store.load_siblings(session, groups))
         await worker._write(session, results)
     before = await rows(database, tables.Sample, tables.Sample.id)
-    with pytest.raises(IntegrityError):
+    with pytest.raises(Refused):
         async with database.session() as session:
             await worker._write(session, results)
     assert [row.token_ids for row in await rows(database, tables.Sample, tables.Sample.id)] == [
@@ -199,7 +200,7 @@ async def test_a_second_verdict_is_refused_with_all_it_brings(database: Database
     ]
 
 
-async def test_dying_before_the_commit_leaves_the_group_to_the_next(
+async def test_a_worker_killed_before_the_commit_leaves_the_group_to_another(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = await add_run_with_credit(database)
@@ -208,11 +209,11 @@ async def test_dying_before_the_commit_leaves_the_group_to_the_next(
 
     async def dies(*arguments: Any) -> None:
         await written(*arguments)
-        raise ConnectionError
+        raise StoreAway("gone")
 
     with monkeypatch.context() as patch:
         patch.setattr(worker, "write_credit", dies)
-        with pytest.raises(ConnectionError):
+        with pytest.raises(StoreAway):
             await credit_pending(database, 1)
     assert await rows(database, tables.Sample) == []
     assert await credit_pending(database, 1) == [group.id]
@@ -277,7 +278,7 @@ async def test_a_group_with_a_call_that_cannot_be_read_in_full_is_excluded(
     assert (verdict.verdict, reason in verdict.reason) == ("excluded", True)
 
 
-async def test_the_worker_takes_groups_as_they_complete_and_stops(database: Database, redis_url: str) -> None:
+async def test_the_worker_processes_groups_as_they_complete_and_stops(database: Database, redis_url: str) -> None:
     run = await add_run_with_credit(database)
     stop, checks = asyncio.Event(), Checks()
     settings = Settings(port=0, database_url=database.dsn, redis_url=redis_url, poll_seconds=0.05)

@@ -1,4 +1,4 @@
-"""The engine stand-in takes anything: it answers as its document says, and never with an error of its own."""
+"""The CPU engine answers any request as its OpenAPI document declares, and never with a 500."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def url(application: Any) -> Iterator[str]:
         yield address
 
 
-def test_every_route_keeps_its_document(application: Any, url: str) -> None:
+def test_every_route_conforms_to_its_openapi_document(application: Any, url: str) -> None:
     for operation in operations(schema_of(application.openapi())):
         _send_to(operation, url)
     # Whatever was asked last, the engine is not left paused.
@@ -64,7 +64,7 @@ def _send_to(operation: Any, url: str) -> None:
     send()
 
 
-def test_generate_answers_or_refuses_whatever_it_is_asked(url: str) -> None:
+def test_generate_answers_or_refuses_any_request(url: str) -> None:
     prompts = st.lists(st.integers(0, 200), min_size=1, max_size=4) | ODD
     sampling = st.fixed_dictionaries({}, optional=dict.fromkeys(SamplingParams.model_fields, ODD))
     fields = ("rid", "text", "return_logprob", "logprob_start_len", "top_logprobs_num", "extra_key")
@@ -118,7 +118,7 @@ def test_generate_answers_or_refuses_whatever_it_is_asked(url: str) -> None:
     ],
     ids=lambda body: repr(body[:50]),
 )
-def test_garbage_is_refused_and_the_engine_goes_on(url: str, body: bytes) -> None:
+def test_garbage_is_refused_and_the_engine_continues(url: str, body: bytes) -> None:
     with httpx.Client(base_url=url, timeout=60) as http:
         refused = http.post("/generate", content=body)
         assert (refused.status_code, bool(refused.json()["error"]["message"])) == (400, True), refused.text
@@ -126,7 +126,7 @@ def test_garbage_is_refused_and_the_engine_goes_on(url: str, body: bytes) -> Non
         assert healthy.status_code == 200
 
 
-def test_a_temperature_too_small_to_divide_by_takes_the_likeliest_token(url: str) -> None:
+def test_a_tiny_temperature_means_greedy_decoding(url: str) -> None:
     with httpx.Client(base_url=url, timeout=60) as http:
         answers = [
             http.post("/generate", json={"input_ids": [7], "sampling_params": {"max_new_tokens": 4, "temperature": t}})

@@ -1,4 +1,4 @@
-"""The engine against SGLang's own types, and against what SGLang was seen to answer."""
+"""The engine's answers conform to SGLang's own types and to recorded answers of SGLang."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_logprobs_over_http_equal_transformers(engine: Client, tiny_model:
     assert [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]] == pytest.approx(expected, abs=1e-4)
 
 
-async def test_chunks_are_cumulative_and_end_as_the_whole_answer(engine: Client) -> None:
+async def test_chunks_are_cumulative_and_the_last_equals_the_full_answer(engine: Client) -> None:
     body = {
         "input_ids": PROMPT,
         "return_logprob": True,
@@ -121,7 +121,7 @@ async def test_incremental_chunks_add_up_to_the_complete_answer(tiny_model: Path
         assert len(streamed) == len(complete["meta_info"][name]) == 40
 
 
-async def test_choices_and_batches_come_as_lists_in_order(engine: Client) -> None:
+async def test_choices_and_batches_are_lists_in_order(engine: Client) -> None:
     several = await engine.generate(input_ids=PROMPT, sampling_params={"n": 3, "max_new_tokens": 4}, rid="three")
     assert [checked(answer)["meta_info"]["id"] for answer in several] == ["three_0", "three_1", "three_2"]
     batch = await engine.generate(
@@ -136,7 +136,7 @@ async def test_choices_and_batches_come_as_lists_in_order(engine: Client) -> Non
     assert ended == {0, 1, 2}
 
 
-async def test_stop_strings_are_trimmed_from_text_and_kept_in_tokens(engine: Client) -> None:
+async def test_stop_strings_are_trimmed_from_text_but_not_from_tokens(engine: Client) -> None:
     greedy = {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True}
     free = await engine.generate(text="hello", sampling_params=greedy)
     stop = next(c for c in free["text"][3:] if c.isascii())
@@ -148,7 +148,7 @@ async def test_stop_strings_are_trimmed_from_text_and_kept_in_tokens(engine: Cli
     assert untrimmed["output_ids"] == stopped["output_ids"] == free["output_ids"][: len(untrimmed["output_ids"])]
 
 
-async def test_stop_tokens_stay_in_ids_and_leave_the_text(engine: Client) -> None:
+async def test_stop_tokens_are_in_the_ids_but_not_in_the_text(engine: Client) -> None:
     greedy = {"max_new_tokens": 10, "temperature": 0}
     free = await engine.generate(text="hello", sampling_params={**greedy, "ignore_eos": True})
     token = free["output_ids"][3]
@@ -206,7 +206,7 @@ def test_every_sampling_parameter_is_one_of_sglangs() -> None:
     assert refused_by_sglang({"text": "a", "sampling_params": {"bogus": 1}})
 
 
-def test_keys_open_what_sglangs_would() -> None:
+def test_keys_authorize_the_same_routes_as_in_sglang() -> None:
     auth = sglang_module("sglang/srt/utils/auth.py")
     for path in ("/generate", "/health", "/metrics", "/flush_cache", "/pause_generation", "/v1/models"):
         level = auth.AuthLevel.ADMIN_OPTIONAL if path in CONTROL else auth.AuthLevel.NORMAL
@@ -223,7 +223,7 @@ def test_keys_open_what_sglangs_would() -> None:
                 assert allowed(path, header, *keys) == expected.allowed, (path, keys, header)
 
 
-async def test_keys_are_asked_for(tiny_model: Path) -> None:
+async def test_requests_without_a_key_are_refused(tiny_model: Path) -> None:
     async with served_engine(tiny_model, api_key="k", admin_api_key="a") as client:
         assert (await client.http.post("/generate", json={"input_ids": [1]})).status_code == 401
         assert (await client.http.get("/health")).status_code == 200
@@ -307,7 +307,7 @@ async def test_an_abort_in_the_queue_has_no_prompt_counts(tiny_model: Path) -> N
         assert [chunk async for chunk in stream]
 
 
-async def test_a_client_that_hangs_up_leaves_nothing_running(engine: Client) -> None:
+async def test_a_disconnected_clients_request_is_aborted(engine: Client) -> None:
     stream = engine.stream(input_ids=PROMPT, rid="gone", sampling_params=LONG)
     await anext(stream)
     await stream.aclose()

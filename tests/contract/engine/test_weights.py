@@ -1,4 +1,4 @@
-"""Pauses and new weights while requests are in flight, as SGLang was seen to do them."""
+"""Pauses and weight updates while requests are in flight, with SGLang's observed behaviour."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_after_a_retraction_logprobs_are_those_of_the_new_weights(engine: 
     assert measured[before:] == pytest.approx(expected, abs=1e-4)
 
 
-async def test_pause_with_abort_answers_what_is_in_flight_and_holds_the_next(engine: Client) -> None:
+async def test_pause_with_abort_ends_requests_in_flight_and_delays_new_ones(engine: Client) -> None:
     stream, _ = await started(engine)
     await engine.control("/pause_generation")
     assert (await last_of(stream))["meta_info"]["finish_reason"]["type"] == "abort"
@@ -172,7 +172,7 @@ async def test_a_flush_beside_frozen_requests_fails_as_sglangs_does(engine: Clie
     assert (await last_of(stream))["meta_info"]["weight_version"] == "r:1"
 
 
-async def test_a_label_changes_without_aborting_when_asked(engine: Client) -> None:
+async def test_a_version_label_can_change_without_aborting_requests(engine: Client) -> None:
     stream, _ = await started(engine)
     answer = await engine.control("/update_weight_version", new_version="r:9", abort_all_requests=False)
     assert answer.json()["new_version"] == "r:9"

@@ -39,7 +39,7 @@ def text_of(chunks: list[ChatCompletionChunk], index: int = 0) -> str:
     return "".join(choice.delta.content or "" for choice in deltas)
 
 
-async def test_an_answer_is_what_was_sampled_and_its_record_holds_every_token(tmp_path, database):
+async def test_an_answer_has_the_sampled_text_and_its_record_every_token(tmp_path, database):
     async with scene(tmp_path, database, says="Hello.") as stage, stage.client() as client:
         answer = await client.chat.completions.create(model="any-name", messages=HI, seed=7, temperature=0.5)
         (call,) = await stage.calls()
@@ -76,7 +76,7 @@ async def test_an_answer_is_what_was_sampled_and_its_record_holds_every_token(tm
     assert 0 <= call.queued_seconds <= call.total_seconds
 
 
-async def test_a_stream_brings_the_same_text_token_by_token_and_usage_where_asked(tmp_path, database):
+async def test_a_stream_has_the_same_text_token_by_token_and_usage_if_requested(tmp_path, database):
     async with scene(tmp_path, database, says="Héllo 😀.") as stage, stage.client() as client:
         options: Any = {"include_usage": True}
         stream = await client.chat.completions.create(
@@ -147,7 +147,7 @@ async def test_max_tokens_ends_the_answer_by_length(tmp_path, database):
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("Hel", "length")
 
 
-async def test_log_probabilities_are_given_with_alternatives(tmp_path, database):
+async def test_log_probabilities_include_alternatives(tmp_path, database):
     async with scene(tmp_path, database, says="ab") as stage, stage.client() as client:
         answer = await client.chat.completions.create(model="m", messages=HI, logprobs=True, top_logprobs=2)
     assert answer.choices[0].logprobs is not None
@@ -169,7 +169,7 @@ async def test_log_probabilities_are_given_with_alternatives(tmp_path, database)
         ({"temperature": 1.3, "stop": "x", "top_p": 1}, None),
     ],
 )
-async def test_what_a_trainer_cannot_reproduce_is_said_in_the_record(tmp_path, database, parameters, reason):
+async def test_the_record_names_parameters_that_a_trainer_cannot_reproduce(tmp_path, database, parameters, reason):
     async with scene(tmp_path, database) as stage, stage.client() as client:
         await client.chat.completions.create(model="m", messages=HI, **parameters)
         (call,) = await stage.calls()
@@ -301,7 +301,7 @@ async def test_a_body_that_is_no_json_or_too_large_is_refused(tmp_path, database
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
 
 
-async def test_a_key_opens_its_own_door_alone(tmp_path, database):
+async def test_a_key_is_valid_only_for_its_own_address(tmp_path, database):
     async with scene(tmp_path, database) as stage:
         door = stage.gateway
         cases = {
@@ -322,7 +322,7 @@ async def test_a_key_opens_its_own_door_alone(tmp_path, database):
     assert statuses == {name: status for name, (_, status) in cases.items()}
 
 
-async def test_a_key_opens_nothing_once_its_attempt_has_ended(tmp_path, database, redis_url):
+async def test_the_key_of_an_ended_attempt_is_refused(tmp_path, database, redis_url):
     async with scene(tmp_path, database, redis_url=redis_url) as stage, stage.client() as client:
         await client.chat.completions.create(model="m", messages=HI)
         await builders.end_attempt(database, stage.rollout_id, state="settled")

@@ -131,9 +131,7 @@ async def test_penalties_stops_and_log_probabilities_are_understood_by_the_engin
     assert not call.trainable
 
 
-async def test_weights_that_change_in_the_middle_are_told_per_token_and_the_agent_never_notices(
-    tmp_path, database, tiny_model
-):
+async def test_tokens_record_a_weight_change_in_the_middle_and_the_agent_never_notices(tmp_path, database, tiny_model):
     async with pair(tmp_path, database, tiny_model) as both, both.gateway.client(both.rollout_id) as client:
         create: Any = client.chat.completions.create
         # A bias towards one letter keeps the answer from ending early.

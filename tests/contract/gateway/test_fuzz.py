@@ -1,4 +1,4 @@
-"""The agents' doors take anything: they answer as their document says, and never with an error of their own."""
+"""The gateway's endpoints answer any request as their OpenAPI document declares, and never with a 500."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def _serve(dsn: str, folder: Path, ready: Future[tuple[str, str, str]], st
 
 
 @pytest.mark.parametrize("operation", operations(SCHEMA), ids=lambda found: found.label)
-def test_every_door_keeps_its_document(operation: Any, door: tuple[str, str, str]) -> None:
+def test_every_endpoint_conforms_to_its_openapi_document(operation: Any, door: tuple[str, str, str]) -> None:
     url, rollout, key = door
 
     @bounded(60)

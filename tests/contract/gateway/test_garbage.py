@@ -1,4 +1,4 @@
-"""Engines that answer garbage: nothing of it is recorded, another try gets the tokens, and only time is lost."""
+"""The gateway records nothing of an engine's garbage answers and requests the tokens again."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def ask(stage: Scene, *, stream: bool) -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("name", GARBAGE)
-async def test_garbage_is_asked_again_and_never_recorded(
+async def test_garbage_answers_are_requested_again_and_never_recorded(
     tmp_path: Path, database: Database, name: str, stream: bool
 ) -> None:
     engine = {"damage": GARBAGE[name], "damaged": 2, "tokens_per_chunk": 20}
@@ -96,7 +96,7 @@ async def test_garbage_is_asked_again_and_never_recorded(
     assert np.frombuffer(call.generator_logprobs, "<f4").tolist() == [logprob_of(k) for k in range(len(expected))]
 
 
-async def test_an_engine_that_only_talks_garbage_costs_a_failed_call_and_the_agent_is_told_to_come_again(
+async def test_a_call_to_an_engine_that_only_answers_garbage_fails_with_retry_after(
     tmp_path: Path, database: Database
 ) -> None:
     engine = {"damage": GARBAGE["log-probabilities in words"], "damaged": 10**6}

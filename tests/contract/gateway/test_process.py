@@ -114,7 +114,7 @@ def held_at_three(stage: Callable[[], Scene], go: asyncio.Event) -> Any:
     return pace
 
 
-async def test_a_gateway_told_to_stop_finishes_the_streams_in_hand(tmp_path, database):
+async def test_a_stopping_gateway_finishes_the_streams_in_flight(tmp_path, database):
     port, go = free_port(), asyncio.Event()
     pace = held_at_three(lambda: stage, go)
     async with scene(tmp_path, database, engine={"pace": pace}) as stage:
@@ -135,7 +135,7 @@ async def test_a_gateway_told_to_stop_finishes_the_streams_in_hand(tmp_path, dat
 
 
 @pytest.mark.parametrize("how", ["its patience is over", "it is told again"])
-async def test_a_gateway_that_must_stop_tells_what_it_cuts_to_try_again_and_records_it(tmp_path, database, how):
+async def test_a_gateway_that_must_stop_aborts_calls_with_retry_after_and_records_them(tmp_path, database, how):
     port = free_port()
     pace = held_at_three(lambda: stage, asyncio.Event())
     async with scene(tmp_path, database, engine={"pace": pace}) as stage:
@@ -174,7 +174,7 @@ sys.stdin.read()
 """
 
 
-async def test_an_agent_with_thousands_of_connections_leaves_the_gateway_to_its_siblings(tmp_path, database):
+async def test_an_agent_with_thousands_of_connections_does_not_block_its_siblings(tmp_path, database):
     port = free_port()
     pipe = asyncio.subprocess.PIPE
     async with scene(tmp_path, database) as stage, gateway_process(stage, port) as gateway:

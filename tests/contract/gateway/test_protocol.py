@@ -1,4 +1,4 @@
-"""What the gateway sends, and what the fake engine answers, hold before SGLang's own types."""
+"""The gateway's requests and the scripted engine's answers conform to SGLang's own types."""
 
 from __future__ import annotations
 

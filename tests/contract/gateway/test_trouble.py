@@ -1,4 +1,4 @@
-"""Calls in trouble: agents hang up, engines die, weights change, Postgres is away, and SDKs repeat themselves."""
+"""Calls during failures: agents disconnect, engines die, weights change, Postgres is down, and SDKs retry."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_the_last_byte_waits_for_the_record(tmp_path, database, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_agent_that_hangs_up_aborts_generation_and_leaves_a_partial_record(tmp_path, database, stream):
+async def test_a_disconnect_aborts_generation_and_records_the_partial_call(tmp_path, database, stream):
     reached = asyncio.Event()
 
     async def pace(tokens: int) -> None:
@@ -115,7 +115,7 @@ async def test_an_agent_that_hangs_up_aborts_generation_and_leaves_a_partial_rec
     assert len(call.generator_logprobs) == len(call.policy_versions) == 4 * call.completion_tokens == 12
 
 
-async def test_nothing_is_begun_while_the_gateway_stops(tmp_path, database):
+async def test_no_call_starts_while_the_gateway_stops(tmp_path, database):
     async with scene(tmp_path, database) as stage:
         await stage.gateway.stop()
         async with stage.client() as client:
@@ -199,7 +199,7 @@ async def test_a_repeat_joins_the_call_that_is_still_running_and_outlives_the_fi
     assert (answer.id, call.status, len(stage.engine.requests)) == (f"chatcmpl-{call.id}", "completed", 1)
 
 
-async def test_an_idempotency_key_makes_two_requests_one(tmp_path, database):
+async def test_requests_with_one_idempotency_key_are_sampled_once(tmp_path, database):
     async with scene(tmp_path, database, says=["first", "second"]) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         answers = [
@@ -233,7 +233,7 @@ def _shown(chunks: list[Any]) -> str:
     return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
-async def test_tokens_keep_the_versions_that_sampled_them_when_weights_change_in_the_middle(tmp_path, database):
+async def test_tokens_record_their_own_versions_when_weights_change_in_the_middle(tmp_path, database):
     async with scene(tmp_path, database, says="Hello.") as stage, stage.client() as client:
 
         def pace(tokens: int) -> None:
@@ -313,7 +313,7 @@ async def test_another_runs_weights_never_answer(tmp_path, database):
     assert [(call.status, call.completion_tokens) for call in calls] == [("failed", 0), ("failed", 0)]
 
 
-async def test_a_dead_engine_is_left_for_a_living_one(tmp_path, database):
+async def test_a_call_continues_on_another_engine_when_its_engine_dies(tmp_path, database):
     async with scene(tmp_path, database) as stage, stage.client() as client:
         await set_engine(database, "http://127.0.0.1:9", run_id=stage.run_id)
         await set_engine(database, stage.engine.url, run_id=stage.run_id)
@@ -322,7 +322,7 @@ async def test_a_dead_engine_is_left_for_a_living_one(tmp_path, database):
     assert [answer.choices[0].message.content for answer in answers] == ["Hello."] * 4
 
 
-async def test_a_rollout_keeps_its_engine(tmp_path, database):
+async def test_a_rollout_stays_on_its_engine(tmp_path, database):
     async with scene(tmp_path, database) as stage:
         other = ScriptedEngine(stage.engine.says, stage.model.tokenizer.decode, stage.engine.weight_version)
         async with running(other):
@@ -363,7 +363,7 @@ async def database_away(dsn: str) -> AsyncIterator[None]:
             await connection.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
 
 
-async def test_an_answer_waits_while_postgres_is_away_and_is_recorded_once(tmp_path, database):
+async def test_an_answer_waits_while_postgres_is_down_and_is_recorded_once(tmp_path, database):
     async with scene(tmp_path, database, record_hold_seconds=60) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         await create(model="m", messages=HI)
@@ -389,7 +389,7 @@ async def test_an_answer_whose_record_cannot_be_stored_is_withheld(tmp_path, dat
     assert [call.status for call in calls] == ["completed"]
 
 
-async def test_a_held_stream_is_kept_alive_and_its_error_is_an_event(tmp_path, database):
+async def test_a_waiting_stream_sends_comments_and_its_error_is_an_event(tmp_path, database):
     settings: dict[str, Any] = {"engine_urls": [], "keepalive_after_seconds": 0.1, "keepalive_seconds": 0.1}
     async with scene(tmp_path, database, hold_seconds=3.0, **settings) as stage, raw_stream(stage) as response:
         lines = [line async for line in response.aiter_lines() if line]
@@ -399,7 +399,7 @@ async def test_a_held_stream_is_kept_alive_and_its_error_is_an_event(tmp_path, d
     assert not any("[DONE]" in line for line in lines)
 
 
-async def test_a_call_waits_for_its_turn_and_one_that_waits_in_vain_is_recorded_as_failed(tmp_path, database):
+async def test_a_call_beyond_the_limit_waits_and_is_recorded_as_failed_after_the_time_out(tmp_path, database):
     go = asyncio.Event()
     held: dict[str, Any] = {"pace": lambda _: go.wait()}
     bounds: dict[str, Any] = {"max_calls": 1, "hold_seconds": 2.0}
@@ -447,7 +447,7 @@ async def test_bodies_that_are_being_read_are_bounded_together(tmp_path, databas
     assert answered.choices
 
 
-async def test_a_run_without_a_partition_is_refused_and_takes_no_other_call_with_it(tmp_path, database):
+async def test_a_call_of_a_run_without_a_partition_fails_no_other_call(tmp_path, database):
     async with scene(tmp_path, database) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         gone = await builders.add_run(database)
@@ -473,7 +473,7 @@ async def test_a_run_without_a_partition_is_refused_and_takes_no_other_call_with
     ],
     ids=["one key", "an impatient client"],
 )
-async def test_a_repeat_that_comes_before_its_first_try_has_a_call_is_not_sampled_again(
+async def test_a_retry_that_arrives_before_its_first_try_has_started_a_call_joins_it(
     tmp_path, database, monkeypatch, headers
 ):
     go, reading = asyncio.Event(), asyncio.Event()

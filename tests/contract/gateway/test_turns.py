@@ -1,4 +1,4 @@
-"""Later turns begin with the exact tokens of the calls they continue; tools survive the way there and back."""
+"""Later prompts begin with the exact tokens of the calls that they continue; tool calls survive the round trip."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def converse(stage: Scene, *questions: str, **parameters: Any) -> list[dic
     return messages
 
 
-async def test_a_later_prompt_begins_with_tokens_no_encoder_would_give(tmp_path, database):
+async def test_a_later_prompt_begins_with_the_sampled_tokens_even_if_no_encoder_produces_them(tmp_path, database):
     letters = [ord("h") - 33, ord("e") - 33]
     async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
         await converse(stage, "a", "b", "c")
@@ -121,7 +121,7 @@ async def test_an_agent_that_trims_and_respells_what_it_echoes_still_continues_i
     assert begins_with(third, second)
 
 
-async def test_branches_continue_the_call_they_come_from(tmp_path, database):
+async def test_each_branch_continues_its_own_parent_call(tmp_path, database):
     async with scene(tmp_path, database, says=["left", "right", "x", "y"]) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         root = [{"role": "user", "content": "?"}]
@@ -134,7 +134,7 @@ async def test_branches_continue_the_call_they_come_from(tmp_path, database):
     assert begins_with(after_left, left)
 
 
-async def test_history_that_the_agent_rewrote_or_wrote_itself_is_encoded_and_begins_a_branch(tmp_path, database):
+async def test_history_written_by_the_agent_is_encoded_and_starts_a_branch(tmp_path, database):
     async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         await create(model="m", messages=[{"role": "user", "content": "a"}])
@@ -195,7 +195,7 @@ async def test_an_answer_is_unknown_where_the_store_has_lost_a_call_before_it(tm
     assert third.parent_call_id == second.id
 
 
-async def test_other_attempts_share_nothing(tmp_path, database):
+async def test_prompts_never_continue_calls_of_another_attempt(tmp_path, database):
     letters = [ord("h") - 33, ord("e") - 33]
     async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:
         messages = await converse(stage, "a")
@@ -211,7 +211,7 @@ async def test_other_attempts_share_nothing(tmp_path, database):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("template", [None, CHATML_WITH_TOOLS])
-async def test_tool_calls_come_back_with_their_arguments_as_sampled(tmp_path, database, template, stream):
+async def test_tool_calls_are_rendered_again_with_their_arguments_as_sampled(tmp_path, database, template, stream):
     options: dict[str, Any] = {} if template is None else {"template": template}
     says = f"Let me see. \n{SAMPLED_CALL}\n{SAMPLED_CALL}"
     async with scene(tmp_path, database, says=says, **options) as stage, stage.client() as client:
@@ -270,7 +270,7 @@ async def test_the_generic_form_shows_calls_and_results_to_a_model_without_tools
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_tool_call_that_cannot_be_parsed_stays_content(tmp_path, database, stream):
+async def test_an_unparsable_tool_call_is_returned_as_content(tmp_path, database, stream):
     broken = 'I try <tool_call>{"name": "weather", "arguments": {"city": }</tool_call>'
     async with scene(tmp_path, database, says=broken) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
@@ -301,7 +301,7 @@ async def stored(stage: Scene) -> list[tables.ModelCall]:
         return list(await session.scalars(select(tables.ModelCall).order_by(tables.ModelCall.sequence)))
 
 
-async def test_a_row_holds_what_its_call_adds_to_the_one_before(tmp_path, database):
+async def test_a_row_stores_only_the_addition_to_its_parent_call(tmp_path, database):
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
         said = await converse(stage, "a", "tell me of c1e10f", "c", tools=TOOLS)
         rows, calls = await stored(stage), await stage.calls()
@@ -335,7 +335,7 @@ async def test_every_choice_and_every_way_on_from_an_answer_continues_its_call(t
         lambda messages: messages[0].update(name="somebody"),
     ],
 )
-async def test_what_does_not_begin_as_an_earlier_call_was_sent_is_stored_whole(tmp_path, database, change):
+async def test_a_call_without_a_common_beginning_is_stored_in_full(tmp_path, database, change):
     async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
         said = await converse(stage, "a", "b")
         change(said)
@@ -371,7 +371,7 @@ async def full(stage: Scene) -> list[tuple[Any, Any, list[int]]]:
     return [(call.turns, call.tools, ids(call.prompt_ids)) for call in await stage.calls()]
 
 
-async def test_a_row_of_a_session_whose_last_message_is_never_sent_again_holds_the_new_turns(tmp_path, database):
+async def test_a_row_stores_the_new_turns_when_the_agent_drops_the_last_message(tmp_path, database):
     said: list[dict[str, Any]] = []
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
         await remind(stage, stage.gateway, said, *"abcdef", tools=TOOLS)
@@ -402,7 +402,7 @@ async def test_only_a_recorded_call_is_continued(tmp_path, database):
         assert known[row.parent_call_id].request_id != row.request_id
 
 
-async def test_a_second_gateway_goes_on_from_the_rows_of_the_first(tmp_path, database):
+async def test_a_second_gateway_continues_the_calls_of_the_first(tmp_path, database):
     said: list[dict[str, Any]] = []
     async with scene(tmp_path, database, says="hello") as stage:
         await remind(stage, stage.gateway, said, *"abc")
@@ -428,7 +428,7 @@ async def kept(gateway: Any, stage: Scene, messages: list[dict[str, Any]], quest
 
 
 @pytest.mark.parametrize("tools", [[None, TOOLS], [TOOLS, None]])
-async def test_a_call_with_other_tools_keeps_nothing(tmp_path, database, tools):
+async def test_a_call_with_different_tools_shares_no_turns(tmp_path, database, tools):
     said: list[dict[str, Any]] = []
     async with scene(tmp_path, database, says="hello", template=CHATML_WITH_TOOLS) as stage:
         for given in tools:
@@ -438,7 +438,7 @@ async def test_a_call_with_other_tools_keeps_nothing(tmp_path, database, tools):
     assert [sent for _, sent, _ in calls] == [tools[0] or [], tools[0] or [], tools[1] or [], tools[1] or []]
 
 
-async def test_what_was_said_before_an_answer_that_is_rewritten_is_kept(tmp_path, database):
+async def test_the_turns_before_a_rewritten_answer_are_shared(tmp_path, database):
     async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
         said = await converse(stage, "a", "b")
         said[1]["content"] = "never said"
@@ -460,7 +460,7 @@ async def test_tools_that_change_are_stored(tmp_path, database):
     assert (last.parent_call_id, last.tools) == (None, other)
 
 
-async def test_a_gateway_that_reads_the_store_goes_on_from_its_rows(tmp_path, database):
+async def test_a_restarted_gateway_continues_the_stored_calls(tmp_path, database):
     async with scene(tmp_path, database, says="hello") as stage:
         said = await converse(stage, "a", "b", "c")
         async with stage.another_gateway() as other, other.client(stage.rollout_id) as client:

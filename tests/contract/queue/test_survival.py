@@ -1,4 +1,4 @@
-"""The queue's promise: whatever dies, every rollout gets one final outcome, no more and no fewer."""
+"""The queue's promise: every rollout gets exactly one final outcome, even if runners and controllers die."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.embedded import EmbeddedRedis
-from tests import builders
+from tests import builders, queues
 
 ROOT = Path(__file__).parents[3]
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0)
 
 LEASE_AND_WAIT = """
 import asyncio, sys
-from leyden.libs.queue.leases import lease_rollout
 from leyden.libs.store.database import Database
+from tests.queues import lease_rollout
 
 async def main(dsn, rollout_id):
     async with Database(dsn).session() as session:
@@ -44,7 +44,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 async def lease(database: Database, rollout_id: str) -> Lease | None:
     async with database.session() as session:
-        return await leases.lease_rollout(session, rollout_id, "heir", 60)
+        return await queues.lease_rollout(session, rollout_id, "heir", 60)
 
 
 async def test_the_lease_of_a_killed_runner_goes_to_the_next_one(database: Database) -> None:
@@ -61,7 +61,7 @@ async def test_the_lease_of_a_killed_runner_goes_to_the_next_one(database: Datab
     assert inherited.attempt == 2
     async with database.session() as session:
         assert await leases.heartbeat_all(session, [lost_lease_id, inherited.lease_id], 60) == {inherited.lease_id}
-        assert await leases.settle(session, inherited, SUCCESS) is True
+        assert await queues.settle(session, inherited, SUCCESS) is True
 
 
 async def enqueue_forever(database: Database, queue: RolloutQueue) -> None:
@@ -74,7 +74,7 @@ async def enqueue_forever(database: Database, queue: RolloutQueue) -> None:
 
 
 async def work(database: Database, queue: RolloutQueue, owner: str, dice: random.Random) -> None:
-    """A runner that now and then forgets what it took, and now and then gives up an attempt."""
+    """A runner that sometimes abandons a lease without settling it, and sometimes settles it as a failure."""
     while True:
         try:
             deliveries = await queue.deliver(owner, 4, 0.05)
@@ -90,7 +90,7 @@ async def work(database: Database, queue: RolloutQueue, owner: str, dice: random
         async with database.session() as session:
             for one in leased:
                 outcome = SUCCESS if dice.random() > 0.05 else Outcome(OutcomeKind.CANCELLED)
-                assert await leases.settle(session, one, outcome) is True
+                assert await queues.settle(session, one, outcome) is True
 
 
 async def final_outcomes(database: Database) -> int:

@@ -210,8 +210,8 @@ print(json.dumps({
     assert not list((bench.folder / "attempts").glob("runner-*"))
 
 
-async def test_the_ways_to_fail_are_told_apart(bench: Bench) -> None:
-    # What ends at once when it is asked to is told so on a busy machine, too.
+async def test_each_kind_of_failure_gets_its_own_outcome(bench: Bench) -> None:
+    # Enough grace for an agent to end by itself on a busy machine, too.
     async with stopped(await bench.start(RUNNER_GRACE_SECONDS="30")):
         [crash] = await bench.enqueue("import sys; print('{\"reward\": 1}'); sys.exit('broken')")
         [nan] = await bench.enqueue("print('{\"reward\": NaN}')")
@@ -230,7 +230,7 @@ async def test_the_ways_to_fail_are_told_apart(bench: Bench) -> None:
         assert (await bench.outcome(crash)).stderr_tail == "broken\n"
 
 
-# Notes that it has begun, and waits for a file.
+# Notes its start, and waits for a file.
 WAITS = """
 import os, sys, time
 open('pids', 'w').write('1')
@@ -267,7 +267,7 @@ async def test_a_killed_runner_leaves_no_process_and_its_rollout_runs_again(benc
     assert not list((bench.folder / "attempts").glob("runner-*"))
 
 
-async def test_a_lost_lease_kills_the_agent_and_settles_nothing(bench: Bench) -> None:
+async def test_a_lost_lease_kills_the_agent_and_writes_no_outcome(bench: Bench) -> None:
     async with stopped(await bench.start()):
         await bench.enqueue(FORKS + "\ntime.sleep(60)")
         pids = await bench.pids(3)
@@ -278,7 +278,7 @@ async def test_a_lost_lease_kills_the_agent_and_settles_nothing(bench: Bench) ->
         assert (await session.scalars(select(tables.Outcome))).all() == []
 
 
-async def test_a_cancelled_rollout_is_noticed_and_given_back(bench: Bench) -> None:
+async def test_a_cancelled_rollout_is_stopped_and_its_lease_released(bench: Bench) -> None:
     async with stopped(await bench.start()):
         [rollout] = await bench.enqueue(FORKS + "\ntime.sleep(60)")
         pids = await bench.pids(3)
@@ -288,7 +288,7 @@ async def test_a_cancelled_rollout_is_noticed_and_given_back(bench: Bench) -> No
         await bench.all_dead(pids)
 
 
-async def test_a_stopped_runner_gives_back_what_does_not_finish_in_time(bench: Bench) -> None:
+async def test_a_stopped_runner_releases_attempts_that_do_not_finish_in_time(bench: Bench) -> None:
     process = await bench.start()
     [rollout] = await bench.enqueue(FORKS + "\ntime.sleep(60)")
     pids = await bench.pids(3)
@@ -313,7 +313,7 @@ async def test_without_redis_rollouts_are_found_in_the_store(bench: Bench) -> No
         assert (await bench.outcome(rollout)).kind == "succeeded"
 
 
-async def test_a_runner_told_twice_to_stop_gives_its_attempts_back_at_once(bench: Bench) -> None:
+async def test_a_second_sigterm_releases_all_attempts_at_once(bench: Bench) -> None:
     process = await bench.start(RUNNER_DRAIN_SECONDS="1000", RUNNER_SHUTDOWN_SECONDS="1000")
     [rollout] = await bench.enqueue(FORKS + "\ntime.sleep(600)", timeout_seconds=1000)
     pids = await bench.pids(3)

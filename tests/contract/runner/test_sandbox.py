@@ -137,7 +137,7 @@ def _mode_and_owner(path: Path) -> tuple[int, int]:
     return stat.S_IMODE(status.st_mode), status.st_uid
 
 
-async def test_misbehaving_agents_get_their_outcome_and_leave_the_runner_and_their_neighbours_alone(
+async def test_misbehaving_agents_get_their_outcome_and_harm_neither_runner_nor_other_attempts(
     bench: SandboxBench,
 ) -> None:
     before = _facts_of(bench.canary)
@@ -233,7 +233,7 @@ async def test_an_agent_below_a_folder_that_its_user_cannot_pass_is_an_error_of_
         assert (outcome.kind, outcome.reward) == ("succeeded", 0.75), (outcome.detail, outcome.stderr_tail)
 
 
-async def test_files_of_the_platform_are_never_given_to_an_agent(bench: SandboxBench) -> None:
+async def test_an_agents_directory_inside_the_platform_is_refused(bench: SandboxBench) -> None:
     async with stopped(await bench.begin()):
         agent = {"command": ["{python}", "-c", ""], "directory": str(bench.platform)}
         run = await builders.add_run(bench.database, config=builders.run_document(agent=agent))
@@ -244,7 +244,7 @@ async def test_files_of_the_platform_are_never_given_to_an_agent(bench: SandboxB
         assert "belongs to the platform" in (outcome.detail or "")
 
 
-async def test_a_runner_whose_agents_could_not_start_says_so_at_once(
+async def test_a_runner_that_cannot_start_agents_reports_it_at_startup(
     bench: SandboxBench, capfd: pytest.CaptureFixture[str]
 ) -> None:
     process = await bench.start(RUNNER_PYTHON=str(bench.folder / "no-such-python"))

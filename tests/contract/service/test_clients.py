@@ -122,7 +122,7 @@ async def is_served(port: int) -> bool:
     ],
     ids=["headers", "body", "chunks"],
 )
-async def test_a_client_that_sends_a_byte_at_a_time_is_told_408_while_others_are_served(
+async def test_a_client_that_sends_a_byte_at_a_time_gets_408_while_others_are_served(
     data: bytes, status: bytes
 ) -> None:
     async with served(**QUICK) as (_, port), connected(port) as (reader, writer):
@@ -135,7 +135,7 @@ async def test_a_client_that_sends_a_byte_at_a_time_is_told_408_while_others_are
         assert await is_served(port)
 
 
-async def test_a_client_that_says_nothing_is_let_go_before_and_after_a_request() -> None:
+async def test_an_idle_connection_is_closed_before_and_after_a_request() -> None:
     async with served(**QUICK) as (_, port):
         assert await exchange(port, b"") == b""
         answer = await exchange(port, b"POST /echo HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n")
@@ -151,7 +151,7 @@ async def test_a_client_that_does_not_read_is_cut_and_its_answer_ends() -> None:
         assert await is_served(port)
 
 
-async def test_answered_requests_leave_nothing_for_the_garbage_collector() -> None:
+async def test_answered_requests_create_no_reference_cycles() -> None:
     async with served(**QUICK) as (_, port), connected(port) as (reader, writer):
         gc.collect()
         before = _answers_in_memory()
@@ -171,7 +171,7 @@ def _answers_in_memory() -> int:
     return sum(type(one) is RequestResponseCycle for one in gc.get_objects())
 
 
-async def test_a_request_sent_ahead_does_not_go_on_with_the_trace_of_the_one_before() -> None:
+async def test_a_pipelined_request_has_its_own_trace() -> None:
     trace = "ab" * 16
     first = f"GET /trace HTTP/1.1\r\nhost: a\r\ntraceparent: 00-{trace}-b7ad6b7169203331-01\r\n\r\n"
     async with served(**QUICK) as (_, port):
@@ -212,7 +212,7 @@ async def test_what_is_no_request_is_refused_and_what_is_odd_is_answered(data: b
         assert await is_served(port)
 
 
-async def test_who_asks_for_another_protocol_is_answered_in_this_one_and_its_body_is_read() -> None:
+async def test_an_upgrade_request_is_answered_over_http_1_and_its_body_is_read() -> None:
     head = (
         b"POST /echo HTTP/1.1\r\nhost: a\r\nConnection: Upgrade, HTTP2-Settings\r\n%b: h2c\r\nHTTP2-Settings: AAMA\r\n"
     )
@@ -283,7 +283,7 @@ async def test_garbage_behind_a_request_sent_ahead_is_not_answered_within_the_an
                 await asyncio.sleep(0.01)
 
 
-async def test_beyond_the_bound_a_connection_is_told_to_come_again_and_a_place_is_free_again() -> None:
+async def test_a_connection_beyond_the_limit_gets_503_and_frees_its_slot() -> None:
     async with served(max_connections=20) as (_, port), contextlib.AsyncExitStack() as stack:
         idle = [await stack.enter_async_context(connected(port)) for _ in range(20)]
         async with httpx.AsyncClient(timeout=60) as client:
@@ -301,7 +301,7 @@ async def test_beyond_the_bound_a_connection_is_told_to_come_again_and_a_place_i
                 await asyncio.sleep(0.05)
 
 
-async def test_a_thousand_idle_connections_keep_nobody_from_being_served() -> None:
+async def test_a_thousand_idle_connections_do_not_block_requests() -> None:
     async with served() as (_, port), contextlib.AsyncExitStack() as stack:
         for _ in range(1000):
             await stack.enter_async_context(connected(port))
@@ -329,7 +329,7 @@ async def test_a_client_that_drips_the_rest_of_an_answered_body_is_disconnected(
         dripping.cancel()
 
 
-async def test_empty_lines_before_a_request_keep_no_connection() -> None:
+async def test_a_connection_that_sends_only_empty_lines_is_closed() -> None:
     async with served(**QUICK) as (_, port), connected(port) as (reader, writer):
         dripping = asyncio.create_task(drip(writer, b"\r\n" * 2500))
         assert await read_all(reader) == b""

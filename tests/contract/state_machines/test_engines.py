@@ -40,7 +40,7 @@ class EngineMachine(StoreMachine):
         self.become_leader()
 
     async def _client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(timeout=5, trust_env=False)
+        return httpx.AsyncClient(timeout=5, trust_env=False, verify=False)
 
     def teardown(self) -> None:
         if hasattr(self, "http"):

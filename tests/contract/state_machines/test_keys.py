@@ -19,7 +19,7 @@ from leyden.libs.queue import leases
 from leyden.libs.store import access, spans, tables, views
 from leyden.libs.store.database import Session
 from leyden.services.api.creation import Create, create_once
-from tests import builders
+from tests import builders, queues
 from tests.state_machines import StoreMachine, serial, walk
 
 RECORDED, CONFLICT, ENDED = "recorded", "conflict", "ended"
@@ -77,13 +77,15 @@ class KeyMachine(StoreMachine):
 
     async def _lease(self) -> leases.Lease:
         async with self.database.session() as session:
-            lease = await leases.lease_rollout(session, self.rollout.id, "test", 600.0)
+            lease = await queues.lease_rollout(session, self.rollout.id, "test", 600.0)
         assert lease is not None
         return lease
 
     def at_endpoint(self, given: tuple[str, float]) -> Deed:
         key, value = given
-        reward = spans.NewReward(self.rollout.id, 1, key, self.rollout.run_id, spans.DOOR, "reward", value, None, None)
+        reward = spans.NewReward(
+            self.rollout.id, 1, key, self.rollout.run_id, spans.ENDPOINT, "reward", value, None, None
+        )
         return lambda model: model.at_endpoint(key, value), lambda: self._telemetry([], [reward])
 
     def span(self, name: str) -> Deed:
@@ -119,7 +121,7 @@ class KeyMachine(StoreMachine):
     def settle(self, _: object) -> Deed:
         async def work() -> bool:
             async with self.database.session() as session:
-                return await leases.settle(session, self.lease, leases.Outcome(OutcomeKind.SUCCEEDED, 1.0))
+                return await queues.settle(session, self.lease, leases.Outcome(OutcomeKind.SUCCEEDED, 1.0))
 
         return Model.settle, work
 

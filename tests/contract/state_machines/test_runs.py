@@ -1,4 +1,4 @@
-"""What people want of a run and where it is, asked and moved in any order and at once, against a model."""
+"""Intent and phase of a run, changed in any order and concurrently, against a model."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from sqlalchemy import func, select
-from sqlalchemy.exc import IntegrityError
 
 from leyden.libs.contracts import api
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunPhase
 from leyden.libs.store import groups, runs, tables
+from leyden.libs.store.database import Refused
 from tests import builders
 from tests.state_machines import StoreMachine, serial, walk
 
@@ -63,7 +63,7 @@ class RunMachine(StoreMachine):
         async def work() -> str:
             try:
                 async with self.database.session() as session:
-                    return str((await runs.ask_of_run(session, self.run.id, action)).intent)
+                    return str((await runs.change_intent(session, self.run.id, action)).intent)
             except runs.ActionRefused:
                 return REFUSED
 
@@ -74,7 +74,7 @@ class RunMachine(StoreMachine):
             try:
                 async with self.database.session() as session:
                     await groups.write_phases(session, [groups.Phase(self.run.id, RunPhase(phase), None)])
-            except IntegrityError:
+            except Refused:
                 return REFUSED
             return phase
 

@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
 from leyden.libs.store import tables, training
+from leyden.libs.store.database import Refused
 from tests import builders
 from tests.state_machines import StoreMachine, serial, walk
 
@@ -88,7 +88,7 @@ class StepMachine(StoreMachine):
             try:
                 async with self.database.session() as session:
                     await training.commit_step(session, record)
-            except IntegrityError:
+            except Refused:
                 return REFUSED
             return DONE
 

@@ -160,6 +160,6 @@ class LifeMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("entity", LIVES)
-def test_two_sessions_move_a_row_along_its_table_alone(postgres_dsn: str, entity: str) -> None:
+def test_concurrent_sessions_can_make_only_allowed_transitions(postgres_dsn: str, entity: str) -> None:
     machine = type("Machine", (LifeMachine,), {"entity": entity})
     walk(machine, postgres_dsn, examples=12, steps=30)

@@ -20,16 +20,15 @@ async def add_forest(database: Database, random: Random, calls: int) -> list[Ful
     """The calls of one attempt in full; each row is complete, or shares the beginning of an earlier one."""
     _, [rollout] = await builders.add_group(database, await builders.add_run(database), size=1)
     added: list[FullCall] = []
-    # Id, turns with the answer, tools, tokens with the sampled ones, depth.
-    earlier: list[tuple[str, list[Turn], list[Any], list[int], int]] = []
+    # Id, turns with the answer, tools, tokens with the sampled ones.
+    earlier: list[tuple[str, list[Turn], list[Any], list[int]]] = []
     for number in range(calls):
         parent = random.choice([None, *earlier[-5:], *earlier[-1:] * 14]) if earlier else None
         columns: dict[str, Any] = {}
-        turns, tools, ids, depth = list[Turn](), [{"of": number}] * random.randint(0, 1), list[int](), 0
+        turns, tools, ids = list[Turn](), [{"of": number}] * random.randint(0, 1), list[int]()
         own_tools: list[Any] | None = tools
         if parent is not None:
-            parent_id, turns, parent_tools, ids, depth = parent
-            depth += 1
+            parent_id, turns, parent_tools, ids = parent
             turns = turns[: random.choice([len(turns), random.randint(0, len(turns))])]
             ids = ids[: random.choice([len(ids), random.randint(0, len(ids))])]
             columns = {"parent_call_id": parent_id, "shared_turns": len(turns), "shared_tokens": len(ids)}
@@ -42,22 +41,21 @@ async def add_forest(database: Database, random: Random, calls: int) -> list[Ful
         columns |= {"turns": [turn_json(turn) for turn in own_turns], "tools": own_tools, "prompt_tokens": len(ids)}
         columns["answer"] = None if answer is None else turn_json(answer)
         call = await builders.add_call(database, rollout, own_ids, sampled, **columns)
-        added.append(FullCall(tuple(turns), tuple(tools), np.asarray(ids, "<i4").tobytes(), depth))
-        earlier.append((call.id, [*turns, *([answer] if answer else [])], tools, [*ids, *sampled], depth))
+        added.append(FullCall(tuple(turns), tuple(tools), np.asarray(ids, "<i4").tobytes()))
+        earlier.append((call.id, [*turns, *([answer] if answer else [])], tools, [*ids, *sampled]))
     return added
 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_calls_are_the_same_in_full_read_together_or_one_by_one(database: Database, seed: int) -> None:
     added = await add_forest(database, Random(seed), 80)
-    assert max(full.depth for full in added) > 5
     async with database.read() as session:
         rows = (await session.scalars(select(tables.ModelCall).order_by(tables.ModelCall.sequence))).all()
         assert await full_calls(session, rows) == added
         assert [(await full_calls(session, [row]))[0] for row in rows] == added
 
 
-async def test_a_call_without_its_parent_and_all_after_it_come_as_the_error(database: Database) -> None:
+async def test_a_call_without_its_parent_and_all_its_descendants_are_errors(database: Database) -> None:
     _, [rollout] = await builders.add_group(database, await builders.add_run(database), size=1)
     lost = await builders.add_call(database, rollout, parent_call_id="call-lost")
     await builders.add_call(database, rollout, parent_call_id=lost.id, shared_turns=1, shared_tokens=1)

@@ -1,7 +1,10 @@
-"""Migrations against models: a migrated database holds what the tables say, and every step can be taken back."""
+"""Migrations against table classes: a migrated database equals them, and each step after the baseline is reversible."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
@@ -24,7 +27,7 @@ from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, parse_tu
 from leyden.libs.store import tables
 from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database, sqlalchemy_url
-from leyden.libs.store.migrate import downgrade, migrate
+from leyden.libs.store.migrate import UnknownSchema, downgrade, migrate
 from leyden.libs.store.schema import MIGRATIONS, SchemaOutdated, check_schema, newest_revision
 from leyden.libs.store.tables import Base
 
@@ -44,6 +47,7 @@ CATALOG = {
         WHERE relnamespace = 'public'::regnamespace AND relkind IN ('r', 'p') ORDER BY 1""",
 }
 OWN = "alembic_version"
+BASELINE = "20261122_0011"
 
 
 def catalog(connection: Connection) -> dict[str, list[tuple[object, ...]]]:
@@ -84,7 +88,7 @@ def test_every_table_names_its_one_writer() -> None:
 
 
 def test_partitions_that_exist_are_stored_like_new_ones(empty_postgres_dsn: str) -> None:
-    migrate(empty_postgres_dsn, "20261121_0005")
+    migrate(empty_postgres_dsn, BASELINE)
     with psycopg.connect(empty_postgres_dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE earlier PARTITION OF model_calls FOR VALUES IN ('run-earlier')")
         migrate(empty_postgres_dsn)
@@ -93,15 +97,44 @@ def test_partitions_that_exist_are_stored_like_new_ones(empty_postgres_dsn: str)
         assert found == connection.execute(f"{columns} 'model_calls'::regclass ORDER BY 1").fetchall()
 
 
-def test_migrations_are_reversible(empty_postgres_dsn: str) -> None:
+def test_a_migration_after_the_baseline_is_reversible(empty_postgres_dsn: str, postgres_dsn: str) -> None:
     migrate(empty_postgres_dsn)
-    downgrade(empty_postgres_dsn, "base")
+    downgrade(empty_postgres_dsn, BASELINE)
+    migrate(empty_postgres_dsn)
+    with connect(empty_postgres_dsn) as again, connect(postgres_dsn) as migrated:
+        assert catalog(again) == catalog(migrated)
+
+
+def test_no_migration_before_the_baseline_can_be_reverted(empty_postgres_dsn: str) -> None:
+    migrate(empty_postgres_dsn, BASELINE)
+    with pytest.raises(RuntimeError, match="drop the database instead"):
+        downgrade(empty_postgres_dsn, "base")
+
+
+def test_migrating_twice_changes_nothing(empty_postgres_dsn: str) -> None:
+    migrate(empty_postgres_dsn)
     with connect(empty_postgres_dsn) as connection:
-        left = catalog(connection)
-        functions = connection.scalar(text("SELECT count(*) FROM pg_proc WHERE pronamespace = 'public'::regnamespace"))
-    assert left == {"columns": [], "constraints": [], "indexes": [], "tables": []}
-    assert functions == 0
+        before = catalog(connection)
     migrate(empty_postgres_dsn)
+    with connect(empty_postgres_dsn) as connection:
+        assert catalog(connection) == before
+
+
+@pytest.mark.parametrize("revision", ["20261121_0005", "20990101_0001"])
+def test_a_revision_that_this_code_does_not_know_ends_with_one_line(empty_postgres_dsn: str, revision: str) -> None:
+    migrate(empty_postgres_dsn)
+    with psycopg.connect(empty_postgres_dsn) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = %s", [revision])
+    with pytest.raises(UnknownSchema):
+        migrate(empty_postgres_dsn)
+    command = [sys.executable, "-m", "leyden.libs.store.migrate"]
+    environment = os.environ | {"LEYDEN_DATABASE_URL": empty_postgres_dsn}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    [line] = ended.stderr.splitlines()
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert f"is at schema {revision}, which this version of Leyden does not know" in line
+    assert f"older than {BASELINE}: name an empty database" in line
+    assert f"newer than {newest_revision()} needs the version of Leyden that made it" in line
 
 
 ASKED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":  1}'}}
@@ -128,7 +161,7 @@ MESSAGES: list[Any] = [
 
 
 class EarlierCalls:
-    """Rows of `model_calls` as schema 20261122_0011 had them, and what each call was in full."""
+    """Rows of `model_calls` as the baseline had them, and what each call was in full."""
 
     def __init__(self, random: Random) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -168,7 +201,7 @@ async def test_calls_of_an_earlier_schema_are_the_same_in_full_after_the_migrati
     empty_postgres_dsn: str, seed: int
 ) -> None:
     earlier = EarlierCalls(Random(seed))
-    migrate(empty_postgres_dsn, "20261122_0011")
+    migrate(empty_postgres_dsn, BASELINE)
     same = {
         "run_id": "run-a", "rollout_id": "run-a.0.0", "attempt": 1, "request_id": "c0", "choice": 0,
         "status": "completed", "trainable": True, "request_sha256": b"", "request": Jsonb({"model": "m"}),
@@ -198,7 +231,7 @@ async def test_calls_of_an_earlier_schema_are_the_same_in_full_after_the_migrati
     with pytest.raises(psycopg.errors.RestrictViolation), psycopg.connect(empty_postgres_dsn) as connection:
         connection.execute("UPDATE model_calls SET attempt = 2")
     with pytest.raises(RuntimeError, match="prune their runs first"):
-        downgrade(empty_postgres_dsn, "20261122_0011")
+        downgrade(empty_postgres_dsn, BASELINE)
 
 
 def test_several_services_may_migrate_at_once(empty_postgres_dsn: str) -> None:
@@ -212,7 +245,7 @@ def test_the_newest_revision_by_name_is_the_last_by_order() -> None:
     assert newest_revision() == ScriptDirectory(str(MIGRATIONS)).get_current_head()
 
 
-async def test_readiness_tells_an_outdated_schema(empty_postgres_dsn: str) -> None:
+async def test_readiness_reports_an_outdated_schema(empty_postgres_dsn: str) -> None:
     database = Database(empty_postgres_dsn)
     with pytest.raises(SchemaOutdated, match=r"schema None.*run python -m leyden\.libs\.store\.migrate"):
         await check_schema(database)

@@ -1,4 +1,4 @@
-"""What a page costs: what stands on it, however long the run is."""
+"""The cost of a page depends on its rows and not on the length of the run."""
 
 from __future__ import annotations
 

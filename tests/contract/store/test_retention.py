@@ -1,4 +1,4 @@
-"""Pruning: an ended run's records go whole or not at all, others do not notice, and its history stays."""
+"""Pruning removes all records of an ended run or none, does not affect other runs, and preserves the results."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import func, select, text
-from sqlalchemy.exc import IntegrityError
 
 from leyden.libs.contracts.ids import evaluation_id
 from leyden.libs.store import tables
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.retention import RecordsInUse, prune_run
 from leyden.libs.store.runs import ActionRefused, UnknownRun
 from leyden.libs.store.spans import write_telemetry
@@ -56,7 +55,7 @@ async def counts(database: Database, run: tables.Run) -> list[int]:
     return [count or 0 for count in counted]
 
 
-async def test_pruning_leaves_other_runs_and_the_runs_own_history(database: Database) -> None:
+async def test_pruning_preserves_other_runs_and_the_runs_results(database: Database) -> None:
     gone, kept = [await finished_run(database) for _ in range(2)]
     before = await counts(database, kept)
     assert await prune_run(database, gone.id) > 0
@@ -73,10 +72,10 @@ async def test_pruning_leaves_other_runs_and_the_runs_own_history(database: Data
         assert await session.scalar(select(tables.Rollout.reward).where(tables.Rollout.id == f"{gone.id}.0.0")) == 1.0
 
 
-async def test_an_outcome_loses_its_texts_alone(database: Database) -> None:
+async def test_pruning_an_outcome_empties_only_its_texts(database: Database) -> None:
     run = await finished_run(database)
     for change in ("reward = 0", "stdout_tail = 'other'", "stdout_tail = '', stderr_tail = '', exit_code = 1"):
-        with pytest.raises(IntegrityError, match="append-only"):
+        with pytest.raises(Refused, match="append-only"):
             async with database.session() as session:
                 await session.execute(text(f"UPDATE outcomes SET {change} WHERE run_id = :run"), {"run": run.id})
 
@@ -113,7 +112,7 @@ async def test_a_run_with_an_evaluation_to_do_is_not_pruned(database: Database) 
     assert await counts(database, run) == [1, 1, 0, 1]
 
 
-async def test_writers_of_other_runs_lose_nothing_while_runs_are_pruned(database: Database) -> None:
+async def test_writers_of_other_runs_succeed_while_runs_are_pruned(database: Database) -> None:
     ended = [await finished_run(database) for _ in range(6)]
     busy = await builders.add_run(database)
     _, rollouts = await builders.add_group(database, busy)
@@ -145,7 +144,7 @@ async def test_writers_of_other_runs_lose_nothing_while_runs_are_pruned(database
     assert await counts(database, busy) == [calls, spans, 0, samples]
 
 
-async def test_pruning_gives_way_to_whoever_is_slower(database: Database) -> None:
+async def test_pruning_retries_instead_of_blocking_long_transactions(database: Database) -> None:
     run, busy = await finished_run(database), await builders.add_run(database)
     _, (rollout, _) = await builders.add_group(database, busy)
     async with database.session() as reading:
@@ -168,10 +167,10 @@ async def test_a_pruning_that_is_killed_in_the_middle_dropped_nothing(database: 
     assert await prune_run(database, run.id) > 0
 
 
-async def test_what_comes_late_for_a_pruned_run_is_refused(database: Database) -> None:
+async def test_late_rows_of_a_pruned_run_are_refused(database: Database) -> None:
     run = await finished_run(database)
     await prune_run(database, run.id)
-    with pytest.raises(IntegrityError, match="no partition of relation"):
+    with pytest.raises(Refused, match="no partition of relation"):
         await builders.add_call(database, await _rollout(database, run))
     await write_telemetry(database, [], [])
 
@@ -206,7 +205,7 @@ async def test_the_api_prunes_for_administrators(database: Database, api_http: h
     assert (await api_http.post("/v1/runs/run-none/prune")).status_code == 404
 
 
-async def test_the_api_says_why_a_run_is_not_pruned(database: Database, api_http: httpx.AsyncClient) -> None:
+async def test_the_api_names_the_reason_for_not_pruning_a_run(database: Database, api_http: httpx.AsyncClient) -> None:
     run = await builders.add_run(database)
     answer = await api_http.post(f"/v1/runs/{run.id}/prune")
     assert answer.status_code == 409

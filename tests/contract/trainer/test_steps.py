@@ -1,4 +1,4 @@
-"""The trainer against Postgres: what a step consumes, what it makes, and what a crash leaves behind."""
+"""The trainer on Postgres: consumed samples, written versions, and recovery after a crash."""
 
 import asyncio
 import os
@@ -13,12 +13,11 @@ import psycopg
 import pytest
 import torch
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
 from leyden.libs.store import tables, training
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.services.trainer import saving, worker
 from leyden.services.trainer.checkpoint import (
@@ -43,11 +42,12 @@ class Case:
         self.database, self.model, self.folder = database, model, folder
         self._dsn, self._redis_url = dsn, redis_url
 
-    async def open(self, steps: int = 2, **training_changes: object) -> "Case":
+    async def open(self, steps: int = 2, kl: float = 0.0, **training_changes: object) -> "Case":
         document = builders.run_document(
             sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 1},
             optimizer={"learning_rate": 1e-3},
-            training={"steps": steps, "max_logprob_gap": 100.0, **training_changes},
+            algorithm={"type": "ppo_clip", "kl_coefficient": kl},
+            training={"steps": steps, "max_logprob_gap": 100.0, "min_effective_share": 0.0, **training_changes},
         )
         self.run = await builders.add_run(self.database, config=document)
         return self
@@ -105,7 +105,7 @@ def case(database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path
     return Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url)
 
 
-async def test_each_sample_is_trained_by_one_step_and_each_step_makes_a_version(case: Case) -> None:
+async def test_one_step_trains_each_sample_and_each_step_writes_a_version(case: Case) -> None:
     await case.open(steps=2)
     groups = [await case.add_group(number) for number in range(4)]
     await case.train()
@@ -145,6 +145,17 @@ async def test_a_group_without_variance_is_consumed_but_not_trained(case: Case) 
     await case.train()
     assert await case.verdicts() == {zero_variance: (1, "no_variance"), moving: (1, "trained")}
     assert set(await case.consumed()) == {f"{moving}.0:0", f"{moving}.1:0"}
+
+
+async def test_a_kl_penalty_trains_groups_without_variance_too(case: Case) -> None:
+    await case.open(steps=2, kl=0.1)
+    moving = [await case.add_group(number) for number in (0, 1)]
+    still = [await case.add_group(number, version=1, has_variance=False) for number in (2, 3)]
+    await case.train()
+    assert await case.verdicts() == {**dict.fromkeys(moving, (1, "trained")), **dict.fromkeys(still, (2, "trained"))}
+    second = max(await case.rows(tables.Step), key=lambda step: step.number)  # type: ignore[attr-defined]
+    assert second.metrics["kl_reference"] > 0  # type: ignore[attr-defined]
+    assert second.metrics["gradient_norm"] > 0  # type: ignore[attr-defined]
 
 
 async def test_version_0_is_the_base_model_and_is_there_before_any_group(case: Case) -> None:
@@ -200,7 +211,7 @@ async def test_a_crash_anywhere_in_a_step_changes_nothing_of_the_result(
 
 
 @pytest.mark.parametrize("lost_step", [1, 2])
-async def test_a_step_whose_checkpoint_was_never_written_is_made_again_from_its_samples(
+async def test_a_step_without_a_checkpoint_is_recomputed_from_its_samples(
     case: Case, monkeypatch: pytest.MonkeyPatch, lost_step: int
 ) -> None:
     other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
@@ -298,7 +309,7 @@ async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_a_complete_c
     await lock.release()
 
 
-async def test_a_step_made_again_has_the_recorded_weights_and_no_others(
+async def test_a_recomputed_step_uses_the_recorded_weights(
     case: Case,
 ) -> None:
     await case.open(steps=1)
@@ -346,7 +357,7 @@ async def test_a_restarted_trainer_continues_as_if_it_had_never_stopped(case: Ca
 
 
 @pytest.mark.parametrize("answer_alone", [False, True])
-async def test_a_trainer_whose_commits_are_cut_off_goes_back_and_makes_the_same_steps(
+async def test_a_trainer_with_failed_commits_repeats_the_same_steps(
     database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, answer_alone: bool
 ) -> None:
     results = []
@@ -368,7 +379,7 @@ async def test_a_trainer_whose_commits_are_cut_off_goes_back_and_makes_the_same_
     assert results[0] == results[1]
 
 
-async def test_trouble_with_files_is_no_trouble_of_the_store_and_ends_the_trainer(case: Case, tmp_path: Path) -> None:
+async def test_a_file_error_is_no_store_outage_and_ends_the_trainer(case: Case, tmp_path: Path) -> None:
     await case.open(steps=1)
     for number in range(2):
         await case.add_group(number)
@@ -377,7 +388,7 @@ async def test_trouble_with_files_is_no_trouble_of_the_store_and_ends_the_traine
         await case.train(folder=tmp_path / "a file")
 
 
-async def test_two_trainers_of_a_run_take_turns(case: Case) -> None:
+async def test_two_trainers_of_a_run_never_work_at_once(case: Case) -> None:
     await case.open(steps=1)
     for number in range(2):
         await case.add_group(number)
@@ -442,14 +453,14 @@ async def test_a_step_is_recorded_once(case: Case) -> None:
     async with case.database.session() as session:
         await training.commit_step(session, record)
     for changed in ({}, {"number": 2, "version": training.Version(2, "/w", "h", 1)}):
-        with pytest.raises(IntegrityError):
+        with pytest.raises(Refused):
             async with case.database.session() as session:
                 await training.commit_step(session, training.StepRecord(**{**vars(record), **changed}))
     assert await case.consumed() == {f"{group}.0:0": 1}
     assert sorted(await case.versions()) == [0, 1]
 
 
-async def test_old_files_go_and_the_newest_stay(case: Case) -> None:
+async def test_old_files_are_removed_and_the_newest_remain(case: Case) -> None:
     await case.open(steps=3, keep_checkpoints=1)
     for number in range(6):
         await case.add_group(number, version=min(number // 2, 1))
@@ -460,13 +471,29 @@ async def test_old_files_go_and_the_newest_stay(case: Case) -> None:
     assert [f.name for f in (case.folder / case.run.id / "checkpoints").iterdir()] == ["3"]
 
 
-async def test_training_stops_when_trainer_and_engine_disagree(case: Case) -> None:
-    await case.open(steps=2, max_logprob_gap=0.01)
-    for number in range(2):
-        await case.add_group(number)
-    with pytest.raises(worker.PoliciesDisagree, match="log-probabilities"):
-        await case.train(gap_patience=1)
-    assert sorted(await case.versions()) == [0, 1]
+async def test_a_step_with_a_large_logprob_gap_is_never_committed(case: Case) -> None:
+    await case.open(steps=3, max_logprob_gap=1e-12)
+    for number in range(6):
+        await case.add_group(number, version=number // 2)
+    for _ in range(3):
+        with pytest.raises(worker.PoliciesDisagree, match="log-probabilities"):
+            await case.train(gap_patience=2)
+        assert sorted(await case.versions()) == [0, 1]
+
+
+@pytest.mark.parametrize("comparable", [True, False])
+async def test_a_step_of_only_older_tokens_is_compared_at_their_version_if_possible(
+    case: Case, monkeypatch: pytest.MonkeyPatch, comparable: bool
+) -> None:
+    if not comparable:
+        monkeypatch.setattr(worker, "compare_at", lambda *_: {})
+    await case.open(steps=2)
+    for number in range(4):
+        await case.add_group(number, version=0)
+    await case.train()
+    steps = {step.number: step.metrics for step in await case.rows(tables.Step)}  # type: ignore[attr-defined]
+    assert [steps[number]["logprob_gap_tokens"] for number in (1, 2)] == [8, 8 if comparable else 0]
+    assert ("logprob_gap_mean" in steps[2], "logprob_gap_sample_share" in steps[2]) == (comparable, True)
 
 
 async def started(case: Case) -> asyncio.subprocess.Process:
@@ -499,7 +526,7 @@ async def until(case: Case, version: int, process: asyncio.subprocess.Process) -
             await asyncio.sleep(0.02)
 
 
-async def test_a_killed_process_is_replaced_and_a_stopped_one_leaves_cleanly(case: Case) -> None:
+async def test_a_killed_trainer_is_replaced_and_a_stopped_one_exits_cleanly(case: Case) -> None:
     await case.open(steps=2)
     for number in range(2):
         await case.add_group(number)

@@ -53,7 +53,7 @@ class Agent:
                 self.answers += [chunk.id for choice in chunk.choices if choice.finish_reason is not None]
 
 
-async def test_a_gateway_that_dies_before_or_after_the_record_leaves_no_answer_without_one(
+async def test_killing_the_gateway_around_the_record_leaves_no_answer_without_a_record(
     tmp_path: Path, database: Database
 ) -> None:
     port, injector = free_port(), FaultInjector(tmp_path / "faults")
@@ -84,7 +84,7 @@ async def test_a_gateway_that_dies_before_or_after_the_record_leaves_no_answer_w
     assert [call.status for call in calls] == ["completed"] * len(DEATHS)
 
 
-async def test_nothing_leaves_while_postgres_is_gone_and_everything_does_when_it_is_back(
+async def test_answers_wait_while_postgres_is_down_and_are_sent_when_it_is_back(
     tmp_path: Path, database: Database
 ) -> None:
     port, go = free_port(), asyncio.Event()
@@ -112,7 +112,7 @@ async def test_nothing_leaves_while_postgres_is_gone_and_everything_does_when_it
     assert {call.status for call in calls.values()} == {"completed"}
 
 
-async def test_an_answer_that_cannot_be_recorded_in_time_is_withheld_with_a_time_to_come_again(
+async def test_an_answer_that_cannot_be_recorded_in_time_is_503_with_retry_after(
     tmp_path: Path, database: Database
 ) -> None:
     port, go = free_port(), asyncio.Event()

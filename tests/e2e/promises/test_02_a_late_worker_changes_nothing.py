@@ -80,7 +80,7 @@ async def settled_unless_overdue(bench: Bench, rollout: tables.Rollout) -> table
     return outcome
 
 
-async def test_a_runner_that_slept_beyond_its_lease_settles_nothing(bench: Bench, tmp_path: Path) -> None:
+async def test_a_runner_paused_beyond_its_lease_writes_no_outcome(bench: Bench, tmp_path: Path) -> None:
     notes = open_to_agents(tmp_path / "notes")
     late = await bench.start(RUNNER_CONCURRENCY="1")
     [rollout] = await bench.enqueue(LATE_AGENT.format(notes=str(notes)), timeout_seconds=120)
@@ -101,7 +101,7 @@ async def test_a_runner_that_slept_beyond_its_lease_settles_nothing(bench: Bench
         assert await verdicts(bench.database, rollout) == [(2, "succeeded", 1.0)]
 
 
-async def test_an_attempt_that_goes_on_after_its_lease_was_taken_over_is_stopped_and_settles_nothing(
+async def test_an_attempt_that_continues_after_its_lease_was_lost_is_stopped_without_an_outcome(
     bench: Bench, tmp_path: Path
 ) -> None:
     notes = open_to_agents(tmp_path / "notes")
@@ -120,7 +120,7 @@ async def test_an_attempt_that_goes_on_after_its_lease_was_taken_over_is_stopped
 
 
 @pytest.mark.parametrize("seconds", [-86_400, 86_400])
-async def test_a_runner_whose_clock_jumps_by_a_day_neither_loses_nor_keeps_a_lease(
+async def test_a_clock_jump_of_a_day_on_the_runner_does_not_affect_its_lease(
     bench: Bench, tmp_path: Path, seconds: int
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(JUMPING_CLOCK.format(seconds=seconds))

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import httpx
 import pytest
 from sqlalchemy import func, select
-from sqlalchemy.exc import IntegrityError
 
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue import leases
@@ -27,13 +26,13 @@ from leyden.libs.queue.leases import Outcome
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.service import serving
 from leyden.libs.store import groups, tables, training
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, Refused
 from leyden.services.api import app as api
 from leyden.services.api.settings import Settings as ApiSettings
 from leyden.services.collector.app import create_collector
 from leyden.services.collector.settings import Settings as CollectorSettings
 from leyden.services.credit.worker import credit_pending
-from tests import builders
+from tests import builders, queues
 from tests.contract.collector.test_otlp import body as spans_of
 from tests.contract.credit.test_worker import add_complete_group
 from tests.fakes.gateway import scene
@@ -108,7 +107,7 @@ async def test_a_create_with_a_key_happens_once(
 
 
 @REPEATED
-async def test_a_reward_of_people_is_given_once(
+async def test_an_external_reward_is_stored_once(
     database: Database, replicas: list[httpx.AsyncClient], repeat: Repeat
 ) -> None:
     _, [rollout, _] = await builders.add_group(database, await builders.add_run(database))
@@ -173,7 +172,7 @@ async def test_a_rollout_is_admitted_enqueued_leased_and_settled_once(database: 
 
     async def lease() -> leases.Lease | None:
         async with database.session() as session:
-            return await leases.lease_rollout(session, rollout, "a runner", 60)
+            return await queues.lease_rollout(session, rollout, "a runner", 60)
 
     queue = RolloutQueue(redis_url)
     await again_and_again(admit)
@@ -185,7 +184,7 @@ async def test_a_rollout_is_admitted_enqueued_leased_and_settled_once(database: 
 
     async def settle() -> bool:
         async with database.session() as session:
-            return await leases.settle(session, got, Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0))
+            return await queues.settle(session, got, Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0))
 
     assert sum(await at_once_and_again(settle)) == 1
     assert await count(database, tables.Group, tables.Rollout, tables.Attempt, tables.Outcome) == [1, 1, 1, 1]
@@ -214,7 +213,7 @@ async def test_a_step_is_recorded_once(database: Database) -> None:
         try:
             async with database.session() as session:
                 await training.commit_step(session, record)
-        except IntegrityError:
+        except Refused:
             return False
         return True
 

@@ -48,7 +48,9 @@ def counts(platform: Platform, run_id: str) -> dict[str, int]:
         "rewards": "SELECT count(*) FROM rewards WHERE run_id = %(run)s",
         "external rewards": "SELECT count(*) FROM external_rewards WHERE rollout_id LIKE %(run)s || '.%%'",
         "spans": "SELECT count(*) FROM spans WHERE run_id = %(run)s",
-        "tokens": "SELECT count(*) FROM api_tokens",
+        "tokens": """
+            SELECT count(*) FROM api_tokens
+            WHERE created_at > (SELECT created_at FROM runs WHERE id = %(run)s)""",
         "calls beyond one an attempt": """
             SELECT count(*) - count(DISTINCT (rollout_id, attempt)) FROM model_calls WHERE run_id = %(run)s""",
     }
@@ -69,6 +71,7 @@ def test_an_agent_reaches_its_own_rollout_and_nothing_else(platform: Platform, c
         assert facts["statuses"].keys() <= {"401", "403", "404", "405"}, facts["statuses"]
         _nothing_opens_any_more(platform, rollout_id, attempt, facts["key"])
     assert set(counts(platform, run.id).values()) == {0}
+    until(lambda: client.run(run.id).phase in {"cancelled", "completed", "failed"}, "the end of the run")
 
 
 def _nothing_opens_any_more(platform: Platform, rollout_id: str, attempt: int, key: str) -> None:

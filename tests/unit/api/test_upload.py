@@ -1,4 +1,4 @@
-"""Rows out of bytes, however the bytes are cut."""
+"""Rows parsed from an upload are the same for any size of its chunks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ OBJECTS = st.lists(
 
 
 @given(OBJECTS, st.integers(1, 20), st.sampled_from([None, 2]))
-async def test_every_array_comes_back_as_it_was(rows: list[dict[str, object]], size: int, indent: int | None) -> None:
+async def test_every_array_is_read_back_unchanged(rows: list[dict[str, object]], size: int, indent: int | None) -> None:
     limits = Limits(upload_bytes=2**20, row_bytes=10_000, problems=3)
     read = await rows_of(json.dumps(rows, indent=indent).encode(), size, limits)
     assert [json.loads(row) for row in read] == rows
@@ -109,13 +109,13 @@ async def test_problems_are_gathered_up_to_the_limit() -> None:
         (b"[" + b"[" * 5000, "line 1 (row 1)", ""),
     ],
 )
-async def test_an_upload_that_cannot_be_read_on_says_where(body: bytes, path: str, words: str) -> None:
+async def test_an_invalid_upload_is_refused_with_the_line(body: bytes, path: str, words: str) -> None:
     found = await problems_of(body, 3)
     assert list(found) == [path]
     assert words in found[path]
 
 
-async def test_an_endless_line_is_given_up_at_the_limit() -> None:
+async def test_an_endless_line_is_refused_at_the_limit() -> None:
     async def endless() -> AsyncIterator[bytes]:
         yield b'{"a": "'
         while True:

@@ -46,14 +46,14 @@ def refused(ring: KeyRing, key: str | None, **changes: object) -> Cause:
     return caught.value.cause
 
 
-def test_a_key_says_what_was_signed(path: Path) -> None:
+def test_a_key_contains_the_signed_capability(path: Path) -> None:
     ring = KeyRing(path)
     signed = capability()
     assert verify(ring, sign(ring, signed), rollout_id="run-a.0.1", attempt=2, scope=Scope.TELEMETRY) == signed
     assert jwt.get_unverified_header(sign(ring, signed))["kid"] == "new"
 
 
-def test_a_key_opens_nothing_else(path: Path) -> None:
+def test_a_key_is_refused_for_another_attempt_or_scope(path: Path) -> None:
     ring = KeyRing(path)
     key = sign(ring, capability())
     assert refused(ring, key, rollout_id="run-a.0.2") == Cause.WRONG_ROLLOUT
@@ -120,6 +120,14 @@ def test_a_key_that_was_verified_before_is_refused_when_its_time_is_over(
     assert refused(ring, key) == Cause.EXPIRED
 
 
+def test_keys_expire_by_the_rings_clock_and_not_by_the_machines(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed = capability(expires_at=1000)
+    ring = KeyRing(path, lambda: 1000)
+    assert verify(ring, sign(ring, signed), rollout_id="run-a.0.1", attempt=2, scope=Scope.MODEL) == signed
+    ring.clock = lambda: 1000 + LEEWAY_SECONDS
+    assert refused(ring, sign(ring, signed)) == Cause.EXPIRED
+
+
 def test_a_ring_caches_no_more_keys_than_it_may(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leyden.libs.capability.keyring.MAX_VERIFIED", 2)
     ring = KeyRing(path)
@@ -129,7 +137,7 @@ def test_a_ring_caches_no_more_keys_than_it_may(path: Path, monkeypatch: pytest.
     assert [ring.cached(key) is not None for key in keys] == [False, False, True, True]
 
 
-def test_a_broken_file_leaves_the_keys_that_were_read(path: Path) -> None:
+def test_an_invalid_key_ring_file_does_not_replace_the_loaded_secrets(path: Path) -> None:
     ring = KeyRing(path)
     key = sign(ring, capability())
     for content in (b"", b"{", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"new": 1e999}', b'{"new"' + b"\0" * 40):
@@ -144,7 +152,7 @@ def test_a_broken_file_leaves_the_keys_that_were_read(path: Path) -> None:
     [b"", b"{", b"[]", b"{}", b'{"k": 5}', b'{"k": null}', b'{"k": "short"}', b"\xff\xfe", b"[" * 100_000, b"\0" * 99],
     ids=lambda content: repr(content[:20]),
 )
-def test_a_ring_that_cannot_be_used_says_why(tmp_path: Path, content: bytes) -> None:
+def test_an_invalid_key_ring_is_refused_with_the_reason(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "keys.json").write_bytes(content)
     (tmp_path / "keys.json").chmod(0o600)
     with pytest.raises(KeyRingError, match=r"keys\.json"):
@@ -153,7 +161,7 @@ def test_a_ring_that_cannot_be_used_says_why(tmp_path: Path, content: bytes) -> 
         KeyRing(tmp_path / "absent.json")
 
 
-def test_a_ring_that_others_can_read_is_refused_and_one_that_was_opened_keeps_the_keys(path: Path) -> None:
+def test_a_key_ring_readable_by_others_is_refused_and_does_not_replace_loaded_secrets(path: Path) -> None:
     ring = KeyRing(path)
     key = sign(ring, capability())
     write_keys(path, {"other": "x" * 40})
@@ -183,7 +191,7 @@ def test_a_ring_that_others_can_read_is_refused_and_one_that_was_opened_keeps_th
         {"iss": ["leyden"]},
     ],
 )
-def test_claims_of_another_type_open_nothing(path: Path, wrong: dict[str, object]) -> None:
+def test_claims_of_a_wrong_type_are_refused(path: Path, wrong: dict[str, object]) -> None:
     ring = KeyRing(path)
     claims = {"iss": "leyden", "run": "run-a", "rollout": "run-a.0.1", "attempt": 2, "scopes": ["model"], "exp": 2**32}
     body = json.dumps({**claims, **wrong}).encode()

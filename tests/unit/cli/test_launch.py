@@ -1,4 +1,4 @@
-"""The first lines that every child of a supervisor runs."""
+"""The launcher that every child process of a supervisor runs first."""
 
 from __future__ import annotations
 
@@ -36,6 +36,6 @@ def test_a_module_runs_as_main_with_its_arguments(tmp_path: Path) -> None:
     assert (result.returncode, json.loads(result.stdout)) == (0, ["__main__", ["--run", "it"], True])
 
 
-def test_nothing_runs_when_the_supervisor_is_gone(tmp_path: Path) -> None:
+def test_a_child_of_a_dead_supervisor_exits_at_once(tmp_path: Path) -> None:
     result = launched(tmp_path, os.getpid() + 1)
     assert (result.returncode, result.stdout) == (1, "")

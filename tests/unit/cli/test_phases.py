@@ -68,7 +68,7 @@ def test_each_second_belongs_to_one_phase() -> None:
     }
 
 
-def test_attempts_share_a_moment_and_the_trainer_has_it_alone() -> None:
+def test_attempts_share_time_and_the_trainer_does_not() -> None:
     starting = [(attempt(0, 4), [call(4, 0, 4)])] * 2
     answered = [(attempt(0, 4), [call(0, 0, 4)])]
     assert seconds(phases(run(4), [step(1, 2)], starting + answered)) == {

@@ -122,7 +122,7 @@ def test_log_records_have_stable_keys() -> None:
     assert log_reward(WireLog("", "", 7, WireEvent("other", {})), SENDER) is None
 
 
-def test_attributes_are_bounded_and_say_so() -> None:
+def test_attributes_are_truncated_with_a_mark() -> None:
     kept = json.loads(row(wire(a="x" * 50, b=[1] * 50, c=1, d=2), Limits(3, 10)).attributes)
     assert kept == {"a": "x" * 10, "b": "[1,1,1,1,1", "c": 1, "leyden.truncated": True}
     assert json.loads(row(wire(a=float("nan"), b=True)).attributes) == {"a": None, "b": True}

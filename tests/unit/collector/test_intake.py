@@ -31,7 +31,7 @@ async def test_a_bomb_costs_the_bound_and_not_its_size() -> None:
     assert await read(pieces(b"x" * 1000), budget=budget) == b"x" * 1000
 
 
-async def test_the_budget_is_shared_and_given_back() -> None:
+async def test_requests_share_the_budget_and_release_it() -> None:
     budget = Budget(1000)
     with budget.share() as held:
         held.acquire(600)
@@ -41,7 +41,7 @@ async def test_the_budget_is_shared_and_given_back() -> None:
     assert await read(pieces(b"x" * 1000), budget=budget) == b"x" * 1000
 
 
-async def test_a_client_that_stops_sending_is_told() -> None:
+async def test_a_client_that_stops_sending_gets_408() -> None:
     async def stalled() -> AsyncIterator[bytes]:
         yield b"x"
         await asyncio.Event().wait()

@@ -108,7 +108,7 @@ def traces(body: bytes, *, as_json: bool = False) -> Rows:
 
 
 @given(REQUESTS)
-def test_json_and_protobuf_say_the_same(document: dict[str, Any]) -> None:
+def test_json_and_protobuf_give_the_same_spans(document: dict[str, Any]) -> None:
     packed = protobuf(document)
     assert MessageToDict(ExportTraceServiceRequest.FromString(packed)) is not None
     assert traces(packed) == traces(json.dumps(document).encode(), as_json=True)
@@ -185,12 +185,12 @@ def _field(number: int, body: bytes) -> bytes:
     ],
     ids=["resources", "scopes", "spans", "unknown fields"],
 )
-def test_more_records_than_a_batch_holds_are_refused_before_they_are_parsed(body: bytes) -> None:
+def test_bodies_with_too_many_records_are_refused_before_parsing(body: bytes) -> None:
     with pytest.raises(TooMany, match=f"more than about {MAX_RECORDS} records: send smaller batches"):
         traces(body)
 
 
-def test_a_span_that_is_too_large_is_left_out_and_its_neighbours_stay() -> None:
+def test_a_span_that_is_too_large_is_dropped_and_the_others_stay() -> None:
     ids = _field(1, b"t" * 16) + _field(2, b"s" * 8)
     huge = _field(2, ids + b"\x4a\x00" * (MAX_RECORD_BYTES // 2))
     rows = traces(_field(1, _field(2, huge + _field(2, ids))))
@@ -208,7 +208,7 @@ async def read(body: bytes, size: int) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=3), st.integers(1, 50))
-async def test_gzip_of_several_members_comes_back_at_any_cut(members: list[bytes], size: int) -> None:
+async def test_gzip_with_several_members_is_decoded_at_any_chunk_size(members: list[bytes], size: int) -> None:
     assert await read(b"".join(map(gzip.compress, members)), size) == b"".join(members)
 
 

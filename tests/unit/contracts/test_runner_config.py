@@ -37,9 +37,30 @@ def test_a_second_backend_is_one_class() -> None:
         TWO.validate_python({"image": "agent"})
 
 
-def test_a_run_document_says_its_runner_or_leaves_it_out() -> None:
+def test_the_runner_of_a_run_config_is_optional() -> None:
     document = builders.run_document()
     for section in ({}, {"runner": {"timeout_seconds": 9}}, {"runner": {"type": "process", "timeout_seconds": 9}}):
         read = RunConfig.model_validate({**document, **section})
         assert read.runner == ProcessRunner(**section.get("runner", {}))
         assert read.model_dump(mode="json")["runner"]["type"] == "process"
+
+
+@pytest.mark.parametrize(
+    ("kind", "clip"),
+    [
+        ("ppo_clip", {"clip_high": 0.3}),
+        ("ppo_clip", {"dual_clip": None}),
+        ("gspo", {"clip_low": 0.1}),
+        ("cispo", {"clip_high": 2.0}),
+    ],
+)
+def test_a_clip_that_cannot_act_is_refused_with_its_path(kind: str, clip: dict[str, Any]) -> None:
+    def document(correction: str, **changes: Any) -> dict[str, Any]:
+        return builders.run_document(algorithm={"type": kind, "correction": {"type": correction}, **changes})
+
+    RunConfig.model_validate(document("bypass", **clip))
+    stored = RunConfig.model_validate(document("decoupled")).model_dump(mode="json")
+    assert RunConfig.model_validate(stored).algorithm.correction.type == "decoupled"
+    with pytest.raises(ValidationError, match=f"{next(iter(clip))} cannot act .* write correction 'bypass'") as refused:
+        RunConfig.model_validate(document("decoupled", **clip))
+    assert refused.value.errors()[0]["loc"] == ("algorithm", kind)

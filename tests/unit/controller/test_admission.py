@@ -67,7 +67,7 @@ def test_no_schedule_admits_a_token_that_could_be_stale_or_starves_the_trainer(
 
 
 @given(seed=st.integers(), tasks=st.integers(1, 50), epoch=st.integers(0, 3))
-def test_every_epoch_holds_every_task_once(seed: int, tasks: int, epoch: int) -> None:
+def test_every_epoch_has_every_task_once(seed: int, tasks: int, epoch: int) -> None:
     numbers = range(epoch * tasks, (epoch + 1) * tasks)
     assert sorted(task_of(seed, number, tasks) for number in numbers) == list(range(tasks))
 

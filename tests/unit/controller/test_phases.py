@@ -41,7 +41,7 @@ def evaluation(number: int = 1, version: int | None = 0, **changes: int) -> Eval
     return EvaluationFacts(id=f"e{number}", number=number, dataset_id="d", policy_version=version, **values)
 
 
-def test_every_move_is_one_that_the_store_allows() -> None:
+def test_every_phase_change_is_allowed_by_the_store() -> None:
     evaluations = ((), (evaluation(),), (evaluation(groups=4),))
     for intent, phase, steps, latest, found, active in product(
         RunIntent, RunPhase, (0, 3), (None, 0, 3), evaluations, ("run-a", "run-b", None)
@@ -70,7 +70,7 @@ def test_the_active_run_moves_on(facts: RunFacts, phase: RunPhase) -> None:
     assert next_phase(facts, "run-a")[0] is phase
 
 
-def test_a_waiting_run_says_who_has_the_engines() -> None:
+def test_a_waiting_run_names_the_run_that_uses_the_engines() -> None:
     assert next_phase(run(phase=RunPhase.PENDING), "run-b") == (
         RunPhase.PENDING,
         "waiting for an engine: run-b has them",

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from leyden.libs.contracts.config import Sampling
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
 from leyden.libs.store.groups import AttemptFacts, Resolution
 from leyden.services.controller.settling import resolve, retry_seconds
 
 FINISHED, EXCLUDED = RolloutState.FINISHED, RolloutState.EXCLUDED
+
+
+def run_config(**parts: object) -> RunConfig:
+    return RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, **parts})
 
 
 def ended(kind: OutcomeKind | None, **changes: object) -> AttemptFacts:
@@ -20,7 +24,7 @@ def ended(kind: OutcomeKind | None, **changes: object) -> AttemptFacts:
         "failures": 2,
         "has_explicit_reward": False,
         "seconds": 10.0,
-        "held_seconds": 0.0,
+        "waited_seconds": 0.0,
     }
     return AttemptFacts(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -40,22 +44,38 @@ def ended(kind: OutcomeKind | None, **changes: object) -> AttemptFacts:
         (None, {"failures": 3}, Resolution("r", EXCLUDED, None, None, "lease_lost")),
         # A cancelled attempt is nobody's failure, however many there were.
         ("cancelled", {"attempt": 9, "failures": 0}, None),
-        # Its model calls were held for most of its time: no engine served, which is not the agent's fault.
-        ("timeout", {"held_seconds": 6.0}, None),
-        ("timeout", {"held_seconds": 6.0, "failures": 3}, Resolution("r", EXCLUDED, None, None, "held")),
+        # Its model calls were held for much of its time: no engine served, which is not the agent's fault.
+        ("timeout", {"waited_seconds": 6.0}, None),
+        ("timeout", {"waited_seconds": 6.0, "failures": 3}, Resolution("r", EXCLUDED, None, None, "held")),
         ("agent_error", {"call_failed": True}, None),
-        ("timeout", {"held_seconds": 4.0}, Resolution("r", FINISHED, 2, -1.0, "timeout")),
+        ("succeeded", {"call_failed": True, "reward": 0.0}, None),
+        ("succeeded", {"call_failed": True, "failures": 3}, Resolution("r", EXCLUDED, None, None, "call_failed")),
+        ("timeout", {"waited_seconds": 4.0}, None),
+        ("timeout", {"waited_seconds": 1.9}, Resolution("r", FINISHED, 2, -1.0, "timeout")),
     ],
 )
 def test_what_becomes_of_a_rollout(kind: str | None, changes: dict[str, object], resolution: Resolution | None) -> None:
-    sampling = Sampling(failure_reward=-1.0, max_attempts=3)
-    assert resolve(ended(None if kind is None else OutcomeKind(kind), **changes), sampling) == resolution
+    config = run_config(sampling={"failure_reward": -1.0, "max_attempts": 3})
+    assert resolve(ended(None if kind is None else OutcomeKind(kind), **changes), config) == resolution
+
+
+def test_an_agent_that_may_not_print_its_reward_starts_from_0() -> None:
+    config = run_config(sampling={"failure_reward": -1.0}, runner={"stdout_reward": False})
+    assert resolve(ended(OutcomeKind.SUCCEEDED), config) == Resolution("r", FINISHED, 2, 0.0, "succeeded")
 
 
 @pytest.mark.parametrize("kind", [OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT, OutcomeKind.SUCCEEDED])
-def test_the_agents_own_failures_can_be_left_out(kind: OutcomeKind) -> None:
+def test_the_agents_own_failures_can_be_excluded(kind: OutcomeKind) -> None:
     reason = "no_reward" if kind is OutcomeKind.SUCCEEDED else kind
-    assert resolve(ended(kind), Sampling(agent_failure="exclude")) == Resolution("r", EXCLUDED, None, None, reason)
+    assert resolve(ended(kind), run_config(sampling={"agent_failure": "exclude"})) == Resolution(
+        "r", EXCLUDED, None, None, reason
+    )
+
+
+def test_a_run_may_accept_a_reward_beside_a_failed_call() -> None:
+    config = run_config(sampling={"failed_call": "accept"})
+    accepted = resolve(ended(OutcomeKind.SUCCEEDED, call_failed=True, reward=0.5), config)
+    assert accepted == Resolution("r", FINISHED, 2, 0.5, "succeeded")
 
 
 def test_retries_back_off() -> None:

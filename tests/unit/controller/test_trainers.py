@@ -102,7 +102,7 @@ async def test_a_trainer_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     assert not alive(pids(tmp_path)[0])
 
 
-async def test_a_trainer_without_progress_is_given_up_with_its_last_line(tmp_path: Path) -> None:
+async def test_a_trainer_without_progress_is_not_restarted_and_its_last_line_is_reported(tmp_path: Path) -> None:
     async with supervised(tmp_path, NOTE + "sys.exit('no memory')", trainer_restarts=2) as made:
         made.reconcile({"run-a": 0})
         failed: dict[str, str] = {}
@@ -132,7 +132,7 @@ async def test_a_step_in_between_forgives_a_crash(tmp_path: Path) -> None:
         assert made.pop_failures() == {}
 
 
-async def test_a_program_that_cannot_be_started_is_given_up(tmp_path: Path) -> None:
+async def test_a_program_that_cannot_start_is_not_restarted(tmp_path: Path) -> None:
     settings = Settings(log_folder=tmp_path / "file" / "logs")
     made = TrainerSupervisor(settings, ProcessTrainers(settings))
     (tmp_path / "file").write_text("no folder")
@@ -209,7 +209,7 @@ async def test_a_trainer_dies_with_a_killed_controller(tmp_path: Path) -> None:
     await until(lambda: not alive(pids(tmp_path)[0]))
 
 
-def test_launch_does_nothing_when_its_parent_is_gone() -> None:
+def test_launch_does_nothing_when_its_parent_is_dead() -> None:
     command = [sys.executable, "-I", "-S", str(launch.__file__), str(os.getpid() + 1), "echo", "started"]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b""
 

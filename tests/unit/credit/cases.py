@@ -39,12 +39,16 @@ def asking(name: str, prompt: Sequence[int], sampled: Sequence[int], *tools: str
     return call(name, prompt, sampled, at=at, asked=asked)
 
 
-def chain(name: str, length: int) -> list[Call]:
-    """Calls at seconds 0, 1, …, each prompt beginning with the call before: [1] 10 | 2 | 11 | 2 | 12 …"""
+def chain(name: str, length: int, *tools: str) -> list[Call]:
+    """Calls at seconds 0, 1, …, each prompt beginning with the call before: [1] 10 | 2 | 11 | 2 | 12 …
+
+    Args: tools: what the answers ask for, a word or several a call, from the first call on
+    """
     calls: list[Call] = []
     prompt = [1]
     for number in range(length):
-        calls.append(call(f"{name}{number}", prompt, [10 + number], at=number))
+        asked = tools[number].split() if number < len(tools) else []
+        calls.append(asking(f"{name}{number}", prompt, [10 + number], *asked, at=number))
         prompt = [*prompt, 10 + number, 2]
     return calls
 

@@ -13,7 +13,13 @@ def test_status_earns_the_tools_weight() -> None:
     assert air_reward(uses, Air()) == 0.0
 
 
-def test_tool_call_id_goes_before_response_id_and_time() -> None:
+def test_the_reward_of_a_call_is_bounded() -> None:
+    uses = [ToolUse("search", "ok", "time")] * 3
+    assert air_reward(uses, Air(weights={"search": 0.5})) == 1.0
+    assert air_reward(uses, Air(weights={"search": -5.0}, max_reward=2.0)) == -2.0
+
+
+def test_tool_call_id_has_precedence_over_response_id_and_time() -> None:
     first = asking("first", [1], [2], "search", at=0)
     second = asking("second", [1, 2], [3], "search", at=10)
     by_id = span("search", "error", at=12, tool_call_id=first.asked[0].tool_call_id, response_id=second.response_id)
@@ -23,26 +29,42 @@ def test_tool_call_id_goes_before_response_id_and_time() -> None:
     assert uses[second.id] == [ToolUse("search", "ok", "response_id")]
 
 
-def test_ids_of_other_makers_fall_back_to_time() -> None:
-    calls = [call("a", [1], [2], at=0), call("b", [1, 2], [3], at=10)]
+def test_ids_of_other_gateways_fall_back_to_time() -> None:
+    calls = [asking("a", [1], [2], "search", at=0), asking("b", [1, 2], [3], "memory", at=10)]
     spans = [
         span("search", at=5, tool_call_id="toolu_unknown", response_id="resp_unknown"),
         span("memory", at=11),
-        span("early", at=-1),
+        span("search", at=-1),
     ]
     uses = tool_uses(calls, spans)
     assert uses == {calls[0].id: [ToolUse("search", "ok", "time")], calls[1].id: [ToolUse("memory", "ok", "time")]}
 
 
-def test_by_time_a_call_that_asked_for_the_tool_goes_first() -> None:
-    asked = asking("asked", [1], [2], "search", at=0)
+def test_a_tool_call_has_one_result_and_unasked_tools_have_none() -> None:
+    asked = asking("asked", [1], [2], "search", "memory", at=0)
     other = call("other", [9], [2], at=1)
-    uses = tool_uses([asked, other], [span("search", at=2), span("search", at=3)])
-    assert [use.source for use in uses[asked.id]] == ["time"]
-    assert [use.source for use in uses[other.id]] == ["time"]
+    ids = [one.tool_call_id for one in asked.asked]
+    # The agent's name for the tool of an id does not count: the model asked for a memory.
+    spans = [span("search", at=2 + k) for k in range(5)]
+    spans += [span("search", "error", at=8 + k, tool_call_id=ids[1]) for k in range(5)]
+    spans += [span("search", at=20 + k, response_id=other.response_id) for k in range(5)]
+    assert tool_uses([asked, other], spans) == {
+        asked.id: [ToolUse("search", "ok", "time"), ToolUse("memory", "error", "tool_call_id")]
+    }
 
 
-def test_a_tool_that_was_asked_for_without_a_span_is_kept_as_unknown() -> None:
+def test_an_answer_without_tool_calls_requests_each_named_tool_once() -> None:
+    calls = [call("a", [1], [2], at=0, text="Memory: what about research?"), call("b", [1, 2], [3], at=5, text="Bye.")]
+    spans = [span(tool, at=6 + k) for k in range(3) for tool in ("memory", "search")]
+    assert tool_uses(calls, spans) == {calls[0].id: [ToolUse("memory", "ok", "text")]}
+
+
+def test_a_tool_named_in_text_earns_its_own_weight_and_never_the_default_one() -> None:
+    uses = [ToolUse("memory", "ok", "text"), ToolUse("about", "ok", "text")]
+    assert air_reward(uses, Air(weights={"memory": 0.3}, default_weight=0.5)) == 0.3
+
+
+def test_a_requested_tool_without_a_span_has_an_unknown_status() -> None:
     asked = asking("asked", [1], [2], "search", "search", "memory", at=0)
     uses = tool_uses([asked], [span("search", at=1)])
     assert uses[asked.id] == [

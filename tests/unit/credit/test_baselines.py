@@ -46,7 +46,7 @@ def test_episode_plus_state_advantages_equal_gigpo(kind: Kind, suffix: str) -> N
     rollouts = [name for name, run in runs.items() for _ in run["R"]]
     states = [state for run in runs.values() for state in run["s"]]
     episodes = [sum(run["R"]) for run in runs.values()]
-    by_state = advantages_per_state(kind, np.array(returns), rollouts, states).advantages_C
+    by_state = advantages_per_state(kind, np.array(returns), rollouts, states, {}).advantages_C
     by_episode = dict(zip(runs, advantages(kind, episodes), strict=True))
     # Trinity divides by 1 + ε where it divides by no standard deviation.
     scale = 1 + EPSILON if kind == "mean" else 1
@@ -88,9 +88,26 @@ def test_states_are_compared_among_themselves() -> None:
         np.array([1.0, 0.0, 5.0, 0.0, 1.0, 0.1]),
         ["a", "b", "a", "a", "a", "b"],
         ["s", "s", "t", "u", "u", "u"],
+        {},
     )
     assert found.advantages_C.tolist() == pytest.approx([0.5, -0.5, 0.0, -0.3, 0.7, -0.2])
     assert found.baselines_C.tolist() == pytest.approx([0.5, 0.5, 5.0, 0.3, 0.3, 0.3])
+
+
+def test_siblings_that_ended_before_their_first_call_count_in_the_first_state() -> None:
+    # Two solved, two crashed: mean 0.5 among the first calls; the second calls have nobody to compare with but another.
+    returns, owners, states = np.array([1.0, 0.9, 1.0, 0.9]), ["a", "a", "b", "b"], ["", "search:ok"] * 2
+    found = advantages_per_state("mean", returns, owners, states, {"c": 0.0, "d": 0.0})
+    assert found.advantages_C.tolist() == pytest.approx([0.5, 0.0, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("kind", ["mean", "mean_std", "leave_one_out"])
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 1e6])
+def test_rounding_is_no_variance_and_a_difference_is_at_every_scale(kind: Kind, scale: float) -> None:
+    third = scale / 3
+    rounded = [third, third * (1 + 1e-15), np.nextafter(third, 0), third]
+    assert advantages(kind, rounded) == [0.0] * 4
+    assert advantages(kind, [third, third * 1.001])[1] > 0
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.integers(1, 6)), min_size=2, max_size=8))

@@ -28,7 +28,7 @@ def test_a_rewritten_history_is_a_root() -> None:
     assert len(forest.roots) == 2
 
 
-def test_a_prompt_equal_to_a_whole_call_continues_it() -> None:
+def test_a_prompt_equal_to_a_complete_call_continues_it() -> None:
     assert parents(call_forest([call("a", [1], [2], at=0), call("b", [1, 2], [3], at=1)])) == [(-1, 0), (0, 1)]
 
 

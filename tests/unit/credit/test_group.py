@@ -30,15 +30,15 @@ def test_identical_credit_of_a_group_by_hand() -> None:
     ]
     result = credited(group, **IDENTICAL)
     assert advantages(result) == {"a": [0.625] * 2, "b": [-0.375] * 3, "c": [0.125], "d": [-0.375]}
-    assert result.outcomes == [1, 0, 0.5, 0]
+    assert result.rewards == [1, 0, 0.5, 0]
     assert (result.has_variance, result.min_policy_version) == (True, 3)
 
 
 def test_the_flight_agents_credit_by_hand() -> None:
     # Sibling a: memory ok, search ok, answer, outcome 1. Sibling b: search fails, memory ok, answer, outcome 0.
     # γ = 0.5, weights 0.3 and 0.2. a: G3 = 1, G2 = 0.2 + 0.5, G1 = 0.3 + 0.35; b: G3 = 0, G2 = 0.3, G1 = 0.15.
-    a = rollout("a", 1, chain("a", 3), span("memory", at=0.5), span("search", at=1.5))
-    b = rollout("b", 0, chain("b", 3), span("search", "error", at=0.5), span("memory", at=1.5))
+    a = rollout("a", 1, chain("a", 3, "memory", "search"), span("memory", at=0.5), span("search", at=1.5))
+    b = rollout("b", 0, chain("b", 3, "search", "memory"), span("search", "error", at=0.5), span("memory", at=1.5))
     air = {"weights": {"memory": 0.3, "search": 0.2}}
     rule = {"type": "discounted", "gamma": 0.5}
     by_state = credited([a, b], rule=rule, air=air, baseline={"type": "mean", "per": "state"})
@@ -56,12 +56,20 @@ def test_the_flight_agents_credit_by_hand() -> None:
 
 def test_alpha_mixes_status_and_outcome() -> None:
     # α = 0.25: the call earns 0.25 · 0.4 = 0.1 and the outcome counts 0.75 · 2 = 1.5.
-    one = rollout("a", 2, chain("a", 1), span("memory", at=0.5))
+    one = rollout("a", 2, chain("a", 1, "memory"), span("memory", at=0.5))
     result = credited([one], air={"weights": {"memory": 0.4}, "alpha": 0.25}, baseline={"type": "none"}, **IDENTICAL)
     assert [c.advantage for c in result.credits] == pytest.approx([1.6])
 
 
-def test_rewards_go_where_they_are_addressed() -> None:
+def test_forged_tool_spans_earn_no_reward() -> None:
+    forged = [span("search", at=0.5 + k / 10_000, seconds=0.00001) for k in range(300)]
+    cheat = rollout("a", 0, chain("a", 1), *forged)
+    honest = rollout("b", 1, chain("b", 1))
+    result = credited([cheat, honest], air={"weights": {"search": 1.0}})
+    assert advantages(result) == {"a": [-0.5], "b": [0.5]}
+
+
+def test_rewards_are_added_to_their_call_or_rollout() -> None:
     first = asking("x0", [1], [10], "search", at=0)
     second = call("x1", [1, 10, 2], [11], at=1)
     rewards = [
@@ -75,7 +83,7 @@ def test_rewards_go_where_they_are_addressed() -> None:
     result = credited([one], rule={"type": "discounted", "gamma": 1.0}, baseline={"type": "none"})
     assert [c.intermediate_reward for c in result.credits] == [0.1875, 0.25]
     assert [c.return_ for c in result.credits] == [3.9375, 3.75]
-    assert result.outcomes == [3.5]
+    assert result.rewards == [3.9375]
 
 
 def test_equal_siblings_have_no_variance() -> None:
@@ -95,17 +103,17 @@ def test_too_few_siblings_are_excluded_with_the_reason() -> None:
 def test_a_crash_before_the_first_call_counts_with_its_outcome() -> None:
     result = credited([rollout("a", 1, chain("a", 1)), rollout("b", 0, [])], **IDENTICAL)
     assert advantages(result) == {"a": [0.5]}
-    assert result.outcomes == [1, 0]
+    assert result.rewards == [1, 0]
 
 
-def test_a_group_that_nobody_can_train_has_no_variance() -> None:
+def test_a_group_without_trainable_tokens_has_no_variance() -> None:
     group = [rollout(n, r, [call(n, [1], [2], at=0, trainable=False)]) for n, r in (("a", 1), ("b", 0))]
     result = credited(group, **IDENTICAL)
     assert (result.has_variance, result.min_policy_version) == (False, None)
     assert result.samples == {"a": [], "b": []}
 
 
-def test_computing_again_gives_the_same() -> None:
+def test_computing_credit_twice_gives_the_same_result() -> None:
     group = [rollout(n, r, chain(n, 4), span("s", at=0.5)) for n, r in (("a", 1.0), ("b", 0.0))]
     first, second = credited(group), credited(group)
     assert first.credits == second.credits

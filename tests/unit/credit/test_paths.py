@@ -35,7 +35,7 @@ def test_each_sampled_token_is_trained_in_exactly_one_row() -> None:
     assert left.trained_tokens + right.trained_tokens == 6
 
 
-def test_untrainable_and_cut_short_calls_stay_as_context() -> None:
+def test_untrainable_and_aborted_calls_remain_as_context() -> None:
     first, second, third = chain("a", 3)
     cut = call("a0", [1], [10], at=0, completed=False)
     greedy = call("a1", [1, 10, 2], [11], at=1, temperature=0.0)

@@ -25,7 +25,7 @@ def test_discounted_on_a_chain() -> None:
     assert returns.tolist() == pytest.approx([1.29, 1.1, 1.0])
 
 
-def test_discounted_takes_the_mean_over_branches() -> None:
+def test_discounted_uses_the_mean_over_branches() -> None:
     # Root r forks into a (which b continues) and c, a sub-agent's answer; outcome 1, γ = 0.5.
     # G_b = 0.4 + 1 = 1.4; G_a = 0.2 + 0.5 · 1.4 = 0.9; G_c = 0.1 + 1 = 1.1; G_r = 0 + 0.5 · (0.9 + 1.1) / 2 = 0.5.
     calls = [

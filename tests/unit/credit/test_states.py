@@ -12,7 +12,7 @@ def keys(calls: list, spans: list) -> list[str]:
 
 def test_the_state_is_the_history_of_tools_and_statuses() -> None:
     spans = [span("memory", at=0.5), span("search", "error", at=1.5), span("a", at=2.5), span("b", at=2.6)]
-    assert keys(chain("x", 5), spans) == [
+    assert keys(chain("x", 5, "memory", "search", "a b"), spans) == [
         "",
         "memory:ok",
         "memory:ok>search:error",

@@ -9,7 +9,7 @@ from leyden.services.engine import convert
 from leyden.services.engine.tiny import make_tiny_model
 
 
-def test_a_conversion_that_is_there_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_existing_conversion_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "model.gguf"
     source.write_bytes(b"weights")
     monkeypatch.setattr(convert, "find_gguf", lambda: source)
@@ -27,7 +27,7 @@ def test_a_conversion_that_is_there_is_not_made_again(tmp_path: Path, monkeypatc
     assert {path.name for path in first.iterdir()} == {"leyden.json", "model.safetensors"}
 
 
-def test_a_failed_conversion_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_conversion_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "model.gguf"
     source.write_bytes(b"weights")
     monkeypatch.setattr(convert, "find_gguf", lambda: source)

@@ -10,7 +10,7 @@ async def settled() -> None:
         await asyncio.sleep(0)
 
 
-async def test_an_update_waits_for_requests_and_holds_new_ones() -> None:
+async def test_an_update_waits_for_requests_and_delays_new_ones() -> None:
     gate, seen, leave = Gate(), [], asyncio.Event()
 
     async def request(name: str) -> None:
@@ -34,7 +34,7 @@ async def test_an_update_waits_for_requests_and_holds_new_ones() -> None:
     assert seen == ["first", "update", "second"]
 
 
-async def test_a_pause_holds_requests_and_lets_updates_through() -> None:
+async def test_a_pause_delays_requests_and_allows_updates() -> None:
     gate, seen, leave = Gate(), [], asyncio.Event()
 
     async def request(name: str) -> None:

@@ -23,7 +23,7 @@ def test_one_newcomer_shares_with_those_that_run() -> None:
     assert choose_lengths([(ids((1, 100)), 80)], [ids((1, 60), (2, 10))]) == [0]
 
 
-def test_a_much_longer_prefix_of_some_is_taken() -> None:
+def test_some_rows_share_a_much_longer_prefix_instead() -> None:
     long = [(ids((1, 100), (2, 300), (token, 5)), 404) for token in (7, 8)]
     short = [(ids((1, 100), (3, 20), (token, 5)), 124) for token in (7, 8)]
     assert choose_lengths([*long, *short], []) == [400, 400, 100, 100]

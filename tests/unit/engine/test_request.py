@@ -38,7 +38,7 @@ def test_unknown_top_level_fields_and_nulls_are_ignored() -> None:
     assert request.prompts[0].sampling.temperature == 1.0
 
 
-def test_a_batch_takes_one_value_each_or_one_for_all() -> None:
+def test_a_batch_parameter_is_one_value_or_a_list() -> None:
     request = parse_generate(
         {
             "input_ids": [[1], [2, 3]],

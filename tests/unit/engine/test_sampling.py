@@ -24,26 +24,26 @@ def frequencies(logits: torch.Tensor, times: int, **sampling: Any) -> torch.Tens
 
 
 @pytest.mark.parametrize("size", [5, 512, 1300])
-def test_tokens_come_as_often_as_their_probability(size: int) -> None:
+def test_token_frequencies_match_their_probabilities(size: int) -> None:
     logits = torch.zeros(size).index_fill_(0, torch.tensor([1, size - 1]), 8.0)
     expected = (logits / 0.9).softmax(-1)
     measured = frequencies(logits, 4000, temperature=0.9)
     assert measured[[1, size - 1]].tolist() == pytest.approx(expected[[1, size - 1]].tolist(), abs=0.04)
 
 
-def test_logprobs_are_scaled_by_temperature_and_whole() -> None:
+def test_logprobs_are_scaled_by_temperature_over_the_full_vocabulary() -> None:
     logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(1))
     (drawn,) = sample(logits, draw(temperature=0.5, top_k=3))
     assert drawn.logprob == pytest.approx(float((logits / 0.5).log_softmax(-1)[0, drawn.token_id]), abs=1e-6)
 
 
-def test_temperature_zero_takes_the_most_likely_at_temperature_one() -> None:
+def test_temperature_zero_is_greedy_with_logprobs_at_temperature_one() -> None:
     logits = torch.tensor([[0.0, 2.0, 1.0]])
     (drawn,) = sample(logits, draw(temperature=0.0))
     assert (drawn.token_id, drawn.logprob) == (1, pytest.approx(float(logits.log_softmax(-1)[0, 1])))
 
 
-def test_truncation_leaves_only_what_it_may() -> None:
+def test_truncation_samples_only_allowed_tokens() -> None:
     probabilities = torch.tensor([0.4, 0.3, 0.2, 0.1])
     logits = probabilities.log()
     cases = {"top_k": (2, 2), "top_p": (0.6, 2), "min_p": (0.6, 2)}
@@ -78,7 +78,7 @@ def test_penalties_bias_and_minimum_length_change_logits_first() -> None:
     assert drawn.token_id != 0
 
 
-def test_asked_logprobs_come_with_the_token() -> None:
+def test_requested_logprobs_are_returned_with_the_token() -> None:
     logits = torch.tensor([[1.0, 3.0, 2.0]])
     asked = draw(temperature=1.0)
     asked.top_logprobs_num, asked.token_ids_logprob = 2, [0]
@@ -89,7 +89,7 @@ def test_asked_logprobs_come_with_the_token() -> None:
     assert drawn.chosen == [(pytest.approx(scored[0]), 0)]
 
 
-def test_a_seed_gives_the_same_tokens_in_any_company() -> None:
+def test_a_seed_gives_the_same_tokens_in_any_batch() -> None:
     logits = torch.randn(3, 100, generator=torch.Generator().manual_seed(2))
     alone = sample(logits[1:2], draw(seed=5))[0].token_id
     assert sample(logits, draw(), draw(seed=5), draw(temperature=0.0), seed=9)[1].token_id == alone

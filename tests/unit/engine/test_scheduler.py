@@ -78,7 +78,9 @@ def test_the_next_turn_reuses_prompt_and_answer(scheduler: Scheduler, reference:
     assert_exact(reference, first, second)
 
 
-def test_a_prefix_that_many_ask_for_at_once_is_computed_once(scheduler: Scheduler, reference: torch.nn.Module) -> None:
+def test_a_prefix_shared_by_concurrent_requests_is_computed_once(
+    scheduler: Scheduler, reference: torch.nn.Module
+) -> None:
     shared = random_ids(500)
     sequences = [new_sequence(scheduler, shared + random_ids(4, i)) for i in range(1, 33)]
     run(scheduler, *sequences)
@@ -111,7 +113,7 @@ def test_nested_prefixes_stay_exact(scheduler: Scheduler, reference: torch.nn.Mo
     assert_exact(reference, *(sequence for wave in waves for sequence in wave))
 
 
-def test_a_salt_keeps_prefixes_apart(scheduler: Scheduler) -> None:
+def test_a_salt_separates_prefixes(scheduler: Scheduler) -> None:
     ids = random_ids(50)
     run(scheduler, new_sequence(scheduler, ids, salt="a"))
     other, same = new_sequence(scheduler, ids, salt="b"), new_sequence(scheduler, ids, salt="a")
@@ -140,7 +142,7 @@ def test_what_two_versions_computed_is_not_cached(scheduler: Scheduler) -> None:
     assert again.cached_tokens == 0
 
 
-def test_retracted_sequences_go_on_where_they_were(scheduler: Scheduler, reference: torch.nn.Module) -> None:
+def test_retracted_sequences_continue_with_the_same_tokens(scheduler: Scheduler, reference: torch.nn.Module) -> None:
     sequences = [new_sequence(scheduler, random_ids(30, i)) for i in range(4)]
     run(scheduler, *sequences, steps=4)
     scheduler.retract(list(scheduler.running))
@@ -170,7 +172,7 @@ def test_more_than_may_run_wait_their_turn(tiny_model: Path) -> None:
     assert all(sequence.finish is not None for sequence in sequences)
 
 
-def test_aborted_sequences_keep_what_they_have(scheduler: Scheduler) -> None:
+def test_aborted_sequences_retain_their_tokens(scheduler: Scheduler) -> None:
     running = new_sequence(scheduler, random_ids(30))
     run(scheduler, running, steps=3)
     queued = new_sequence(scheduler, random_ids(30, 1))

@@ -14,7 +14,7 @@ def text(tiny_model: Path) -> Text:
     return Text(tiny_model)
 
 
-def test_decoding_as_tokens_come_equals_decoding_at_once(text: Text) -> None:
+def test_incremental_decoding_equals_decoding_at_once(text: Text) -> None:
     ids = text.encode("naïve – 東京 ok")
     decoder = Decoder(text, skip_special=True)
     seen = [decoder.advance(ids[: count + 1]) for count in range(len(ids))]

@@ -24,7 +24,7 @@ def _pass(injector: FaultInjector | None) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_armed_point_kills_the_first_process_that_passes_it_and_no_other(tmp_path: Path) -> None:
+def test_an_armed_point_kills_only_the_first_process_that_reaches_it(tmp_path: Path) -> None:
     injector = FaultInjector(tmp_path / "faults")
     injector.arm("there")
     assert _pass(injector).returncode == -signal.SIGKILL

@@ -1,4 +1,4 @@
-"""The fault proxy makes exactly the trouble it is told to, and none before and after."""
+"""The fault proxy injects exactly the configured failures, and none before and after."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def say(client: socket.socket, words: bytes) -> bytes:
     return client.recv(65536)
 
 
-def test_without_trouble_everything_passes_both_ways(proxy: FaultProxy) -> None:
+def test_without_faults_the_proxy_forwards_all_bytes(proxy: FaultProxy) -> None:
     with connected(proxy) as client:
         assert say(client, b"hello") == b"HELLO"
         client.shutdown(socket.SHUT_WR)
@@ -79,7 +79,7 @@ def test_without_trouble_everything_passes_both_ways(proxy: FaultProxy) -> None:
     assert proxy.accepted == 1
 
 
-def test_refused_connections_find_nobody_and_what_was_connected_is_cut(proxy: FaultProxy) -> None:
+def test_refusing_connections_also_closes_open_ones(proxy: FaultProxy) -> None:
     with connected(proxy) as client:
         assert say(client, b"hello") == b"HELLO"
         proxy.trouble = Trouble(refuse=True)
@@ -148,7 +148,7 @@ def test_a_connection_is_cut_at_a_word_before_or_after_the_server_has_it(
     assert (echo.heard, proxy.cuts) == (heard, 1)
 
 
-def test_urls_keep_their_account_and_path(proxy: FaultProxy) -> None:
+def test_proxied_urls_preserve_user_and_path(proxy: FaultProxy) -> None:
     assert proxy.url("postgresql://leyden:secret@db:5432/leyden") == (
         f"postgresql://leyden:secret@127.0.0.1:{proxy.port}/leyden"
     )

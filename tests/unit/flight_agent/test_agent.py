@@ -111,7 +111,7 @@ def test_the_winning_path_is_graded_and_its_tools_are_traced() -> None:
     assert {headers["traceparent"].split("-")[1] for headers in peer.headers} == {root.trace_id.hex()}
 
 
-def test_a_tool_that_failed_says_so_in_its_span() -> None:
+def test_the_span_of_a_failed_tool_has_an_error_status() -> None:
     peer, grade = play(["search: flight", "take a taxi", "Memory : where am I"], traced="yes")
     assert grade == {"reward": 0, "memory_first": False, "success": False, "first_tool": "search", "calls": 3}
     (search,) = [span for span in peer.spans if span.name == "execute_tool search"]
@@ -121,7 +121,7 @@ def test_a_tool_that_failed_says_so_in_its_span() -> None:
     assert told == ["Error: unknown place of departure. Next tool?", "Error: name a tool. Next tool?"]
 
 
-def test_the_history_only_grows_and_keeps_replies_as_they_came() -> None:
+def test_the_agent_only_appends_to_the_history_and_does_not_change_replies() -> None:
     peer, _ = play([" memory: where am I\n", "search: x", "no"])
     histories = [request["messages"] for request in peer.requests]
     assert histories[1][: len(histories[0])] == histories[0]
@@ -131,7 +131,7 @@ def test_the_history_only_grows_and_keeps_replies_as_they_came() -> None:
     assert peer.spans == []
 
 
-def test_a_task_can_come_from_a_file(tmp_path: Path) -> None:
+def test_the_agent_reads_a_task_from_a_file(tmp_path: Path) -> None:
     other = Task(**{**vars(TASK), "question": "How do I get to Oslo?"})
     (tmp_path / "task.json").write_text(json.dumps(vars(other)))
     peer, _ = play(["x", "x", "x"], str(tmp_path / "task.json"))
@@ -144,7 +144,7 @@ def test_all_tasks_share_every_message_but_the_last() -> None:
     assert [message["role"] for message in one] == ["system", *["user", "assistant"] * 5, "user"]
 
 
-def test_the_prompt_never_tells_to_ask_memory_first() -> None:
+def test_the_prompt_does_not_mention_asking_memory_first() -> None:
     words = " ".join(message["content"] for message in prompt.opening("")).lower()
     assert "first" not in words
     assert "flight" not in words

@@ -4,7 +4,7 @@ from world import Task, ToolError, World
 TASK = Task("How do I get to Rome?", "Lyon", "Rome", 120, "Iberia", "7:40", 95)
 
 
-def test_search_fails_until_memory_has_told_where_the_traveller_is() -> None:
+def test_search_fails_before_memory_was_read() -> None:
     world = World(TASK)
     with pytest.raises(ToolError, match="unknown place of departure") as caught:
         world.search("flight to Rome")

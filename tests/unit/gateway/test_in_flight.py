@@ -1,4 +1,4 @@
-"""Which retry gets which answer."""
+"""Each retry of an SDK gets the answer to its own request."""
 
 from __future__ import annotations
 

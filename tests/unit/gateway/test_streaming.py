@@ -1,4 +1,4 @@
-"""A client's events of a growing call: all of it, in order, with comments while nothing comes."""
+"""A stream has all text of a call in order, with comments while no tokens arrive."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def growing(tmp_path) -> AsyncIterator[Growing]:
     await asyncio.wait({one.call.task})
 
 
-async def test_text_comes_as_it_is_sampled_and_the_end_after_the_record(growing):
+async def test_text_is_streamed_as_it_is_sampled_and_the_end_after_the_record(growing):
     events = growing.events()
     growing.say("Hel")
     assert b'"role":"assistant","content":"Hel"' in await anext(events)
@@ -78,7 +78,7 @@ async def test_text_comes_as_it_is_sampled_and_the_end_after_the_record(growing)
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_tokens_that_come_while_the_client_reads_slowly_come_together(growing):
+async def test_tokens_for_a_slow_client_are_sent_together(growing):
     events = growing.events()
     growing.say("a")
     assert b'"content":"a"' in await anext(events)
@@ -113,7 +113,7 @@ async def test_an_error_keeps_its_status_until_the_first_event_and_is_an_event_a
             await anext(events)
 
 
-async def test_a_client_that_leaves_cancels_the_call(growing):
+async def test_a_disconnected_client_cancels_the_call(growing):
     events = growing.events()
     growing.say("a")
     await anext(events)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,8 +16,7 @@ from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey, running_attempts
-from leyden.libs.store.calls import StoreAway
-from leyden.libs.store.database import Database, ReadSession
+from leyden.libs.store.database import Database, ReadSession, StoreAway
 from tests import builders
 
 PATIENCE_SECONDS = 60.0
@@ -163,7 +163,7 @@ async def test_whatever_ends_an_attempt_ends_its_key(database, redis_url, monkey
         assert seen.ended == []
 
 
-async def test_a_store_that_is_away_is_neither_yes_nor_no(database, redis_url, monkeypatch):
+async def test_an_unreachable_store_raises_store_away(database, redis_url, monkeypatch):
     (rollout,) = await attempts(database, 1)
     async with watched(database, redis_url, monkeypatch) as seen:
         with monkeypatch.context() as patch:
@@ -174,7 +174,7 @@ async def test_a_store_that_is_away_is_neither_yes_nor_no(database, redis_url, m
         assert await seen.runs(key_of(rollout))
 
 
-async def test_a_call_waits_for_a_store_that_comes_back(database, redis_url, monkeypatch):
+async def test_a_call_waits_until_the_store_is_back(database, redis_url, monkeypatch):
     (rollout,) = await attempts(database, 1)
     async with watched(database, redis_url, monkeypatch, hold_seconds=PATIENCE_SECONDS) as seen:
         with monkeypatch.context() as patch:
@@ -187,3 +187,14 @@ async def test_a_call_waits_for_a_store_that_comes_back(database, redis_url, mon
 
 async def _away(*_: object) -> set[AttemptKey]:
     raise StoreAway("connection refused")
+
+
+async def test_the_time_is_the_stores_and_not_the_machines(
+    database: Database, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = time.time()
+    monkeypatch.setattr(time, "time", lambda: right + 86_400)
+    async with watched(database, redis_url, monkeypatch) as seen:
+        assert seen.liveness.now() == 0.0
+        await seen.liveness.start()
+        assert 0 <= seen.liveness.now() - right < PATIENCE_SECONDS

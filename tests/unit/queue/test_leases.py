@@ -11,7 +11,7 @@ from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders
+from tests import builders, queues
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
 INFRA = Outcome(OutcomeKind.INFRA_ERROR)
@@ -26,7 +26,7 @@ async def rollout(database: Database) -> tables.Rollout:
 
 async def lease(database: Database, rollout: tables.Rollout, owner: str = "runner-a") -> Lease | None:
     async with database.session() as session:
-        return await leases.lease_rollout(session, rollout.id, owner, 60)
+        return await queues.lease_rollout(session, rollout.id, owner, 60)
 
 
 async def lease_of(database: Database, rollout: tables.Rollout, owner: str = "runner-a") -> Lease:
@@ -37,7 +37,7 @@ async def lease_of(database: Database, rollout: tables.Rollout, owner: str = "ru
 
 async def settle(database: Database, got: Lease, outcome: Outcome = SUCCESS) -> bool:
     async with database.session() as session:
-        return await leases.settle(session, got, outcome)
+        return await queues.settle(session, got, outcome)
 
 
 async def make_overdue(database: Database, got: Lease) -> None:
@@ -85,7 +85,7 @@ async def test_a_leased_rollout_is_not_leased_again(database: Database, rollout:
     assert await attempts(database, rollout) == [(1, "leased", "runner-a")]
 
 
-async def test_many_rollouts_are_leased_together_in_the_order_asked_for(
+async def test_many_rollouts_are_leased_together_in_the_requested_order(
     database: Database, rollout: tables.Rollout
 ) -> None:
     run = await builders.add_run(database)
@@ -121,7 +121,7 @@ async def test_of_many_racing_runners_one_gets_the_lease(database: Database, rol
     assert len(await attempts(database, rollout)) == 1
 
 
-async def test_an_overdue_lease_goes_to_one_of_the_next_askers(database: Database, rollout: tables.Rollout) -> None:
+async def test_one_of_several_callers_gets_an_overdue_lease(database: Database, rollout: tables.Rollout) -> None:
     await make_overdue(database, await lease_of(database, rollout))
     got = await asyncio.gather(*(lease(database, rollout, f"runner-{n}") for n in range(4)))
     assert [one.attempt for one in got if one is not None] == [2]
@@ -149,7 +149,7 @@ async def test_settling_twice_writes_one_outcome(database: Database, rollout: ta
     assert [(row.attempt, row.kind, row.reward) for row in outcomes] == [(1, "succeeded", 1.0)]
 
 
-async def test_settle_and_expiry_at_once_leave_one_end(database: Database, rollout: tables.Rollout) -> None:
+async def test_concurrent_settle_and_expiry_end_the_attempt_once(database: Database, rollout: tables.Rollout) -> None:
     got = await lease_of(database, rollout)
     await make_overdue(database, got)
 
@@ -176,6 +176,8 @@ async def test_a_final_outcome_is_never_executed_again(
         (OutcomeKind.AGENT_ERROR, {"status": "failed", "trainable": False}),
         (OutcomeKind.TIMEOUT, {"status": "failed", "trainable": False}),
         (OutcomeKind.TIMEOUT, {"queued_seconds": 60.0}),
+        # The agent caught the error and printed a reward.
+        (OutcomeKind.SUCCEEDED, {"status": "failed", "trainable": False}),
     ],
 )
 async def test_an_agent_that_failed_because_of_its_model_calls_is_executed_again(
@@ -189,6 +191,25 @@ async def test_an_agent_that_failed_because_of_its_model_calls_is_executed_again
     again = await lease_of(database, rollout)
     assert (again.rollout_id, again.attempt) == (rollout.id, 2)
     await settle(database, again, Outcome(kind))
+    assert await lease(database, rollout) is None
+
+
+async def test_a_reward_counts_where_a_later_try_of_the_failed_call_was_answered(
+    database: Database, rollout: tables.Rollout
+) -> None:
+    got = await lease_of(database, rollout)
+    await builders.add_call(database, rollout, status="failed", trainable=False, request_sha256=b"same")
+    await builders.add_call(database, rollout, request_sha256=b"same")
+    await settle(database, got, Outcome(OutcomeKind.SUCCEEDED, 0.0))
+    assert await lease(database, rollout) is None
+
+
+async def test_a_run_may_accept_rewards_beside_failed_calls(database: Database) -> None:
+    run = await builders.add_run(database, config=builders.run_document(sampling={"failed_call": "accept"}))
+    _, [rollout, *_] = await builders.add_group(database, run)
+    got = await lease_of(database, rollout)
+    await builders.add_call(database, rollout, status="failed", trainable=False)
+    await settle(database, got, Outcome(OutcomeKind.SUCCEEDED, 0.0))
     assert await lease(database, rollout) is None
 
 
@@ -224,12 +245,10 @@ async def test_a_halted_run_leases_nothing(database: Database, rollout: tables.R
 
 async def test_an_unknown_rollout_is_not_leased(database: Database) -> None:
     async with database.session() as session:
-        assert await leases.lease_rollout(session, "run-none.0.0", "runner", 60) is None
+        assert await queues.lease_rollout(session, "run-none.0.0", "runner", 60) is None
 
 
-async def test_heartbeat_renews_what_goes_on_and_omits_what_must_stop(
-    database: Database, rollout: tables.Rollout
-) -> None:
+async def test_heartbeat_renews_only_leases_that_may_continue(database: Database, rollout: tables.Rollout) -> None:
     run = await builders.add_run(database)
     _, others = await builders.add_group(database, run, size=3)
     going, lost, cancelled, paused = [await lease_of(database, each) for each in [rollout, *others]]
@@ -263,7 +282,6 @@ async def test_deliverable_rollouts_are_those_that_would_be_leased(database: Dat
     async with database.read() as session:
         assert await leases.deliverable_rollouts(session) == [waiting.id, retried.id]
         assert await leases.deliverable_rollouts(session, limit=1) == [waiting.id]
-        assert await leases.deliverable_rollouts(session, run_id="run-other") == []
 
 
 async def test_no_output_can_make_an_attempt_unsettlable(database: Database, rollout: tables.Rollout) -> None:

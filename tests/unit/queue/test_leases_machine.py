@@ -17,7 +17,7 @@ from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests import builders
+from tests import builders, queues
 
 MAX_ATTEMPTS = 3
 RETRIED = {OutcomeKind.INFRA_ERROR, OutcomeKind.CANCELLED}
@@ -81,7 +81,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     async def _lease(self, rollout_id: str) -> Lease | None:
         async with self.database.session() as session:
-            return await leases.lease_rollout(session, rollout_id, "runner", 60)
+            return await queues.lease_rollout(session, rollout_id, "runner", 60)
 
     def holds(self, which: int, attempt: int) -> bool:
         model = self.models[which]
@@ -95,7 +95,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
         async def settle() -> bool:
             async with self.database.session() as session:
-                return await leases.settle(session, lease, Outcome(kind))
+                return await queues.settle(session, lease, Outcome(kind))
 
         is_live = self.holds(which, attempt)
         assert self.await_(settle()) is is_live
@@ -183,7 +183,8 @@ class LeaseMachine(RuleBasedStateMachine):
                 kinds = {(row.rollout_id, row.attempt): row.kind for row in outcomes}
                 found = {(row.rollout_id, row.number): row.state for row in attempts}
                 assert {key for key, state in found.items() if state == "settled"} == set(kinds)
-                return found | kinds, await leases.deliverable_rollouts(session, run_id=self.run.id)
+                mine = {row.id for row in self.rows}
+                return found | kinds, [one for one in await leases.deliverable_rollouts(session) if one in mine]
 
         states, deliverable = self.await_(rows())
         assert states == {

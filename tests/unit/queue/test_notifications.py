@@ -21,7 +21,7 @@ async def pair(redis_url: str) -> AsyncIterator[tuple[Notifications, Notificatio
     await waiter.close()
 
 
-async def test_a_waiter_wakes_when_one_of_its_topics_is_given(pair: tuple[Notifications, Notifications]) -> None:
+async def test_a_waiter_wakes_at_a_notification_of_one_of_its_topics(pair: tuple[Notifications, Notifications]) -> None:
     giver, waiter = pair
     waiting = asyncio.create_task(waiter.wait(Topic.RUNS, Topic.GROUPS, timeout_seconds=LONG))
     await asyncio.sleep(SOON)
@@ -29,7 +29,7 @@ async def test_a_waiter_wakes_when_one_of_its_topics_is_given(pair: tuple[Notifi
     assert await waiting is True
 
 
-async def test_a_hint_given_while_nobody_waits_is_not_missed_and_counts_once(
+async def test_a_notification_before_the_wait_is_received_once(
     pair: tuple[Notifications, Notifications],
 ) -> None:
     giver, waiter = pair

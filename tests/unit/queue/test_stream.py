@@ -43,7 +43,7 @@ async def test_enqueueing_again_adds_nothing_until_acknowledged(queue: RolloutQu
     assert await deliver(queue) == ["b", "a"]
 
 
-async def test_acknowledging_twice_keeps_what_was_enqueued_since(queue: RolloutQueue) -> None:
+async def test_acknowledging_twice_does_not_remove_a_later_delivery(queue: RolloutQueue) -> None:
     await queue.enqueue(["a"])
     delivered = await queue.deliver("runner-a", 1, SOON)
     await queue.ack(delivered)
@@ -61,12 +61,13 @@ async def test_the_names_of_dead_owners_are_forgotten_unless_they_hold_something
     await asyncio.sleep(0.05)
     assert await deliver(after, "alive") == []
     names = [owner["name"] for owner in await after._redis.xinfo_consumers("{leyden:rollouts}", "runners")]
-    assert names == ["holds"]
+    # Since 7.2 Redis knows an owner that asked in vain.
+    assert set(names) - {"alive"} == {"holds"}
     await before.close()
     await after.close()
 
 
-async def test_what_a_dead_owner_took_goes_to_another(redis_url: str) -> None:
+async def test_deliveries_of_a_dead_owner_go_to_another(redis_url: str) -> None:
     queue = RolloutQueue(redis_url, reclaim_seconds=0.02)
     await queue.enqueue(["a", "b"])
     assert await deliver(queue, "dead") == ["a", "b"]
@@ -75,7 +76,7 @@ async def test_what_a_dead_owner_took_goes_to_another(redis_url: str) -> None:
     await queue.close()
 
 
-async def test_what_a_living_owner_took_stays_with_it(queue: RolloutQueue) -> None:
+async def test_deliveries_of_a_live_owner_stay_with_it(queue: RolloutQueue) -> None:
     await queue.enqueue(["a"])
     assert await deliver(queue, "runner-a") == ["a"]
     assert await deliver(queue, "runner-b") == []
@@ -102,7 +103,7 @@ async def test_a_flush_during_the_wait_is_survived(queue: RolloutQueue, redis_ur
     assert await waiting == ["a"]
 
 
-async def test_a_stream_lost_alone_is_made_again(queue: RolloutQueue, redis_url: str) -> None:
+async def test_a_lost_stream_is_restored(queue: RolloutQueue, redis_url: str) -> None:
     await queue.enqueue(["a"])
     async with Redis.from_url(redis_url) as client:
         await client.delete("{leyden:rollouts}")
@@ -120,7 +121,7 @@ async def test_a_cancelled_wait_leaves_the_queue_usable(queue: RolloutQueue) -> 
     assert await deliver(queue, block=1) == ["a"]
 
 
-async def test_redis_away_is_one_named_exception_and_its_return_is_enough(tmp_path: Path) -> None:
+async def test_an_unreachable_redis_raises_queue_unavailable_and_recovers(tmp_path: Path) -> None:
     server = EmbeddedRedis(tmp_path)
     queue = RolloutQueue(server.start())
     try:
@@ -158,7 +159,7 @@ async def test_messages_that_name_no_rollout_are_dropped_and_the_others_delivere
 
 
 @pytest.mark.parametrize("key", ["{leyden:rollouts}", "{leyden:rollouts}:waiting"])
-async def test_a_key_of_another_kind_is_made_again(queue: RolloutQueue, redis_url: str, key: str) -> None:
+async def test_a_key_of_the_wrong_type_is_replaced(queue: RolloutQueue, redis_url: str, key: str) -> None:
     await queue.enqueue(["run-a.0.0"])
     async with Redis.from_url(redis_url) as client:
         await client.delete(key)

@@ -1,4 +1,4 @@
-"""Starts and ends of attempts share transactions, and none pays for another."""
+"""Starts and ends of attempts share transactions, and a refused one fails no other."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.store import tables
-from leyden.libs.store.database import Database
-from leyden.libs.store.group_commit import Refused
+from leyden.libs.store.database import Database, Refused
 from leyden.services.runner.attempt_writer import AttemptWriter
 from tests import builders
 
@@ -55,24 +54,22 @@ async def states(database: Database) -> list[str]:
 async def test_what_ends_while_a_transaction_runs_shares_the_next_one(
     database: Database, notifications: Notifications, writer: AttemptWriter
 ) -> None:
-    held, commits = await leased(database, 20), []
+    valid, commits = await leased(database, 20), []
     event.listen(database.engine.sync_engine, "commit", commits.append)
-    assert await asyncio.gather(*(writer.start(lease) for lease in held)) == [True] * 20
-    assert await asyncio.gather(*(writer.settle(lease, SUCCESS) for lease in held)) == [True] * 20
+    assert await asyncio.gather(*(writer.start(lease) for lease in valid)) == [True] * 20
+    assert await asyncio.gather(*(writer.settle(lease, SUCCESS) for lease in valid)) == [True] * 20
     assert len(commits) == 2
     assert await states(database) == ["settled"] * 20
     assert await notifications.wait(Topic.OUTCOMES, timeout_seconds=10)
 
 
-async def test_a_lost_lease_settles_nothing_and_the_others_of_its_batch_do(
-    database: Database, writer: AttemptWriter
-) -> None:
+async def test_a_lost_lease_fails_no_other_outcome_of_its_batch(database: Database, writer: AttemptWriter) -> None:
     lost, *others = await leased(database, 3)
     assert await writer.settle(lost, SUCCESS) is True
     assert await asyncio.gather(*(writer.settle(lease, SUCCESS) for lease in (lost, *others))) == [False, True, True]
 
 
-async def test_an_outcome_that_is_refused_takes_no_other_with_it(database: Database, writer: AttemptWriter) -> None:
+async def test_a_refused_outcome_fails_no_other(database: Database, writer: AttemptWriter) -> None:
     bad, *good = await leased(database, 3)
     answers = await asyncio.gather(
         writer.settle(bad, REFUSED), *(writer.settle(lease, SUCCESS) for lease in good), return_exceptions=True
@@ -82,7 +79,7 @@ async def test_an_outcome_that_is_refused_takes_no_other_with_it(database: Datab
     assert await states(database) == ["leased", "settled", "settled"]
 
 
-async def test_an_outcome_whose_waiter_is_gone_is_written_all_the_same(
+async def test_an_outcome_is_written_even_if_its_caller_was_cancelled(
     database: Database, writer: AttemptWriter
 ) -> None:
     gone, stays = await leased(database, 2)
@@ -112,9 +109,9 @@ async def test_starts_and_ends_in_one_transaction_never_lock_out_renewals(
     assert await written == [True, True]
 
 
-async def renewed(database: Database, held: list[Lease]) -> set[str]:
+async def renewed(database: Database, valid: list[Lease]) -> set[str]:
     async with database.session() as session:
-        return await leases.heartbeat_all(session, [lease.lease_id for lease in held], 60)
+        return await leases.heartbeat_all(session, [lease.lease_id for lease in valid], 60)
 
 
 async def waiting_for_locks(database: Database, count: int) -> None:

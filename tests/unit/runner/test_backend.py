@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import resource
@@ -35,7 +36,7 @@ async def backend(tmp_path: Path) -> AsyncIterator[ProcessBackend]:
 
 
 def _settings(folder: Path, **changes: Any) -> Settings:
-    return Settings(agent_user="same", work_folder=folder / "attempts", **changes)
+    return Settings(agent_user="same", work_folder=folder / "attempts", agent_roots=(folder,), **changes)
 
 
 def spec(*command: str, **changes: Any) -> AttemptSpec:
@@ -55,18 +56,18 @@ async def test_an_agent_gets_its_variables_its_task_and_its_limits(backend: Proc
     code = """
 import json, os, resource
 names = ("HOME", "OWN", "KEY", "TMPDIR", "USER")
-limits = [resource.getrlimit(one) for one in (resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_CORE)]
+limits = [resource.getrlimit(one) for one in (resource.RLIMIT_CPU, resource.RLIMIT_CORE)]
 task = json.load(open(os.environ["LEYDEN_TASK_FILE"]))
 print(json.dumps([[os.environ.get(name) for name in names], limits, task, os.listdir()]))
 """
-    limits = ProcessRunner(memory_bytes=2**30, cpu_seconds=7)
+    limits = ProcessRunner(cpu_seconds=7)
     ended = await backend.run(spec("{python}", "-S", "-E", "-c", code, limits=limits))
     assert (ended.exit_code, ended.stderr) == (0, b"")
     [home, own, key, scratch, user], bounds, task, files = json.loads(ended.stdout)
     assert (home, own, key, task, files) == ("/of/the/run", "1", "signed", {"question": "Café?"}, [])
     assert Path(scratch).name == "tmp"
     assert user is None
-    assert bounds == [[2**30, 2**30], [7, 12], [0, 0]]
+    assert bounds == [[7, 12], [0, 0]]
 
 
 async def test_a_directory_is_copied_and_the_platforms_own_is_refused(tmp_path: Path, backend: ProcessBackend) -> None:
@@ -79,6 +80,37 @@ async def test_a_directory_is_copied_and_the_platforms_own_is_refused(tmp_path: 
     for private in (tmp_path, tmp_path / "attempts"):
         with pytest.raises(BackendError, match="belongs to the platform"):
             await backend.run(spec("true", directory=str(private)))
+
+
+async def test_only_folders_below_the_operators_roots_are_copied(tmp_path: Path) -> None:
+    roots, outside = tmp_path / "roots", tmp_path / "outside"
+    for folder in (roots, outside):
+        folder.mkdir()
+    (roots / "link").symlink_to(outside)
+    backend = ProcessBackend(_settings(tmp_path).model_copy(update={"agent_roots": (roots,)}), "runner-1")
+    for folder in (Path("/etc"), outside, roots / "link", roots / ".." / "outside"):
+        with pytest.raises(
+            BackendError, match=rf"{folder.resolve()} lies in no folder of RUNNER_AGENT_ROOTS \({roots}"
+        ):
+            await backend.run(spec("true", directory=str(folder)))
+    with pytest.raises(BackendError, match="nowhere"):
+        await backend.run(spec("true", directory=str(roots / "nowhere")))
+    await backend.close()
+
+
+async def test_cancelling_a_copy_removes_it(tmp_path: Path, backend: ProcessBackend) -> None:
+    agent = tmp_path / "agent"
+    agent.mkdir()
+    with (agent / "large").open("wb") as file:
+        file.truncate(2**30)
+    running = asyncio.create_task(backend.run(spec("true", directory=str(agent))))
+    copies = tmp_path / "attempts" / "runner-1"
+    while not any(copies.glob("*/work/large")):
+        await asyncio.sleep(0.01)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert [path.name for path in copies.iterdir()] == [".lock"]
 
 
 async def test_a_program_that_cannot_start_is_an_error_of_ours(backend: ProcessBackend) -> None:
@@ -121,7 +153,7 @@ def test_a_user_of_its_own_has_a_name_and_a_bound_on_its_processes(
     assert orders["sandbox"]["visible"] == os.path.realpath(workspace.root)
 
 
-async def test_a_work_folder_that_agents_users_cannot_reach_gives_way_to_an_open_one(
+async def test_a_work_folder_unreachable_for_agents_is_replaced_by_a_reachable_one(
     tmp_path: Path, backend: ProcessBackend
 ) -> None:
     (tmp_path / "closed").mkdir(mode=0o700)
@@ -141,6 +173,7 @@ def _report(**changes: Any) -> Report:
         "stderr": b"err",
         "seconds": 1.0,
         "cpu_exceeded": False,
+        "memory_bytes": None,
         "lacked_memory": False,
     }
     return {**values, **changes}  # type: ignore[typeddict-item]
@@ -172,4 +205,11 @@ def test_a_sigkill_is_the_agents_only_where_it_must_have_sent_it_itself(
 
 def test_an_exit_carries_the_report() -> None:
     ended = exit_of(_report(exit_code=-9, cpu_exceeded=True), contained=True)
-    assert (ended.exit_code, ended.stdout, ended.stderr, ended.limit_exceeded) == (-9, b"out", b"err", "CPU time")
+    assert (ended.exit_code, ended.stdout, ended.stderr) == (-9, b"out", b"err")
+    assert ended.limit_exceeded == "the agent went on after its limit of CPU time"
+
+
+def test_an_agent_killed_for_its_memory_is_reported_as_such() -> None:
+    ended = exit_of(_report(exit_code=-9, memory_bytes=5 << 30, lacked_memory=True), contained=False)
+    assert ended.limit_exceeded == "the agent used more memory than allowed (runner.memory_bytes): 5120 MiB"
+    assert ended.platform_failure is None

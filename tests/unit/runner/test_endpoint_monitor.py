@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import exc
-
+from leyden.libs.store.database import StoreAway
 from leyden.services.runner.endpoint_monitor import EndpointMonitor
 
 
@@ -12,15 +11,15 @@ async def test_a_store_that_did_not_answer_is_remembered_for_the_attempts_of_tha
 
     async def ping() -> None:
         if is_away:
-            raise exc.OperationalError("SELECT 1", None, Exception("away"))
+            raise StoreAway("gone")
 
     monitor = EndpointMonitor([], ping)
-    began = time.monotonic()
+    started = time.monotonic()
     await monitor.check()
-    assert monitor.down_since(began) is None
+    assert monitor.down_since(started) is None
     is_away = True
     await monitor.check()
     is_away = False
     later = time.monotonic()
     await monitor.check()
-    assert (monitor.down_since(began), monitor.down_since(later)) == ("the store", None)
+    assert (monitor.down_since(started), monitor.down_since(later)) == ("the store", None)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
+
+import pytest
+from pydantic import ValidationError
 
 from leyden.libs.contracts.config import Agent, ProcessRunner
 from leyden.libs.queue.leases import Lease
@@ -47,7 +51,7 @@ def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
         "ANTHROPIC_BASE_URL": "http://gateway:1/r/run-a.0.1/2",
         "ANTHROPIC_API_KEY": "signed",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:2/r/run-a.0.1/2",
-        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer%20signed",
+        "OTEL_EXPORTER_OTLP_HEADERS": "x-api-key=signed",
         "OTEL_RESOURCE_ATTRIBUTES": "rollout.id=run-a.0.1,rollout.attempt=2",
         "LEYDEN_RUN_ID": "run-a",
         "LEYDEN_ROLLOUT_ID": "run-a.0.1",
@@ -60,7 +64,7 @@ def test_the_agent_finds_its_endpoints_its_key_and_its_task() -> None:
     assert json.loads(found["LEYDEN_TASK"]) == {"question": "Café?"}
 
 
-def test_the_key_is_among_the_secrets_alone() -> None:
+def test_the_key_appears_only_among_the_secrets() -> None:
     assert "signed" not in "".join(block().values())
 
 
@@ -75,5 +79,38 @@ def test_a_run_adds_its_own_names_and_never_the_platforms() -> None:
     assert found["LEYDEN_TASK"] != "forged"
 
 
-def test_a_task_too_long_for_an_environment_is_in_the_file_alone() -> None:
+def test_no_framework_calls_home_unless_the_run_asks_for_it() -> None:
+    found = block()
+    # LangSmith's clients post to this address unless OpenTelemetry is installed; LangChain.js always does.
+    assert found["LANGSMITH_ENDPOINT"] == "http://collector:2/r/run-a.0.1/2/langsmith"
+    assert found["OPENAI_AGENTS_DISABLE_TRACING"] == "1"
+    own = {"LANGSMITH_ENDPOINT": "https://smith.example", "OPENAI_AGENTS_DISABLE_TRACING": "0"}
+    assert own.items() <= block(**own).items()
+
+
+def test_every_sdk_and_signal_gets_the_protocol_of_the_endpoint() -> None:
+    found = block()
+    assert {found[f"OTEL_EXPORTER_OTLP_{signal}PROTOCOL"] for signal in ("", "TRACES_", "LOGS_", "METRICS_")} == {
+        "http/protobuf"
+    }
+
+
+def test_a_run_that_speaks_grpc_gets_the_address_without_a_path() -> None:
+    endpoints = replace(ENDPOINTS, grpc_url="http://collector:4317")
+    found = block(endpoints=endpoints, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+    assert found["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:4317"
+    assert found["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"] == found["OTEL_EXPORTER_OTLP_PROTOCOL"] == "grpc"
+    assert block(endpoints=endpoints)["OTEL_EXPORTER_OTLP_ENDPOINT"] == "http://collector:2/r/run-a.0.1/2"
+
+
+def test_only_names_that_carry_our_addresses_keys_and_ids_are_reserved() -> None:
+    free = ("OPENAI_MODEL_NAME", "OPENAI_AGENTS_DISABLE_TRACING", "OPENAI_LOG", "OTEL_EXPORTER_OTLP_COMPRESSION")
+    assert Agent(command=["agent"], environment=dict.fromkeys(free, "1")).environment.keys() == set(free)
+    reserved = [name for name in block() | secrets_block(ENDPOINTS) if any(part in name for part in ("_KEY", "_URL"))]
+    for name in {*reserved, "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS"} - {"LANGSMITH_API_KEY"}:
+        with pytest.raises(ValidationError, match="which the platform sets itself"):
+            Agent(command=["agent"], environment={name: "x"})
+
+
+def test_a_task_too_long_for_a_variable_is_only_in_the_file() -> None:
     assert "LEYDEN_TASK" not in block(task={"text": "x" * MAX_TASK_BYTES})

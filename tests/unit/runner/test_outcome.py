@@ -33,6 +33,8 @@ def ended(stdout: str | bytes = "", **changes: object) -> Exit:
 def test_the_last_json_line_with_a_reward_counts(stdout: str, reward: float | None, facts: dict[str, object]) -> None:
     outcome = outcome_of(ended(stdout))
     assert (outcome.kind, outcome.reward, outcome.facts) == (OutcomeKind.SUCCEEDED, reward, facts)
+    outcome = outcome_of(ended(stdout), stdout_reward=False)
+    assert (outcome.kind, outcome.reward, outcome.facts) == (OutcomeKind.SUCCEEDED, None, facts)
 
 
 @pytest.mark.parametrize(
@@ -82,18 +84,20 @@ def test_only_an_exit_with_zero_earns_the_printed_reward(changes: dict[str, obje
     assert outcome.detail
 
 
-def test_output_that_is_no_text_is_kept_readable() -> None:
+def test_binary_output_is_stored_as_readable_text() -> None:
     outcome = outcome_of(ended(stdout=b'\xff\xfe\n{"reward": 1}\n'))
     assert outcome.stdout_tail == '\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}\n{"reward": 1}\n'
 
 
-def test_facts_too_deep_to_be_walked_are_left_out() -> None:
+def test_facts_nested_too_deep_are_dropped() -> None:
     outcome = outcome_of(ended('{"reward": 1, "a": [[1]], "b": ' + '{"c":' * 900 + "1" + "}" * 900 + "}"))
     assert outcome.facts == {"reward": 1, "a": [[1]], "b": "deeper than 64 levels"}
 
 
 def test_an_agent_that_ignores_its_cpu_limit_failed_itself() -> None:
-    outcome = outcome_of(ended('{"reward": 1}', exit_code=-9, limit_exceeded="CPU time"))
+    outcome = outcome_of(
+        ended('{"reward": 1}', exit_code=-9, limit_exceeded="the agent went on after its limit of CPU time")
+    )
     assert (outcome.kind, outcome.detail) == (OutcomeKind.AGENT_ERROR, "the agent went on after its limit of CPU time")
 
 

@@ -44,7 +44,7 @@ def test_a_folder_closed_to_others_is_found_from_above(tmp_path: Path) -> None:
     base = Path(os.path.realpath(tmp_path))
     inner = base / "outer" / "inner"
     inner.mkdir(parents=True)
-    # Where the tests' own folder is closed already, that is found first.
+    # If the tests' own folder is closed already, that is found first.
     closed = (str(folder) for folder in (*reversed(base.parents), base) if not folder.stat().st_mode & 1)
     assert closed_to(STRANGER, [str(inner / "file")]) == next(closed, None)
     own = base.stat().st_uid
@@ -72,7 +72,7 @@ def test_an_unknown_kind_of_user_is_refused() -> None:
         Settings(agent_user="nobody")
 
 
-def test_an_ordinary_runner_cannot_give_users_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_without_root_cannot_lend_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Misconfigured, match="needs a runner that runs as root"):
         sandbox_users(Settings(agent_user="own"))
@@ -80,7 +80,7 @@ def test_an_ordinary_runner_cannot_give_users_of_their_own(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("as_root")
-def test_an_interpreter_that_other_users_cannot_reach_leaves_agents_the_runners_user_or_is_refused(
+def test_an_interpreter_unreachable_for_other_users_prevents_agent_users(
     tmp_path: Path,
 ) -> None:
     python = tmp_path / "closed" / "python"
@@ -93,7 +93,7 @@ def test_an_interpreter_that_other_users_cannot_reach_leaves_agents_the_runners_
 
 
 @pytest.mark.usefixtures("as_root")
-def test_user_ids_that_the_namespace_lacks_are_refused_where_the_operator_asked_for_them(
+def test_user_ids_missing_in_the_namespace_are_refused_if_required(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(users, "UIDS", 2**32)

@@ -5,14 +5,15 @@ import os
 import shutil
 import stat
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from leyden.libs.service.errors import Misconfigured
-from leyden.services.runner.backends.process.workspace import Workspaces, remove_tree
+from leyden.services.runner.backends.process.workspace import AgentFolder, Workspaces, remove_tree
 
 
 @pytest.fixture
@@ -30,18 +31,30 @@ def workspaces_of(tmp_path: Path) -> Iterator[Callable[[str], Workspaces]]:
         yield lambda owner: stack.enter_context(closing(Workspaces(tmp_path / "work", owner)))
 
 
+@contextmanager
+def agent_folder(folder: Path, max_bytes: int = 2**20) -> Iterator[AgentFolder]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    yield AgentFolder(descriptor, max_bytes, threading.Event())
+    os.close(descriptor)
+
+
 def test_an_attempt_gets_a_private_fresh_copy(workspaces_of: Callable[[str], Workspaces], agent: Path) -> None:
     workspaces = workspaces_of("runner-1")
-    first, second = (workspaces.make("r.0.0", {"question": "Café"}, str(agent)) for _ in range(2))
+    (agent / "agent.py").chmod(0o4755)
+    os.utime(agent / "agent.py", (1, 2))
+    with agent_folder(agent) as folder:
+        first, second = (workspaces.make("r.0.0", {"question": "Café"}, folder) for _ in range(2))
     assert first.work != second.work
     assert sorted(path.name for path in first.work.rglob("*")) == ["agent.py", "lib", "more.py"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in (first.root, first.work, first.scratch)} == {0o700}
     assert json.loads(first.task_file.read_text()) == {"question": "Café"}
+    copied = (first.work / "agent.py").stat()
+    assert (stat.S_IMODE(copied.st_mode), copied.st_mtime) == (0o755, 2)
     (first.work / "agent.py").write_text("changed")
     assert (second.work / "agent.py").read_text() == (agent / "agent.py").read_text() == "print()"
 
 
-def test_removing_takes_what_the_agent_made_read_only(tmp_path: Path) -> None:
+def test_removing_a_workspace_removes_read_only_files(tmp_path: Path) -> None:
     workspaces = Workspaces(tmp_path / "work", "runner-1")
     folder = workspaces.make("r.0.0", {}, None)
     (folder.work / "deep" / "er").mkdir(parents=True)
@@ -54,16 +67,16 @@ def test_removing_takes_what_the_agent_made_read_only(tmp_path: Path) -> None:
     assert not workspaces.root.exists()
 
 
-def test_a_new_runner_removes_what_a_dead_one_left_and_nothing_of_a_living_one(
+def test_a_new_runner_removes_workspaces_of_dead_runners_only(
     workspaces_of: Callable[[str], Workspaces], tmp_path: Path
 ) -> None:
     living = workspaces_of("living")
-    kept = living.make("r.0.0", {}, None)
+    alive = living.make("r.0.0", {}, None)
     dead = tmp_path / "work" / "dead" / "attempt"
     dead.mkdir(parents=True)
     (dead.parent / ".lock").touch()
     workspaces_of("new")
-    assert kept.work.exists()
+    assert alive.work.exists()
     assert not dead.parent.exists()
 
 
@@ -88,14 +101,14 @@ def test_a_parent_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
 def test_removing_follows_no_link_and_needs_no_stack(
     workspaces_of: Callable[[str], Workspaces], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    (kept / "file").write_text("x")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("x")
     workspaces = workspaces_of("runner-1")
     folder = workspaces.make("r.0.0", {}, None)
-    (folder.work / "link").symlink_to(kept)
+    (folder.work / "link").symlink_to(outside)
     shutil.rmtree(folder.scratch)
-    folder.scratch.symlink_to(kept)
+    folder.scratch.symlink_to(outside)
     monkeypatch.chdir(folder.work)
     for _ in range(2000):
         os.mkdir("deep")  # noqa: PTH102  # a path this long has no name from the root
@@ -103,10 +116,10 @@ def test_removing_follows_no_link_and_needs_no_stack(
     monkeypatch.chdir(tmp_path)
     remove_tree(folder.root)
     assert not folder.root.exists()
-    folder.root.symlink_to(kept)
+    folder.root.symlink_to(outside)
     remove_tree(folder.root)
     assert not folder.root.is_symlink()
-    assert (kept / "file").read_text() == "x"
+    assert (outside / "file").read_text() == "x"
 
 
 def test_an_attempt_of_another_user_owns_its_folders_but_not_their_parent(
@@ -114,7 +127,8 @@ def test_an_attempt_of_another_user_owns_its_folders_but_not_their_parent(
 ) -> None:
     # Only root may give files away.
     uid = 12345 if os.geteuid() == 0 else os.geteuid()
-    folder = workspaces_of("runner-1").make("r.0.0", {}, str(agent), uid)
+    with agent_folder(agent) as source:
+        folder = workspaces_of("runner-1").make("r.0.0", {}, source, uid)
     inside = [folder.work, folder.scratch, folder.task_file, *folder.work.rglob("*")]
     assert {(path.stat().st_uid, path.stat().st_gid) for path in inside} == {(uid, uid)}
     root = folder.root.stat()
@@ -122,9 +136,40 @@ def test_an_attempt_of_another_user_owns_its_folders_but_not_their_parent(
     assert stat.S_IMODE(folder.task_file.stat().st_mode) == 0o600
 
 
-def test_a_missing_agent_directory_is_named(workspaces_of: Callable[[str], Workspaces], tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        workspaces_of("runner-1").make("r.0.0", {}, str(tmp_path / "nowhere"))
+def test_a_link_is_copied_as_a_link_and_never_followed(
+    workspaces_of: Callable[[str], Workspaces], agent: Path, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "shadow").write_text("secret")
+    for name, target in {"file": outside / "shadow", "folder": outside, "lost": Path("nowhere")}.items():
+        (agent / name).symlink_to(target)
+    with agent_folder(agent) as source:
+        work = workspaces_of("runner-1").make("r.0.0", {}, source).work
+    assert (work / "file").readlink() == outside / "shadow"
+    assert (work / "folder").readlink() == outside
+    assert (work / "lost").readlink() == Path("nowhere")
+
+
+def test_a_file_that_may_have_no_end_is_refused_by_name(
+    workspaces_of: Callable[[str], Workspaces], agent: Path
+) -> None:
+    os.mkfifo(agent / "lib" / "endless")
+    workspaces = workspaces_of("runner-1")
+    with agent_folder(agent) as source, pytest.raises(OSError, match=r"lib/endless is no regular file: remove it"):
+        workspaces.make("r.0.0", {}, source)
+    assert [path.name for path in workspaces.root.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("sizes", [[70_000], [20_000] * 4, [0] * 20])
+def test_a_folder_that_is_too_large_is_refused(
+    workspaces_of: Callable[[str], Workspaces], agent: Path, sizes: list[int]
+) -> None:
+    for number, size in enumerate(sizes):
+        with (agent / f"{number}").open("wb") as file:
+            file.truncate(size)
+    with agent_folder(agent, 2**16) as source, pytest.raises(OSError, match="more than 65536 bytes"):
+        workspaces_of("runner-1").make("r.0.0", {}, source)
 
 
 def test_a_folder_that_cannot_be_removed_costs_no_outcome(

@@ -99,7 +99,7 @@ async def test_framework_errors_are_problems_too(
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_unexpected_errors_tell_nothing_of_the_inside(client: httpx.AsyncClient) -> None:
+async def test_unexpected_errors_reveal_no_internals(client: httpx.AsyncClient) -> None:
     answer = await client.get("/broken", headers={"x-request-id": "abc-1"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (500, "abc-1")
     assert "secret" not in answer.text
@@ -110,7 +110,7 @@ async def test_a_stream_that_breaks_is_cut_not_completed(client: httpx.AsyncClie
         await client.get("/stream?gate=break")
 
 
-async def test_streams_leave_chunk_by_chunk(client: httpx.AsyncClient) -> None:
+async def test_streams_are_sent_chunk_by_chunk(client: httpx.AsyncClient) -> None:
     async with client.stream("GET", "/stream") as answer:
         chunks = answer.aiter_raw()
         assert await anext(chunks) == b"first"
@@ -131,7 +131,7 @@ async def test_bodies_are_bounded_declared_or_chunked(client: httpx.AsyncClient)
     assert (await client.post("/upload/a", content=pieces(21))).status_code == 413
 
 
-async def test_request_ids_are_made_or_kept(client: httpx.AsyncClient) -> None:
+async def test_request_ids_are_generated_or_adopted(client: httpx.AsyncClient) -> None:
     made = (await client.get("/number?value=1")).headers["x-request-id"]
     forged = (await client.get("/number?value=1", headers={"x-request-id": "a b\tc"})).headers["x-request-id"]
     assert len(made) == len(forged) == 16
@@ -191,7 +191,7 @@ async def test_a_hanging_check_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert "no answer" in (await checks.run())["slow"]
 
 
-async def test_a_taken_port_is_named_with_its_remedy() -> None:
+async def test_an_occupied_port_is_reported_with_the_remedy() -> None:
     async with serving(build()) as port:
         with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
             async with serving(build(), port=port):

@@ -105,7 +105,7 @@ def test_a_loop_that_breaks_ends_the_process_with_its_traceback(started: object)
     assert "the loop broke" in output
 
 
-def test_a_process_may_have_as_many_open_files_as_it_is_allowed_to() -> None:
+def test_a_process_raises_its_open_file_limit_to_the_hard_limit() -> None:
     program = """
 import resource
 from leyden.libs.service.server import run_until_signal

@@ -23,7 +23,7 @@ def test_own_fields_carry_the_prefix_and_shared_ones_do_not(monkeypatch: pytest.
     assert settings.otlp_endpoint is None
 
 
-def test_in_code_fields_go_by_their_names() -> None:
+def test_settings_in_code_use_field_names() -> None:
     assert Settings(database_url="postgresql://u:secret@h/x").database_url == "postgresql://u:secret@h/x"
 
 

@@ -1,4 +1,4 @@
-"""A process that cannot start says in a line what is to be corrected, and never shows a value."""
+"""A process that cannot start reports the wrong setting in one line, without its value."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_wrong_value_is_one_line_with_its_variable(
         ),
     ],
 )
-def test_what_is_no_address_is_told_without_its_password(
+def test_an_invalid_address_is_reported_without_its_password(
     name: str, addresses: list[str], example: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = {config_error(HttpSettings, monkeypatch, **{name: address}) for address in addresses}
@@ -102,7 +102,7 @@ def test_what_is_no_address_is_told_without_its_password(
         ("otlp_endpoint", "https://otel.example/base"),
     ],
 )
-def test_addresses_stay_as_they_are_written(name: str, address: str) -> None:
+def test_addresses_are_not_rewritten(name: str, address: str) -> None:
     assert getattr(HttpSettings(**{name: address}), name) == address
 
 
@@ -116,7 +116,7 @@ def test_each_wrong_variable_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a fault of ours"), ValueError("of ours, too")])
-def test_any_other_error_keeps_its_traceback(error: Exception) -> None:
+def test_any_other_error_has_its_traceback(error: Exception) -> None:
     @exit_on_config_error(HttpSettings)
     def main() -> None:
         raise error

@@ -132,13 +132,13 @@ def test_a_pid_file_that_names_another_process_is_recovered_from(
         assert client.ping() is True
 
 
-def test_an_initialisation_that_was_cut_short_is_made_again(postgres: EmbeddedPostgres) -> None:
+def test_an_interrupted_initialisation_is_repeated(postgres: EmbeddedPostgres) -> None:
     (postgres.folder / "data.new" / "base").mkdir(parents=True)
     with psycopg.connect(postgres.start()) as connection:
         assert connection.execute("SELECT current_database()").fetchone() == ("leyden",)
 
 
-def test_a_port_that_was_taken_meanwhile_is_changed(postgres: EmbeddedPostgres, cache: EmbeddedRedis) -> None:
+def test_an_occupied_port_is_replaced(postgres: EmbeddedPostgres, cache: EmbeddedRedis) -> None:
     ports = [int(address.rpartition(":")[2].split("/")[0]) for address in (postgres.start(), cache.start())]
     postgres.stop()
     cache.stop()
@@ -166,7 +166,7 @@ def test_the_password_is_needed(postgres: EmbeddedPostgres, cache: EmbeddedRedis
         stranger.ping()
 
 
-def test_passwords_are_readable_by_their_owner_alone(postgres: EmbeddedPostgres, cache: EmbeddedRedis) -> None:
+def test_passwords_are_readable_only_by_their_owner(postgres: EmbeddedPostgres, cache: EmbeddedRedis) -> None:
     postgres.start()
     cache.start()
     private = [postgres.folder / "postgres.json", cache.folder / "redis.json", cache.folder / "redis.conf"]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from leyden.libs.store import group_commit
-from leyden.libs.store.calls import StoreAway
-from leyden.libs.store.group_commit import GroupCommit, Refused
+from leyden.libs.store.database import Refused, StoreAway
+from leyden.libs.store.group_commit import GroupCommit
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ async def test_a_transaction_has_at_most_so_many_items_but_never_part_of_a_submi
     assert [names for names, _ in store.batches] == [["a"], ["b", "c", "d"], ["e", "f"], ["g"]]
 
 
-async def test_a_store_that_comes_back_gets_the_items_again_as_possibly_known():
+async def test_items_are_written_again_as_possibly_existing_after_an_outage():
     store = Store(away=2)
     store.gate.set()
     async with committing(store) as commits:
@@ -88,7 +88,7 @@ async def test_a_store_that_comes_back_gets_the_items_again_as_possibly_known():
     assert store.batches == [(["a"], True), (["b"], False)]
 
 
-async def test_items_whose_hold_is_over_fail_and_later_ones_go_on():
+async def test_items_fail_after_their_time_out_and_later_ones_continue():
     store = Store(away=3)
     store.gate.set()
     async with committing(store, hold_seconds=0.001) as commits:

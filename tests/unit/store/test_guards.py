@@ -1,4 +1,4 @@
-"""What Postgres itself refuses, whoever asks."""
+"""Triggers and constraints of Postgres refuse invalid changes from any client."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import IntegrityError, StatementError
+from sqlalchemy.exc import StatementError
 
 from leyden.libs.contracts import states
 from leyden.libs.store import tables
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import BadValue, Database, Refused
 from tests import builders
 
 LIVES: list[tuple[Any, str, str, type[StrEnum], Any]] = [
@@ -45,7 +45,7 @@ async def test_only_the_transitions_of_the_contracts_are_allowed(database: Datab
         if new in transitions[old]:
             await change
         else:
-            with pytest.raises(IntegrityError, match=f"{entity} may not go from {old} to {new}"):
+            with pytest.raises(Refused, match=f"{entity} may not go from {old} to {new}"):
                 await change
 
 
@@ -56,8 +56,9 @@ async def test_writing_the_same_state_again_is_no_transition(database: Database)
 
 async def test_an_unknown_state_is_refused(database: Database) -> None:
     await builders.add_run(database)
-    with pytest.raises(IntegrityError, match="intent_known"):
+    with pytest.raises(Refused, match="intent_known") as refused:
         await execute(database, "UPDATE runs SET intent = 'stopped'")
+    assert not isinstance(refused.value, BadValue)
 
 
 @pytest.mark.parametrize("statement", ["UPDATE {table} SET run_id = run_id || '0'", "DELETE FROM {table}"])
@@ -70,20 +71,20 @@ async def test_history_is_never_changed(database: Database, table: str, statemen
     await builders.add_tool_span(database, rollout, "memory")
     await builders.add_sample(database, rollout)
     await builders.add_credited_group(database, group)
-    with pytest.raises(IntegrityError, match="is append-only") as caught:
+    with pytest.raises(Refused, match="is append-only") as caught:
         await execute(database, statement.format(table=table))
-    assert isinstance(caught.value.orig, psycopg.errors.RestrictViolation)
+    assert isinstance(getattr(caught.value.__cause__, "orig", None), psycopg.errors.RestrictViolation)
 
 
 async def test_policy_versions_have_no_gaps(database: Database) -> None:
     run = await builders.add_run(database)
-    with pytest.raises(IntegrityError, match="would leave a gap: the newest is none"):
+    with pytest.raises(Refused, match="would leave a gap: the newest is none"):
         await builders.add_policy_version(database, run, 1)
     await builders.add_policy_version(database, run, 0)
     await builders.add_policy_version(database, run, 1)
-    with pytest.raises(IntegrityError, match=f"policy version 3 of {run.id} would leave a gap: the newest is 1"):
+    with pytest.raises(Refused, match=f"policy version 3 of {run.id} would leave a gap: the newest is 1"):
         await builders.add_policy_version(database, run, 3)
-    with pytest.raises(IntegrityError, match="pk_policy_versions"):
+    with pytest.raises(Refused, match="pk_policy_versions"):
         await builders.add_policy_version(database, run, 0)
 
 
@@ -92,7 +93,7 @@ async def test_a_policy_version_only_ever_loses_its_files(database: Database) ->
     await builders.add_policy_version(database, run, 0)
     await execute(database, "UPDATE policy_versions SET pruned_at = now()")
     for statement in ("UPDATE policy_versions SET path = 'elsewhere'", "DELETE FROM policy_versions"):
-        with pytest.raises(IntegrityError, match="is append-only"):
+        with pytest.raises(Refused, match="is append-only"):
             await execute(database, statement)
 
 
@@ -100,7 +101,7 @@ async def test_a_policy_version_only_ever_loses_its_files(database: Database) ->
 async def test_a_reward_is_finite(database: Database, reward: float) -> None:
     run = await builders.add_run(database)
     _, rollouts = await builders.add_group(database, run)
-    with pytest.raises(IntegrityError, match="reward_finite"):
+    with pytest.raises(Refused, match="reward_finite"):
         await builders.add_outcome(database, rollouts[0], reward=reward)
 
 
@@ -108,7 +109,7 @@ async def test_a_rollout_has_one_live_attempt(database: Database) -> None:
     run = await builders.add_run(database)
     _, rollouts = await builders.add_group(database, run)
     await builders.add_attempt(database, rollouts[0], 1)
-    with pytest.raises(IntegrityError, match="uq_attempts_live"):
+    with pytest.raises(Refused, match="uq_attempts_live"):
         await builders.add_attempt(database, rollouts[0], 2)
 
 
@@ -116,7 +117,7 @@ async def test_a_sample_is_trained_once(database: Database) -> None:
     run = await builders.add_run(database)
     statement = "INSERT INTO step_samples (run_id, sample_id, step) VALUES (:run, 's', :step)"
     await execute(database, statement, run=run.id, step=1)
-    with pytest.raises(IntegrityError, match="pk_step_samples"):
+    with pytest.raises(Refused, match="pk_step_samples"):
         await execute(database, statement, run=run.id, step=2)
 
 

@@ -11,7 +11,7 @@ from leyden.libs.store.results import statistic, wilson
     ("successes", "count", "low", "high"),
     [(8, 10, 0.4902, 0.9433), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (1, 1, 0.2065, 1.0)],
 )
-def test_wilson_stays_within_zero_and_one(successes: int, count: int, low: float, high: float) -> None:
+def test_wilson_intervals_are_within_zero_and_one(successes: int, count: int, low: float, high: float) -> None:
     assert wilson(successes, count) == pytest.approx((low, high), abs=5e-5)
 
 

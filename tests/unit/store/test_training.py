@@ -15,7 +15,7 @@ async def prune(database: Database, run_id: str, before: int) -> set[int]:
         return await training.prune_versions(session, run_id, before)
 
 
-async def test_a_version_that_somebody_is_about_to_evaluate_is_not_removed(database: Database) -> None:
+async def test_a_version_with_a_pending_evaluation_is_not_removed(database: Database) -> None:
     run = await builders.add_run(database)
     for version in range(4):
         await builders.add_policy_version(database, run, version)

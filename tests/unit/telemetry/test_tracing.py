@@ -23,7 +23,7 @@ def test_a_span_continues_its_parent_and_is_the_parent_of_what_is_injected() -> 
     assert inject() is None
 
 
-def test_traces_begin_sampled_so_that_agents_sdks_send_their_spans() -> None:
+def test_traces_start_sampled_so_that_agents_sdks_send_their_spans() -> None:
     with span("root"):
         assert int(inject().rpartition("-")[2], 16) & 1
 

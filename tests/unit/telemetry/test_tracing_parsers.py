@@ -1,4 +1,4 @@
-"""Any text may come as a `traceparent`: it is continued where it is one, and a trace begins where it is none."""
+"""A valid `traceparent` is continued; any other text starts a new trace."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_what_is_well_formed_is_continued(ids: tuple[int, int, int]) -> None:
 
 
 @given(NEAR | st.text(max_size=80) | st.binary(max_size=80).map(lambda raw: raw.decode("latin-1")))
-def test_anything_else_begins_a_trace_or_continues_the_one_that_is_told(text: str) -> None:
+def test_any_traceparent_gives_a_span_with_valid_ids(text: str) -> None:
     told = parse_traceparent(text)
     assert told is None or (len(told.trace_id), len(told.span_id)) == (32, 16)
     assert told is None or told.trace_id.isascii()

@@ -67,7 +67,7 @@ def test_an_export_is_a_complete_hugging_face_folder(tiny_model: Path, tmp_path:
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
 
-def test_the_hash_covers_the_weights_alone(tiny_model: Path, tmp_path: Path) -> None:
+def test_the_hash_covers_only_the_weights(tiny_model: Path, tmp_path: Path) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     one = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
     two = export_weights(learner.policy.model, tiny_model, tmp_path / "2")
@@ -77,7 +77,7 @@ def test_the_hash_covers_the_weights_alone(tiny_model: Path, tmp_path: Path) -> 
     assert export_weights(learner.policy.model, tiny_model, tmp_path / "2").content_sha256 != one.content_sha256
 
 
-def test_a_failed_write_leaves_the_old_folder(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_failed_write_preserves_the_old_folder(tiny_model: Path, tmp_path: Path) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
     old = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
     with pytest.raises(FileNotFoundError):
@@ -135,7 +135,7 @@ def test_a_file_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path)
 
 
 @pytest.mark.parametrize("lost_at", ["the beginning", "the end"])
-def test_a_trainer_that_lost_the_run_leaves_the_folder_of_the_next(
+def test_a_trainer_that_lost_the_run_does_not_remove_its_successors_folder(
     tiny_model: Path, tmp_path: Path, lost_at: str
 ) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
@@ -156,7 +156,7 @@ def test_a_trainer_that_lost_the_run_leaves_the_folder_of_the_next(
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
 
 
-def test_a_step_is_made_again_where_the_files_of_the_first_cannot_be_removed(
+def test_a_step_is_repeated_even_if_the_first_files_cannot_be_removed(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)

@@ -147,7 +147,7 @@ def test_frozen_layers_get_no_gradient_and_the_others_the_same(tied: bool) -> No
     assert_same(shared_gradients(model, PpoClip(), samples), expected)
 
 
-def test_frozen_low_layers_keep_no_graph() -> None:
+def test_frozen_low_layers_build_no_graph() -> None:
     model = tiny_llama()
     freeze(model, ["model.embed_tokens.*", "model.layers.0.*", "model.layers.1.*"])
     samples = agent_samples(5)
@@ -156,7 +156,7 @@ def test_frozen_low_layers_keep_no_graph() -> None:
     assert [keys.requires_grad for keys, _ in trunk.leaves.values()] == [False, False, True]
 
 
-def test_rows_without_advantage_are_left_out_without_a_trace() -> None:
+def test_rows_without_advantage_do_not_change_the_result() -> None:
     samples = agent_samples(6)
     samples += [sample("run.9.0", [1, 2, 3, 4], [0, 0, 1, 1], advantage=0.0)]
     model = tiny_llama()
@@ -167,7 +167,7 @@ def test_rows_without_advantage_are_left_out_without_a_trace() -> None:
     assert_same(shared_gradients(model, PpoClip(), samples), expected)
 
 
-def test_a_batch_in_which_nothing_moves_gives_no_gradient() -> None:
+def test_a_batch_without_advantage_has_no_gradient() -> None:
     model = tiny_llama()
     loss, found = shared_gradients(model, PpoClip(), [sample("run.0.0", [1, 2, 3], [0, 1, 1], advantage=0.0)])
     assert (loss, found) == (0.0, {})

@@ -41,7 +41,21 @@ def test_tiles_change_neither_log_probabilities_nor_gradients(
     assert all(torch.allclose(ours, plain_one, atol=1e-12) for ours, plain_one in pairs)
 
 
-def test_nothing_to_read_gives_nothing() -> None:
+def test_no_log_probability_is_above_0_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head, "TILE_LOGITS", 1000)
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 500, bias=False).bfloat16()
+    hidden = (20 * torch.randn(300, 64)).bfloat16()
+    # Likely tokens, whose logits are the normalisers nearly.
+    token_ids = layer(hidden).argmax(dim=1)
+    with torch.no_grad():
+        found = sampled_logprobs(layer, hidden, torch.ones(300), torch.arange(300), token_ids)
+        expected = layer(hidden).float().log_softmax(-1)[range(300), token_ids]
+    assert found.max() <= 1e-5
+    assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_no_positions_give_no_logprobs() -> None:
     layer, columns = case(torch.float32, bias=False, states=1, tokens=1)
     nothing = [columns[0][:0], columns[1][:0], columns[2][:0], columns[3][:0]]
     assert sampled_logprobs(layer, *nothing).tolist() == []

@@ -1,5 +1,16 @@
+from typing import Any
+
 import pytest
-from transformers import Gemma2Config, Gemma2ForCausalLM, MistralConfig, MistralForCausalLM
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
 
 from leyden.services.trainer.model import UnsupportedModel, check_supported, freeze
 from tests.unit.trainer.cases import tiny_llama
@@ -10,6 +21,23 @@ SIZES = {
 }  # fmt: skip
 
 
+LONG_ROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 64,
+    "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+}  # fmt: skip
+MLA = {
+    "q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6,
+    "num_key_value_heads": 2, "first_k_dense_replace": 2,
+}  # fmt: skip
+
+
+def tiny(family: str, **changes: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    sizes = {name: size for name, size in SIZES.items() if (family, name) != ("falcon", "head_dim")}
+    config = AutoConfig.for_model(family, **{**sizes, "initializer_range": 0.5, **changes})
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+
+
 def test_capped_logits_and_sliding_windows_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="full attention"):
         check_supported(Gemma2ForCausalLM(Gemma2Config(**SIZES)))
@@ -18,6 +46,49 @@ def test_capped_logits_and_sliding_windows_are_refused() -> None:
         check_supported(Gemma2ForCausalLM(full))
     with pytest.raises(UnsupportedModel, match="full attention"):
         check_supported(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llama", {}),
+        ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}),
+        ("qwen2", {}),
+        ("qwen3", {}),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}),
+        ("mistral", {"sliding_window": None}),
+        ("mixtral", {"num_local_experts": 4}),
+        ("phi3", {}),
+        ("gemma", {}),
+        ("olmo2", {}),
+        ("smollm3", {}),
+        ("granite", {}),
+        ("starcoder2", {}),
+        ("gpt_neox", {}),
+    ],
+)
+def test_families_that_trees_compute_right_are_accepted(family: str, changes: dict[str, Any]) -> None:
+    check_supported(tiny(family, **changes))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("nemotron", {}, "nats"),
+        ("stablelm", {}, "nats"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic'"),
+        ("phi3", {"rope_parameters": LONG_ROPE}, "'longrope'"),
+        ("opt", {"ffn_dim": 16, "word_embed_proj_dim": 16}, "cannot compute"),
+        ("falcon", {}, "cannot compute"),
+        ("biogpt", {}, "cannot compute"),
+        ("deepseek_v3", MLA, "cannot compute"),
+    ],
+)
+def test_families_that_trees_compute_wrong_are_refused_by_name(
+    family: str, changes: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match=f"^{family}: .*{reason}"):
+        check_supported(tiny(family, **changes))
 
 
 def test_freezing_by_pattern() -> None:

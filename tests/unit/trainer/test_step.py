@@ -1,15 +1,18 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
 
-from leyden.libs.contracts.config import Optimizer, RunConfig
+from leyden.libs.contracts.config import Optimizer, RunConfig, Training
 from leyden.libs.store.training import ReadyGroup
 from leyden.services.trainer.batch import Sample, trained_tokens
 from leyden.services.trainer.compute import Interrupted, batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.learner import compare_at
 from leyden.services.trainer.step import Learner, TrainingDiverged, learning_rate, make_optimizer, optimizer_step
-from leyden.services.trainer.worker import LogprobGapMonitor, PoliciesDisagree, select_groups
+from leyden.services.trainer.worker import PoliciesDisagree, require_agreement, select_groups
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama
 
 CPU = Accelerator(cpu=True)
@@ -35,7 +38,7 @@ def logprob(subject: Learner, of: Sample) -> float:
     return float(batch_logprobs(subject.policy, plan_batch([of], tokens, 100), len(tokens), CPU).sum())
 
 
-def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_so() -> None:
+def test_a_step_raises_the_probability_of_good_tokens_and_lowers_that_of_bad_ones() -> None:
     subject = learner()
     good = sample("run.0.0", [1, 2, 3, 4], [0, 0, 1, 1], advantage=1.0)
     bad = sample("run.0.1", [1, 2, 5, 6], [0, 0, 1, 1], advantage=-1.0)
@@ -49,7 +52,7 @@ def test_a_step_makes_good_tokens_likelier_and_bad_ones_less_so() -> None:
     assert (metrics["computed_tokens"], metrics["row_tokens"]) == (4, 8)
 
 
-def test_groups_without_variance_count_in_denominators_alone() -> None:
+def test_groups_without_variance_count_only_in_denominators() -> None:
     moving = sample("run.0.0", [1, 2, 3], [0, 0, 1])
     unmoved = sample("run.1.0", [1, 2, 4], [0, 0, 1], advantage=0.0)
     subject, other = learner(), learner()
@@ -71,7 +74,7 @@ def test_a_step_without_anything_to_learn_changes_no_weight() -> None:
         assert torch.equal(weight, before[name])
 
 
-def test_the_gap_is_measured_on_tokens_of_the_same_version_alone() -> None:
+def test_the_logprob_gap_uses_only_tokens_of_the_same_version() -> None:
     subject = learner()
     samples = agent_samples(1)
     tokens = trained_tokens(samples)
@@ -84,6 +87,24 @@ def test_the_gap_is_measured_on_tokens_of_the_same_version_alone() -> None:
     assert metrics["logprob_gap_max"] < 1e-5
     assert metrics["policy_lag_max"] == 1
     assert "logprob_gap_mean" not in step(subject, samples) or subject.step == 2
+
+
+def test_tokens_of_an_older_version_are_compared_with_its_weights(tmp_path: Path) -> None:
+    subject = learner()
+    model = subject.policy.model
+    model.save_pretrained(tmp_path)
+    samples = agent_samples(1)
+    tokens = trained_tokens(samples)
+    exact_K = batch_logprobs(subject.policy, plan_batch(samples, tokens, 100), len(tokens), CPU)
+    for number, row in enumerate(samples):
+        row.generator_logprobs[row.mask] = exact_K[tokens.rows_K == number]
+        row.policy_versions[row.mask] = 0
+    for _ in range(3):
+        step(subject, samples)
+    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}})
+    found = compare_at(0, tmp_path, samples, config, CPU)
+    assert found["logprob_gap_max"] < 1e-5
+    assert compare_at(0, tmp_path / "gone", samples, config, CPU) == {}
 
 
 def test_a_loss_that_is_not_finite_changes_nothing() -> None:
@@ -148,19 +169,29 @@ def test_groups_too_old_are_refused_and_the_oldest_of_the_others_consumed() -> N
     assert selection.complete
 
 
+def test_a_kl_penalty_trains_groups_without_variance() -> None:
+    groups = [ready("a", 0, has_variance=False), ready("b", 0)]
+    selection = select_groups(groups, step=1, groups_per_step=2, max_lag=0, every_group=True)
+    assert (selection.trained, selection.zero_variance) == (["a", "b"], [])
+
+
 def test_too_few_groups_make_no_step() -> None:
     selection = select_groups([ready("a", 0)], step=1, groups_per_step=2, max_lag=0)
     assert not selection.complete
     assert selection.stale == []
 
 
-def test_the_gap_monitor_raises_after_enough_steps_in_a_row() -> None:
-    monitor = LogprobGapMonitor(limit=0.05, patience=2)
-    for gap in (0.2, None, 0.01, 0.2, 0.01):
-        monitor.check(gap)
-    monitor.check(0.06)
-    with pytest.raises(PoliciesDisagree, match="max_logprob_gap"):
-        monitor.check(0.06)
+def test_enough_steps_in_a_row_that_disagree_are_refused() -> None:
+    limits = Training(max_logprob_gap=0.05, min_effective_share=0.5)
+    large, fine, uneven = (
+        {"logprob_gap_mean": gap, "logprob_gap_sample_share": share}
+        for gap, share in ((0.06, 1.0), (0.05, 0.5), (0.01, 0.49))
+    )
+    for steps in ([large], [large, fine], [fine, large, large]):
+        require_agreement(steps, limits, patience=2)
+    for steps in ([large, large], [uneven, large, fine], [{"logprob_gap_sample_share": 0.4}, uneven]):
+        with pytest.raises(PoliciesDisagree, match="max_logprob_gap"):
+            require_agreement(steps, limits, patience=2)
 
 
 def test_defaults_of_a_run_make_a_step() -> None:

@@ -71,7 +71,7 @@ def test_every_row_is_found_along_its_nodes_and_no_node_is_doubled(seed: int, li
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.usefixtures("short_trunks")
-def test_trunks_stand_behind_their_own_and_packs_come_depth_first(seed: int) -> None:
+def test_trunks_follow_their_parents_and_packs_are_depth_first(seed: int) -> None:
     forest = plan_forest(random_rows(seed), 4)
     for trunk in forest.trunks:
         assert trunk.depths_M.tolist() == list(range(trunk.prefix, trunk.prefix + len(trunk)))

@@ -29,6 +29,6 @@ def test_a_body_of_more_values_than_can_be_read_in_a_moment_is_refused_unread(fi
 @pytest.mark.parametrize(
     "text", ["1, " * 2 * MAX_VALUES, '[{"a\\":[1,2' * MAX_VALUES, '\\"' * MAX_VALUES + "," * MAX_VALUES]
 )
-def test_what_stands_in_texts_is_no_value(text: str) -> None:
+def test_brackets_and_commas_inside_strings_are_not_counted(text: str) -> None:
     [turn] = ChatCompletions().parse(body(text), max_choices=1).turns
     assert turn.content == text

@@ -172,7 +172,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_events_are_added_as_they_come() -> None:
+async def test_events_are_added_as_they_arrive() -> None:
     server = Server([CHUNKED, chunk(event(7)), b"wait", chunk(event(7, 2, finish=STOP)), chunk(b"[DONE]"), END])
     async with server.serving(), client_of(server.url) as engines:
         tokens = new_tokens()
@@ -184,7 +184,7 @@ async def test_events_are_added_as_they_come() -> None:
     assert tokens.ended_at is not None and tokens.first_token_at is not None
 
 
-async def test_a_stream_cut_anywhere_says_the_same() -> None:
+async def test_a_stream_split_anywhere_gives_the_same_tokens() -> None:
     events = [event(7), event(7, 8), event(7, 8, 2, finish=STOP)]
     frames = [b": ping\n\n", *(b"data:%b\r\n\r\n" % data for data in events), b"id: 1\n", b"data: [DONE]\n\n"]
     body = b"".join(frames)
@@ -209,7 +209,7 @@ async def test_connections_are_used_again_and_carry_the_key() -> None:
     assert server.bodies[0]["input_ids"] == [1]
 
 
-async def test_an_account_in_the_address_stands_in_for_the_key() -> None:
+async def test_a_user_and_password_in_the_url_replace_the_key() -> None:
     server = Server([HELLO])
     async with server.serving():
         url = server.url.replace("//", "//a:b%20c@")
@@ -243,7 +243,7 @@ async def test_a_prompt_of_megabytes_is_sent() -> None:
         [CHUNKED, chunk(b'{"error":{"message":"out of memory","code":500}}'), END],
     ],
 )
-async def test_an_engine_that_breaks_off_is_asked_again_for_the_rest(broken: Sequence[bytes | None]) -> None:
+async def test_the_rest_is_requested_again_after_a_broken_answer(broken: Sequence[bytes | None]) -> None:
     rest = [CHUNKED, chunk(event(8, 2, finish=STOP)), END]
     server = Server(broken, rest)
     async with server.serving(), client_of(server.url) as engines:
@@ -255,7 +255,7 @@ async def test_an_engine_that_breaks_off_is_asked_again_for_the_rest(broken: Seq
     assert server.bodies[1]["sampling_params"]["max_new_tokens"] == 8 - len(came)
 
 
-async def test_a_failed_engine_is_left_for_another() -> None:
+async def test_a_call_moves_from_a_failed_engine_to_another() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         dead = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -269,7 +269,7 @@ async def test_a_failed_engine_is_left_for_another() -> None:
     assert 1 <= lost("connection") - before <= 3
 
 
-async def test_an_engine_that_aborts_by_itself_is_asked_for_the_rest_and_stays_healthy() -> None:
+async def test_an_engine_that_aborts_a_request_gets_it_again_and_stays_healthy() -> None:
     first = [CHUNKED, chunk(event(7, finish=ABORT)), chunk(b"[DONE]"), END]
     server = Server(first, [CHUNKED, chunk(event(2, finish=STOP)), END])
     before = lost("aborted")
@@ -335,7 +335,7 @@ async def test_an_engine_that_reads_nothing_is_lost(prompt_tokens: int) -> None:
                 await engines.sample(prompt_ids=prompt)
 
 
-async def test_a_call_gives_up_when_no_engine_answers_in_time() -> None:
+async def test_a_call_fails_when_no_engine_answers_in_time() -> None:
     async with client_of("http://127.0.0.1:9", hold_seconds=0.2) as engines:
         tokens = new_tokens()
         with pytest.raises(Unavailable) as refused:
@@ -344,7 +344,7 @@ async def test_a_call_gives_up_when_no_engine_answers_in_time() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_cancelled_call_aborts_and_keeps_the_tokens_that_came_until_then(stream: bool) -> None:
+async def test_a_cancelled_call_aborts_and_retains_the_received_tokens(stream: bool) -> None:
     last = event(7, 8, finish=ABORT)
     streamed = [CHUNKED, chunk(event(7)), b"abort", chunk(last), chunk(b"[DONE]"), END]
     server = Server(streamed if stream else [b"abort", answered(last)], [HELLO])
@@ -362,7 +362,7 @@ async def test_a_cancelled_call_aborts_and_keeps_the_tokens_that_came_until_then
 
 
 @pytest.mark.parametrize("refusal", [answered(b"", "401 Unauthorized"), None])
-async def test_a_cancelled_call_leaves_an_engine_that_does_not_abort(refusal: bytes | None) -> None:
+async def test_a_cancelled_call_closes_the_connection_of_an_engine_that_does_not_abort(refusal: bytes | None) -> None:
     server = Server([CHUNKED, chunk(event(7)), b"wait"])
     server.abort_answer = refusal
     async with server.serving(), client_of(server.url) as engines:
@@ -436,7 +436,7 @@ async def test_a_death_in_the_middle_costs_no_token(is_incremental: bool) -> Non
 
 
 @pytest.mark.parametrize("is_incremental", [False, True])
-async def test_an_answer_goes_on_after_a_pause_that_aborts_it(is_incremental: bool) -> None:
+async def test_an_answer_continues_after_a_pause_that_aborts_it(is_incremental: bool) -> None:
     said = [5, 6, 7, 8, 2]
     engine = ScriptedEngine(lambda body: said[len(body["input_ids"]) - 1 :], is_incremental=is_incremental)
     engine.weight_version = "run-a:3"
@@ -452,7 +452,7 @@ async def test_an_answer_goes_on_after_a_pause_that_aborts_it(is_incremental: bo
     assert (tokens.ids, tokens.policy_versions) == (said, [3, 3, 4, 4, 4])
 
 
-async def test_tokens_of_another_runs_weights_are_asked_for_again() -> None:
+async def test_tokens_of_another_runs_weights_are_requested_again() -> None:
     engine = ScriptedEngine(lambda _: [5, 6, 2])
     engine.pace = lambda tokens: setattr(engine, "weight_version", "run-a:3" if tokens < 2 else "run-b:0")
     before = lost("wrong_run")

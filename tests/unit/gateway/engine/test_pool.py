@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from prometheus_client import REGISTRY
 
-from leyden.libs.store.calls import StoreAway
+from leyden.libs.store.database import StoreAway
 from leyden.services.gateway.engine.pool import Endpoint, EnginePool, HoldTimeout
 from leyden.services.gateway.errors import Unavailable
 
@@ -46,7 +46,7 @@ async def picks(pool: EnginePool, rollouts: int = 30) -> list[str]:
     return [(await pool.pick("run-a", f"run-a.0.{number}", hold)).url for number in range(rollouts)]
 
 
-async def test_rollouts_spread_over_engines_and_stay_where_they_are_when_another_engine_comes_or_goes() -> None:
+async def test_rollouts_spread_over_engines_and_stay_there_when_another_engine_is_added_or_removed() -> None:
     pool, table = await pool_of(A, B)
     before = await picks(pool)
     assert set(before) == {A.url, B.url}
@@ -104,14 +104,14 @@ async def test_static_engines_serve_every_run_while_the_table_is_empty() -> None
     assert set(await picks(pool)) == {A.url}
 
 
-async def test_the_engines_stay_known_while_the_store_is_away() -> None:
+async def test_the_pool_retains_its_engines_while_the_store_is_down() -> None:
     pool, table = await pool_of(A)
     table.endpoints = None
     await pool.refresh()
     assert set(await picks(pool)) == {A.url}
 
 
-async def test_the_table_is_read_seldom_while_no_calls_come(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_table_is_read_rarely_while_no_calls_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leyden.services.gateway.engine.pool.IDLE_AFTER_SECONDS", -1e9)
     monkeypatch.setattr("leyden.services.gateway.engine.pool.IDLE_FACTOR", 1e6)
     pool, table = await pool_of(A)

@@ -1,4 +1,4 @@
-"""SGLang's answers: whole, cumulative, incremental, and spoilt anywhere."""
+"""Parsing SGLang's answers: complete, cumulative, incremental, and with an invalid value anywhere."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def streams(draw: st.DrawFn, *, runs: Sequence[str] = ("run-a",)) -> Stream:
 
 
 @given(streams())
-def test_cumulative_and_incremental_streams_give_the_same_tokens_with_the_versions_of_the_spans(stream: Stream) -> None:
+def test_cumulative_and_incremental_streams_give_the_same_tokens_and_versions(stream: Stream) -> None:
     build, tokens = builder()
     for number, data in enumerate(stream.events()):
         build.add_event(data)
@@ -138,7 +138,7 @@ def test_cumulative_and_incremental_streams_give_the_same_tokens_with_the_versio
 
 
 @given(TOKENS, st.booleans())
-def test_a_whole_answer_is_one_event(tokens: list[int], counts: bool) -> None:
+def test_an_answer_without_streaming_is_one_event(tokens: list[int], counts: bool) -> None:
     build, sampled = builder(stream=False)
     build.add_event(event(tokens, finish={"type": "length", "length": 8}, **({} if counts else COUNTLESS)))
     assert (sampled.ids, sampled.policy_versions) == (tokens, [3] * len(tokens))
@@ -166,7 +166,7 @@ def test_the_last_event_of_an_aborted_request_corrects_versions_too() -> None:
     assert (tokens.policy_versions, build.was_aborted, tokens.finish) == ([3, 4], True, None)
 
 
-def test_spans_that_do_not_begin_with_the_first_token_correct_nothing() -> None:
+def test_spans_that_do_not_start_at_the_first_token_are_ignored() -> None:
     build, tokens = builder()
     build.add_event(event([11, 12], total=2))
     later = [{"version": "run-a:5", "start": 2, "end": 3}]
@@ -182,7 +182,7 @@ def test_versions_of_an_earlier_request_are_not_touched() -> None:
     assert (tokens.ids, tokens.policy_versions) == ([7, 8, 11, 12], [1, 2, 3, 4])
 
 
-def test_no_more_tokens_are_taken_than_are_left_of_the_request() -> None:
+def test_tokens_beyond_the_requested_number_are_refused() -> None:
     tokens = SampledTokens("c", 0, None, ids=[7, 8], logprobs=[-1.0, -1.0], policy_versions=[1, 2])
     build, _ = builder(tokens, max_tokens=4)
     with pytest.raises(EngineLost, match="3 tokens where 2 were asked for"):
@@ -245,7 +245,7 @@ def test_an_answer_spoilt_anywhere_is_added_or_refused_as_one(tokens: list[int],
 
 
 @given(streams(), st.data())
-def test_an_event_spoilt_anywhere_takes_nothing_back(stream: Stream, data: st.DataObject) -> None:
+def test_an_event_with_any_invalid_value_changes_no_received_tokens(stream: Stream, data: st.DataObject) -> None:
     events = stream.events()
     number = data.draw(st.integers(0, len(events) - 1))
     whole = events[number]
@@ -301,7 +301,7 @@ def test_a_malformed_answer_is_an_engine_that_is_lost(data: bytes, detail: str) 
     assert (lost.value.cause, tokens.ids, tokens.policy_versions, tokens.finish) == ("malformed", [], [], None)
 
 
-def test_a_last_event_with_fewer_tokens_than_came_is_malformed() -> None:
+def test_a_last_event_with_fewer_tokens_than_received_is_malformed() -> None:
     build, tokens = builder()
     build.add_event(event([5, 6]))
     with pytest.raises(EngineLost, match="an answer of 1 tokens after 2 tokens"):
@@ -334,7 +334,7 @@ def test_an_abort_with_a_status_is_an_error_of_the_engine(status: int, error: ty
         build.add_event(event([], finish={"type": "abort", "message": "out of luck", "status_code": status}))
 
 
-def test_alternatives_are_kept_per_token() -> None:
+def test_alternatives_are_stored_per_token() -> None:
     build, tokens = builder(top_logprobs=2)
     tops = [[[-0.5, 5, None], [-1.5, 9, None]], [[-0.25, 6, None], [-2.0, 3, None]]]
     build.add_event(event([5], output_top_logprobs=tops[:1]))
@@ -357,7 +357,7 @@ def test_a_refusal_of_any_words_is_one_of_ours(status: int, text: str) -> None:
         ("plain words", "engine_refused"),
     ],
 )
-def test_a_refusal_of_the_request_says_why(text: str, code: str) -> None:
+def test_a_refused_request_raises_the_engines_reason(text: str, code: str) -> None:
     refused = refusal(400, text)
     assert isinstance(refused, BadRequest)
     assert refused.code == code
@@ -371,7 +371,7 @@ def test_the_error_event_of_a_stream_is_a_refusal() -> None:
         build.add_event(b'{"error":{"message":"out of memory"}}')
 
 
-def test_the_body_asks_for_the_rest_of_an_answer() -> None:
+def test_the_body_requests_the_rest_of_an_answer() -> None:
     tokens = SampledTokens("c", 0, 7, ids=[11, 12])
     sampling = Sampling(min_tokens=3, logit_bias={"5": 1}, repetition_penalty=1.5, stop=("x",))
     body = orjson.loads(request_body(request(sampling=sampling, top_logprobs=2), tokens, "c-1", "run-a:3"))

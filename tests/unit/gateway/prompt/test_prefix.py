@@ -1,4 +1,4 @@
-"""Which tokens a prompt begins with, whatever was sampled and whatever the index has forgotten."""
+"""A prompt begins with the tokens of the call that it continues, for any sampled tokens and any evictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from leyden.services.gateway.conversation import ModelRequest, Sampling
 from leyden.services.gateway.errors import ContextOverflow
 from leyden.services.gateway.prompt.prefix import (
     LONG_CHARACTERS,
-    MAX_DEPTH,
     Conversation,
     IndexedPrompt,
     PrefixIndex,
@@ -111,20 +110,19 @@ class Session:
         ids = np.asarray(sampled, dtype=np.int32)
         row = SimpleNamespace(
             id=f"c{len(self.rows)}",
-            parent_call_id=prompt.parent.call_id if prompt.parent else None,
+            parent_call_id=prompt.prompt.parent_call_id,
             shared_turns=prompt.prompt.shared_turns,
             shared_tokens=prompt.prompt.shared_tokens,
             turns=list(map(turn_json, prompt.conversation.turns[prompt.prompt.shared_turns :])),
-            tools=None if prompt.parent else list(prompt.conversation.tools),
+            tools=None if prompt.prompt.parent_call_id else list(prompt.conversation.tools),
             answer=turn_json(answer),
             prompt_ids=prompt.prompt.ids[prompt.prompt.shared_tokens :].tobytes(),
             sampled_ids=ids.tobytes(),
             tokens=[*prompt.prompt.ids.tolist(), *sampled],
             is_fork=prompt.prompt.is_fork,
         )
-        depth = 0 if prompt.parent is None else prompt.parent.depth + 1
         self.rows[row.id] = row
-        self.stored.append(StoredCall(row.id, prompt.conversation, answer, prompt.prompt.ids.copy(), ids, depth))
+        self.stored.append(StoredCall(row.id, prompt.conversation, answer, prompt.prompt.ids.copy(), ids))
         return row
 
     def forget(self) -> None:
@@ -221,16 +219,14 @@ async def test_a_prompt_is_the_same_whatever_the_index_remembers(tmp_path_factor
         agent.hear(answer, number)
 
 
-async def test_rows_hold_what_their_calls_add_and_every_sixteenth_holds_everything(model):
+async def test_rows_hold_what_their_calls_add(model):
     session, turns = Session(model), [Turn("system", "s"), Turn("user", "question 0")]
     rows = []
-    for number in range(2 * (MAX_DEPTH + 1) + 1):
+    for number in range(40):
         rows.append(await session.ask(*turns))
         turns += [Turn("assistant", "ok"), Turn("user", f"question {number + 1}")]
-    parents = [None if number % (MAX_DEPTH + 1) == 0 else f"c{number - 1}" for number in range(len(rows))]
-    assert [row.parent_call_id for row in rows] == parents
-    assert {len(row.turns) for row, parent in zip(rows, parents, strict=True) if parent} == {1}
-    assert rows[MAX_DEPTH + 1].turns == list(map(turn_json, turns[: 2 + 2 * (MAX_DEPTH + 1)]))
+    assert [row.parent_call_id for row in rows] == [None, *(row.id for row in rows[:-1])]
+    assert {len(row.turns) for row in rows[1:]} == {1}
 
 
 async def test_a_session_whose_last_message_is_never_sent_again_stores_what_is_new(model):
@@ -245,7 +241,7 @@ async def test_a_session_whose_last_message_is_never_sent_again_stores_what_is_n
     assert all(row.parent_call_id is not None for row in rows[1:])
 
 
-async def test_a_call_with_other_tools_has_no_parent(tmp_path):
+async def test_a_call_with_different_tools_has_no_parent(tmp_path):
     session = Session(ChatModel(make_chat_model(tmp_path / "m", CHATML_WITH_TOOLS)))
     turns = [Turn("user", "a")]
     await session.ask(*turns, tools=[TOOL])
@@ -267,7 +263,7 @@ async def test_a_result_of_one_branch_is_in_no_prompt_of_another(tmp_path):
         assert row.tokens[:-3] == model.tokenizer.encode(text).tolist()
 
 
-async def test_the_store_is_read_for_answers_that_were_not_given_here(model):
+async def test_the_store_is_read_for_answers_that_are_not_indexed(model):
     session = Session(model)
     asked = [Turn("user", "a")]
     await session.ask(*asked, says="x")
@@ -289,7 +285,7 @@ async def test_a_conversation_without_an_answer_in_it_reads_nothing(model):
 
 
 @pytest.mark.parametrize(("said", "is_fork"), [("fine", False), ("<think>hm</think>fine", True), ("fi\nne ", False)])
-async def test_an_answer_is_continued_if_its_letters_stay_however_the_last_one_is_written(tmp_path, said, is_fork):
+async def test_an_answer_is_continued_if_its_text_is_unchanged_in_any_template(tmp_path, said, is_fork):
     model = ChatModel(make_chat_model(tmp_path / "m", LAST_APART))
     session = Session(model)
     first = await session.ask(Turn("user", "a"), says=said)
@@ -336,7 +332,7 @@ async def nothing(_known: Collection[str]) -> Sequence[StoredCall]:
     return []
 
 
-async def test_many_attempts_take_no_more_memory_than_they_may(model):
+async def test_many_attempts_stay_within_the_memory_limit(model):
     index = PrefixIndex(model, max_bytes=10**6)
 
     async def one(number: int) -> None:
@@ -347,7 +343,7 @@ async def test_many_attempts_take_no_more_memory_than_they_may(model):
     assert await memory_of(one, 2000) < 1.3 * 10**6
 
 
-async def test_long_sessions_take_no_more_memory_than_they_may(tmp_path):
+async def test_long_sessions_stay_within_the_memory_limit(tmp_path):
     model = ChatModel(make_chat_model(tmp_path / "m", CHATML_WITH_TOOLS, context_length=2**20))
     index = PrefixIndex(model, max_bytes=2 * 10**6)
 
@@ -376,7 +372,7 @@ async def test_a_long_text_is_encoded_in_a_thread(model, monkeypatch):
     assert threads == [(True, False)]
 
 
-def test_spelling_that_agents_change_does_not_tell_conversations_apart():
+def test_formatting_that_agents_change_does_not_change_the_digest():
     def last(*turns: Turn) -> bytes:
         return digest_chain(Conversation(turns, (), {}))[-1]
 
@@ -388,7 +384,7 @@ def test_spelling_that_agents_change_does_not_tell_conversations_apart():
     assert len({last(said), last(other), last(huge), last(Turn("user", "ok"))}) == 4
 
 
-def test_an_answer_whose_tool_calls_the_template_leaves_out_is_no_answer_text() -> None:
+def test_text_without_the_answers_tool_calls_is_not_its_answer_text() -> None:
     answer = Turn("assistant", "Now.", tool_calls=(ToolCall(id="1", name="look", arguments="{}"),))
     assert _is_answer_text(answer, ' Now.\n<call>{"name": "look"}</call>')
     assert not _is_answer_text(answer, "Now.")

@@ -31,7 +31,7 @@ def test_the_closing_of_an_answer_is_what_both_a_last_and_an_earlier_one_end_wit
     assert ChatModel(make_chat_model(tmp_path / "m", template)).closing == closing
 
 
-def test_a_turn_is_found_where_its_content_begins(tmp_path):
+def test_the_start_of_a_turn_is_the_position_of_its_content(tmp_path):
     model = ChatModel(make_chat_model(tmp_path / "m", CHATML))
     turns = [Turn("user", "a"), Turn("assistant", "b"), Turn("user", "a")]
     text = model.render(turns, (), {})
@@ -79,7 +79,7 @@ def test_a_template_may_mark_generations_and_read_options(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
-def test_a_folder_that_lacks_something_says_what(tmp_path, name):
+def test_an_incomplete_model_folder_is_refused_with_the_missing_file(tmp_path, name):
     folder = make_chat_model(tmp_path / "m", CHATML)
     (folder / name).unlink()
     with pytest.raises(ModelUnreadable, match=name):

@@ -88,7 +88,7 @@ def assert_same_tokens(tokenizer: Tokenizer, marks: list[str], text: str) -> Non
 @pytest.mark.parametrize("name", TOKENIZERS)
 @settings(max_examples=150, deadline=None)
 @given(texts)
-def test_the_segments_have_the_tokens_of_the_whole(name, text):
+def test_the_segments_have_the_tokens_of_the_full_text(name, text):
     tokenizer = TOKENIZERS[name]
     assert_same_tokens(tokenizer, split_marks(tokenizer), text)
 
@@ -160,7 +160,7 @@ def letters(tmp_path_factory) -> ModelTokenizer:
 
 
 @given(st.text(max_size=40), st.lists(st.integers(1, 5), max_size=60))
-def test_a_stream_gives_complete_characters_however_tokens_divide_them(letters, text, sizes):
+def test_a_text_stream_returns_only_complete_characters(letters, text, sizes):
     data = [letters.encode(letter).tolist() for letter in text]
     ids = [token for piece in data for token in piece]
     whole = letters.decode(ids)
@@ -173,7 +173,7 @@ def test_a_stream_gives_complete_characters_however_tokens_divide_them(letters, 
     assert shown == whole
 
 
-def test_bytes_that_are_no_character_yet_are_held(letters):
+def test_incomplete_characters_wait_for_their_last_byte(letters):
     a, *day = letters.encode("a\u65e5").tolist()
     stream = letters.stream()
     assert stream.feed([a, *day[:-1]]) == "a"

@@ -51,12 +51,12 @@ def test_calls_are_found_with_arguments_as_sampled(text, content, calls):
         '{"name": "f", "arguments": ' + "[" * 5000,
     ],
 )
-def test_a_text_with_a_block_that_is_no_call_stays_content(block):
+def test_a_text_with_an_invalid_tool_call_is_content(block):
     text = f'x <tool_call>{{"name": "ok", "arguments": {{}}}}</tool_call><tool_call>{block}</tool_call>'
     assert parse_calls(text) == (text, ())
 
 
-def test_the_generic_form_joins_results_of_a_round_and_keeps_arguments_as_sampled():
+def test_the_generic_form_joins_results_of_a_round_and_preserves_sampled_arguments():
     turns = (
         Turn("user", "?"),
         Turn("assistant", "Two.", tool_calls=(ToolCall("1", "f", '{"a":1}'), ToolCall("2", "g", ""))),

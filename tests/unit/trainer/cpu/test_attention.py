@@ -31,7 +31,7 @@ def test_blocks_hold_exactly_the_pairs_that_the_mask_allows_and_each_once(
         assert seen.tolist() == (layout.mask[0, 0] == 0).int().tolist()
 
 
-def test_causal_blocks_come_first_and_hold_every_query_once() -> None:
+def test_causal_blocks_precede_others_and_cover_every_query_once() -> None:
     for pack in packs(3):
         blocks = blocks_of(pack)
         assert [block.causal for block in blocks] == sorted((block.causal for block in blocks), reverse=True)

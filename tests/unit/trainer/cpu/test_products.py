@@ -42,7 +42,7 @@ def test_bfloat16_products_round_what_is_multiplied_and_nothing_else() -> None:
     assert torch.allclose(x.grad, layer.weight.sum(0).expand(5, 24), atol=0.05)
 
 
-def test_fast_products_leave_other_precisions_alone() -> None:
+def test_fast_products_do_not_affect_other_precisions() -> None:
     layer = nn.Linear(4, 4).double()
     use_fast_products(layer)
     assert "forward" not in vars(layer)

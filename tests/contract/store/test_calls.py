@@ -1,29 +1,20 @@
-"""The gateway's own writes: all calls of a transaction or none, and a repeat changes nothing."""
+"""Model calls in the store: all of a transaction or none, as they were given, and a repeat changes nothing."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.store import tables
-from leyden.libs.store.calls import (
-    FEW_CALLS,
-    CallRefused,
-    CallWriter,
-    NewCall,
-    QuickReader,
-    ServingEngine,
-    StoreAway,
-    completed_calls,
-)
-from leyden.libs.store.database import Database
+from leyden.libs.store.calls import NewCall, completed_calls, write_calls
+from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.engines import serving_engines
 from tests import builders
 from tests.faults.proxy import FaultProxy, Trouble
 
@@ -73,14 +64,11 @@ async def stored_ids(database: Database) -> list[str]:
         return list(await session.scalars(select(tables.ModelCall.id).order_by(tables.ModelCall.id)))
 
 
-async def test_calls_are_stored_as_given_and_a_repeat_changes_nothing(database):
+async def test_calls_are_stored_unchanged_and_a_repeat_changes_nothing(database):
     run = await builders.add_run(database)
-    writer = CallWriter(database.dsn)
-    await writer.write([call(run.id, 1), call(run.id, 2)])
-    await writer.write([replace(call(run.id, 2), temperature=0.5), call(run.id, 3)], may_exist=True)
-    await writer.close()
-    await writer.write([call(run.id, 4)])
-    await writer.close()
+    await write_calls(database, [call(run.id, 1), call(run.id, 2)])
+    await write_calls(database, [replace(call(run.id, 2), temperature=0.5), call(run.id, 3)], may_exist=True)
+    await write_calls(database, [call(run.id, 4)])
     async with database.read() as session:
         known = [f"c{1:024x}", f"c{3:024x}"]
         found = await completed_calls(session, run.id, f"{run.id}.0.0", 1, except_ids=known)
@@ -90,7 +78,7 @@ async def test_calls_are_stored_as_given_and_a_repeat_changes_nothing(database):
     assert (second.prompt_ids, second.first_token_seconds) == (b"\x01\x00\x00\x00", None)
 
 
-async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_few_with_many_or_again(database):
+async def test_a_stored_call_is_the_same_for_any_batch_size_and_for_a_repeat(database):
     run = await builders.add_run(database)
     ids = np.arange(20_000, dtype="<i4")
     asked = ToolCall("1", "f", '{"x": "\x00"}')
@@ -113,14 +101,10 @@ async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_
         "generator_logprobs": b"",
         "trace_id": "",
     }
-    many = FEW_CALLS + 1
-    calls = [replace(call(run.id, number), **values) for number in range(many + 5)]
-    writer = CallWriter(database.dsn)
-    await writer.write(calls[:1])
-    await writer.write(calls[1:4])
-    await writer.write(calls[4 : 4 + many])
-    await writer.write(calls[3 + many :], may_exist=True)
-    await writer.close()
+    calls = [replace(call(run.id, number), **values) for number in range(6)]
+    await write_calls(database, calls[:1])
+    await write_calls(database, calls[1:4])
+    await write_calls(database, calls[3:], may_exist=True)
     async with database.read() as session:
         rows = (await session.execute(select(tables.ModelCall.__table__).order_by("id"))).mappings().all()
     names = [field.name for field in fields(NewCall)]
@@ -144,88 +128,51 @@ async def test_a_call_is_the_same_in_the_store_whether_it_is_written_alone_with_
 )
 async def test_a_batch_with_a_call_that_cannot_be_stored_stores_nothing(database, changes):
     run = await builders.add_run(database)
-    writer = CallWriter(database.dsn)
-    for before in (1, FEW_CALLS):
-        good, bad = [call(run.id, number) for number in range(before)], replace(call(run.id, before), **changes)
-        with pytest.raises(CallRefused):
-            await writer.write([*good, bad])
-    with pytest.raises(CallRefused):
-        await writer.write([replace(call(run.id, 2), **changes)])
-    with pytest.raises(CallRefused):
-        await writer.write([call(run.id, 1), call(run.id, 1)])
+    for may_exist in (False, True):
+        with pytest.raises(Refused):
+            await write_calls(database, [call(run.id, 1), replace(call(run.id, 2), **changes)], may_exist)
+    with pytest.raises(Refused):
+        await write_calls(database, [call(run.id, 1), call(run.id, 1)])
     assert await stored_ids(database) == []
-    await writer.write([call(run.id, 1)])
-    await writer.close()
+    await write_calls(database, [call(run.id, 1)])
     assert await stored_ids(database) == [f"c{1:024x}"]
 
 
-async def test_a_writer_whose_connection_was_ended_writes_on_another(database):
-    run = await builders.add_run(database)
-    writer = CallWriter(database.dsn, "a-writer")
-    await writer.write([call(run.id, 1)])
-    async with database.session() as session:
-        named = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'a-writer'"
-        assert (await session.scalars(text(named))).all() == [True]
-    with pytest.raises(StoreAway):
-        await writer.write([call(run.id, 2)])
-    await writer.write([call(run.id, 2)])
-    await writer.write([call(run.id, 3)])
-    await writer.close()
-    assert await stored_ids(database) == [f"c{number:024x}" for number in (1, 2, 3)]
-
-
-@pytest.mark.parametrize("count", [1, 3, FEW_CALLS + 1])
+@pytest.mark.parametrize("count", [1, 6])
 @pytest.mark.parametrize("cut_answer", [False, True])
 async def test_calls_whose_answer_was_lost_are_no_success_and_are_stored_once(database, count, cut_answer):
     run = await builders.add_run(database)
     calls = [call(run.id, number) for number in range(count)]
     with FaultProxy.of(database.dsn) as proxy:
-        writer = CallWriter(proxy.url(database.dsn))
-        await writer.write([call(run.id, count)])
-        proxy.trouble = Trouble(cut_at=calls[0].id.encode(), cut_answer=cut_answer)
+        behind = Database(proxy.url(database.dsn))
+        await write_calls(behind, [call(run.id, count)])
+        proxy.trouble = Trouble(cut_at=b"COMMIT" if cut_answer else calls[0].id.encode(), cut_answer=cut_answer)
         with pytest.raises(StoreAway):
-            await writer.write(calls)
+            await write_calls(behind, calls)
+        assert await stored_ids(database) == [
+            f"c{number:024x}" for number in range(0 if cut_answer else count, count + 1)
+        ]
         proxy.heal()
-        await writer.write(calls, may_exist=True)
-        await writer.close()
+        await write_calls(behind, calls, may_exist=True)
+        await behind.close()
     assert await stored_ids(database) == [f"c{number:024x}" for number in range(count + 1)]
 
 
-async def test_a_store_that_does_not_answer_is_away():
-    writer = CallWriter("postgresql://leyden@127.0.0.1:9/none", timeout_seconds=2)
+async def test_a_store_that_does_not_answer_counts_as_down():
+    database = Database("postgresql://leyden@127.0.0.1:9/none")
     with pytest.raises(StoreAway):
-        await writer.write([call("run-a", 1)])
+        await write_calls(database, [call("run-a", 1)])
 
 
-async def test_completed_calls_of_an_attempt_are_counted_many_at_a_time(database):
-    run = await builders.add_run(database)
-    writer, reader = CallWriter(database.dsn), QuickReader(database.dsn)
-    assert await reader.completed(run.id, f"{run.id}.0.0", 1) == 0
-    others = [
-        replace(call(run.id, 3), attempt=2),
-        replace(call(run.id, 4), rollout_id=f"{run.id}.0.1"),
-        replace(call(run.id, 5), status=CallStatus.FAILED),
-    ]
-    await writer.write([call(run.id, 1), call(run.id, 2), *others])
-    counts = await asyncio.gather(*(reader.completed(run.id, f"{run.id}.0.0", 1) for _ in range(5)))
-    assert counts == [2] * 5
-    await reader.close()
-    await writer.close()
-
-
-async def test_engines_that_serve_a_run_are_read_again_and_again(database):
+async def test_engines_that_serve_a_run_are_read(database):
     engines = [
         tables.Engine(url="http://b", state="serving", run_id="run-a", policy_version=2),
         tables.Engine(url="http://a", state="serving", run_id="run-b"),
         tables.Engine(url="http://c", state="updating", run_id="run-a", policy_version=2),
         tables.Engine(url="http://d", state="serving"),
     ]
-    reader = QuickReader(database.dsn)
-    assert await reader.serving() == []
     async with database.session() as session:
         session.add_all(engines)
-    expected = [ServingEngine("http://a", "run-b", None), ServingEngine("http://b", "run-a", 2)]
-    assert await reader.serving() == expected
-    await reader.close()
-    assert await reader.serving() == expected
-    await reader.close()
+    async with database.read() as session:
+        found = await serving_engines(session)
+    assert found == [("http://a", "run-b", None), ("http://b", "run-a", 2)]

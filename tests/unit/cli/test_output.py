@@ -1,0 +1,66 @@
+"""Text from outside is printed character by character, at any width of the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from leyden.libs.cli import doctor
+from leyden.libs.cli.__main__ import app
+from leyden.libs.cli.errors import CommandError, exit_on_error
+from leyden.libs.cli.output import facts, print_parts, table
+
+OUTSIDE = "[bold]list[int] [/INST] :boom:"
+
+
+def test_no_text_is_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    print_parts(facts((OUTSIDE, OUTSIDE)), table((OUTSIDE,), [(OUTSIDE,)]))
+    with pytest.raises(typer.Exit), exit_on_error():
+        raise CommandError(OUTSIDE)
+    said = capsys.readouterr()
+    assert (said.out.count(OUTSIDE), said.err) == (4, f"error: {OUTSIDE}\n")
+
+
+def test_an_escape_sequence_is_shown_and_does_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_parts(facts(("answer", "\x1b]0;title\x07 and \x9b31m")))
+    assert "\\x1b]0;title\\x07 and \\x9b31m" in capsys.readouterr().out
+
+
+def test_no_id_and_no_word_is_cut_at_the_width_of_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    ids = ("run-" + "a" * 40, "rollout-" + "b" * 60)
+    reason = " ".join(f"word{number}" for number in range(30))
+    print_parts(table(("run", "rollout", "reason"), [(*ids, reason)]))
+    said = capsys.readouterr().out
+    assert all(one in said for one in ids)
+    assert "".join(said.split()).count("word") == 30
+    assert "…" not in said
+
+
+def commands(group: typer.core.TyperGroup, *names: str) -> dict[tuple[str, ...], typer.core.TyperCommand]:
+    found = {}
+    for name, command in group.commands.items():
+        path = (*names, name)
+        found |= commands(command, *path) if isinstance(command, typer.core.TyperGroup) else {path: command}
+    return found
+
+
+COMMANDS = commands(typer.main.get_command(app))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_help_shows_every_option_with_all_its_words(path: tuple[str, ...], tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["--home", str(tmp_path), *path, "--help"], env={"COLUMNS": "400"}).output
+    for option in COMMANDS[path].params:
+        if getattr(option, "help", None) and not getattr(option, "hidden", False):
+            assert option.help in said
+        if isinstance(option.show_default, str):
+            assert option.show_default in said
+
+
+def test_the_doctor_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "WHEELS", {"no_such_module": "service", "nor_this_one": "store"})
+    said = CliRunner().invoke(app, ["--home", str(tmp_path), "doctor"]).stdout
+    assert "leyden[service,store]" in said

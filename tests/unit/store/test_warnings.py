@@ -1,0 +1,105 @@
+"""A run of which most attempts die the same way says so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from leyden.libs.store import runs
+from leyden.libs.store.database import Database
+from leyden.libs.store.warnings import warnings_of
+from tests import builders
+
+
+def attempt(**changes: Any) -> dict[str, Any]:
+    good = {
+        "kind": "succeeded",
+        "detail": None,
+        "stderr": "",
+        "group_id": "g",
+        "reason": "succeeded",
+        "has_variance": True,
+        "calls": 2,
+        "untrainable": 0,
+        "untrainable_reason": None,
+    }
+    return {**good, **changes}
+
+
+CRASH = {"kind": "agent_error", "reason": "agent_error", "detail": "the agent exited with code 1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        (
+            {**CRASH, "stderr": "Traceback\nModuleNotFoundError: No module named 'x'\n\n"},
+            "6 of the last 10 attempts ended as agent_error: the agent exited with code 1: "
+            "ModuleNotFoundError: No module named 'x'",
+        ),
+        (
+            {"kind": "infra_error", "detail": "agent.directory /etc lies in no folder", "reason": None, "calls": 0},
+            "6 of the last 10 attempts ended as infra_error: agent.directory /etc lies in no folder",
+        ),
+        (
+            {"reason": "no_reward"},
+            "6 of the last 10 attempts gave no reward: end its output with a line such as "
+            '{"reward": 1.0}, or post the reward',
+        ),
+        ({"calls": 0}, "6 of the last 10 attempts made no model call: does the agent use OPENAI_BASE_URL?"),
+        (
+            {"untrainable": 2, "untrainable_reason": "temperature"},
+            "12 of the last 20 model calls cannot be trained because of their temperature",
+        ),
+    ],
+)
+def test_most_attempts_that_end_alike_make_a_warning(changes: dict[str, Any], warning: str) -> None:
+    others = [attempt(group_id=f"{number}") for number in range(4)]
+    assert warnings_of([attempt(**changes)] * 6 + others) == [warning]
+    assert warnings_of([attempt(**changes)] * 5 + others + [attempt()]) == []
+    assert warnings_of([attempt(**changes)] * 3) == []
+
+
+def test_numbers_do_not_make_a_failure_another_one() -> None:
+    times = [attempt(kind="timeout", detail=f"stopped after {seconds} s") for seconds in range(300, 308)]
+    assert warnings_of(times) == ["8 of the last 8 attempts ended as timeout: stopped after 300 s"]
+
+
+def test_equal_rewards_everywhere_make_a_warning() -> None:
+    pairs = [attempt(group_id=f"{number // 2}", has_variance=False) for number in range(8)]
+    assert warnings_of(pairs) == [
+        "in each of the last 4 groups all rewards are equal: there is nothing to learn from them"
+    ]
+    assert warnings_of([*pairs, attempt(group_id="5", has_variance=True)]) == []
+
+
+async def test_a_run_carries_its_warnings(database: Database) -> None:
+    run = await builders.add_run(database)
+    _, rollouts = await builders.add_group(database, run, size=4)
+    for rollout in rollouts:
+        await builders.finish_rollout(
+            database, rollout, reward=None, kind="agent_error", detail="exit code 1", stderr_tail="ImportError: no y\n"
+        )
+        await builders.add_call(database, rollout, trainable=False, untrainable_reason="temperature")
+    async with database.read() as session:
+        found = (await runs.get_run(session, run.id)).warnings
+    assert found == [
+        "4 of the last 4 attempts ended as agent_error: exit code 1: ImportError: no y",
+        "4 of the last 4 model calls cannot be trained because of their temperature",
+    ]
+
+
+@pytest.mark.parametrize("has_variance", [True, False])
+async def test_rewards_are_equal_where_credit_found_them_equal(database: Database, has_variance: bool) -> None:
+    """The outcomes print no number here: all rewards came over HTTP."""
+    run = await builders.add_run(database)
+    for number in range(4):
+        group, rollouts = await builders.add_group(database, run, number=number, size=2)
+        for rollout in rollouts:
+            await builders.finish_rollout(database, rollout, reward=0.0)
+            await builders.add_call(database, rollout)
+        await builders.add_credited_group(database, group, has_variance=has_variance)
+    async with database.read() as session:
+        found = (await runs.get_run(session, run.id)).warnings
+    assert len(found) == (0 if has_variance else 1), found
