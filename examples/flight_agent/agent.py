@@ -31,7 +31,7 @@ Messages = list[dict[str, str]]
 
 
 def ask(client: OpenAI, messages: Messages) -> tuple[str, str]:
-    """Return the model's next words and the id of its response; the words are added to the messages as they came."""
+    """Return the model's reply and the id of its response; append the reply unchanged to the messages."""
     response = client.chat.completions.create(
         model=MODEL,
         messages=messages,  # type: ignore[arg-type]  # plain dicts are what the SDK sends

@@ -1,4 +1,4 @@
-"""The agent's own grader: what the last line of its output says about one conversation."""
+"""The agent's own grader: computes the reward and the facts that the agent prints as its last line."""
 
 import json
 import re

@@ -17,7 +17,7 @@ TRACER = trace.get_tracer("flight_agent")
 
 @contextmanager
 def telemetry() -> Iterator[None]:
-    """Export the spans made inside; all of them are sent, or have failed to be, when this ends."""
+    """Export the spans created inside the block; flush them before the block ends."""
     if not os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT"):
         yield
         return

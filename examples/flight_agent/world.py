@@ -1,4 +1,4 @@
-"""The flight agent's little world: one traveller, three tools, and what each of them answers.
+"""The flight agent's simulated world: one traveller, and three tools with deterministic answers.
 
 Everything follows from the task row, so the same task and the same calls always give the same answers.
 """
@@ -56,7 +56,7 @@ class World:
         return {"search": self.search, "memory": self.memory, "calculator": self.calculator}
 
     def memory(self, query: str) -> str:
-        """Tell where the traveller is and what they can spend; there is nothing more to tell the second time.
+        """Return the traveller's location and budget, once.
 
         Raises: ToolError: it was asked before
         """
