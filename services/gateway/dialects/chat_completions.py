@@ -195,14 +195,18 @@ class ChatCompletionChunks:
         return self._chunk(index, {"content": text}, logprobs)
 
     def rest(self, answer: Answer, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
-        """Encodes one chunk with the rest of the text and all tool calls; no bytes where there are neither."""
-        delta: Json = {"content": text} if text else {}
-        if answer.turn.tool_calls:
-            calls = enumerate(answer.turn.tool_calls)
-            delta["tool_calls"] = [{"index": index, **_tool_call(call)} for index, call in calls]
-        if not delta and not logprobs and answer.index in self._started:
+        """Encodes a chunk with the rest of the text and one for each tool call; no bytes where there are neither.
+
+        Some clients read only the first tool call of a chunk.
+        """
+        deltas: list[Json] = [{"content": text}] if text else []
+        for index, call in enumerate(answer.turn.tool_calls):
+            deltas.append({"tool_calls": [{"index": index, **_tool_call(call)}]})
+        if not deltas and not logprobs and answer.index in self._started:
             return b""
-        return self._chunk(answer.index, delta, logprobs)
+        first, *others = deltas or [{}]
+        chunks = [self._chunk(answer.index, first, logprobs)]
+        return b"".join([*chunks, *(self._chunk(answer.index, delta, None) for delta in others)])
 
     def end(self, completion: Completion) -> bytes:
         """Encodes a chunk with the finish reason of every choice, one with usage, and `[DONE]`."""
