@@ -36,6 +36,12 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
 
 
+def print_json_line(value: object) -> None:
+    """One JSON document on one line of standard output, flushed: a program that reads the pipe gets it at once."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_plain) + "\n")
+    sys.stdout.flush()
+
+
 def _plain(value: object) -> object:
     assert isinstance(value, BaseModel), type(value)
     return value.model_dump(mode="json", by_alias=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +13,13 @@ import typer
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.output import AsJson, Count, Part, as_text, facts, format_value, print_result, table
 from leyden.libs.cli.report import answer_text, last_question, tool_spans
-from leyden.libs.contracts.api import Call, RolloutDetail, Span
+from leyden.libs.cli.token_text import TokenText, find_tokenizer
+from leyden.libs.client import Client
+from leyden.libs.contracts.api import Attempt, Call, RolloutDetail, Span
+
+TAIL_LINES, TAIL_CHARACTERS = 10, 2000
+"""The part of a stored output that is shown without --output."""
+NO_TEXTS = "For the text of tokens, install `tokenizers` and have the model's folder here: name it with --model."
 
 app = typer.Typer(no_args_is_help=True, help="Rollouts: the work of each agent, token by token.")
 
@@ -47,21 +54,32 @@ def show(
     attempt: Annotated[
         int | None, typer.Option(min=1, help="Attempt number.", show_default="the one that counts")
     ] = None,
-    tokens: Annotated[bool, typer.Option("--tokens", help="Every sampled token with its log-probability.")] = False,
+    tokens: Annotated[
+        bool, typer.Option("--tokens", help="Every sampled token: id, text, log-probability and policy version.")
+    ] = False,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the tokenizer of --tokens.", show_default="the run's newest version"),
+    ] = None,
+    output: Annotated[bool, typer.Option("--output", help="The attempt's stored output in full, not its end.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show a trajectory call by call: conversation, tools, tokens and credit."""
+    """Show a trajectory call by call: conversation, tools, tokens, credit and the agent's output."""
     with context_of(ctx).client() as leyden:
         found = leyden.rollout(rollout)
         shown = attempt or found.attempt
         calls = list(leyden.calls(rollout, attempt=shown, prompt=as_json))
         spans = list(leyden.spans(rollout, attempt=shown))
+        texts = _tokenizer(leyden, found.run_id, model) if tokens and not as_json else None
     parts = list(_of_rollout(found))
     for number, call in enumerate(calls, 1):
-        parts += _of_call(number, call, spans, tokens)
+        parts += _of_call(number, call, spans)
+        parts += [_tokens(call, texts)] if tokens else []
     matched = [span for call in calls for span in tool_spans(call, spans)]
     if rest := [span for span in spans if span.kind == "tool" and span not in matched]:
         parts += [as_text("\ntool spans that name no call", "bold"), *map(_of_span, rest)]
+    parts += _of_output(_shown_attempt(found, attempt), full=output)
+    parts += [NO_TEXTS] if tokens and texts is None else []
     print_result(as_json, {**found.model_dump(mode="json"), "calls": calls, "spans": spans}, *parts)
 
 
@@ -79,12 +97,42 @@ def _of_rollout(rollout: RolloutDetail) -> Iterator[Part]:
     outcome = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
     if outcome is not None:
         yield facts(("facts", outcome.facts), ("detail", outcome.detail))
-    last = rollout.attempts[-1].outcome if rollout.attempts else None
-    if last is not None and last.kind != "succeeded" and last.stderr_tail:
-        yield as_text(last.stderr_tail[-2000:], "red")
 
 
-def _of_call(number: int, call: Call, spans: Sequence[Span], tokens: bool) -> Iterator[Part]:
+def _shown_attempt(rollout: RolloutDetail, number: int | None) -> Attempt | None:
+    """The attempt of this number, else the one that counts, else the last."""
+    wanted = number or rollout.attempt
+    matching = [attempt for attempt in rollout.attempts if wanted is None or attempt.number == wanted]
+    return matching[-1] if matching else None
+
+
+def _of_output(attempt: Attempt | None, *, full: bool) -> Iterator[Part]:
+    """The end of the attempt's stored output, or all of it; the runner stores the last part of long outputs."""
+    if attempt is None or attempt.outcome is None:
+        return
+    outcome = attempt.outcome
+    for name, stored in (("stdout", outcome.stdout_tail), ("stderr", outcome.stderr_tail)):
+        shown = stored if full else "\n".join(stored.rstrip().splitlines()[-TAIL_LINES:])[-TAIL_CHARACTERS:]
+        if shown.strip():
+            more = "" if shown.strip() == stored.strip() else " (its end; --output shows all that is stored)"
+            yield as_text(f"\n{name} of attempt {attempt.number}{more}", "bold")
+            yield as_text(shown.rstrip(), "red" if name == "stderr" and outcome.kind != "succeeded" else "")
+
+
+def _tokenizer(leyden: Client, run_id: str, model: Path | None) -> TokenText | None:
+    versions = [] if model else [Path(version.path) for version in leyden.policies(run_id)]
+    return find_tokenizer([model] if model else reversed(versions))
+
+
+def _tokens(call: Call, texts: TokenText | None) -> Part:
+    rows = [
+        (token, texts(token) if texts else None, f"{logprob:.4f}", version)
+        for token, logprob, version in zip(call.sampled_ids, call.logprobs, call.policy_versions, strict=True)
+    ]
+    return table(("token", "text", "log-probability", "version"), rows)
+
+
+def _of_call(number: int, call: Call, spans: Sequence[Span]) -> Iterator[Part]:
     yield as_text(f"\ncall {number}  {call.id}  {call.status}", "bold")
     yield as_text(last_question(call)[-600:], "dim")
     yield as_text(answer_text(call))
@@ -96,9 +144,6 @@ def _of_call(number: int, call: Call, spans: Sequence[Span], tokens: bool) -> It
         *_credit(call),
     )
     yield from map(_of_span, tool_spans(call, spans))
-    if tokens:
-        rows = zip(call.sampled_ids, call.logprobs, call.policy_versions, strict=True)
-        yield table(("token", "log-probability", "version"), [(t, f"{p:.4f}", v) for t, p, v in rows])
 
 
 def _credit(call: Call) -> list[tuple[str, object]]:

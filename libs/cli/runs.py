@@ -12,7 +12,7 @@ import typer
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.output import AsJson, Count, console, error_console, facts, print_json, print_result, table
+from leyden.libs.cli.output import AsJson, Count, console, error_console, facts, print_result, table
 from leyden.libs.cli.watch import evaluation_table, step_table, watch_run
 from leyden.libs.contracts.api import EvaluationRequest, Run
 
@@ -87,11 +87,12 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
 
 @app.command("watch")
 def watch(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
-    """Show a run's progress until it has ended; Ctrl-C leaves it running. Exit status 1 when the run failed."""
+    """Show a run's progress until it has ended; Ctrl-C leaves it running. Exit status 1 when the run failed.
+
+    With --json each line is one JSON object: a step as soon as it is made, at the end the evaluations and the run.
+    """
     with context_of(ctx).client() as leyden:
-        seen = watch_run(leyden, leyden.find_run(run).id, error_console if as_json else console)
-    if as_json:
-        print_json(seen)
+        seen = watch_run(leyden, leyden.find_run(run).id, error_console if as_json else console, as_json=as_json)
     if seen.phase == "failed":
         raise CommandError(f"run {seen.id} failed: {seen.reason}")
 

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leyden.libs.cli.output import as_text, table
+from leyden.libs.cli.output import as_text, print_json_line, table
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Evaluation, Run, Step
 
@@ -18,10 +18,17 @@ ENDED = frozenset({"completed", "failed", "cancelled"})
 ROWS = 30
 
 
-def watch_run(leyden: Client, run_id: str, console: Console, *, poll_seconds: float = 1.0) -> Run:
+METRICS = {"loss": "loss", "entropy": "entropy", "kl_reference": "KL"}
+"""The trainer's metrics in the table, with their titles."""
+
+
+def watch_run(
+    leyden: Client, run_id: str, console: Console, *, poll_seconds: float = 1.0, as_json: bool = False
+) -> Run:
     """Shows a run until it has ended and all its evaluations are complete; returns its last state.
 
-    A terminal shows one table that is drawn again at every poll; other outputs get one line a step.
+    A terminal shows one table that is drawn again at every poll; other outputs get one line a step. `as_json` prints
+    each step as one JSON object on one line of standard output, then each evaluation, then the run.
     """
     printed = warned = 0
     with Live(console=console, auto_refresh=False, transient=False) as live:
@@ -35,14 +42,20 @@ def watch_run(leyden: Client, run_id: str, console: Console, *, poll_seconds: fl
                 for warning in run.warnings[warned:]:
                     console.print(as_text(f"warning: {warning}"), soft_wrap=True)
                 warned = max(warned, len(run.warnings))
-                for step in steps[printed:]:
+                for step in [] if as_json else steps[printed:]:
                     console.print(as_text(line(step)), soft_wrap=True)
-                printed = len(steps)
+            for step in steps[printed:] if as_json else []:
+                print_json_line({"type": "step", **step.model_dump(mode="json")})
+            printed = len(steps)
             if run.phase in ENDED and (complete or run.phase != "completed"):
                 break
             time.sleep(poll_seconds)
     if not console.is_terminal:
         console.print(summary(run), soft_wrap=True)
+    if as_json:
+        for evaluation in evaluations:
+            print_json_line({"type": "evaluation", **evaluation.model_dump(mode="json")})
+        print_json_line({"type": "run", **run.model_dump(mode="json")})
     return run
 
 
@@ -63,30 +76,31 @@ def summary(run: Run) -> Text:
 
 
 def step_table(steps: Sequence[Step]) -> Table:
-    """Reward, facts, tokens and the seconds of each phase, by step."""
-    facts, phases = _names(steps)
+    """Reward with its standard deviation, facts, loss, entropy, KL, tokens and seconds, by step."""
+    facts = list(dict.fromkeys(name for step in steps for name in step.facts))
     rows = [
         (
             step.number,
             _number(step.reward_mean),
             _number(step.reward_std),
             *(_share(step.facts.get(name)) for name in facts),
+            *(_metric(step, name) for name in METRICS),
             _count(step),
-            *(_seconds(step.metrics.get(name)) for name in phases),
+            _seconds(step.metrics.get("step_seconds")),
         )
         for step in steps
     ]
-    head = ("step", "reward", "±", *map(_title, facts), "tokens", *map(_title, phases))
+    titles = [name.replace("_", " ") for name in facts]
+    head = ("step", "reward", "±", *titles, *METRICS.values(), "tokens", "seconds")
     return table(head, rows, justify="right")
 
 
 def line(step: Step) -> str:
     """A step in one line, for logs."""
-    facts, phases = _names([step])
     parts = [f"step {step.number}: reward {_number(step.reward_mean)} ± {_number(step.reward_std)}"]
-    parts += [f"{name} {_share(step.facts[name])}" for name in facts]
-    parts += [f"tokens {_count(step)}"]
-    parts += [f"{_title(name)} {_seconds(step.metrics.get(name))}" for name in phases]
+    parts += [f"{name} {_share(step.facts[name])}" for name in step.facts]
+    parts += [f"{title} {_metric(step, name)}" for name, title in METRICS.items()]
+    parts += [f"tokens {_count(step)}", f"seconds {_seconds(step.metrics.get('step_seconds'))}"]
     return ", ".join(parts)
 
 
@@ -114,15 +128,10 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     return table(("evaluation", "version", "rollouts", "reward", "facts"), rows)
 
 
-def _names(steps: Sequence[Step]) -> tuple[list[str], list[str]]:
-    """Facts, and metrics that are the seconds of a phase, in the order of their first step."""
-    facts = list(dict.fromkeys(name for step in steps for name in step.facts))
-    phases = list(dict.fromkeys(name for step in steps for name in step.metrics if name.endswith("_seconds")))
-    return facts, phases
-
-
-def _title(name: str) -> str:
-    return name.removesuffix("_seconds").replace("_", " ") + (" s" if name.endswith("_seconds") else "")
+def _metric(step: Step, name: str) -> str:
+    """Three digits; "–" for a KL of 0, which a run without a reference policy has."""
+    value = step.metrics.get(name)
+    return "–" if value is None or (name == "kl_reference" and not value) else f"{value:.3g}"
 
 
 def _number(value: float | None) -> str:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import struct
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from tokenizers import Tokenizer
 from typer.testing import CliRunner, Result
 
 from leyden.libs.cli.__main__ import app
@@ -117,8 +120,58 @@ def test_a_trajectory_is_shown_call_by_call_with_credit_and_tools(leyden: Leyden
     listed = json.loads(leyden("rollout", "list", "--run", run_id, "--state", "finished", "--json").stdout)
     assert [item["id"] for item in listed] == [rollout_id]
     assert leyden("run", "watch", run_id).exit_code == Exit.ERROR
+
+
+def test_tokens_are_shown_with_their_text_by_the_tokenizer_of_the_run_or_of_a_named_folder(
+    leyden: Leyden, postgres_dsn: str, tiny_model: Path
+) -> None:
+    run_id, rollout_id = asyncio.run(add_trajectory(postgres_dsn))
+    with psycopg.connect(postgres_dsn) as connection:
+        ids = connection.execute("SELECT sampled_ids FROM model_calls").fetchone()
+    assert ids is not None
+    first = struct.unpack_from("<i", ids[0])[0]
+    text = json.dumps(Tokenizer.from_file(str(tiny_model / "tokenizer.json")).decode([first]), ensure_ascii=False)
+    without = leyden("rollout", "show", rollout_id, "--tokens").stdout
+    assert "name it with --model" in without
+    assert text not in without
+    named = leyden("rollout", "show", rollout_id, "--tokens", "--model", str(tiny_model)).stdout
+    assert re.search(rf"^{first} +{re.escape(text)} +-0\.5000 +0", named, re.MULTILINE), named
+
+    async def add_version() -> None:
+        database = Database(postgres_dsn)
+        try:
+            run = tables.Run(id=run_id)
+            await builders.add_policy_version(database, run, 0, path=str(tiny_model))
+        finally:
+            await database.close()
+
+    asyncio.run(add_version())
+    assert leyden("rollout", "show", rollout_id, "--tokens").stdout == named
+
+
+def test_a_rollout_shows_the_end_of_its_output_and_all_of_it_when_asked(leyden: Leyden, postgres_dsn: str) -> None:
+    _, rollout_id = asyncio.run(add_trajectory(postgres_dsn))
+    with psycopg.connect(postgres_dsn) as connection:
+        printed = "\n".join(f"line {number}" for number in range(1, 21))
+        connection.execute("ALTER TABLE outcomes DISABLE TRIGGER USER")
+        connection.execute("UPDATE outcomes SET stdout_tail = %s, stderr_tail = 'a [warning]'", [printed])
+    end = leyden("rollout", "show", rollout_id).stdout
+    assert ("line 20" in end, "line 9\n" in end, "a [warning]" in end) == (True, False, True)
+    assert "stdout of attempt 1 (its end; --output shows all that is stored)" in end
+    full = leyden("rollout", "show", rollout_id, "--output").stdout
+    assert ("line 1\n" in full, "its end" in full) == (True, False)
+
+
+def test_watch_prints_one_json_object_a_line(leyden: Leyden, postgres_dsn: str) -> None:
+    run_id, _ = asyncio.run(add_trajectory(postgres_dsn))
+    with psycopg.connect(postgres_dsn) as connection:
+        row = "INSERT INTO steps (run_id, number, metrics, checkpoint, started_at) VALUES (%s, 1, %s, 'x', now())"
+        connection.execute(row, [run_id, json.dumps({"entropy": 0.5})])
     watched = leyden("run", "watch", run_id, "--json")
-    assert (watched.exit_code, json.loads(watched.stdout)["phase"]) == (Exit.ERROR, "failed")
+    assert watched.exit_code == Exit.ERROR
+    first, last = map(json.loads, watched.stdout.splitlines())
+    assert (first["type"], first["number"], first["metrics"]) == ("step", 1, {"entropy": 0.5})
+    assert (last["type"], last["id"], last["phase"]) == ("run", run_id, "failed")
 
 
 def test_words_of_users_and_agents_are_no_markup(leyden: Leyden, tmp_path: Path, postgres_dsn: str) -> None:

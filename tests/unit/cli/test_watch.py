@@ -25,7 +25,7 @@ def step(number: int, reward: float | None, facts: dict[str, float], **metrics: 
         groups={"trained": 1},
         rollouts=2,
         reward_mean=reward,
-        reward_std=None,
+        reward_std=None if reward is None else 0.125,
         facts=facts,
         started_at=NOW,
         created_at=NOW,
@@ -39,14 +39,16 @@ def shown(table: object) -> list[list[str]]:
     return [row.split("  ") for row in output.file.getvalue().splitlines()]
 
 
-def test_steps_are_rows_with_reward_shares_tokens_and_seconds_of_each_phase() -> None:
-    first = step(1, 0.25, {"memory_first": 0.5, "calls": 2.5}, trained_tokens=1234, forward_seconds=2.06)
-    second = step(2, None, {"memory_first": 1.0})
+def test_steps_are_rows_with_reward_shares_loss_entropy_kl_tokens_and_seconds() -> None:
+    trained = {"loss": -0.01234, "entropy": 0.5, "kl_reference": 0.002, "trained_tokens": 1234, "step_seconds": 2.06}
+    first = step(1, 0.25, {"memory_first": 0.5, "calls": 2.5}, **trained, forward_seconds=1.0)
+    second = step(2, None, {"memory_first": 1.0}, kl_reference=0.0)
     head, one, two = [[cell.strip() for cell in row if cell.strip()] for row in shown(step_table([first, second]))]
-    assert head == ["step", "reward", "±", "memory first", "calls", "tokens", "forward s"]
-    assert one == ["1", "0.250", "–", "50%", "2.50", "1,234", "2.1"]
-    assert two == ["2", "–", "–", "100%", "–", "–", "–"]
-    assert line(first) == "step 1: reward 0.250 ± –, memory_first 50%, calls 2.50, tokens 1,234, forward s 2.1"
+    assert head == ["step", "reward", "±", "memory first", "calls", "loss", "entropy", "KL", "tokens", "seconds"]
+    assert one == ["1", "0.250", "0.125", "50%", "2.50", "-0.0123", "0.5", "0.002", "1,234", "2.1"]
+    assert two == ["2", "–", "–", "100%", "–", "–", "–", "–", "–", "–"]
+    said = "step 1: reward 0.250 ± 0.125, memory_first 50%, calls 2.50, loss -0.0123, entropy 0.5, KL 0.002"
+    assert line(first) == f"{said}, tokens 1,234, seconds 2.1"
 
 
 def ports_of(listeners: dict[str, Listeners]) -> dict[str, tuple[int | None, int]]:
