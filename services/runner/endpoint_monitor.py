@@ -122,7 +122,7 @@ class _Store:
         except (StoreAway, TimeoutError) as error:
             # After the question, and so for attempts that started while it was asked.
             self.last_down = time.monotonic()
-            limited_log.warning("store away", cause=str(error))
+            limited_log.warning("store away", cause=str(error) or f"no answer within {ANSWER_SECONDS:g} s")
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:

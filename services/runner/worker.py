@@ -199,7 +199,8 @@ class Runner:
         try:
             settled = await self._writer.settle(lease, outcome)
         except (StoreAway, Refused) as error:
-            log.warning("outcome not settled", cause=str(error))
+            # As many lines as attempts otherwise: an outage longer than a lease ends them all.
+            limited_log.warning("outcome not settled", cause=str(error))
             return
         if settled:
             ENDED.labels(outcome.kind).inc()

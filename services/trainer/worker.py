@@ -66,7 +66,7 @@ def require_agreement(steps: Sequence[Metrics], limits: Training, patience: int)
         return
     gap, share = steps[0].get("logprob_gap_mean", math.nan), steps[0]["logprob_gap_sample_share"]
     raise PoliciesDisagree(
-        f"log-probabilities of trainer and engine differ by {gap:.4f} on average (training.max_logprob_gap is"
+        f"log-probabilities of trainer and engine differ by {gap:.2g} on average (training.max_logprob_gap is"
         f" {limits.max_logprob_gap}), with an effective sample size of {share:.0%} (training.min_effective_share is"
         f" {limits.min_effective_share:.0%}), in {patience} steps in a row: check that the engine serves the exported"
         " weights at the same precision"
