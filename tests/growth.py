@@ -161,7 +161,9 @@ def watch(platform: Platform, client: Client, run_id: str, rollouts: int) -> lis
     snapshots: list[Snapshot] = []
     while True:
         run = client.run(run_id)
-        finished = sum(run.progress.rollouts.values()) - run.progress.rollouts.get("queued", 0)
+        finished = sum(run.progress.rollouts.values()) - sum(
+            run.progress.rollouts.get(state, 0) for state in ("queued", "running")
+        )
         if finished >= len(snapshots) * rollouts / SNAPSHOTS:
             snapshots.append(snapshot(platform, run_id, finished))
             _print_progress(snapshots)

@@ -28,7 +28,7 @@ app = typer.Typer(no_args_is_help=True, help="Rollouts: the work of each agent, 
 def list_(
     ctx: typer.Context,
     run: Annotated[str | None, typer.Option(help="Id or name of a run.")] = None,
-    state: Annotated[str | None, typer.Option(help="queued, finished, excluded or cancelled.")] = None,
+    state: Annotated[str | None, typer.Option(help="queued, running, finished, excluded or cancelled.")] = None,
     evaluation: Annotated[
         str | None, typer.Option(help="Id of an evaluation, or `none` for training rollouts.")
     ] = None,
@@ -42,8 +42,11 @@ def list_(
         run_id = leyden.find_run(run).id if run else None
         listed = leyden.rollouts(run=run_id, state=state, evaluation=evaluation, step=step, version=version)
         found = list(itertools.islice(listed, limit))
-    rows = [(r.id, r.state, r.reason, r.reward, r.task_number, r.admitted_version, r.step, r.created_at) for r in found]
-    head = ("rollout", "state", "reason", "reward", "task", "version", "step", "made")
+    rows = [
+        (r.id, r.state, ended(r.reason), r.reward, r.task_number, r.admitted_version, r.step, r.created_at)
+        for r in found
+    ]
+    head = ("rollout", "state", "ended", "reward", "task", "version", "step", "made")
     print_result(as_json, found, table(head, rows))
 
 
@@ -83,20 +86,32 @@ def show(
     print_result(as_json, {**found.model_dump(mode="json"), "calls": calls, "spans": spans}, *parts)
 
 
+def ended(reason: str | None, exit_code: int | None = None) -> str | None:
+    """How the agent ended, without a word that sounds like a reward: exit status 0 is no success at the task."""
+    if reason is None:
+        return None
+    return "exited 0" if reason == "succeeded" else f"{reason}{f', exit status {exit_code}' if exit_code else ''}"
+
+
 def _of_rollout(rollout: RolloutDetail) -> Iterator[Part]:
     yield facts(
         ("rollout", rollout.id),
-        ("state", f"{rollout.state}{f' ({rollout.reason})' if rollout.reason else ''}"),
+        ("state", f"{rollout.state}{f' ({ended(rollout.reason)})' if rollout.reason else ''}"),
         ("reward", rollout.reward),
         ("task", json.dumps(rollout.task, ensure_ascii=False)),
         ("policy version", rollout.admitted_version),
         ("trained in step", rollout.step),
-        ("attempts", ", ".join(f"{a.number} {a.outcome.kind if a.outcome else a.state}" for a in rollout.attempts)),
+        ("attempts", ", ".join(map(_attempt, rollout.attempts))),
         *((f"reward {reward.name}", f"{reward.value:+.3g} from {reward.source}") for reward in rollout.rewards),
     )
     outcome = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
     if outcome is not None:
         yield facts(("facts", outcome.facts), ("detail", outcome.detail))
+
+
+def _attempt(attempt: Attempt) -> str:
+    outcome = attempt.outcome
+    return f"{attempt.number} {ended(outcome.kind, outcome.exit_code) if outcome else attempt.state}"
 
 
 def _shown_attempt(rollout: RolloutDetail, number: int | None) -> Attempt | None:

@@ -229,6 +229,7 @@ class Rollout(_Body):
     step: int | None
     """The optimiser step that consumed it."""
     state: str
+    """queued (it waits, also between two attempts), running, finished, excluded or cancelled."""
     attempt: int | None
     """The attempt whose outcome is the rollout's outcome."""
     reward: float | None

@@ -40,6 +40,16 @@ class RolloutState(StrEnum):
     CANCELLED = "cancelled"
 
 
+class ShownRolloutState(StrEnum):
+    """A rollout's state for readers: a `queued` one with a live attempt is `running`, computed at each request."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    FINISHED = "finished"
+    EXCLUDED = "excluded"
+    CANCELLED = "cancelled"
+
+
 class AttemptState(StrEnum):
     """The lease of one execution (written through libs/queue)."""
 

@@ -17,6 +17,11 @@ class AttemptKey(NamedTuple):
     attempt: int
 
 
+ROLLOUT_STATE = """(CASE WHEN rollouts.state = 'queued' AND EXISTS (
+    SELECT FROM attempts WHERE attempts.rollout_id = rollouts.id AND attempts.state IN ('leased', 'running')
+) THEN 'running' ELSE rollouts.state END)"""
+"""SQL over `rollouts`: a `ShownRolloutState`."""
+
 # The same condition as that of a heartbeat: an overdue lease may still be renewed and settled.
 _RUNNING = """
     SELECT a.rollout_id, a.number

@@ -11,6 +11,7 @@ from sqlalchemy import select, text
 
 from leyden.libs.contracts import api
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.paging import decode_cursor, page
 from leyden.libs.store.rewards import REWARD
@@ -43,11 +44,11 @@ _EVALUATION_FACTS = text("""
 _EARNED = f"CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned"
 
 _EVALUATION_ROLLOUTS = text(f"""
-    SELECT groups.evaluation_id, rollouts.state, count(*) AS count, sum(earned.reward) AS sum,
+    SELECT groups.evaluation_id, {ROLLOUT_STATE} AS state, count(*) AS count, sum(earned.reward) AS sum,
         sum(earned.reward * earned.reward) AS squares, count(earned.reward) AS rewarded,
         bool_and(earned.reward IN (0, 1)) AS binary, min(groups.admitted_version) AS version
     FROM groups JOIN rollouts ON rollouts.group_id = groups.id {_EARNED}
-    WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY groups.evaluation_id, rollouts.state
+    WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY 1, 2
 """)  # noqa: S608  # constants alone
 
 _EXPECTED = text("""
@@ -142,7 +143,7 @@ def _evaluation(
     row: tables.Evaluation, states: Sequence[Record], facts: Sequence[Record], expected: int
 ) -> api.Evaluation:
     counts = {record["state"]: record["count"] for record in states}
-    terminal = sum(count for state, count in counts.items() if state != "queued")
+    terminal = sum(count for state, count in counts.items() if state not in ("queued", "running"))
     finished = next((record for record in states if record["state"] == "finished" and record["rewarded"]), None)
     return api.Evaluation(
         id=row.id,

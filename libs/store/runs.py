@@ -13,6 +13,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.ids import evaluation_id, new_id
 from leyden.libs.contracts.states import RunIntent, RunPhase
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.paging import decode_cursor, page
@@ -43,9 +44,9 @@ _PROGRESS = text(f"""
         to_regclass(format('%I', 'model_calls__' || runs.id)) IS NULL AS pruned,
         coalesce((
             WITH others AS (
-                SELECT rollouts.state, count(*) FROM rollouts JOIN groups ON groups.id = rollouts.group_id
+                SELECT {ROLLOUT_STATE} AS state, count(*) FROM rollouts JOIN groups ON groups.id = rollouts.group_id
                 WHERE rollouts.run_id = runs.id AND groups.evaluation_id IS NULL AND rollouts.state = 'queued'
-                GROUP BY rollouts.state
+                GROUP BY 1
                 UNION ALL
                 SELECT rollouts.state, count(*) FROM rollouts JOIN groups ON groups.id = rollouts.group_id
                 WHERE rollouts.run_id = runs.id AND groups.evaluation_id IS NULL

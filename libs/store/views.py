@@ -11,8 +11,9 @@ from sqlalchemy import ColumnElement, Row, Select, func, literal_column, select,
 from leyden.libs.contracts import api
 from leyden.libs.contracts.conversation import parse_turn
 from leyden.libs.contracts.ids import run_of
-from leyden.libs.contracts.states import RolloutState
+from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.paging import decode_cursor, page
@@ -31,10 +32,13 @@ class RewardConflict(ValueError):
     """The key was used for another reward, or the reward came after its group was credited."""
 
 
-def _rollouts() -> Select[tables.Rollout, tables.Group, int | None, float | None]:
+_STATE: ColumnElement[str] = literal_column(ROLLOUT_STATE)
+
+
+def _rollouts() -> Select[tables.Rollout, tables.Group, int | None, float | None, str]:
     rollout, group, consumed = tables.Rollout, tables.Group, tables.StepGroup
     reward: ColumnElement[float | None] = literal_column(REWARD)
-    joined = select(rollout, group, consumed.step, reward).join(group, group.id == rollout.group_id)
+    joined = select(rollout, group, consumed.step, reward, _STATE).join(group, group.id == rollout.group_id)
     return joined.outerjoin(consumed, consumed.group_id == group.id)
 
 
@@ -44,7 +48,7 @@ async def list_rollouts(
     run_id: str | None = None,
     group_id: str | None = None,
     evaluation: str | None = None,
-    state: RolloutState | None = None,
+    state: ShownRolloutState | None = None,
     step: int | None = None,
     version: int | None = None,
     task_number: int | None = None,
@@ -59,7 +63,9 @@ async def list_rollouts(
     equal = (
         (rollout.run_id, run_id),
         (rollout.group_id, group_id),
-        (rollout.state, state),
+        # Why: the column has an index; the computed state has none.
+        (rollout.state, "queued" if state == ShownRolloutState.RUNNING else state),
+        (_STATE, state),
         (tables.StepGroup.step, step),
         (group.admitted_version, version),
         (group.task_number, task_number),
@@ -75,8 +81,8 @@ async def list_rollouts(
     return page("rollouts", rows, limit, _rollout, lambda row: (row[0].created_at, row[0].id))
 
 
-def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None]) -> api.Rollout:
-    rollout, group, step, reward = row
+def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None, str]) -> api.Rollout:
+    rollout, group, step, reward, state = row
     return api.Rollout(
         id=rollout.id,
         run_id=rollout.run_id,
@@ -87,7 +93,7 @@ def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None]) -
         task_number=group.task_number,
         admitted_version=group.admitted_version,
         step=step,
-        state=rollout.state,
+        state=state,
         attempt=rollout.attempt,
         reward=reward,
         reason=rollout.reason,

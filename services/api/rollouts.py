@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel
 
 from leyden.libs.contracts import api
-from leyden.libs.contracts.states import RolloutState
+from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import views
 from leyden.libs.store.database import Session
 from leyden.services.api.auth import GuardedRoute, Reader, Writer
@@ -27,7 +27,7 @@ async def get_rollouts(
     run: str | None = None,
     group: str | None = None,
     evaluation: Annotated[str | None, Query(description="Id of one, or `none` for training rollouts alone.")] = None,
-    state: RolloutState | None = None,
+    state: ShownRolloutState | None = None,
     step: Annotated[
         int | None, Query(ge=1, le=MAX_NUMBER, description="The optimiser step that consumed them.")
     ] = None,

@@ -142,6 +142,26 @@ async def test_progress_counts_only_training_rollouts_by_state(api_http: httpx.A
     assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"]["rollouts"] == counts
 
 
+async def test_a_queued_rollout_with_a_live_attempt_is_running(api_http: httpx.AsyncClient, database: Database) -> None:
+    run = await builders.add_run(database)
+    evaluation = ids.evaluation_id(run.id, 1)
+    async with database.session() as session:
+        columns = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 3}
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
+    counts = {"queued": 2, "running": 1}
+    for number, columns in enumerate(({}, {"evaluation_id": evaluation})):
+        _, [waiting, running, retried] = await builders.add_group(database, run, number, size=3, **columns)
+        await builders.add_attempt(database, running, state=("leased", "running")[number])
+        await builders.add_attempt(database, retried, state="expired")
+        assert (await get(api_http, f"/v1/rollouts/{running.id}"))["state"] == "running"
+        for state, found in (("running", {running.id}), ("queued", {waiting.id, retried.id})):
+            listed = (await get(api_http, "/v1/rollouts", group=running.group_id, state=state))["items"]
+            assert {(item["id"], item["state"]) for item in listed} == {(one, state) for one in found}
+    assert (await get(api_http, f"/v1/runs/{run.id}"))["progress"]["rollouts"] == counts
+    results = (await get(api_http, f"/v1/runs/{run.id}/evaluations/1"))["results"]
+    assert (results["rollouts"], results["complete"]) == (counts, False)
+
+
 async def test_a_trajectory_shows_tokens_as_sampled_with_their_credit(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

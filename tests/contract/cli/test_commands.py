@@ -149,6 +149,16 @@ def test_tokens_are_shown_with_their_text_by_the_tokenizer_of_the_run_or_of_a_na
     assert leyden("rollout", "show", rollout_id, "--tokens").stdout == named
 
 
+def test_exit_status_0_is_shown_as_exited_0_beside_the_reward(leyden: Leyden, postgres_dsn: str) -> None:
+    run_id, rollout_id = asyncio.run(add_trajectory(postgres_dsn))
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("ALTER TABLE rollouts DISABLE TRIGGER USER")
+        connection.execute("UPDATE rollouts SET reward = 0, reason = 'succeeded' WHERE id = %s", [rollout_id])
+    for words in (["rollout", "list", "--run", run_id], ["rollout", "show", rollout_id]):
+        shown = leyden(*words).stdout
+        assert ("exited 0" in shown, "succeeded" in shown) == (True, False), shown
+
+
 def test_a_rollout_shows_the_end_of_its_output_and_all_of_it_when_asked(leyden: Leyden, postgres_dsn: str) -> None:
     _, rollout_id = asyncio.run(add_trajectory(postgres_dsn))
     with psycopg.connect(postgres_dsn) as connection:
