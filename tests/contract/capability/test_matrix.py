@@ -76,8 +76,9 @@ TOKEN = {"name": "ci", "scopes": ["read"]}
 API = {
     ("GET", "/openapi.json"): Row(everyone(200)),
     ("GET", "/docs"): Row(everyone(200)),
-    ("GET", "/docs/oauth2-redirect"): Row(everyone(200)),
-    ("GET", "/redoc"): Row(everyone(200)),
+    ("GET", "/docs/swagger-ui-bundle.js"): Row(everyone(200)),
+    ("GET", "/docs/swagger-ui.css"): Row(everyone(200)),
+    ("GET", "/docs/favicon.png"): Row(everyone(200)),
     ("GET", "/v1/datasets"): READ,
     ("POST", "/v1/datasets"): Row(for_people(403, 422, 422)),
     ("GET", "/v1/datasets/{dataset_id}"): READ,
