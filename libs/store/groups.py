@@ -304,17 +304,6 @@ async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str,
     return {row.id: RunConfig.model_validate(row.config) for row in rows}
 
 
-async def version_path(session: ReadSession, run_id: str, version: int) -> str:
-    """The folder of a policy version.
-
-    Raises: LookupError: the trainer has not made it.
-    """
-    row = await session.get(tables.PolicyVersion, (run_id, version))
-    if row is None:
-        raise LookupError(f"{run_id} has no policy version {version}")
-    return row.path
-
-
 async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
     """Queued rollouts whose last attempt has ended, for the controller to resolve."""
     return [

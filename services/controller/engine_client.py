@@ -18,11 +18,12 @@ class EngineRefused(Exception):
 
 
 class TargetVersion(NamedTuple):
-    """The policy version that every engine should serve, and the folder of its weights."""
+    """The policy version that every engine should serve, the folder of its weights, and their hash on record."""
 
     run_id: str
     version: int
     path: str
+    content_sha256: str
 
 
 class EngineClient:

@@ -24,6 +24,7 @@ from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.controller.engine_client import EngineClient, EngineRefused, TargetVersion
 from leyden.services.controller.engine_discovery import EngineDiscovery
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.weights import WeightCheck, WeightsLost
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -58,6 +59,7 @@ class Fleet:
         self._target: TargetVersion | None = None
         self._members: dict[str, FleetMember] = {}
         self._listed: frozenset[str] | None = None
+        self._weights = WeightCheck()
 
     def set_target(self, target: TargetVersion) -> None:
         """Changes the version that engines should serve."""
@@ -69,6 +71,11 @@ class Fleet:
     def has_target(self, run_id: str, version: int) -> bool:
         """Whether engines are being brought to this version already."""
         return self._target is not None and (self._target.run_id, self._target.version) == (run_id, version)
+
+    def lost_version(self, run_id: str) -> int | None:
+        """Returns the target version if it is of this run and its files are damaged or gone."""
+        lost = self._weights.lost
+        return lost.version if lost is not None and lost == self._target and lost.run_id == run_id else None
 
     def served_version(self, run_id: str) -> int | None:
         """Returns the oldest version of the run that an engine serves; None when no engine serves the run."""
@@ -145,6 +152,7 @@ class Fleet:
             status = await _poll(client)
             if target is not None and (status.run_id, status.policy_version) != (target.run_id, target.version):
                 fault_point("controller.version_noticed")
+                await self._weights.check(target)
                 updating = EngineStatus(client.url, EngineState.UPDATING, detail=f"loading {target.version}")
                 await self._store(member, updating)
                 status = await _update(client, target)
@@ -153,6 +161,8 @@ class Fleet:
             member.resumed = False
             detail = f"{type(error).__name__}: {error}"[:500]
             status = EngineStatus(client.url, EngineState.UNREACHABLE, detail=detail)
+        except (WeightsLost, OSError) as error:
+            status = EngineStatus(client.url, EngineState.UNREACHABLE, detail=str(error)[:500])
         except EngineRefused as error:
             UPDATES.labels("refused").inc()
             if target is not None:

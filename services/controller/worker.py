@@ -21,6 +21,7 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Session, StoreAway
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.store.schema import check_schema
+from leyden.libs.store.training import read_version
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, inject, logger, span
 from leyden.services.controller import admission, phases, settling
 from leyden.services.controller.engine_client import TargetVersion
@@ -206,13 +207,18 @@ class Controller:
         version = phases.target_version(run)
         if version is not None and not self.fleet.has_target(run.id, version):
             async with self.database.read() as session:
-                path = await store.version_path(session, run.id, version)
-            self.fleet.set_target(TargetVersion(run.id, version, path))
+                found = await read_version(session, run.id, version)
+            # The version comes from the run's rows, which never go.
+            assert found is not None
+            self.fleet.set_target(TargetVersion(run.id, version, found.path, found.content_sha256))
 
     def reconcile_trainers(self, active: store.RunFacts | None) -> None:
-        """Keeps a trainer for the active run while it has steps to do."""
-        needs_one = active is not None and active.phase in phases.AT_WORK and not phases.trained(active)
+        """Keeps a trainer for the active run while it has steps to do, or its last version to export again."""
+        needs_one = active is not None and active.phase in phases.AT_WORK and self._has_trainer_work(active)
         self.trainers.reconcile({active.id: active.steps_done} if active is not None and needs_one else {})
+
+    def _has_trainer_work(self, run: store.RunFacts) -> bool:
+        return not phases.trained(run) or (run.steps_done > 0 and self.fleet.lost_version(run.id) == run.steps_done)
 
     async def admit(self, run: store.RunFacts) -> list[str]:
         """Writes the groups that may be sampled now; returns the ids of their rollouts."""

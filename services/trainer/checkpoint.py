@@ -12,7 +12,6 @@ recomputes it.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -30,11 +29,11 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
+from leyden.libs.contracts.weights import WEIGHT_SUFFIXES, weight_files, weights_sha256
 from leyden.libs.faults import fault_point
 
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
-WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 
 LockCheck = Callable[[], None]
 """Raises where this process may no longer write into the run's folder."""
@@ -97,16 +96,12 @@ def export_weights(model: PreTrainedModel, base: Path, folder: Path, check_lock:
 def describe(folder: Path) -> Export:
     """Hashes and measures a folder of weights.
 
-    The hash is SHA-256 over, for each weight file by name, the line `<name> <SHA-256 of its bytes>\\n`.
-
     Raises: CheckpointDamaged: the folder holds no weights.
     """
-    weights = sorted(file for file in folder.glob("*") if file.suffix in WEIGHT_SUFFIXES) if folder.is_dir() else []
-    if not weights:
+    if not weight_files(folder):
         raise CheckpointDamaged(f"{folder} holds no weights: give the run a model folder, or restore it from a backup")
-    lines = "".join(f"{file.name} {_file_sha256(file)}\n" for file in weights)
     size_bytes = sum(file.stat().st_size for file in folder.iterdir())
-    return Export(folder, hashlib.sha256(lines.encode()).hexdigest(), size_bytes)
+    return Export(folder, weights_sha256(folder), size_bytes)
 
 
 def save_checkpoint(
@@ -159,7 +154,9 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]
 
 
 def remove_folder(folder: Path) -> None:
-    """Removes a version or checkpoint; a missing folder is fine."""
+    """Removes a version or checkpoint; a missing folder is fine. Nobody meets the folder half removed."""
+    with contextlib.suppress(OSError):
+        folder = folder.rename(_scratch_name(folder))
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -237,8 +234,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,7 +2,8 @@
 
 A step is recorded before its checkpoint is written. If a trainer died between the two, the next one makes the step
 again from the checkpoint before it and the samples on record, to recompute the optimiser's state. The weights are not
-recomputed but read: engines may serve them already.
+recomputed but read: engines may serve them already. Only where the step's files are damaged or lost are its weights
+exported again, and they must be the recorded ones.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from pathlib import Path
 
 import numpy as np
 from accelerate import Accelerator
+from prometheus_client import Counter
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ConsumptionVerdict
+from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
 from leyden.libs.telemetry import logger
@@ -25,15 +28,18 @@ from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     LockCheck,
     Progress,
-    describe,
+    export_weights,
     no_lock,
     optimizer_state,
+    remove_folder,
     save_checkpoint,
 )
-from leyden.services.trainer.learner import adopt_weights, resume_learner, start_learner
+from leyden.services.trainer.learner import adopt_weights, model_of, resume_learner, start_learner
 from leyden.services.trainer.step import Learner, optimizer_step
 
 log = logger()
+
+VERSIONS_EXPORTED_AGAIN = Counter("trainer_versions_exported_again_total", "Versions whose files were damaged or lost.")
 
 
 def decode_sample(row: tables.Sample) -> Sample:
@@ -58,6 +64,21 @@ def decode_samples(rows: Iterable[tables.Sample], trained: set[str]) -> tuple[li
     """Decodes rows and separates the samples of the groups in `trained` from those of the zero-variance groups."""
     samples = [decode_sample(row) for row in rows]
     return [one for one in samples if one.group_id in trained], [one for one in samples if one.group_id not in trained]
+
+
+def export_again(learner: Learner, base: Path, version: training.Version, check_lock: LockCheck) -> None:
+    """Exports a version whose files are damaged or lost; `learner` is the one right after its step.
+
+    Raises: CheckpointDamaged: the learner's weights are not those that the store recorded
+    """
+    folder = Path(version.path)
+    if export_weights(model_of(learner), base, folder, check_lock).content_sha256 != version.content_sha256:
+        remove_folder(folder)
+        raise CheckpointDamaged(
+            f"{folder} is damaged or lost, and this machine computes other weights than those on record: restore it"
+        )
+    VERSIONS_EXPORTED_AGAIN.inc()
+    log.warning("version exported again", version=version.version, path=version.path)
 
 
 @dataclass(frozen=True)
@@ -85,9 +106,16 @@ class LearnerLoader:
         if last is None:
             return await asyncio.to_thread(start_learner, self.base, self.config, self.accelerator)
         checkpoint = Path(last.checkpoint)
-        if await asyncio.to_thread(checkpoint.exists):
+        if not await asyncio.to_thread(checkpoint.exists):
+            return await self._replay_step(last.number, checkpoint, interrupted)
+        try:
             return await self._load_step(last.number, checkpoint)
-        return await self._replay_step(last.number, checkpoint, interrupted)
+        except CheckpointDamaged as damage:
+            log.warning("files of a step damaged", step=last.number, cause=str(damage))
+            try:
+                return await self._replay_step(last.number, checkpoint, interrupted)
+            except CheckpointDamaged as error:
+                raise CheckpointDamaged(f"{damage}; step {last.number} cannot be made again: {error}") from error
 
     async def _load_step(self, step: int, checkpoint: Path) -> Learner:
         version = await self._version(step)
@@ -115,16 +143,14 @@ class LearnerLoader:
         return learner
 
     def _adopt_and_save(self, learner: Learner, version: training.Version, checkpoint: Path) -> None:
-        """Replaces the learner's weights by the recorded ones, which engines may serve already, and saves its state."""
+        """Takes the recorded weights, which engines may serve already, or exports them again; saves the state."""
         weights = Path(version.path)
-        if describe(weights).content_sha256 != version.content_sha256:
-            raise CheckpointDamaged(
-                f"{weights} is not what the store recorded of version {version.version}: restore it"
-            )
-        difference = adopt_weights(learner, weights)
+        if weights_sha256(weights) == version.content_sha256:
+            log.info("step made again", step=learner.step, largest_difference=adopt_weights(learner, weights))
+        else:
+            export_again(learner, self.base, version, self.check_lock)
         progress = Progress(self.run_id, learner.step, version.content_sha256)
         save_checkpoint(optimizer_state(learner.optimizer), progress, checkpoint, self.check_lock)
-        log.info("step made again", step=learner.step, largest_difference=difference)
 
     async def _version(self, number: int) -> training.Version:
         async with self.database.read() as session:

@@ -35,7 +35,7 @@ from leyden.services.trainer.checkpoint import (
 )
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import compare_at, make_accelerator, model_of
-from leyden.services.trainer.resume import LearnerLoader, decode_samples
+from leyden.services.trainer.resume import LearnerLoader, decode_samples, export_again
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.step import Learner, Metrics, optimizer_step
@@ -240,6 +240,7 @@ class Trainer:
                 self.saver.raise_failure()
                 selection = await self._select()
                 if not selection.complete:
+                    await self._export_lost_version()
                     await self.notifications.wait(Topic.SAMPLES, timeout_seconds=self.settings.poll_seconds)
                     continue
                 try:
@@ -249,6 +250,17 @@ class Trainer:
             await self.saver.finish()
         finally:
             await self.saver.close()
+
+    async def _export_lost_version(self) -> None:
+        """Exports the newest version again where its folder is gone: the controller moves a damaged one aside."""
+        if self.learner.step == 0:
+            return
+        async with self.database.read() as session:
+            version = await training.read_version(session, self.settings.run_id, self.learner.step)
+        # The step's own transaction wrote its row.
+        assert version is not None
+        if not await asyncio.to_thread(Path(version.path).is_dir):
+            await asyncio.to_thread(export_again, self.learner, self.base, version, self._check_lock)
 
     async def _select(self) -> Selection:
         """Reads the credited groups and refuses the stale ones at once."""

@@ -20,6 +20,7 @@ import pytest
 import leyden.services
 from leyden.libs.capability import KeyRing, sign, write_keys
 from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import ServiceSettings, serving
 from leyden.libs.store.database import Database
@@ -81,7 +82,7 @@ async def test_the_engine_accepts_the_keys_of_gateway_and_controller(tmp_path, d
             engine_admin_key_file=keys["admin"],
         )
         fleet = Fleet(settings, StaticEngines(frozenset(settings.engine_urls)), database, notifications)
-        fleet.set_target(TargetVersion(run.id, 1, str(tiny_model)))
+        fleet.set_target(TargetVersion(run.id, 1, str(tiny_model), weights_sha256(tiny_model)))
         running_fleet = asyncio.create_task(fleet.run())
 
         async def serves() -> bool:

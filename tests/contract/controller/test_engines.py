@@ -7,17 +7,21 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 from sqlalchemy import select
 
+from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.services.controller import weights
 from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engine_discovery import StaticEngines
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.weights import WeightCheck, WeightsLost
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.faults.proxy import FaultProxy, Trouble
 
@@ -62,9 +66,9 @@ async def test_engines_are_paused_loaded_and_continued_in_this_order(database: D
     async with AsyncExitStack() as stack:
         one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]
         async with fleet_of(database, redis_url, one.url, two.url) as fleet:
-            fleet.set_target(TargetVersion("run-a", 0, "/w/0"))
+            fleet.set_target(TargetVersion("run-a", 0, "/w/0", "hash"))
             await until(lambda: fleet.served_version("run-a") == 0 and two.weight_version == "run-a:0")
-            fleet.set_target(TargetVersion("run-a", 1, "/w/1"))
+            fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
             await until(lambda: "run-a:1" == one.weight_version == two.weight_version)
             await until(lambda: not one.paused and not two.paused and fleet.served_version("run-a") == 1)
             assert one.journal == [
@@ -79,7 +83,7 @@ async def test_engines_are_paused_loaded_and_continued_in_this_order(database: D
 async def test_unloadable_weights_are_reported_and_the_engine_continues(database: Database, redis_url: str) -> None:
     engine = ScriptedEngine(weight_version="run-a:0", bad_paths={"/w/1"})
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
-        fleet.set_target(TargetVersion("run-a", 1, "/w/1"))
+        fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
         await until(lambda: fleet.trouble() is not None)
         assert "no such file" in (fleet.trouble() or "")
         assert not engine.paused
@@ -87,9 +91,70 @@ async def test_unloadable_weights_are_reported_and_the_engine_continues(database
         await until(lambda: fleet.served_version("run-a") == 1)
 
 
+def written(folder: Path, content: bytes) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.safetensors").write_bytes(content)
+    return weights_sha256(folder)
+
+
+async def test_damaged_weights_are_moved_aside_and_loaded_once_they_are_whole(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    folder, engine = tmp_path / "versions" / "1", ScriptedEngine(weight_version="run-a:0")
+    target = TargetVersion("run-a", 1, str(folder), written(folder, b"the weights"))
+    written(folder, b"the weightz")
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.set_target(target)
+        await until(lambda: fleet.lost_version("run-a") == 1 and fleet.trouble() is not None)
+        assert "damaged or lost" in (fleet.trouble() or "")
+        assert engine.journal == ["continue"]
+        (aside,) = folder.parent.iterdir()
+        assert aside.name.startswith("1.damaged-")
+        assert (aside / "model.safetensors").read_bytes() == b"the weightz"
+        written(folder, b"the weights")
+        await until(lambda: fleet.served_version("run-a") == 1)
+        assert fleet.lost_version("run-a") is None
+
+
+async def test_a_damaged_model_folder_is_refused_and_left_in_its_place(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    folder, engine = tmp_path / "model", ScriptedEngine()
+    target = TargetVersion("run-a", 0, str(folder), written(folder, b"the model"))
+    written(folder, b"another")
+    async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
+        fleet.set_target(target)
+        await until(lambda: "restore the model folder" in (fleet.trouble() or ""))
+        assert engine.journal == ["continue"]
+        written(folder, b"the model")
+        await until(lambda: fleet.served_version("run-a") == 0)
+
+
+async def test_weights_are_hashed_once_and_again_when_a_file_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, hashed, check = tmp_path / "1", list[Path](), WeightCheck()
+    target = TargetVersion("run-a", 1, str(folder), written(folder, b"the weights"))
+
+    def counting(path: Path) -> str:
+        hashed.append(path)
+        return weights_sha256(path)
+
+    monkeypatch.setattr(weights, "weights_sha256", counting)
+    await asyncio.gather(*(check.check(target) for _ in range(3)))
+    assert hashed == [folder]
+    written(folder, b"the Weights")
+    with pytest.raises(WeightsLost):
+        await check.check(target)
+    assert hashed == [folder, folder]
+    with pytest.raises(WeightsLost):
+        await check.check(target)
+    assert hashed == [folder, folder]
+
+
 async def test_an_engine_that_restarted_is_brought_back(database: Database, redis_url: str) -> None:
     async with running(ScriptedEngine()) as engine, fleet_of(database, redis_url, engine.url) as fleet:
-        fleet.set_target(TargetVersion("run-a", 3, "/w/3"))
+        fleet.set_target(TargetVersion("run-a", 3, "/w/3", "hash"))
         await until(lambda: fleet.served_version("run-a") == 3)
         engine.weight_version = "default"
         await until(lambda: engine.weight_version == "run-a:3")
@@ -115,7 +180,7 @@ async def test_an_unreachable_engine_is_marked_and_recovers(database: Database, 
 async def test_an_engine_left_paused_by_a_killed_controller_is_resumed(database: Database, redis_url: str) -> None:
     engine = ScriptedEngine(weight_version="run-a:2", paused=True)
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
-        fleet.set_target(TargetVersion("run-a", 2, "/w/2"))
+        fleet.set_target(TargetVersion("run-a", 2, "/w/2", "hash"))
         await until(lambda: fleet.served_version("run-a") == 2)
         assert not engine.paused
 
@@ -138,7 +203,7 @@ async def test_engines_follow_discovery(database: Database, redis_url: str) -> N
 
     discovery, notifications = Discovery(), Notifications(redis_url)
     fleet = Fleet(Settings(engine_poll_seconds=0.05), discovery, database, notifications)
-    fleet.set_target(TargetVersion("run-a", 1, "/w/1"))
+    fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
     async with AsyncExitStack() as stack:
         one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]
         task = asyncio.create_task(fleet.run())
@@ -164,11 +229,11 @@ async def test_an_engine_that_hangs_in_the_middle_of_an_update_does_not_hold_up_
     async with running(one), running(two):
         with FaultProxy.of(one.url) as proxy:
             async with fleet_of(database, redis_url, proxy.url(one.url), two.url) as fleet:
-                fleet.set_target(TargetVersion("run-a", 0, "/w/0"))
+                fleet.set_target(TargetVersion("run-a", 0, "/w/0", "hash"))
                 await until(lambda: one.weight_version == two.weight_version == "run-a:0")
                 proxy.trouble = Trouble(hang=True)
                 for version in (1, 2):
-                    fleet.set_target(TargetVersion("run-a", version, f"/w/{version}"))
+                    fleet.set_target(TargetVersion("run-a", version, f"/w/{version}", "hash"))
                     await until(lambda: two.weight_version == f"run-a:{version}")  # noqa: B023
                 proxy.heal()
                 await until(lambda: one.weight_version == "run-a:2" and not one.paused, 60)

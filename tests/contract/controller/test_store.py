@@ -29,6 +29,7 @@ class ObedientFleet(Fleet):
 
     def __init__(self) -> None:
         self.served: TargetVersion | None = None
+        self.lost: int | None = None
 
     def set_target(self, target: TargetVersion) -> None:
         self.served = target
@@ -41,6 +42,9 @@ class ObedientFleet(Fleet):
 
     def trouble(self) -> str | None:
         return None
+
+    def lost_version(self, run_id: str) -> int | None:
+        return self.lost
 
 
 class NoTrainers(TrainerSupervisor):
@@ -435,6 +439,22 @@ async def test_evaluations_run_before_and_after_training_on_their_versions(scene
     await scene.finish_all(run)
     await scene.tick(2)
     assert await scene.phase(run) == ("completed", None)
+
+
+async def test_a_trained_run_gets_its_trainer_again_to_export_a_lost_version(scene: Scene) -> None:
+    run = await add_run(scene, config=document(steps=1, max_policy_lag=0))
+    await add_evaluation(scene, run, 1, None)
+    await scene.tick(3)
+    await scene.finish_all(run)
+    await scene.tick()
+    await scene.credit_and_train(run, 1)
+    await scene.tick(2)
+    assert (await scene.phase(run))[0] == "evaluating"
+    assert scene.trainers.wanted == {}
+    for lost, wanted in ((0, {}), (1, {run.id: 1}), (None, {})):
+        scene.fleet.lost = lost
+        await scene.tick()
+        assert scene.trainers.wanted == wanted
 
 
 async def test_an_evaluation_of_another_version_waits_for_open_groups(scene: Scene) -> None:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -109,13 +110,13 @@ async def test_an_engine_killed_in_a_weight_update_costs_no_answer_and_no_label(
     ):
         agents = [Agent(gateway, rollout.id) for rollout in rollouts]
         async with engine_process(tiny_model, port, injector) as engine, asyncio.TaskGroup() as asking:
-            fleet.set_target(TargetVersion(run.id, 0, str(weights[0])))
+            fleet.set_target(TargetVersion(run.id, 0, str(weights[0]), weights_sha256(weights[0])))
             for agent in agents:
                 asking.create_task(agent.ask())
             await came_true(lambda: all(agent.has_begun for agent in agents))
             await holds(url, TOKENS_BEFORE)
             injector.arm(point)
-            fleet.set_target(TargetVersion(run.id, 1, str(weights[1])))
+            fleet.set_target(TargetVersion(run.id, 1, str(weights[1]), weights_sha256(weights[1])))
             async with asyncio.timeout(120):
                 assert await engine.wait() == -signal.SIGKILL
             async with engine_process(tiny_model, port, injector):

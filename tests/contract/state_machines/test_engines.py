@@ -74,7 +74,7 @@ class EngineMachine(StoreMachine):
 
     @rule(version=st.integers(0, 3))
     def set_target(self, version: int) -> None:
-        self.target = TargetVersion(RUN, version, f"/weights/{version}")
+        self.target = TargetVersion(RUN, version, f"/weights/{version}", "hash")
         self.fleet.set_target(self.target)
 
     @rule(versions=st.frozensets(st.integers(0, 3), max_size=2))

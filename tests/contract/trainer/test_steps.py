@@ -335,6 +335,54 @@ async def test_a_recorded_step_without_files_is_an_error(case: Case) -> None:
         await case.train()
 
 
+@pytest.mark.parametrize("damage", ["weights", "no weights", "checkpoint"])
+async def test_a_restarted_trainer_makes_damaged_files_again(case: Case, damage: str) -> None:
+    await case.open(steps=2)
+    for number in range(4):
+        await case.add_group(number, version=number // 2)
+    await case.train()
+    version, folder = (await case.versions())[2], case.folder / case.run.id
+    if damage == "weights":
+        file = folder / "versions" / "2" / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-4] + b"abcd")
+    elif damage == "no weights":
+        remove_folder(folder / "versions" / "2")
+    else:
+        (folder / "checkpoints" / "2" / "optimizer.safetensors").write_bytes(b"PK")
+    await case.train()
+    assert describe(Path(version.path)).content_sha256 == version.content_sha256
+    assert sorted(path.name for path in folder.glob("*/*")) == ["1", "1", "2", "2"]
+    assert len(await case.rows(tables.Step)) == 2
+
+
+async def test_damaged_files_that_cannot_be_made_again_are_an_error_with_both_reasons(case: Case) -> None:
+    await case.open(steps=2, keep_checkpoints=1)
+    for number in range(4):
+        await case.add_group(number, version=number // 2)
+    await case.train()
+    remove_folder(case.folder / case.run.id / "versions" / "2")
+    with pytest.raises(CheckpointDamaged, match=r"versions/2 .*; step 2 cannot be made again: .*versions/1 .*restore"):
+        await case.train()
+
+
+async def test_a_trainer_exports_its_newest_version_again_where_the_folder_is_gone(case: Case) -> None:
+    await case.open(steps=2, keep_checkpoints=1)
+    for number in range(2):
+        await case.add_group(number)
+    stop = asyncio.Event()
+    trainer = asyncio.create_task(case.train(stop))
+    async with asyncio.timeout(60):
+        while 1 not in await case.versions():
+            await asyncio.sleep(0.02)
+    version = (await case.versions())[1]
+    folder = Path(version.path)
+    folder.rename(folder.with_name("1.damaged-0"))
+    await wait_until(folder.exists)
+    stop.set()
+    await trainer
+    assert describe(folder).content_sha256 == version.content_sha256
+
+
 async def test_a_restarted_trainer_continues_as_if_it_had_never_stopped(case: Case) -> None:
     results = []
     for restart in (False, True):

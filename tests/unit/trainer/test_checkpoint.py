@@ -266,6 +266,15 @@ def test_a_folder_without_weights_is_an_error(tmp_path: Path) -> None:
         describe(tmp_path / "nothing")
 
 
+def test_a_folder_loses_its_name_before_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path / "1")
+    removed: list[str] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda folder, **_: removed.append(folder.name))
+    remove_folder(tmp_path / "1")
+    assert [entry.name for entry in tmp_path.iterdir()] == removed
+    assert removed[0].startswith(".1.")
+
+
 Damage = Callable[[Path], object]
 
 

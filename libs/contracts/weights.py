@@ -1,0 +1,27 @@
+"""The weight files of a policy version: which they are, and the hash that the trainer records of them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Returns a folder's weight files by name; none where there is no folder."""
+    return sorted(file for file in folder.glob("*") if file.suffix in WEIGHT_SUFFIXES) if folder.is_dir() else []
+
+
+def weights_sha256(folder: Path) -> str:
+    """SHA-256 over, for each weight file by name, the line `<name> <SHA-256 of its bytes>\\n`. Reads every file.
+
+    Raises: OSError: a file cannot be read
+    """
+    lines = "".join(f"{file.name} {_file_sha256(file)}\n" for file in weight_files(folder))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def _file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
