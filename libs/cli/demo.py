@@ -24,11 +24,11 @@ from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import console, report_event
 from leyden.libs.cli.phases import in_words, phases_of
 from leyden.libs.cli.platform import Platform, platform_options
-from leyden.libs.cli.report import Trajectory, render_report
+from leyden.libs.cli.run_report import measured, write_report
 from leyden.libs.cli.settings import EXAMPLES
 from leyden.libs.cli.watch import ENDED, evaluation_table, watch_run
 from leyden.libs.client import Client
-from leyden.libs.contracts.api import Evaluation, Rollout, Run, Step
+from leyden.libs.contracts.api import Evaluation, Run, Step
 from leyden.libs.contracts.config import RunConfig
 
 AGENT = EXAMPLES / "flight_agent"
@@ -102,17 +102,17 @@ def demo(
     with _platform(context) as platform, Client(platform.facts.url("api"), platform.token) as client:
         run, resumed = find_or_create_run(client, options, tasks, fresh=fresh)
         console.print(f"{'resuming' if resumed else 'created'} run {run.id}: evaluate, {steps} steps, evaluate again")
-        _show(client, run, folder, require_rise=require_rise)
+        _show(client, run, folder, require_rise=require_rise, model=str(platform.facts.model_path))
 
 
-def _show(client: Client, run: Run, folder: Path, *, require_rise: bool) -> None:
+def _show(client: Client, run: Run, folder: Path, *, require_rise: bool, model: str) -> None:
     ended = watch_run(client, run.id, console)
     if ended.phase != "completed":
         raise CommandError(f"run {run.id} is {ended.phase}: {ended.reason or 'see `leyden logs controller`'}")
     steps, evaluations = list(client.steps(run.id)), list(client.evaluations(run.id))
     if not console.is_terminal:
         console.print(evaluation_table(evaluations), crop=False)
-    report = write_report(client, ended, steps, evaluations, folder)
+    report = write_report(client, ended, folder / f"{run.id}.html", model=model)
     console.print(f"report: {report}")
     spent = phases_of(client, ended)
     last = summary(ended, steps, evaluations, report) | {"phases": {p.name: round(p.seconds, 1) for p in spent}}
@@ -229,11 +229,10 @@ def before_and_after(evaluations: list[Evaluation]) -> tuple[Evaluation, Evaluat
 
     Raises: CommandError: there are less than two
     """
-    complete = [e for e in evaluations if e.results.complete and e.measured_version is not None]
-    measured = sorted(complete, key=lambda e: (e.measured_version or 0, e.number))
-    if len(measured) < 2:
+    complete = measured(evaluations)
+    if len(complete) < 2:
         raise CommandError("the run has no evaluation before and after training: `leyden run show` says why it ended")
-    return measured[0], measured[-1]
+    return complete[0], complete[-1]
 
 
 def _share(evaluation: Evaluation, name: str) -> float | None:
@@ -246,30 +245,3 @@ def check_rise(steps: list[Step]) -> None:
     means = [step.reward_mean for step in steps if step.reward_mean is not None]
     if len(means) < 2 or means[-1] <= means[0]:
         raise CommandError(f"reward did not rise over the steps: {[round(mean, 3) for mean in means]}")
-
-
-def write_report(client: Client, run: Run, steps: list[Step], evaluations: list[Evaluation], folder: Path) -> Path:
-    """The run's HTML page, with trajectories of the first and of the last policy version."""
-    before, after = before_and_after(evaluations)
-    shown = [("Before training", _typical(client, before)), ("After training", _typical(client, after))]
-    # Of the trained rollouts the best of the first and of the last step.
-    for title, step in (("Trained in the first step", 1), ("Trained in the last step", run.progress.step)):
-        rewarded = [r for r in client.rollouts(run=run.id, step=step) if r.reward is not None]
-        shown += [(title, max(rewarded, key=lambda r: r.reward or 0.0))] if rewarded else []
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{run.id}.html"
-    path.write_text(render_report(run, steps, evaluations, [_trajectory(client, *one) for one in shown]))
-    return path
-
-
-def _typical(client: Client, evaluation: Evaluation) -> Rollout:
-    """A rollout with the most frequent reward of an evaluation."""
-    rollouts = [r for r in client.rollouts(run=evaluation.run_id, evaluation=evaluation.id) if r.reward is not None]
-    rewards = [r.reward for r in rollouts]
-    usual = max(sorted(set(rewards), key=str), key=rewards.count)
-    return next(r for r in rollouts if r.reward == usual)
-
-
-def _trajectory(client: Client, title: str, rollout: Rollout) -> Trajectory:
-    calls = list(client.calls(rollout.id, attempt=rollout.attempt))
-    return Trajectory(title, client.rollout(rollout.id), calls, list(client.spans(rollout.id, attempt=rollout.attempt)))

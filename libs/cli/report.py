@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import PurePath
 
 from leyden.libs.contracts.api import Call, Evaluation, Fact, RolloutDetail, Run, Span, Statistic, Step
 
@@ -21,6 +22,7 @@ h1 { font-size: 1.6rem } h2 { margin-top: 2.5rem; font-size: 1.2rem; border-bott
 table { border-collapse: collapse; margin: 1rem 0; width: 100% } th, td { padding: .3rem .6rem; text-align: left }
 th { border-bottom: 1px solid #9aa7b5; font-weight: 600 } td { border-bottom: 1px solid #e6eaef; vertical-align: top }
 svg text { font: 11px system-ui, sans-serif; fill: #4a5866 } pre { white-space: pre-wrap; margin: 0 }
+.headline { font-size: 1.1rem }
 .muted { color: #66758a } .good { color: #24713a } .bad { color: #a32a2a } .scroll { overflow-x: auto }
 .call { border-left: 3px solid #9aa7b5; padding-left: .8rem; margin: .8rem 0 }
 .answer { background: #f3f6f9; padding: .4rem .6rem; border-radius: 4px }
@@ -46,13 +48,21 @@ class Curve:
 
 
 def render_report(
-    run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation], trajectories: Sequence[Trajectory]
+    run: Run,
+    steps: Sequence[Step],
+    evaluations: Sequence[Evaluation],
+    trajectories: Sequence[Trajectory],
+    *,
+    model: str | None = None,
 ) -> str:
-    """The page."""
+    """The page.
+
+    Args: model: the base model's folder; None for the platform's default
+    """
     rewards = [(s.number, s.reward_mean, s.reward_std or 0.0) for s in steps if s.reward_mean is not None]
     reward_note = "Mean over the rollouts of each step; the band is one standard deviation."
     sections = [
-        _heading(run, steps),
+        _heading(run, steps, evaluations, model),
         _section("Reward", _chart([Curve("reward", rewards)]), reward_note),
         _section("Facts of the grader", _chart(_fact_curves(steps), (0.0, 1.0)), "Shares over the rollouts of a step."),
         _section("Held-out tasks", _evaluations(evaluations), "The same settings for each version; 95 % intervals."),
@@ -72,7 +82,7 @@ def _section(title: str, body: str, note: str = "") -> str:
     return f"<h2>{escape(title)}</h2>{muted}{body or '<p class=muted>Nothing yet.</p>'}"
 
 
-def _heading(run: Run, steps: Sequence[Step]) -> str:
+def _heading(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation], model: str | None) -> str:
     tokens = sum(step.metrics.get("trained_tokens") or 0 for step in steps)
     facts = [
         f"run {run.id}",
@@ -81,7 +91,26 @@ def _heading(run: Run, steps: Sequence[Step]) -> str:
         f"{sum(step.rollouts for step in steps)} training rollouts",
         f"{tokens:,.0f} tokens trained",
     ]
-    return f"<h1>{escape(run.name)}</h1><p>{escape(' · '.join(facts))}</p>"
+    name = PurePath(model).name if model else "the platform's model"
+    headline = f"{name}: {_change(steps, evaluations)}"
+    return (
+        f"<h1>{escape(run.name)}</h1><p class='headline'>{escape(headline)}</p>"
+        f"<p class='muted'>{escape(' · '.join(facts))}</p>"
+    )
+
+
+def _change(steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> str:
+    """From the first to the last reward: on held-out tasks by version, else on training tasks by step."""
+    same = [e for e in evaluations if e.dataset_id == evaluations[0].dataset_id and e.results.complete]
+    found = [(e.measured_version or 0, e.results.reward.mean) for e in same if e.results.reward is not None]
+    title, unit = "held-out reward", "version"
+    if len(found) < 2:
+        found = [(step.number, step.reward_mean) for step in steps if step.reward_mean is not None]
+        title, unit = "training reward", "step"
+    if not found:
+        return "no reward yet"
+    (first, before), (last, after) = min(found), max(found)
+    return f"{title} {before:.3f} → {after:.3f} ({unit} {first} → {last})"
 
 
 def _fact_curves(steps: Sequence[Step]) -> list[Curve]:
@@ -99,6 +128,8 @@ def _chart(curves: Sequence[Curve], bounds: tuple[float, float] | None = None) -
         return ""
     first, last = min(n for n, _, _ in points), max(n for n, _, _ in points)
     low, high = bounds or (min(v - s for _, v, s in points), max(v + s for _, v, s in points))
+    if min(v for _, v, _ in points) >= 0:
+        low = 0.0
 
     def x(step: float) -> float:
         return MARGIN + (step - first) / max(last - first, 1) * (WIDTH - 2 * MARGIN)
@@ -117,7 +148,7 @@ def _chart(curves: Sequence[Curve], bounds: tuple[float, float] | None = None) -
         parts.append(f"<text x='{x(step):.1f}' y='{HEIGHT - 12}' text-anchor='middle'>{step}</text>")
     for index, curve in enumerate(curves):
         colour = COLOURS[index % len(COLOURS)]
-        edge = [(n, v + s) for n, v, s in curve.points] + [(n, v - s) for n, v, s in reversed(curve.points)]
+        edge = [(n, v + s) for n, v, s in curve.points] + [(n, max(low, v - s)) for n, v, s in reversed(curve.points)]
         line = path((n, v) for n, v, _ in curve.points)
         parts.append(f"<text x='{MARGIN + index * 130}' y='14' style='fill:{colour}'>{escape(curve.name)}</text>")
         parts.append(f"<polygon points='{path(edge)}' fill='{colour}' opacity='.15'/>")

@@ -13,6 +13,7 @@ from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import AsJson, Count, console, error_console, facts, print_result, table
+from leyden.libs.cli.run_report import write_report
 from leyden.libs.cli.watch import evaluation_table, step_table, watch_run
 from leyden.libs.contracts.api import EvaluationRequest, Run
 
@@ -95,6 +96,25 @@ def watch(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         seen = watch_run(leyden, leyden.find_run(run).id, error_console if as_json else console, as_json=as_json)
     if seen.phase == "failed":
         raise CommandError(f"run {seen.id} failed: {seen.reason}")
+
+
+@app.command("report")
+def report(
+    ctx: typer.Context,
+    run: Name,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", dir_okay=False, help="File.", show_default="RUN.html, by the id")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's report: one HTML page with curves, evaluations and trajectories that needs no other file."""
+    context = context_of(ctx)
+    record = context.record() if context.settings.url is None else None
+    with context.client() as leyden:
+        found = leyden.find_run(run)
+        path = output or Path(f"{found.id}.html")
+        write_report(leyden, found, path, model=record.model_path if record else None)
+    print_result(as_json, {"report": str(path.resolve())}, f"report: {path}")
 
 
 @app.command("pause")

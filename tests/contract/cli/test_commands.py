@@ -184,6 +184,22 @@ def test_watch_prints_one_json_object_a_line(leyden: Leyden, postgres_dsn: str) 
     assert (last["type"], last["id"], last["phase"]) == ("run", run_id, "failed")
 
 
+def test_a_report_is_written_for_any_run(leyden: Leyden, postgres_dsn: str, tmp_path: Path) -> None:
+    run_id, rollout_id = asyncio.run(add_trajectory(postgres_dsn))
+    with psycopg.connect(postgres_dsn) as connection:
+        row = "INSERT INTO steps (run_id, number, metrics, checkpoint, started_at) VALUES (%s, 1, '{}', 'x', now())"
+        connection.execute(row, [run_id])
+        group = "INSERT INTO step_groups (group_id, run_id, step, verdict) SELECT group_id, run_id, 1, 'trained'"
+        connection.execute("ALTER TABLE step_groups DISABLE TRIGGER ALL")
+        connection.execute(f"{group} FROM rollouts WHERE id = %s", [rollout_id])
+    page = tmp_path / "pages" / "run.html"
+    written = leyden("run", "report", run_id, "--output", str(page))
+    assert (written.exit_code, str(page) in written.stdout.replace("\n", "")) == (0, True), written.output
+    text = page.read_text()
+    for words in ("training reward 1.000 → 1.000 (step 1 → 1)", rollout_id, "Four."):
+        assert words in text
+
+
 def test_words_of_users_and_agents_are_no_markup(leyden: Leyden, tmp_path: Path, postgres_dsn: str) -> None:
     rows = tmp_path / "typed.jsonl"
     rows.write_text(json.dumps({"question": ODD}))

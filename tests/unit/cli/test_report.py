@@ -120,6 +120,27 @@ def test_an_answer_is_shown_with_its_tool_calls() -> None:
     assert shown == ['Let me see.\nsearch({"x": 1})', "(nothing)"]
 
 
+def test_the_headline_names_the_model_and_goes_from_the_first_to_the_last_reward() -> None:
+    steps = [step(3, 0.9), step(1, 0.1), step(2, None)]
+    measured = [evaluation(2, 0.8), evaluation(0, 0.1)]
+    for evaluations, change in (
+        (measured, "held-out reward 0.100 → 0.800 (version 0 → 2)"),
+        (measured[:1], "training reward 0.100 → 0.900 (step 1 → 3)"),
+    ):
+        text = render_report(run(), steps, evaluations, [], model="/models/tiny")
+        assert f"<p class='headline'>tiny: {change}</p>" in text
+    assert "the platform&#x27;s model: no reward yet" in render_report(run(), [], [], [])
+
+
+def test_the_axis_of_rewards_without_a_negative_one_begins_at_0() -> None:
+    def lowest(*means: float) -> str:
+        steps = [step(number, mean) for number, mean in enumerate(means, 1)]
+        [label] = re.findall(r"dy='4'>([^<]+)<", render_report(run(), steps, [], []))[:1]
+        return label
+
+    assert (lowest(0.5, 0.9), lowest(0.05, 0.9), lowest(-0.5, 0.9)) == ("0.00", "0.00", "-0.60")
+
+
 def test_a_run_without_steps_is_a_page_too() -> None:
     assert "Nothing yet." in render_report(run(), [], [], [])
 
