@@ -12,11 +12,18 @@ DEMO_ARGS ?=
 TESTS ?= tests
 # Test files run side by side in so many processes.
 WORKERS ?= 2
+# The command that builds an image, and its further options; `make images` builds what runs without GPUs with IMAGES=cpu.
+BUILD ?= docker build
+BUILD_ARGS ?=
+IMAGES ?= gpu
+CPU_TORCH ?= --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+IMAGE_TAG ?= 0.1.0
+IMAGE_PREFIX ?= leyden
 # The oldest SGLang whose request and response types the tests validate against; only its wheel is unpacked, never installed.
 SGLANG_TYPES := sglang==0.5.23
 
 .DEFAULT_GOAL := help
-.PHONY: help setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help chart images setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -43,15 +50,21 @@ $(CACHE)/sglang/.ready: $(VENV)/.ready
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(CACHE)/sglang $(SGLANG_TYPES)
 	@touch $@
 
-setup: $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/sglang/.ready ## create the virtual environment with everything pinned
+# Helm and kubectl, for the tests of the chart.
+$(CACHE)/tools/.ready: tests/tools.py $(VENV)/.ready
+	$(BIN)/python -m tests.tools
+	@touch $@
+
+setup: $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/sglang/.ready $(CACHE)/tools/.ready ## create the virtual environment with everything pinned
 
 format: $(VENV)/.ready ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: $(VENV)/.ready ## ruff, import contracts, types, references, conventions, vulnerable packages, secrets
+lint: $(VENV)/.ready ## ruff, hadolint, import contracts, types, references, conventions, vulnerable packages, secrets
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint docker/*.Dockerfile examples/flight_agent/Dockerfile
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m docs.generate --check
@@ -101,6 +114,23 @@ soak: setup ## kill services at random for as many times as KILLS says
 
 growth: setup ## run ROLLOUTS rollouts and check that no service grows or slows down (nightly)
 	$(BIN)/python -m tests.growth --rollouts $(or $(ROLLOUTS),20000)
+
+images: ## build every image: make images BUILD="docker build" IMAGES=cpu
+	@# The agent's base before the example that begins with it.
+	set -e; for service in api controller runner gateway collector credit; do \
+		$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/$$service:$(IMAGE_TAG) -f docker/service.Dockerfile \
+			--build-arg SERVICE=$$service --build-arg VERSION=$(IMAGE_TAG) .; \
+	done
+	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/agent:$(IMAGE_TAG) -f docker/agent.Dockerfile .
+	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/flight-agent:$(IMAGE_TAG) -f examples/flight_agent/Dockerfile \
+		--build-arg AGENT_IMAGE=$(IMAGE_PREFIX)/agent:$(IMAGE_TAG) .
+	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/trainer$(if $(filter cpu,$(IMAGES)),-cpu):$(IMAGE_TAG) -f docker/trainer.Dockerfile \
+		$(if $(filter cpu,$(IMAGES)),--build-arg VARIANT=cpu $(CPU_TORCH)) .
+	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/engine$(if $(filter cpu,$(IMAGES)),-cpu):$(IMAGE_TAG) -f docker/engine.Dockerfile \
+		$(if $(filter cpu,$(IMAGES)),--build-arg BACKEND=cpu $(CPU_TORCH)) .
+
+chart: $(CACHE)/tools/.ready ## lint, render and validate the Helm chart
+	$(BIN)/pytest tests/contract/chart
 
 docs: $(VENV)/.ready ## write the generated references
 	$(BIN)/python -m docs.generate

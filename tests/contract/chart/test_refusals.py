@@ -1,0 +1,59 @@
+"""Values that cannot work are refused before anything is installed, with the remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.chart.chart import CHART, HELMS, template
+
+EXTERNAL = "postgres.mode=external,postgres.external.host=db"
+
+WRONG = [
+    ("postgres.mode=external", "set postgres.external.host"),
+    (EXTERNAL, "postgres.password.existingSecret"),
+    ("redis.mode=external", "set redis.external.host"),
+    ("global.production=true", "secrets.adminToken.existingSecret"),
+    ("global.production=true", "set postgres.mode to external or cnpg"),
+    ("engine.gpus=0", "engine.backend to cpu"),
+    ("engine.backend=cpu,engine.extraArgs={--tp=2}", "engine.extraEnv"),
+    ("model.repository=", "set model.repository"),
+    ("model.source=demo", "set engine.backend to cpu"),
+    ("model.path=/models", "below /var/lib/leyden/"),
+    ("trainer.nodes=2,storage.accessModes={ReadWriteOnce}", "ReadWriteMany"),
+    ("api.ingress.enabled=true", "set api.ingress.host"),
+    ("api.httpRoute.enabled=true", "set api.httpRoute.parentRefs"),
+    ("rollouts.namespace=platform", "need a namespace that holds nothing else"),
+    ("gateway.image.tag=latest", "name a version or a digest"),
+    ("gateway.terminationGracePeriodSeconds=15", "gateway.preStopSeconds"),
+]
+
+
+@pytest.mark.parametrize(("values", "remedy"), WRONG)
+def test_a_combination_that_cannot_work_is_refused_with_the_remedy(values: str, remedy: str) -> None:
+    done = template("--set", values)
+    assert done.returncode != 0
+    assert remedy in done.stderr
+
+
+@pytest.mark.parametrize("helm", HELMS)
+@pytest.mark.parametrize(
+    "values",
+    [
+        "gatway=2", "gateway.replica=2", "gateway.replicas=two", "engine.backend=vllm", "postgres.mode=mysql",
+        "api.ingress.hosts=x", "logLevel=loud", "storage.accessModes={Everyone}", "rollouts.tmpSize=big",
+    ],
+)  # fmt: skip
+def test_a_misspelled_or_impossible_value_is_refused(values: str, helm: str) -> None:
+    done = template("--set", values, helm=HELMS[helm])
+    assert done.returncode != 0
+    assert values.partition("=")[0].rpartition(".")[2] in done.stderr
+
+
+def test_production_values_name_everything_that_is_missing() -> None:
+    done = template("-f", str(CHART / "values-production.yaml"))
+    for missing in ("postgres.external.host", "redis.external.host", "secrets.capabilityKeys.existingSecret"):
+        assert missing in done.stderr
+
+
+def test_a_parent_chart_may_share_its_globals() -> None:
+    assert template("--set", "global.somethingOfTheParent=1").returncode == 0

@@ -1,0 +1,71 @@
+"""Every combination of features renders, on both Helms, to objects that the API server's own schemas accept."""
+
+from __future__ import annotations
+
+import subprocess
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.contract.chart.chart import CASES, CHART, HELMS, VERSIONS, objects, pod_templates, template, text_of
+
+# Of custom resources; kubernetes-validate has no schemas for them.
+CUSTOM = {"Cluster", "HTTPRoute", "PodMonitor"}
+
+
+@pytest.mark.parametrize("helm", HELMS)
+def test_helm_lints_the_chart_without_a_warning(helm: str) -> None:
+    done = subprocess.run([str(HELMS[helm]), "lint", "--strict", str(CHART)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_helms_render_the_same(case: str) -> None:
+    def parsed(helm: str) -> list[object]:
+        found = list(yaml.load_all(text_of(case, helm), Loader=yaml.CSafeLoader))
+        return sorted((one for one in found if one and one["kind"] != "Secret"), key=yaml_key)
+
+    assert "<no value>" not in text_of(case)
+    assert parsed("helm4") == parsed("helm3")
+
+
+def yaml_key(one: dict[str, dict[str, str]]) -> tuple[str, str, str]:
+    return str(one["kind"]), one["metadata"]["name"], one["metadata"].get("namespace", "")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_object_is_valid(case: str) -> None:
+    assert len(objects(case)) > 35
+    names = [yaml_key(one) for one in objects(case)]
+    assert len(set(names)) == len(names)
+    for one in objects(case):
+        if one["kind"] not in CUSTOM:
+            kubernetes_validate.validate(one, "1.34", strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_defaults_are_valid_in_each_version_of_kubernetes(version: str) -> None:
+    for one in yaml.load_all(text_of("minimal", version=version), Loader=yaml.CSafeLoader):
+        if one:
+            kubernetes_validate.validate(one, version, strict=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_pod_templates_are_valid_pods(case: str) -> None:
+    found = pod_templates(case)
+    assert set(found) == {"agent", "trainer"}
+    for name, pod in found.items():
+        assert [container["name"] for container in pod["spec"]["containers"]] == [name]
+        job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": {"template": pod}}
+        kubernetes_validate.validate(job, "1.34", strict=True)
+
+
+def test_an_older_kubernetes_is_refused() -> None:
+    done = template("--kube-version", "1.29.0")
+    assert done.returncode != 0
+    assert "1.30" in done.stderr
+
+
+def test_the_development_values_are_a_case_of_the_tests() -> None:
+    assert (CHART / "values-dev.yaml").read_text() == (CHART / "ci" / "cpu-engine-values.yaml").read_text()

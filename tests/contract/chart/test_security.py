@@ -1,0 +1,159 @@
+"""Pods are restricted, rights are those of a short list, and no secret stands outside a Secret."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+import yaml
+
+from tests.contract.chart.chart import CASES, FULLNAME, NAMESPACE, containers, objects, of_kind, pods, template
+
+RIGHTS = {
+    (f"{FULLNAME}-controller", NAMESPACE): {
+        ("jobs", "create get list watch delete"),
+        ("pods", "get list watch"),
+        ("events", "list"),
+        ("endpointslices", "list watch"),
+    },
+    (f"{FULLNAME}-runner", "trial-rollouts"): {
+        ("jobs", "create get list watch delete"),
+        ("pods", "get list watch"),
+        ("pods/log", "get"),
+        ("secrets", "create"),
+        ("events", "list"),
+    },
+}
+COMPONENTS = {"api", "controller", "runner", "gateway", "collector", "credit", "engine", "postgres", "redis"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_pod_is_restricted(case: str) -> None:
+    for name, pod in pods(case):
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & set(spec)
+        assert spec["enableServiceLinks"] is False, name
+        assert all(
+            set(volume) - {"name"} <= {"emptyDir", "secret", "configMap", "persistentVolumeClaim"}
+            for volume in spec["volumes"]
+        )
+        for container in containers(pod):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert "memory" in container["resources"]["limits"], name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_only_controller_and_runner_may_call_the_api_server(case: str) -> None:
+    mounted = {
+        pod["metadata"]["labels"]["app.kubernetes.io/component"]
+        for _, pod in pods(case)
+        if pod["spec"]["automountServiceAccountToken"]
+    }
+    assert mounted == {"controller", "runner"}
+    assert not list(of_kind(case, "ClusterRole", "ClusterRoleBinding"))
+
+
+def test_rights_are_those_of_the_list() -> None:
+    found = {
+        (role["metadata"]["name"], role["metadata"]["namespace"]): {
+            (resource, " ".join(rule["verbs"])) for rule in role["rules"] for resource in rule["resources"]
+        }
+        for role in of_kind("minimal", "Role")
+    }
+    assert found == RIGHTS
+    for binding in of_kind("minimal", "RoleBinding"):
+        assert binding["subjects"] == [
+            {"kind": "ServiceAccount", "name": binding["roleRef"]["name"], "namespace": NAMESPACE}
+        ]
+
+
+def test_selectors_never_change() -> None:
+    # Kubernetes refuses to change them: an upgrade would fail.
+    found = {
+        one["metadata"]["name"].removeprefix(f"{FULLNAME}-"): one["spec"]["selector"]["matchLabels"]
+        for one in of_kind("all-on", "Deployment", "StatefulSet")
+    }
+    assert found == {
+        component: {
+            "app.kubernetes.io/name": "leyden",
+            "app.kubernetes.io/instance": "trial",
+            "app.kubernetes.io/component": component,
+        }
+        for component in COMPONENTS
+    }
+
+
+def test_secrets_stand_in_secrets_alone() -> None:
+    secret = next(of_kind("minimal", "Secret"))
+    texts = {key: base64.b64decode(value).decode() for key, value in secret["data"].items()}
+    tokens = {"admin-token", "engine-api-key", "engine-admin-key", "postgres-password", "redis-password"}
+    assert set(texts) == {"capability-keys.json"} | tokens
+    keys = json.loads(texts.pop("capability-keys.json"))
+    assert all(len(key) >= 32 for key in keys.values())
+    # Alphanumeric, because passwords become parts of addresses.
+    assert all(len(text) >= 32 and text.isalnum() for text in texts.values())
+    others = yaml.safe_dump([one for one in objects("minimal") if one["kind"] != "Secret"])
+    assert not [key for key, text in texts.items() if text in others]
+
+
+def test_agents_reach_gateway_and_collector_alone() -> None:
+    policy = next(
+        one for one in of_kind("minimal", "NetworkPolicy") if one["metadata"]["namespace"] == "trial-rollouts"
+    )
+    assert policy["spec"]["podSelector"] == {}
+    assert policy["spec"]["ingress"] == []
+    dns, gateway, collector = policy["spec"]["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53}
+    for rule, component, ports in ((gateway, "gateway", {8001}), (collector, "collector", {8003, 4317})):
+        (peer,) = rule["to"]
+        assert peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == component
+        assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": NAMESPACE}
+        assert {port["port"] for port in rule["ports"]} == ports
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_pod_has_a_policy(case: str) -> None:
+    chosen = {
+        policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        for policy in of_kind(case, "NetworkPolicy")
+        if policy["metadata"]["namespace"] == NAMESPACE
+    }
+    components = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for _, pod in pods(case)}
+    assert components - {"agent"} <= chosen
+
+
+def test_what_an_uninstallation_keeps() -> None:
+    kept = {
+        (one["kind"], one["metadata"]["name"])
+        for one in objects("minimal")
+        if one["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
+    }
+    assert kept == {("Secret", f"{FULLNAME}-secrets"), ("PersistentVolumeClaim", f"{FULLNAME}-storage")}
+
+
+def test_a_change_of_the_pod_templates_restarts_runner_and_controller() -> None:
+    def checksum(*arguments: str) -> set[str]:
+        found = yaml.safe_load_all(template(*arguments).stdout)
+        return {
+            one["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
+            for one in found
+            if one and one["kind"] == "Deployment" and one["metadata"]["name"].endswith(("-runner", "-controller"))
+        }
+
+    assert checksum() == checksum()
+    assert checksum() != checksum("--set", "rollouts.tmpSize=2Gi")
+
+
+def test_the_migration_is_named_by_what_it_runs() -> None:
+    def name(*arguments: str) -> str:
+        found = yaml.safe_load_all(template("--show-only", "templates/migrations/job.yaml", *arguments).stdout)
+        return next(one["metadata"]["name"] for one in found if one)
+
+    assert name() == name("--set", "engine.replicas=3")
+    assert name() != name("--set", "api.image.tag=0.2.0")
