@@ -77,10 +77,56 @@ def _process_by_default(document: Any) -> Any:
     return {"type": "process", **document} if isinstance(document, dict) else document
 
 
-RunnerConfig = Annotated[ProcessRunner, BeforeValidator(_process_by_default)]
-"""The backend that executes a run's attempts, by `type`. A second one joins as `Annotated[ProcessRunner |
-KubernetesRunner, Field(discriminator="type"), BeforeValidator(_process_by_default)]`: pydantic refuses to discriminate
-a union of one."""
+ImageName = Annotated[str, Field(max_length=500, pattern=r"^[a-z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?$")]
+Quantity = Annotated[str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?$")]
+"""A Kubernetes quantity, such as `500m` or `2Gi`."""
+LabelName = Annotated[str, Field(max_length=317, pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
+
+
+class Resources(_Document):
+    """Quantities by resource name, such as `{"cpu": "500m", "memory": "1Gi"}`."""
+
+    requests: dict[LabelName, Quantity] = Field(default_factory=dict, max_length=20)
+    limits: dict[LabelName, Quantity] = Field(default_factory=dict, max_length=20)
+
+
+class Toleration(_Document):
+    """A taint of nodes on which the agent may run, as Kubernetes defines it."""
+
+    key: LabelName | None = None
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: LabelValue | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class KubernetesRunner(_Runner):
+    """Each attempt is a Job of the Kubernetes cluster, in a pod of its own, for agents whose code is not trusted."""
+
+    type: Literal["kubernetes"] = "kubernetes"
+    image: ImageName
+    """The image that holds the agent, with a tag other than `latest`, or a digest: attempts of one run are alike."""
+    resources: Resources = Field(default_factory=Resources)
+    """Added to those of the platform's pod template. A pod that exceeds its memory limit is the agent's own failure."""
+    node_selector: dict[LabelName, LabelValue] = Field(default_factory=dict, max_length=20)
+    """Labels that the agent's node must have."""
+    tolerations: list[Toleration] = Field(default_factory=list, max_length=20)
+
+    @model_validator(mode="after")
+    def _the_image_is_pinned(self) -> KubernetesRunner:
+        if "@" not in self.image:
+            _, _, tag = self.image.rpartition("/")[2].partition(":")
+            if tag in {"", "latest"}:
+                raise ValueError(
+                    f"image {self.image!r} may change during a run: name a tag other than latest, or a digest"
+                )
+        return self
+
+
+RunnerConfig = Annotated[
+    ProcessRunner | KubernetesRunner, Field(discriminator="type"), BeforeValidator(_process_by_default)
+]
+"""The backend that executes a run's attempts, by `type`."""
 
 
 class Sampling(_Document):
@@ -323,3 +369,12 @@ class RunConfig(_Document):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     training: Training = Field(default_factory=Training)
     evaluation: Evaluation | None = None
+
+    @model_validator(mode="after")
+    def _an_image_holds_the_agents_files(self) -> RunConfig:
+        if self.runner.type == "kubernetes" and self.agent.directory is not None:
+            raise ValueError(
+                "agent.directory is a folder of a runner's machine, and runner.type 'kubernetes' has none: "
+                "put the files into runner.image"
+            )
+        return self

@@ -36,12 +36,19 @@ async def execute(lease: Lease, context: RunnerContext) -> Outcome:
     `infra_error`: the backend failed, or an endpoint of the platform was down while the agent ran and failed.
     """
     started = time.monotonic()
+    backend = context.backends.get(lease.runner.type)
+    if backend is None:
+        return Outcome(OutcomeKind.INFRA_ERROR, detail=_no_backend(lease.runner.type, context.settings.backend))
     try:
-        ended = await context.backends[lease.runner.type].run(attempt_spec(lease, context))
+        ended = await backend.run(attempt_spec(lease, context))
     except BackendError as error:
         return Outcome(OutcomeKind.INFRA_ERROR, detail=str(error))
     outcome = outcome_of(ended, stdout_reward=lease.runner.stdout_reward)
     return await attribute_failure(outcome, started, context.endpoints)
+
+
+def _no_backend(asked: str, offered: str) -> str:
+    return f"the run asks for runner.type {asked!r}, and this platform's runners have RUNNER_BACKEND={offered}"
 
 
 async def attribute_failure(outcome: Outcome, started: float, endpoints: EndpointMonitor) -> Outcome:
@@ -74,6 +81,7 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
         task=lease.task,
         directory=lease.agent.directory,
         limits=lease.runner,
+        labels={"run": lease.run_id, "rollout": lease.rollout_id, "attempt": str(lease.attempt)},
     )
 
 

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.service import HttpAddress, ServiceSettings
@@ -26,6 +26,19 @@ class Settings(ServiceSettings):
     collector_grpc_url: HttpAddress | None = None
     """The collector's gRPC address (COLLECTOR_GRPC_PORT), for agents of runs that set OTEL_EXPORTER_OTLP_PROTOCOL to
     `grpc`."""
+    backend: Literal["process", "kubernetes"] = "process"
+    """The place of agents: processes of this machine, or Jobs of the Kubernetes cluster. A run names the same in
+    `runner.type`."""
+    namespace: str | None = None
+    """Kubernetes: the namespace of agents' Jobs."""
+    pod_template_file: Path | None = None
+    """Kubernetes: a PodTemplateSpec in YAML, with a container `agent`. The runner adds image, command, variables,
+    labels and the task."""
+    release: str = Field(default="leyden", pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+    """Kubernetes: the label `app.kubernetes.io/instance` of agents' Jobs. Two platforms in one namespace need two."""
+    start_seconds: float = Field(default=300.0, gt=0)
+    """Kubernetes: the longest wait of an agent's pod for quota, a node or its image. Then the attempt fails with the
+    reason, and is tried again."""
     concurrency: int = Field(default=32, ge=1, le=4096)
     """Attempts at once. Agents mostly wait for the model, so this may be far more than cores."""
     work_folder: Path = Field(default_factory=lambda: open_work_folder())
@@ -67,6 +80,14 @@ class Settings(ServiceSettings):
     """After SIGTERM: how long running attempts may finish before they are killed and given back for a retry."""
     key_seconds: int = Field(default=600, ge=1)
     """How long an agent's key outlives its attempt's timeout, for spans that arrive late."""
+
+    @model_validator(mode="after")
+    def _kubernetes_needs_its_settings(self) -> Settings:
+        needed = {"NAMESPACE": self.namespace, "POD_TEMPLATE_FILE": self.pod_template_file}
+        unset = [f"RUNNER_{name}" for name, value in needed.items() if value is None]
+        if self.backend == "kubernetes" and unset:
+            raise ValueError(f"RUNNER_BACKEND=kubernetes needs {', '.join(unset)}")
+        return self
 
 
 def open_work_folder() -> Path:

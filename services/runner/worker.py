@@ -25,7 +25,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
 from leyden.services.runner.attempt import RunnerContext, execute
 from leyden.services.runner.attempt_writer import AttemptWriter
-from leyden.services.runner.backends.process.backend import ProcessBackend
+from leyden.services.runner.backends.base import Backend
 from leyden.services.runner.endpoint_monitor import EndpointMonitor
 from leyden.services.runner.settings import Settings
 
@@ -263,7 +263,7 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     """
     keys = KeyRing(settings.capability_keys_file)
     owner = f"runner-{os.getpid()}-{secrets.token_hex(4)}"
-    backend = ProcessBackend(settings, owner)
+    backend = await _backend(settings, owner)
     database = Database(settings.database_url, "leyden-runner", answer_seconds=settings.database_answer_seconds)
     endpoints = EndpointMonitor([settings.gateway_url, settings.collector_url], database.ping)
     queue = RolloutQueue(settings.redis_url, answer_seconds=settings.redis_answer_seconds)
@@ -273,10 +273,23 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     checks.add("queue", queue.ping)
     try:
         await backend.check()
-        context = RunnerContext(settings, keys, {"process": backend}, endpoints)
+        context = RunnerContext(settings, keys, {settings.backend: backend}, endpoints)
         await Runner(owner, database, queue, notifications, context).run(stop)
     finally:
         await queue.close()
         await notifications.close()
         await database.close()
         await backend.close()
+
+
+async def _backend(settings: Settings, owner: str) -> Backend:
+    if settings.backend == "kubernetes":
+        assert settings.namespace is not None
+        # Here, since its client costs a second and 40 MB to import.
+        from leyden.libs.kubernetes.cluster import Cluster, connect
+        from leyden.services.runner.backends.kubernetes.backend import KubernetesBackend
+
+        return KubernetesBackend(settings, Cluster(await connect(), settings.namespace))
+    from leyden.services.runner.backends.process.backend import ProcessBackend
+
+    return ProcessBackend(settings, owner)

@@ -7,7 +7,7 @@ A backend knows nothing of leases, rewards or the store. It tells apart its own 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from leyden.libs.contracts.config import RunnerConfig
@@ -21,7 +21,8 @@ class AttemptSpec:
         as first word for the backend's interpreter; environment: every variable but those that depend on the place
         (PATH, HOME, TMPDIR, LEYDEN_TASK_FILE), which the backend adds; secrets: more variables, which hold the
         attempt's key and stay out of arguments, logs and readable files; task: the content of LEYDEN_TASK_FILE;
-        directory: a folder that the backend copies into the fresh working folder; limits: `runner` of the run document.
+        directory: a folder that the backend copies into the fresh working folder; limits: `runner` of the run document;
+        labels: `run`, `rollout` and `attempt`, for people and selectors.
     """
 
     name: str
@@ -31,6 +32,7 @@ class AttemptSpec:
     task: Mapping[str, Any]
     directory: str | None
     limits: RunnerConfig
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

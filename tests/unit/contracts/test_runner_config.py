@@ -1,40 +1,58 @@
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import pytest
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from leyden.libs.contracts import config
 from leyden.libs.contracts.config import ProcessRunner, RunConfig, RunnerConfig
 from tests import builders
 
-
-class PodRunner(config._Runner):
-    """A second backend, as a later one will be."""
-
-    type: Literal["pod"] = "pod"
-    image: str = "agent"
+RUNNER: TypeAdapter[Any] = TypeAdapter(RunnerConfig)
 
 
-ONE: TypeAdapter[Any] = TypeAdapter(RunnerConfig)
-TWO: TypeAdapter[Any] = TypeAdapter(
-    Annotated[ProcessRunner | PodRunner, Field(discriminator="type"), BeforeValidator(config._process_by_default)]
-)
-
-
-@pytest.mark.parametrize("union", [ONE, TWO])
-def test_a_document_without_a_type_is_the_process_backends(union: TypeAdapter[Any]) -> None:
-    assert union.validate_python({}) == union.validate_python({"type": "process"}) == ProcessRunner()
-    assert union.validate_python({"cpu_seconds": 5}) == ProcessRunner(cpu_seconds=5)
+def test_a_document_without_a_type_is_the_process_backends() -> None:
+    assert RUNNER.validate_python({}) == RUNNER.validate_python({"type": "process"}) == ProcessRunner()
+    assert RUNNER.validate_python({"cpu_seconds": 5}) == ProcessRunner(cpu_seconds=5)
     with pytest.raises(ValidationError, match="'process'"):
-        union.validate_python({"type": "ship"})
-
-
-def test_a_second_backend_is_one_class() -> None:
-    assert TWO.validate_python({"type": "pod", "timeout_seconds": 7}) == PodRunner(timeout_seconds=7)
+        RUNNER.validate_python({"type": "ship"})
     with pytest.raises(ValidationError, match="image"):
-        TWO.validate_python({"image": "agent"})
+        RUNNER.validate_python({"image": "agent:1"})
+
+
+@pytest.mark.parametrize("image", ["agent:1", "host:5000/a/agent:v1.2", f"agent@sha256:{'0' * 64}", "ghcr.io/a/b:x"])
+def test_an_image_with_a_tag_or_a_digest_is_accepted(image: str) -> None:
+    assert RUNNER.validate_python({"type": "kubernetes", "image": image}).image == image
+
+
+@pytest.mark.parametrize("image", ["agent", "agent:latest", "host:5000/agent", "a b:1", "", "agent:", "agent@sha256:0"])
+def test_an_image_that_may_change_during_a_run_is_refused(image: str) -> None:
+    with pytest.raises(ValidationError, match="image"):
+        RUNNER.validate_python({"type": "kubernetes", "image": image})
+
+
+@pytest.mark.parametrize(
+    ("amount", "right"), [("500m", True), ("1.5", True), ("2Gi", True), ("2 GB", False), ("-1", False)]
+)
+def test_a_quantity_is_kubernetes(amount: str, right: bool) -> None:
+    document = {
+        "type": "kubernetes",
+        "image": "a:1",
+        "resources": {"limits": {"memory": amount, "nvidia.com/gpu": "1"}},
+    }
+    if right:
+        assert RUNNER.validate_python(document).resources.limits["memory"] == amount
+    else:
+        with pytest.raises(ValidationError, match="memory"):
+            RUNNER.validate_python(document)
+
+
+def test_a_folder_of_the_runner_is_refused_for_an_image() -> None:
+    document = builders.run_document(runner={"type": "kubernetes", "image": "a:1"})
+    assert RunConfig.model_validate(document).runner.type == "kubernetes"
+    document["agent"] = {**document["agent"], "directory": "/srv/agent"}
+    with pytest.raises(ValidationError, match=r"agent.directory .* put the files into runner.image"):
+        RunConfig.model_validate(document)
 
 
 def test_the_runner_of_a_run_config_is_optional() -> None:

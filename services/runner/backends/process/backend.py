@@ -150,7 +150,8 @@ class ProcessBackend:
             )
 
     def _orders(self, spec: AttemptSpec, workspace: Workspace, user: SandboxUser) -> Orders:
-        first, *rest = spec.command
+        limits, (first, *rest) = spec.limits, spec.command
+        assert isinstance(limits, ProcessRunner)
         command = [self._settings.python if first == "{python}" else first, *rest]
         if user.uid is not None:
             self._check_reachable(user.uid, command, workspace)
@@ -158,11 +159,11 @@ class ProcessBackend:
             "command": command,
             "environment": self._environment(spec, workspace, user),
             "folder": str(workspace.work),
-            "timeout_seconds": spec.limits.timeout_seconds,
+            "timeout_seconds": limits.timeout_seconds,
             "grace_seconds": self._settings.grace_seconds,
-            "output_bytes": spec.limits.output_bytes,
-            "memory_bytes": spec.limits.memory_bytes,
-            "limits": self._limits(spec.limits, user),
+            "output_bytes": limits.output_bytes,
+            "memory_bytes": limits.memory_bytes,
+            "limits": self._limits(limits, user),
             "sandbox": self._sandbox(workspace, user),
         }
 

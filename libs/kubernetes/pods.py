@@ -1,0 +1,126 @@
+"""Reads the state of a pod: why it waits, how its container ended, and whether the cluster ended it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from leyden.libs.kubernetes.cluster import Object
+
+NORMAL_WAITS = frozenset({"ContainerCreating", "PodInitializing"})
+HOPELESS_WAITS = frozenset({"ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError"})
+"""Waiting helps against none of these. A first `ErrImagePull` may be the network's."""
+START_ERRORS = frozenset({"StartError", "ContainerCannotRun"})
+
+
+@dataclass(frozen=True)
+class PodStatus:
+    """One pod, and the container in it that does the work.
+
+    Args: waiting: why the container does not run yet; hopeless: waiting longer will not help; exit_code: 128 + n for
+        signal n; end_reason: the container runtime's words; disrupted: why the cluster, and not the container, caused
+        the end; evicted_for_limit: the kubelet ended the pod because it exceeded a limit of its own; lost: the node
+        does not report.
+    """
+
+    name: str
+    job: str
+    waiting: str | None = None
+    hopeless: bool = False
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    exit_code: int | None = None
+    out_of_memory: bool = False
+    start_error: str | None = None
+    disrupted: str | None = None
+    evicted_for_limit: str | None = None
+    lost: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.exit_code is not None or self.disrupted is not None or self.evicted_for_limit is not None
+
+
+def pod_status(pod: Object, container: str) -> PodStatus:
+    """Reads a pod as the API server lists it.
+
+    Args: container: the name of the one that does the work
+    """
+    status, metadata = pod.get("status", {}), pod["metadata"]
+    state = _container(status, container)
+    ended, running = state.get("terminated"), state.get("running")
+    name, job = metadata["name"], metadata.get("labels", {}).get("batch.kubernetes.io/job-name", "")
+    if ended is not None or status.get("phase") in {"Failed", "Succeeded"}:
+        return _ended(name, job, pod, ended or {})
+    if running is not None:
+        ready = _condition(status, "Ready")
+        lost = ready is not None and ready["status"] != "True" and ready.get("reason") != "ContainersNotReady"
+        return PodStatus(name, job, started_at=_time(running["startedAt"]), lost=lost)
+    waiting, hopeless = _waiting(status, state)
+    return PodStatus(name, job, waiting=waiting, hopeless=hopeless)
+
+
+def _ended(name: str, job: str, pod: Object, ended: Object) -> PodStatus:
+    status = pod["status"]
+    limit = disrupted = None
+    if status.get("reason") == "Evicted" and "exceed" in status.get("message", ""):
+        limit = status["message"]
+    else:
+        disrupted = _disruption(pod, ended)
+    return PodStatus(
+        name,
+        job,
+        started_at=_time(ended.get("startedAt")),
+        finished_at=_time(ended.get("finishedAt")),
+        exit_code=ended.get("exitCode"),
+        out_of_memory=ended.get("reason") == "OOMKilled",
+        start_error=_words(ended) if ended.get("reason") in START_ERRORS else None,
+        disrupted=disrupted,
+        evicted_for_limit=limit,
+    )
+
+
+def _disruption(pod: Object, ended: Object) -> str | None:
+    status, metadata = pod["status"], pod["metadata"]
+    condition = _condition(status, "DisruptionTarget")
+    if condition is not None and condition["status"] == "True":
+        return _words(condition)
+    if ended.get("exitCode") is None or ended.get("reason") == "ContainerStatusUnknown":
+        return _words(status) or _words(ended) or "the node ended the pod"
+    deleted = _time(metadata.get("deletionTimestamp"))
+    if deleted is not None:
+        asked = deleted - timedelta(seconds=metadata.get("deletionGracePeriodSeconds", 0))
+        finished = _time(ended.get("finishedAt"))
+        return "the pod was deleted" if finished is None or finished >= asked else None
+    return None
+
+
+def _waiting(status: Object, state: Object) -> tuple[str, bool]:
+    """The reason why the pod does not run yet, and whether waiting is in vain."""
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled is not None and scheduled["status"] != "True":
+        return _words(scheduled), False
+    inits = [one.get("state", {}) for one in status.get("initContainerStatuses", [])]
+    for one in [*inits, state]:
+        waiting = one.get("waiting")
+        if waiting is not None and waiting.get("reason") not in NORMAL_WAITS:
+            return _words(waiting), waiting.get("reason") in HOPELESS_WAITS
+    return state.get("waiting", {}).get("reason", "no node has reported the pod"), False
+
+
+def _container(status: Object, name: str) -> Object:
+    statuses = status.get("containerStatuses", [])
+    return next((one.get("state", {}) for one in statuses if one["name"] == name), {})
+
+
+def _condition(status: Object, kind: str) -> Object | None:
+    return next((one for one in status.get("conditions", []) if one["type"] == kind), None)
+
+
+def _words(part: Object) -> str:
+    return ": ".join(text for text in (part.get("reason"), part.get("message")) if text)
+
+
+def _time(text: Any) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -1,0 +1,1 @@
+"""The backend that executes each attempt as a Job of a Kubernetes cluster."""

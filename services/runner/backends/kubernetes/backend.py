@@ -1,0 +1,218 @@
+"""Executes each attempt as a Kubernetes Job. One list a second serves all attempts of a runner."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.kubernetes.cluster import Cluster, Object, Refused
+from leyden.libs.kubernetes.pods import PodStatus, pod_status
+from leyden.libs.kubernetes.shared import SharedPoll
+from leyden.libs.kubernetes.templates import COMPONENT, INSTANCE, selector
+from leyden.libs.service.errors import Misconfigured
+from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
+from leyden.services.runner.backends.kubernetes.job import CONTAINER, agent_job, job_name
+from leyden.services.runner.backends.kubernetes.secret import attempt_secret
+from leyden.services.runner.settings import Settings
+
+log = logger()
+limited_log = RateLimitedLogger(log)
+
+POD_POLL_SECONDS = 1.0
+JOB_POLL_SECONDS = 3.0
+PODLESS_POLLS = 3
+"""A Job has a pod by then, unless something keeps the cluster from making one."""
+CLEAN_UP_SECONDS = 20.0
+LOG_SECONDS = 60.0
+QUOTA = "exceeded quota"
+"""A part of the refusal of an object for which the namespace's quota has no room now."""
+FINAL_REFUSALS = ("violates PodSecurity", "denied the request")
+OUT_OF_MEMORY = "the agent used more memory than allowed (runner.resources.limits.memory)"
+CHECK = AttemptSpec("check", ["true"], {}, {}, {}, None, KubernetesRunner(image="leyden/check:1", timeout_seconds=60))
+
+
+@dataclass(frozen=True)
+class JobTrouble:
+    """Why a Job has no pod. Args: final: it will never have one."""
+
+    reason: str
+    final: bool
+
+
+class KubernetesBackend:
+    """The attempts of one runner in one namespace.
+
+    Raises: Misconfigured: the pod template is not usable
+    """
+
+    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        assert settings.pod_template_file is not None
+        self._settings = settings
+        self._cluster = cluster
+        self._template = cluster.template(settings.pod_template_file, CONTAINER)
+        self._selector = selector({INSTANCE: settings.release, COMPONENT: CONTAINER})
+        self._pods = SharedPoll(self._list_pods, POD_POLL_SECONDS)
+        self._jobs = SharedPoll(self._list_jobs, JOB_POLL_SECONDS)
+
+    async def check(self) -> None:
+        """Asks the API server whether it would create an agent's Job, and creates none.
+
+        Raises: Misconfigured: it would not
+        """
+        assert isinstance(CHECK.limits, KubernetesRunner)
+        try:
+            await self._cluster.pods(self._selector)
+            job = agent_job(CHECK, CHECK.limits, self._template, self._settings)
+            await self._cluster.create_job(job, dry_run=True)
+        except Refused as error:
+            raise Misconfigured(
+                f"agents cannot start in RUNNER_NAMESPACE {self._settings.namespace}: {error}. "
+                "The chart's Role grants the runner its rights, and RUNNER_POD_TEMPLATE_FILE describes the pod"
+            ) from error
+
+    async def run(self, spec: AttemptSpec) -> Exit:
+        """Runs the agent to its end and deletes its Job, also when cancelled.
+
+        Raises: BackendError: it did not start, or its end is unknown
+        """
+        name = job_name(spec)
+        try:
+            await self._create(spec, name)
+            return await self._until_over(spec, name)
+        except Refused as error:
+            raise BackendError(str(error)) from error
+        finally:
+            await asyncio.shield(self._clean_up(name))
+
+    async def close(self) -> None:
+        """Closes the connection to the API server. Each attempt has deleted its Job."""
+        await self._pods.close()
+        await self._jobs.close()
+        await self._cluster.close()
+
+    async def _create(self, spec: AttemptSpec, name: str) -> None:
+        """Creates the Job and its Secret within `start_seconds`."""
+        creating = asyncio.create_task(self._create_both(spec, name))
+        try:
+            await asyncio.wait([creating], timeout=self._settings.start_seconds)
+        except asyncio.CancelledError:
+            # The API server may carry a request out that is under way, after the deletion that follows.
+            await asyncio.wait([creating], timeout=CLEAN_UP_SECONDS)
+            raise
+        finally:
+            creating.cancel()
+            await asyncio.gather(creating, return_exceptions=True)
+        if creating.cancelled():
+            raise BackendError(f"the agent's Job was not created within {self._settings.start_seconds:g} s")
+        creating.result()
+
+    async def _create_both(self, spec: AttemptSpec, name: str) -> None:
+        """Creates the Job, or adopts it, and then the Secret, for which its pod waits."""
+        assert isinstance(spec.limits, KubernetesRunner)
+        job = agent_job(spec, spec.limits, self._template, self._settings)
+        while True:
+            try:
+                uid = await self._cluster.create_job(job)
+                break
+            except Refused as error:
+                if QUOTA not in str(error):
+                    raise
+                limited_log.warning("no room for a Job", cause=str(error))
+            await asyncio.sleep(JOB_POLL_SECONDS)
+        await self._cluster.create_secret(attempt_secret(spec, name, uid))
+
+    async def _until_over(self, spec: AttemptSpec, name: str) -> Exit:
+        began, podless, reason = time.monotonic(), 0, "it has no pod"
+        while True:
+            pod = (await self._pods.next()).get(name)
+            podless = 0 if pod is not None else podless + 1
+            if pod is not None and pod.is_over:
+                return await self._exit(spec, pod)
+            if pod is not None and pod.started_at is not None:
+                # The clocks of nodes and of this machine agree, as certificates need them to.
+                if (datetime.now(UTC) - pod.started_at).total_seconds() > spec.limits.timeout_seconds:
+                    return await self._timed_out(spec, pod)
+                continue
+            if pod is not None:
+                reason = pod.waiting or reason
+            elif podless >= PODLESS_POLLS:
+                reason = await self._podless_reason(name) or reason
+            if pod is not None and pod.hopeless:
+                raise BackendError(f"the agent cannot start: {reason}")
+            if time.monotonic() - began > self._settings.start_seconds:
+                raise BackendError(f"the agent did not start within {self._settings.start_seconds:g} s: {reason}")
+
+    async def _podless_reason(self, name: str) -> str | None:
+        """Says why a Job has no pod. Raises: BackendError: it will never have one"""
+        jobs = await self._jobs.next()
+        if name not in jobs:
+            raise BackendError("the agent's Job was deleted")
+        trouble = jobs[name]
+        if trouble is not None and trouble.final:
+            raise BackendError(f"the agent's pod is gone or was refused: {trouble.reason}")
+        return None if trouble is None else trouble.reason
+
+    async def _exit(self, spec: AttemptSpec, pod: PodStatus) -> Exit:
+        if pod.start_error is not None:
+            raise BackendError(f"the agent could not be started: {pod.start_error}")
+        log_tail = await self._log_tail(spec, pod)
+        if log_tail is None and pod.disrupted is None and pod.exit_code == 0:
+            raise BackendError("the log of the agent is lost, and its reward with it")
+        return Exit(
+            exit_code=pod.exit_code,
+            stdout=log_tail or b"",
+            stderr=b"",
+            seconds=_seconds(pod, datetime.now(UTC)),
+            limit_exceeded=pod.evicted_for_limit or (OUT_OF_MEMORY if pod.out_of_memory else None),
+            platform_failure=pod.disrupted,
+        )
+
+    async def _timed_out(self, spec: AttemptSpec, pod: PodStatus) -> Exit:
+        """The exit of an agent that still runs; deleting its Job stops it."""
+        lost = "the agent's node does not report" if pod.lost else None
+        stdout = await self._log_tail(spec, pod) or b""
+        seconds = _seconds(pod, datetime.now(UTC))
+        return Exit(None, stdout, b"", seconds, timed_out=lost is None, platform_failure=lost)
+
+    async def _log_tail(self, spec: AttemptSpec, pod: PodStatus) -> bytes | None:
+        """Returns the end of the log; None where the pod or its node is gone."""
+        try:
+            async with asyncio.timeout(LOG_SECONDS):
+                return await self._cluster.log_tail(pod.name, CONTAINER, spec.limits.output_bytes)
+        except (Refused, TimeoutError) as error:
+            log.warning("log of an agent is lost", attempt=spec.name, cause=str(error))
+            return None
+
+    async def _clean_up(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(CLEAN_UP_SECONDS):
+                await self._cluster.delete_job(name)
+        except (Refused, TimeoutError) as error:
+            log.warning("Job not deleted, its time limit ends it", job=name, cause=str(error))
+
+    async def _list_pods(self) -> dict[str, PodStatus]:
+        statuses = [pod_status(pod, CONTAINER) for pod in await self._cluster.pods(self._selector)]
+        return {status.job: status for status in statuses}
+
+    async def _list_jobs(self) -> dict[str, JobTrouble | None]:
+        """Every Job by name, with its trouble."""
+        jobs = await self._cluster.jobs(self._selector)
+        events = await self._cluster.events("involvedObject.kind=Job,reason=FailedCreate")
+        refusals = {event["involvedObject"]["name"]: event.get("message", "") for event in events}
+        return {name: _trouble(job, refusals.get(name)) for job in jobs for name in [job["metadata"]["name"]]}
+
+
+def _trouble(job: Object, refusal: str | None) -> JobTrouble | None:
+    ended = [one for one in job.get("status", {}).get("conditions", []) if one["type"] in {"Failed", "Complete"}]
+    if ended:
+        return JobTrouble(refusal or f"{ended[0].get('reason', ended[0]['type'])}: {ended[0].get('message', '')}", True)
+    return None if refusal is None else JobTrouble(refusal, any(word in refusal for word in FINAL_REFUSALS))
+
+
+def _seconds(pod: PodStatus, now: datetime) -> float:
+    """Start to end of the container; 0 where it never ran."""
+    return 0.0 if pod.started_at is None else max(0.0, ((pod.finished_at or now) - pod.started_at).total_seconds())

@@ -1,0 +1,101 @@
+"""The Job of one attempt, from the operator's pod template and the run document."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kubernetes_asyncio import client
+
+from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, ROLLOUT, RUN, completed, variables
+from leyden.services.runner.backends.base import AttemptSpec
+from leyden.services.runner.backends.kubernetes.secret import TASK_FILE
+
+if TYPE_CHECKING:
+    from leyden.services.runner.settings import Settings
+
+CONTAINER = "agent"
+TASK_FOLDER = "/var/run/leyden"
+TASK_VOLUME = "leyden-task"
+LEFTOVER_SECONDS = 600
+"""A Job whose runner is gone stays for so long after its end."""
+
+
+def job_name(spec: AttemptSpec) -> str:
+    """The same for the same attempt, so that creating it twice finds the first one."""
+    return "agent-" + spec.name.replace(".", "-")
+
+
+def agent_job(
+    spec: AttemptSpec, runner: KubernetesRunner, template: client.V1PodTemplateSpec, settings: Settings
+) -> client.V1Job:
+    """Builds the Job: one pod, one try, since a retry is another attempt."""
+    name, labels = job_name(spec), agent_labels(spec, settings)
+    pod = _pod(spec, runner, template, labels)
+    pod.spec.termination_grace_period_seconds = math.ceil(settings.grace_seconds)
+    return client.V1Job(
+        api_version="batch/v1",
+        kind="Job",
+        metadata=client.V1ObjectMeta(name=name, labels=labels),
+        spec=client.V1JobSpec(
+            backoff_limit=0,
+            # For the case that no runner lives to stop it.
+            active_deadline_seconds=math.ceil(
+                settings.start_seconds + runner.timeout_seconds + 2 * settings.grace_seconds + settings.lease_seconds
+            ),
+            ttl_seconds_after_finished=LEFTOVER_SECONDS,
+            pod_failure_policy=fail_on_disruption(),
+            template=pod,
+        ),
+    )
+
+
+def agent_labels(spec: AttemptSpec, settings: Settings) -> dict[str, str]:
+    """The labels of an attempt's Job and pod."""
+    ours = zip((RUN, ROLLOUT, ATTEMPT), ("run", "rollout", "attempt"), strict=True)
+    return {
+        INSTANCE: settings.release,
+        COMPONENT: CONTAINER,
+        **{label: spec.labels[name] for label, name in ours if name in spec.labels},
+    }
+
+
+def fail_on_disruption() -> client.V1PodFailurePolicy:
+    """Fails the Job when the cluster ends its pod, with the cause in the Job's condition."""
+    disrupted = client.V1PodFailurePolicyOnPodConditionsPattern(type="DisruptionTarget", status="True")
+    return client.V1PodFailurePolicy(
+        rules=[client.V1PodFailurePolicyRule(action="FailJob", on_pod_conditions=[disrupted])]
+    )
+
+
+def _pod(
+    spec: AttemptSpec, runner: KubernetesRunner, template: client.V1PodTemplateSpec, labels: dict[str, str]
+) -> client.V1PodTemplateSpec:
+    name = job_name(spec)
+    first, *rest = spec.command
+    secrets = [_from_secret(name, key) for key in spec.secrets]
+    environment = [*variables({**spec.environment, "LEYDEN_TASK_FILE": f"{TASK_FOLDER}/{TASK_FILE}"}), *secrets]
+    command = ["python" if first == "{python}" else first, *rest]
+    pod, agent = completed(template, CONTAINER, labels=labels, command=command, environment=environment)
+    agent.image = runner.image
+    agent.resources = agent.resources or client.V1ResourceRequirements()
+    agent.resources.requests = {**(agent.resources.requests or {}), **runner.resources.requests}
+    agent.resources.limits = {**(agent.resources.limits or {}), **runner.resources.limits}
+    mount = client.V1VolumeMount(name=TASK_VOLUME, mount_path=TASK_FOLDER, read_only=True)
+    agent.volume_mounts = [*(agent.volume_mounts or []), mount]
+    item = client.V1KeyToPath(key=TASK_FILE, path=TASK_FILE)
+    volume = client.V1Volume(name=TASK_VOLUME, secret=client.V1SecretVolumeSource(secret_name=name, items=[item]))
+    pod.spec.volumes = [*(pod.spec.volumes or []), volume]
+    pod.spec.node_selector = {**(pod.spec.node_selector or {}), **runner.node_selector}
+    pod.spec.tolerations = [*(pod.spec.tolerations or []), *(_toleration(one) for one in runner.tolerations)]
+    return pod
+
+
+def _from_secret(secret: str, key: str) -> client.V1EnvVar:
+    reference = client.V1SecretKeySelector(name=secret, key=key)
+    return client.V1EnvVar(name=key, value_from=client.V1EnvVarSource(secret_key_ref=reference))
+
+
+def _toleration(one: object) -> client.V1Toleration:
+    return client.V1Toleration(**one.model_dump(exclude_none=True))  # type: ignore[attr-defined]

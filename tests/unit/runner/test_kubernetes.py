@@ -1,0 +1,365 @@
+"""The Kubernetes backend, against an API server in memory whose cluster is the test."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.libs.kubernetes import cluster as cluster_module
+from leyden.libs.service.errors import Misconfigured
+from leyden.services.runner.backends.base import AttemptSpec, BackendError
+from leyden.services.runner.backends.kubernetes import backend as backend_module
+from leyden.services.runner.backends.kubernetes.backend import KubernetesBackend
+from leyden.services.runner.outcome import outcome_of
+from leyden.services.runner.settings import Settings
+from tests.fakes.kubernetes_api import FakeKubernetes, Object
+
+JOB, POD = "agent-run-abc-12-3-1", "agent-run-abc-12-3-1-x7k2p"
+TEMPLATE = """
+metadata: {labels: {app.kubernetes.io/name: leyden}}
+spec:
+  nodeSelector: {pool: agents}
+  containers:
+  - name: agent
+    image: placeholder:1
+    args: [dropped]
+    env: [{name: HOME, value: /tmp}, {name: OWN, value: template}]
+    resources: {requests: {cpu: 100m, memory: 64Mi}}
+    volumeMounts: [{name: tmp, mountPath: /tmp}]
+  volumes: [{name: tmp, emptyDir: {}}]
+"""
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "FIRST_PAUSE_SECONDS", 0.01)
+    for name in ("POD_POLL_SECONDS", "JOB_POLL_SECONDS"):
+        monkeypatch.setattr(backend_module, name, 0.01)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeKubernetes]:
+    async with FakeKubernetes().serving() as serving:
+        yield serving
+
+
+@asynccontextmanager
+async def opened(server: FakeKubernetes, folder: Path, **changes: Any) -> AsyncIterator[KubernetesBackend]:
+    (folder / "agent.yaml").write_text(TEMPLATE)
+    values = {"backend": "kubernetes", "namespace": "rollouts", "release": "leyden", "start_seconds": 20, **changes}
+    settings = Settings(pod_template_file=folder / "agent.yaml", **values)
+    made = KubernetesBackend(settings, server.cluster())
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def backend(server: FakeKubernetes, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
+    async with opened(server, tmp_path) as made:
+        yield made
+
+
+def spec(*command: str, name: str = "run-abc.12.3.1", **changes: Any) -> AttemptSpec:
+    values: dict[str, Any] = {
+        "name": name,
+        "command": list(command or ["{python}", "agent.py"]),
+        "environment": {"OWN": "costs $(HOME) and $5"},
+        "secrets": {"ATTEMPT_NAME": "signed"},
+        "task": {"question": "Café?"},
+        "directory": None,
+        "limits": KubernetesRunner(image="agents/flight:3"),
+        "labels": {"run": "run-abc", "rollout": "run-abc.12.3", "attempt": "1"},
+    }
+    return AttemptSpec(**{**values, **changes})
+
+
+def at_start(server: FakeKubernetes, act: Callable[[str], object]) -> None:
+    server.on_job = lambda job: act(job["metadata"]["name"])
+
+
+async def test_an_attempt_is_one_job_with_its_command_its_variables_and_its_secret(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    made: list[Object] = []
+    secrets: list[Object] = []
+
+    def create(name: str) -> None:
+        made.append(server.objects["jobs"][name])
+        server.logs[POD] = b"thinking\n" + json.dumps({"reward": 0.5}).encode() + b"\n"
+        asyncio.get_running_loop().call_later(0.05, end)
+
+    def end() -> None:
+        secrets.extend(server.objects["secrets"].values())
+        server.ended(JOB, 0)
+
+    at_start(server, create)
+    limits = KubernetesRunner(
+        image="agents/flight:3",
+        resources={"requests": {"memory": "128Mi"}, "limits": {"memory": "1Gi"}},
+        node_selector={"zone": "a"},
+        tolerations=[{"key": "spot", "operator": "Exists"}],
+        timeout_seconds=60,
+    )
+    ended = await backend.run(spec("{python}", "-c", "print('$(HOME)')", limits=limits))
+    outcome = outcome_of(ended)
+    assert (outcome.kind, outcome.reward, ended.seconds) == (OutcomeKind.SUCCEEDED, 0.5, 7.0)
+    [job], [secret] = made, secrets
+    body, pod = job["spec"], job["spec"]["template"]
+    [agent] = pod["spec"]["containers"]
+    assert (body["backoffLimit"], body["podFailurePolicy"]["rules"][0]["action"]) == (0, "FailJob")
+    assert body["activeDeadlineSeconds"] >= 60 + 20
+    labels = {
+        "app.kubernetes.io/instance": "leyden",
+        "app.kubernetes.io/component": "agent",
+        "leyden.dev/run": "run-abc",
+        "leyden.dev/rollout": "run-abc.12.3",
+        "leyden.dev/attempt": "1",
+    }
+    assert job["metadata"]["labels"] == labels
+    assert pod["metadata"]["labels"] == {"app.kubernetes.io/name": "leyden", **labels}
+    assert (agent["image"], agent["command"]) == ("agents/flight:3", ["python", "-c", "print('$$(HOME)')"])
+    assert "args" not in agent
+    variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in agent["env"]}
+    assert len(variables) == len(agent["env"])
+    assert variables == {
+        "HOME": "/tmp",
+        "OWN": "costs $$(HOME) and $$5",
+        "LEYDEN_TASK_FILE": "/var/run/leyden/task.json",
+        "ATTEMPT_NAME": {"secretKeyRef": {"name": JOB, "key": "ATTEMPT_NAME"}},
+    }
+    assert agent["resources"] == {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}
+    assert pod["spec"]["nodeSelector"] == {"pool": "agents", "zone": "a"}
+    assert pod["spec"]["tolerations"] == [{"key": "spot", "operator": "Exists"}]
+    assert (pod["spec"]["restartPolicy"], pod["spec"]["automountServiceAccountToken"]) == ("Never", False)
+    assert pod["spec"]["enableServiceLinks"] is False
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == job["metadata"]["uid"]
+    assert json.loads(secret["stringData"].pop("task.json")) == {"question": "Café?"}
+    assert secret["stringData"] == {"ATTEMPT_NAME": "signed"}
+    assert "signed" not in json.dumps(job)
+    assert (server.objects["jobs"], server.deleted) == ({}, [JOB])
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "detail"),
+    [
+        ({"code": 0}, OutcomeKind.SUCCEEDED, None),
+        ({"code": 3}, OutcomeKind.AGENT_ERROR, "the agent exited with code 3"),
+        ({"code": 137, "reason": "OOMKilled"}, OutcomeKind.AGENT_ERROR, "more memory than allowed"),
+        ({"code": 137, "reason": "ContainerStatusUnknown"}, OutcomeKind.INFRA_ERROR, "ContainerStatusUnknown"),
+    ],
+)
+async def test_an_end_is_blamed_on_the_agent_or_on_the_cluster(
+    server: FakeKubernetes, backend: KubernetesBackend, end: dict[str, Any], kind: OutcomeKind, detail: str | None
+) -> None:
+    server.logs[POD] = b""
+    at_start(server, lambda name: server.ended(name, **end))
+    outcome = outcome_of(await backend.run(spec()))
+    assert outcome.kind is kind
+    assert (outcome.detail is None) if detail is None else (detail in (outcome.detail or ""))
+
+
+async def test_an_evicted_agent_is_tried_again(server: FakeKubernetes, backend: KubernetesBackend) -> None:
+    def evict(name: str) -> None:
+        server.ended(name, 143)
+        condition = {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "drain",
+        }
+        server.pod(name, conditions=[condition])
+
+    at_start(server, evict)
+    assert outcome_of(await backend.run(spec())).detail == "EvictionByEvictionAPI: drain"
+
+
+async def test_a_success_whose_log_is_gone_is_no_success(server: FakeKubernetes, backend: KubernetesBackend) -> None:
+    at_start(server, lambda name: server.ended(name, 0))
+    with pytest.raises(BackendError, match="log of the agent is lost"):
+        await backend.run(spec())
+
+
+async def test_an_agent_is_stopped_after_its_time(server: FakeKubernetes, backend: KubernetesBackend) -> None:
+    server.logs[POD] = b"so far"
+    at_start(server, lambda name: server.running(name, since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")))
+    ended = await backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=0.5)))
+    assert (ended.timed_out, ended.stdout, server.deleted) == (True, b"so far", [JOB])
+
+
+async def test_a_time_out_on_a_node_that_is_gone_is_the_clusters(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    def lose(name: str) -> None:
+        server.running(name)
+        server.pod(name, conditions=[{"type": "Ready", "status": "False"}])
+
+    at_start(server, lose)
+    outcome = outcome_of(await backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=0.5))))
+    assert (outcome.kind, outcome.detail) == (OutcomeKind.INFRA_ERROR, "the agent's node does not report")
+
+
+def waits(reason: str, message: str) -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return {"phase": "Pending", "containerStatuses": [{"name": "agent", "state": state}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "start_seconds", "message"),
+    [
+        (waits("ImagePullBackOff", "no such image"), 20, "cannot start: ImagePullBackOff: no such image"),
+        (
+            waits("CreateContainerConfigError", "runs as root"),
+            1,
+            r"within 1 s: CreateContainerConfigError: runs as",
+        ),
+        (
+            {
+                "phase": "Pending",
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
+                ],
+            },
+            1,
+            "within 1 s: Unschedulable: 0/3 nodes",
+        ),
+    ],
+)
+async def test_a_pod_that_does_not_start_fails_the_attempt_with_the_reason(
+    server: FakeKubernetes, tmp_path: Path, status: dict[str, Any], start_seconds: int, message: str
+) -> None:
+    at_start(server, lambda name: server.pod(name, **status))
+    async with opened(server, tmp_path, start_seconds=start_seconds) as backend:
+        with pytest.raises(BackendError, match=message):
+            await backend.run(spec())
+    assert server.deleted == [JOB]
+
+
+async def test_a_command_that_the_image_lacks_is_a_failed_start(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    at_start(server, lambda name: server.ended(name, 128, reason="StartError", message="pythn: not found"))
+    with pytest.raises(BackendError, match="could not be started: StartError: pythn: not found"):
+        await backend.run(spec())
+
+
+def refuse_pod(server: FakeKubernetes, message: str) -> None:
+    def note(name: str) -> None:
+        event = {"metadata": {"labels": {}}, "involvedObject": {"kind": "Job", "name": name}, "message": message}
+        server.objects["events"][name] = event
+
+    at_start(server, note)
+
+
+async def test_a_pod_that_admission_refuses_fails_the_attempt_at_once(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    refuse_pod(server, 'pods "x" is forbidden: violates PodSecurity "restricted:latest"')
+    with pytest.raises(BackendError, match="violates PodSecurity"):
+        await backend.run(spec())
+
+
+async def test_a_pod_without_quota_is_waited_for_and_the_reason_is_reported(
+    server: FakeKubernetes, tmp_path: Path
+) -> None:
+    refuse_pod(server, 'pods "x" is forbidden: exceeded quota: pods=10')
+    async with opened(server, tmp_path, start_seconds=1) as backend:
+        with pytest.raises(BackendError, match=r"within 1 s: .*exceeded quota: pods=10"):
+            await backend.run(spec())
+
+
+async def test_a_job_without_quota_is_created_when_there_is_room(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    refusals = iter([(403, "jobs is forbidden: exceeded quota: count/jobs=5")] * 3)
+    server.refuse = lambda kind, body: next(refusals, None) if kind == "jobs" else None
+    server.logs[POD] = b""
+    at_start(server, lambda name: server.ended(name, 0))
+    assert (await backend.run(spec())).exit_code == 0
+
+
+async def test_a_pod_that_vanishes_is_the_clusters_failure(server: FakeKubernetes, backend: KubernetesBackend) -> None:
+    def vanish(name: str) -> None:
+        server.running(name)
+        asyncio.get_running_loop().call_later(0.05, server.objects["pods"].clear)
+        reason = {"reason": "BackoffLimitExceeded", "message": "Job has reached the limit"}
+        asyncio.get_running_loop().call_later(0.1, lambda: server.finish_job(name, "Failed", **reason))
+
+    at_start(server, vanish)
+    with pytest.raises(BackendError, match=r"pod is gone .*BackoffLimitExceeded"):
+        await backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=86400)))
+
+
+async def test_a_job_that_somebody_deletes_is_the_clusters_failure(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    at_start(server, lambda name: asyncio.get_running_loop().call_later(0.05, server.objects["jobs"].clear))
+    with pytest.raises(BackendError, match="Job was deleted"):
+        await backend.run(spec())
+
+
+async def test_cancelling_deletes_the_job(server: FakeKubernetes, backend: KubernetesBackend) -> None:
+    running = asyncio.Event()
+    at_start(server, lambda name: (server.running(name), running.set()))
+    attempt = asyncio.create_task(backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=86400))))
+    await running.wait()
+    attempt.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await attempt
+    assert (server.objects["jobs"], server.deleted) == ({}, [JOB])
+
+
+async def test_no_attempt_is_lost_while_the_api_server_restarts(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    def create(name: str) -> None:
+        server.running(name, since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        server.logs[POD] = b'{"reward": 1}'
+        server.down = 4
+        asyncio.get_running_loop().call_later(0.2, server.ended, name, 0)
+
+    at_start(server, create)
+    server.down = 2
+    assert outcome_of(await backend.run(spec())).reward == 1.0
+
+
+async def test_500_attempts_cost_one_list_a_poll(
+    server: FakeKubernetes, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    at_start(server, lambda name: server.running(name, since=now))
+    attempts = [asyncio.create_task(backend.run(spec(name=f"run-abc.1.{number}.1"))) for number in range(500)]
+    while len(server.objects["secrets"]) < 500:
+        await asyncio.sleep(0.05)
+    before = server.requests.copy()
+    await asyncio.sleep(0.5)
+    lists = server.requests["GET pods"] - before["GET pods"]
+    assert 1 <= lists <= 50
+    assert sum((server.requests - before).values()) == lists
+    for name in server.objects["jobs"]:
+        server.logs[server.ended(name, 0)["metadata"]["name"]] = b""
+    assert {one.exit_code for one in await asyncio.gather(*attempts)} == {0}
+    assert server.objects["jobs"] == {}
+
+
+async def test_the_check_creates_nothing_and_names_the_missing_right(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    await backend.check()
+    assert server.objects["jobs"] == {}
+    server.refuse = lambda kind, body: (403, 'User "runner" cannot create resource "jobs"')
+    with pytest.raises(Misconfigured, match='RUNNER_NAMESPACE rollouts: User "runner" cannot create'):
+        await backend.check()
+
+
+def test_the_settings_of_a_cluster_belong_together() -> None:
+    with pytest.raises(ValueError, match="RUNNER_BACKEND=kubernetes needs RUNNER_NAMESPACE, RUNNER_POD_TEMPLATE_FILE"):
+        Settings(backend="kubernetes", release="leyden")
