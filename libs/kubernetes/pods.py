@@ -19,9 +19,9 @@ class PodStatus:
     """One pod, and the container in it that does the work.
 
     Args: waiting: why the container does not run yet; hopeless: waiting longer will not help; exit_code: 128 + n for
-        signal n; end_reason: the container runtime's words; disrupted: why the cluster, and not the container, caused
+        signal n; start_error: the container runtime's; disrupted: why the cluster, and not the container, caused
         the end; evicted_for_limit: the kubelet ended the pod because it exceeded a limit of its own; lost: the node
-        does not report.
+        does not report; message: the container's last words, where its `terminationMessagePolicy` asks for them.
     """
 
     name: str
@@ -36,6 +36,7 @@ class PodStatus:
     disrupted: str | None = None
     evicted_for_limit: str | None = None
     lost: bool = False
+    message: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -78,6 +79,7 @@ def _ended(name: str, job: str, pod: Object, ended: Object) -> PodStatus:
         start_error=_words(ended) if ended.get("reason") in START_ERRORS else None,
         disrupted=disrupted,
         evicted_for_limit=limit,
+        message=ended.get("message", ""),
     )
 
 

@@ -110,7 +110,7 @@ class Fleet:
                         await asyncio.wait({tasks.pop(url)})
                         del self._members[url]
                     await self._forget_others(urls)
-                except StoreAway as error:
+                except (StoreAway, OSError) as error:
                     limited_log.warning("engines not listed", cause=str(error))
                 await asyncio.sleep(self.settings.engine_poll_seconds)
 

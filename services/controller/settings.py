@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.service import HttpAddress, ServiceSettings
@@ -44,6 +45,21 @@ class Settings(ServiceSettings):
     """A run fails with the cause when so many training groups in a row hold no success: its agent cannot work."""
     retention_days: float | None = Field(default=None, gt=0)
     """Days after its end that a run keeps its calls, spans, credits, samples and outputs; unset: for ever."""
+    namespace: str | None = None
+    """Kubernetes: the namespace of the platform: of trainers' Jobs and of the engines' Service."""
+    release: str = Field(default="leyden", pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
+    """Kubernetes: the label `app.kubernetes.io/instance` of trainers' Jobs."""
+    engine_service: str | None = None
+    """Kubernetes: the headless Service of the engines. Its EndpointSlices list them in place of `engine_urls`."""
+    trainer_backend: Literal["process", "kubernetes"] = "process"
+    """The place of trainers: processes of this machine, or Jobs of the Kubernetes cluster."""
+    trainer_pod_template_file: Path | None = None
+    """Kubernetes: a PodTemplateSpec in YAML, with a container `trainer`. The controller adds command, variables and
+    labels."""
+    trainer_service: str | None = None
+    """Kubernetes: the headless Service of trainers, by which the pods of one trainer find each other."""
+    trainer_pods: int = Field(default=1, ge=1, le=1024)
+    """Kubernetes: pods of one trainer. With more than one, `torchrun` starts a process for each GPU of each pod."""
     trainer_command: list[str] = Field(
         default_factory=lambda: [sys.executable, "-m", "leyden.services.trainer"], min_length=1
     )
@@ -56,3 +72,17 @@ class Settings(ServiceSettings):
     """Time between SIGTERM and SIGKILL of a trainer that no run needs."""
     log_folder: Path = Path("logs")
     """Folder of the trainers' output, one file a run."""
+
+    @model_validator(mode="after")
+    def _kubernetes_needs_its_settings(self) -> Settings:
+        trainers = {
+            "TRAINER_POD_TEMPLATE_FILE": self.trainer_pod_template_file,
+            "TRAINER_SERVICE": self.trainer_service,
+        }
+        on_cluster = self.trainer_backend == "kubernetes"
+        needed = {"NAMESPACE": self.namespace, **(trainers if on_cluster else {})}
+        unset = [f"CONTROLLER_{name}" for name, value in needed.items() if value is None]
+        if unset and (on_cluster or self.engine_service is not None):
+            cause = "TRAINER_BACKEND=kubernetes" if on_cluster else "ENGINE_SERVICE"
+            raise ValueError(f"CONTROLLER_{cause} needs {', '.join(unset)}")
+        return self

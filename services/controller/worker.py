@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -25,12 +26,16 @@ from leyden.libs.store.training import read_version
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, inject, logger, span
 from leyden.services.controller import admission, phases, settling
 from leyden.services.controller.engine_client import TargetVersion
-from leyden.services.controller.engine_discovery import StaticEngines
+from leyden.services.controller.engine_discovery import EngineDiscovery, StaticEngines
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.process_trainers import ProcessTrainers
 from leyden.services.controller.retention import prune_forever
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainer_backend import TrainerBackend
 from leyden.services.controller.trainers import TrainerSupervisor
+
+if TYPE_CHECKING:
+    from leyden.libs.kubernetes.cluster import Cluster
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -281,14 +286,15 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
     checks.add("database", database.ping)
     checks.add("schema", lambda: check_schema(database))
     checks.add("queue", queue.ping)
+    cluster = await _cluster(settings)
     try:
         while not stop.is_set():
             lock = AdvisoryLock(settings.database_url, LOCK_NAME, CLIENT, answer_seconds=answer_seconds)
             try:
                 if await lock.acquire():
                     # Here alone the settings decide where trainers and engines are.
-                    trainers = TrainerSupervisor(settings, ProcessTrainers(settings))
-                    fleet = Fleet(settings, StaticEngines(frozenset(settings.engine_urls)), database, notifications)
+                    trainers = TrainerSupervisor(settings, _trainer_backend(settings, cluster))
+                    fleet = Fleet(settings, _engine_discovery(settings, cluster), database, notifications)
                     await Controller(settings, database, queue, notifications, fleet, trainers).lead(lock, stop)
             except (StoreAway, LockLost) as error:
                 limited_log.warning("not leading", cause=str(error))
@@ -300,3 +306,33 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
         await queue.close()
         await notifications.close()
         await database.close()
+        if cluster is not None:
+            await cluster.close()
+
+
+async def _cluster(settings: Settings) -> Cluster | None:
+    if settings.trainer_backend == "process" and settings.engine_service is None:
+        return None
+    assert settings.namespace is not None
+    # Here, since its client costs a second and 40 MB to import.
+    from leyden.libs.kubernetes.cluster import Cluster, connect
+
+    return Cluster(await connect(), settings.namespace)
+
+
+def _trainer_backend(settings: Settings, cluster: Cluster | None) -> TrainerBackend:
+    if settings.trainer_backend == "process":
+        return ProcessTrainers(settings)
+    assert cluster is not None
+    from leyden.services.controller.kubernetes_trainers import KubernetesTrainers
+
+    return KubernetesTrainers(settings, cluster)
+
+
+def _engine_discovery(settings: Settings, cluster: Cluster | None) -> EngineDiscovery:
+    if settings.engine_service is None:
+        return StaticEngines(frozenset(settings.engine_urls))
+    assert cluster is not None
+    from leyden.services.controller.kubernetes_engines import KubernetesEngines
+
+    return KubernetesEngines(cluster, settings.engine_service)

@@ -33,3 +33,5 @@ class Settings(ServiceSettings):
     gap_patience: int = Field(default=3, ge=1)
     """Steps in a row, restarts included, that exceed `training.max_logprob_gap` or `training.min_effective_share`: the
     last is not recorded, and the run fails."""
+    world_size: int = Field(default=1, ge=1, le=1, validation_alias="WORLD_SIZE")
+    """Processes of this trainer, as `torchrun` sets it. A trainer is one process as yet; it refuses more."""

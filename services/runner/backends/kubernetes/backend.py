@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from leyden.libs.contracts.config import KubernetesRunner
-from leyden.libs.kubernetes.cluster import Cluster, Object, Refused
+from leyden.libs.kubernetes.cluster import Cluster, Refused
+from leyden.libs.kubernetes.jobs import QUOTA, job_statuses
 from leyden.libs.kubernetes.pods import PodStatus, pod_status
 from leyden.libs.kubernetes.shared import SharedPoll
 from leyden.libs.kubernetes.templates import COMPONENT, INSTANCE, selector
@@ -28,19 +28,8 @@ PODLESS_POLLS = 3
 """A Job has a pod by then, unless something keeps the cluster from making one."""
 CLEAN_UP_SECONDS = 20.0
 LOG_SECONDS = 60.0
-QUOTA = "exceeded quota"
-"""A part of the refusal of an object for which the namespace's quota has no room now."""
-FINAL_REFUSALS = ("violates PodSecurity", "denied the request")
 OUT_OF_MEMORY = "the agent used more memory than allowed (runner.resources.limits.memory)"
 CHECK = AttemptSpec("check", ["true"], {}, {}, {}, None, KubernetesRunner(image="leyden/check:1", timeout_seconds=60))
-
-
-@dataclass(frozen=True)
-class JobTrouble:
-    """Why a Job has no pod. Args: final: it will never have one."""
-
-    reason: str
-    final: bool
 
 
 class KubernetesBackend:
@@ -56,7 +45,7 @@ class KubernetesBackend:
         self._template = cluster.template(settings.pod_template_file, CONTAINER)
         self._selector = selector({INSTANCE: settings.release, COMPONENT: CONTAINER})
         self._pods = SharedPoll(self._list_pods, POD_POLL_SECONDS)
-        self._jobs = SharedPoll(self._list_jobs, JOB_POLL_SECONDS)
+        self._jobs = SharedPoll(lambda: job_statuses(cluster, self._selector), JOB_POLL_SECONDS)
 
     async def check(self) -> None:
         """Asks the API server whether it would create an agent's Job, and creates none.
@@ -151,10 +140,9 @@ class KubernetesBackend:
         jobs = await self._jobs.next()
         if name not in jobs:
             raise BackendError("the agent's Job was deleted")
-        trouble = jobs[name]
-        if trouble is not None and trouble.final:
-            raise BackendError(f"the agent's pod is gone or was refused: {trouble.reason}")
-        return None if trouble is None else trouble.reason
+        if jobs[name].over:
+            raise BackendError(f"the agent's pod is gone or was refused: {jobs[name].trouble}")
+        return jobs[name].trouble
 
     async def _exit(self, spec: AttemptSpec, pod: PodStatus) -> Exit:
         if pod.start_error is not None:
@@ -197,20 +185,6 @@ class KubernetesBackend:
     async def _list_pods(self) -> dict[str, PodStatus]:
         statuses = [pod_status(pod, CONTAINER) for pod in await self._cluster.pods(self._selector)]
         return {status.job: status for status in statuses}
-
-    async def _list_jobs(self) -> dict[str, JobTrouble | None]:
-        """Every Job by name, with its trouble."""
-        jobs = await self._cluster.jobs(self._selector)
-        events = await self._cluster.events("involvedObject.kind=Job,reason=FailedCreate")
-        refusals = {event["involvedObject"]["name"]: event.get("message", "") for event in events}
-        return {name: _trouble(job, refusals.get(name)) for job in jobs for name in [job["metadata"]["name"]]}
-
-
-def _trouble(job: Object, refusal: str | None) -> JobTrouble | None:
-    ended = [one for one in job.get("status", {}).get("conditions", []) if one["type"] in {"Failed", "Complete"}]
-    if ended:
-        return JobTrouble(refusal or f"{ended[0].get('reason', ended[0]['type'])}: {ended[0].get('message', '')}", True)
-    return None if refusal is None else JobTrouble(refusal, any(word in refusal for word in FINAL_REFUSALS))
 
 
 def _seconds(pod: PodStatus, now: datetime) -> float:

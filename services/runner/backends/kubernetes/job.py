@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kubernetes_asyncio import client
 
 from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.kubernetes.jobs import fail_on_disruption
 from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, ROLLOUT, RUN, completed, variables
 from leyden.services.runner.backends.base import AttemptSpec
 from leyden.services.runner.backends.kubernetes.secret import TASK_FILE
@@ -59,14 +60,6 @@ def agent_labels(spec: AttemptSpec, settings: Settings) -> dict[str, str]:
         COMPONENT: CONTAINER,
         **{label: spec.labels[name] for label, name in ours if name in spec.labels},
     }
-
-
-def fail_on_disruption() -> client.V1PodFailurePolicy:
-    """Fails the Job when the cluster ends its pod, with the cause in the Job's condition."""
-    disrupted = client.V1PodFailurePolicyOnPodConditionsPattern(type="DisruptionTarget", status="True")
-    return client.V1PodFailurePolicy(
-        rules=[client.V1PodFailurePolicyRule(action="FailJob", on_pod_conditions=[disrupted])]
-    )
 
 
 def _pod(

@@ -1,0 +1,138 @@
+"""Trainers as Indexed Jobs of a Kubernetes cluster; they outlive the controller, and the next leader adopts them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from leyden.libs.kubernetes.cluster import Cluster, Refused
+from leyden.libs.kubernetes.jobs import QUOTA, JobStatus, job_status, job_statuses
+from leyden.libs.kubernetes.pods import PodStatus, pod_status
+from leyden.libs.kubernetes.shared import SharedPoll
+from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, RUN, selector
+from leyden.libs.telemetry import logger
+from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerRefused, TrainerState, TrainerStatus
+from leyden.services.controller.trainer_job import CONTAINER, trainer_job
+
+log = logger()
+
+POLL_SECONDS = 1.0
+SIGNALS_FROM = 128
+
+
+class Snapshot(NamedTuple):
+    """All trainers: Jobs by name, and each one's pods."""
+
+    jobs: dict[str, JobStatus]
+    pods: dict[str, list[PodStatus]]
+
+
+class KubernetesTrainers:
+    """A `TrainerBackend`: one Job per attempt.
+
+    Raises: Misconfigured: the pod template is not usable
+    """
+
+    def __init__(self, settings: Settings, cluster: Cluster) -> None:
+        assert settings.trainer_pod_template_file is not None
+        self._settings = settings
+        self._cluster = cluster
+        self._template = cluster.template(settings.trainer_pod_template_file, CONTAINER)
+        self._selector = selector({INSTANCE: settings.release, COMPONENT: CONTAINER})
+        self._poll = SharedPoll(self._snapshot, POLL_SECONDS)
+        self._without_quota: dict[TrainerAttempt, str] = {}
+
+    async def last_attempt(self, run_id: str) -> int:
+        with _refusals():
+            jobs = await self._cluster.jobs(f"{self._selector},{RUN}={run_id}")
+        return max((int(job["metadata"]["labels"][ATTEMPT]) for job in jobs), default=0)
+
+    async def start(self, attempt: TrainerAttempt) -> None:
+        try:
+            uid = await self._cluster.create_job(trainer_job(attempt, self._template, self._settings))
+        except Refused as error:
+            if QUOTA not in str(error):
+                raise TrainerRefused(str(error)) from error
+            self._without_quota[attempt] = str(error)
+            return
+        self._without_quota.pop(attempt, None)
+        log.info("trainer started", trainer=attempt.name, job_uid=uid)
+
+    async def status(self, attempt: TrainerAttempt) -> TrainerStatus:
+        with _refusals():
+            snapshot = await self._poll.next()
+        if attempt in self._without_quota:
+            await self.start(attempt)
+            return TrainerStatus(TrainerState.WAITING, self._without_quota.get(attempt, "its Job was created just now"))
+        job = snapshot.jobs.get(attempt.name)
+        if job is None:
+            # The list may be older than the Job.
+            made = await self._cluster.job(attempt.name)
+            if made is None:
+                return TrainerStatus(TrainerState.KILLED, f"the Job {attempt.name} was deleted")
+            job = job_status(made)
+        return trainer_status(job, snapshot.pods.get(attempt.name, []), self._settings.trainer_pods)
+
+    async def stop(self, attempt: TrainerAttempt) -> None:
+        # The kubelet sends SIGTERM, and SIGKILL after the template's `terminationGracePeriodSeconds`.
+        self._without_quota.pop(attempt, None)
+        await self._cluster.delete_job(attempt.name)
+        while attempt.name in (await self._poll.next()).jobs:
+            log.info("trainer ends", trainer=attempt.name)
+
+    async def close(self) -> None:
+        await self._poll.close()
+
+    async def _snapshot(self) -> Snapshot:
+        jobs = await job_statuses(self._cluster, self._selector)
+        pods: dict[str, list[PodStatus]] = {}
+        for pod in await self._cluster.pods(self._selector):
+            status = pod_status(pod, CONTAINER)
+            pods.setdefault(status.job, []).append(status)
+        return Snapshot(jobs, pods)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    try:
+        yield
+    except Refused as error:
+        raise TrainerRefused(f"{error}: the chart's Role for the controller grants what it needs") from error
+
+
+def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> TrainerStatus:
+    """Reads the state of a trainer from its Job and its pods: one pod down is the trainer's end."""
+    if job.complete:
+        return TrainerStatus(TrainerState.ENDED, "exit code 0")
+    failed = [pod for pod in pods if pod.is_over and pod.exit_code != 0]
+    disrupted = next((pod.disrupted or pod.evicted_for_limit for pod in pods if pod.is_over and _was_killed(pod)), None)
+    if disrupted is not None:
+        return TrainerStatus(TrainerState.KILLED, disrupted)
+    if failed:
+        return _end_of(failed[0])
+    if job.over:
+        # No pod is left to blame: somebody deleted it.
+        return TrainerStatus(TrainerState.KILLED, job.trouble or "its Job failed")
+    if any(pod.exit_code == 0 for pod in pods):
+        return TrainerStatus(TrainerState.RUNNING, "a pod has ended")
+    waiting = [pod.waiting for pod in pods if pod.waiting is not None]
+    if waiting or len(pods) < expected:
+        return TrainerStatus(TrainerState.WAITING, next(iter(waiting), job.trouble or "its pods are being created"))
+    return TrainerStatus(TrainerState.RUNNING, f"pods {', '.join(sorted(pod.name for pod in pods))}")
+
+
+def _was_killed(pod: PodStatus) -> bool:
+    return pod.disrupted is not None or pod.evicted_for_limit is not None
+
+
+def _end_of(pod: PodStatus) -> TrainerStatus:
+    lines = (pod.start_error or pod.message).strip().splitlines()
+    line = lines[-1][:1000] if lines else "no output"
+    code = pod.exit_code or 0
+    if pod.out_of_memory:
+        return TrainerStatus(TrainerState.KILLED, f"out of memory: {line}")
+    if code > SIGNALS_FROM:
+        return TrainerStatus(TrainerState.KILLED, f"killed by signal {code - SIGNALS_FROM}: {line}")
+    return TrainerStatus(TrainerState.ENDED, f"exit code {code}: {line}")

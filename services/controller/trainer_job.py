@@ -1,0 +1,83 @@
+"""The Indexed Job of one trainer, from the operator's pod template."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from kubernetes_asyncio import client
+
+from leyden.libs.kubernetes.jobs import fail_on_disruption
+from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, RUN, completed, variables
+from leyden.services.controller.trainer_backend import TrainerAttempt
+
+if TYPE_CHECKING:
+    from leyden.services.controller.settings import Settings
+
+CONTAINER = "trainer"
+LEFTOVER_SECONDS = 86_400
+"""An ended Job stays for so long, with its log."""
+PORT = 29_500
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+KUEUE = "kueue.x-k8s.io/"
+
+
+def trainer_job(attempt: TrainerAttempt, template: client.V1PodTemplateSpec, settings: Settings) -> client.V1Job:
+    """Builds the Job: its pods start together and fail together, since a retry is another attempt."""
+    pods, labels = settings.trainer_pods, trainer_labels(attempt, settings)
+    environment = _rendezvous(attempt, settings) if pods > 1 else []
+    command = _command(settings, attempt.run_id)
+    pod, trainer = completed(template, CONTAINER, labels=labels, command=command, environment=environment)
+    # The last lines of the log, in the pod's status.
+    trainer.termination_message_policy = "FallbackToLogsOnError"
+    pod.spec.subdomain = settings.trainer_service
+    # Kueue admits Jobs, and finds the queue on them.
+    queue = {name: value for name, value in pod.metadata.labels.items() if name.startswith(KUEUE)}
+    return client.V1Job(
+        api_version="batch/v1",
+        kind="Job",
+        metadata=client.V1ObjectMeta(name=attempt.name, labels={**queue, **labels}),
+        spec=client.V1JobSpec(
+            completion_mode="Indexed",
+            completions=pods,
+            parallelism=pods,
+            backoff_limit=0,
+            ttl_seconds_after_finished=LEFTOVER_SECONDS,
+            pod_failure_policy=fail_on_disruption(),
+            template=pod,
+        ),
+    )
+
+
+def trainer_labels(attempt: TrainerAttempt, settings: Settings) -> dict[str, str]:
+    """The labels of a trainer's Job and pods."""
+    return {
+        INSTANCE: settings.release,
+        COMPONENT: CONTAINER,
+        RUN: attempt.run_id,
+        ATTEMPT: str(attempt.number),
+    }
+
+
+def _command(settings: Settings, run_id: str) -> list[str]:
+    first, *rest = settings.trainer_command
+    # The controller's own interpreter is not that of the trainer's image.
+    program = ["python" if first == sys.executable else first]
+    if settings.trainer_pods > 1 and program == ["python"]:
+        program = ["torchrun"]
+    return [*program, *rest, "--run-id", run_id]
+
+
+def _rendezvous(attempt: TrainerAttempt, settings: Settings) -> list[client.V1EnvVar]:
+    """The variables by which `torchrun` joins the trainer's pods. The template may set PET_NPROC_PER_NODE."""
+    index = client.V1EnvVarSource(field_ref=client.V1ObjectFieldSelector(field_path=INDEX))
+    return [
+        *variables(
+            {
+                "PET_NNODES": str(settings.trainer_pods),
+                "PET_MASTER_ADDR": f"{attempt.name}-0.{settings.trainer_service}",
+                "PET_MASTER_PORT": str(PORT),
+            }
+        ),
+        client.V1EnvVar(name="PET_NODE_RANK", value_from=index),
+    ]

@@ -1,0 +1,257 @@
+"""Trainers as Indexed Jobs and engines from EndpointSlices, against an API server in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leyden.libs.kubernetes import cluster as cluster_module
+from leyden.services.controller import kubernetes_trainers, trainers
+from leyden.services.controller.kubernetes_engines import KubernetesEngines, engine_urls
+from leyden.services.controller.kubernetes_trainers import KubernetesTrainers
+from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerRefused, TrainerState
+from leyden.services.controller.trainers import TrainerSupervisor
+from tests.fakes.kubernetes_api import FakeKubernetes
+
+FIRST = TrainerAttempt("run-abc", 1)
+TEMPLATE = """
+metadata: {labels: {kueue.x-k8s.io/queue-name: gpus}}
+spec:
+  terminationGracePeriodSeconds: 300
+  containers:
+  - name: trainer
+    image: trainer:1
+    env: [{name: TRAINER_FOLDER, value: /weights}]
+"""
+EVICTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(kubernetes_trainers, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(trainers, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(trainers, "POLL_SECONDS", 0.01)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeKubernetes]:
+    async with FakeKubernetes().serving() as serving:
+        yield serving
+
+
+def settings(folder: Path, **changes: Any) -> Settings:
+    (folder / "trainer.yaml").write_text(TEMPLATE)
+    values = {"trainer_backend": "kubernetes", "namespace": "rollouts", "trainer_service": "leyden-trainers", **changes}
+    return Settings(trainer_pod_template_file=folder / "trainer.yaml", **values)
+
+
+@pytest.fixture
+async def make(server: FakeKubernetes, tmp_path: Path) -> AsyncIterator[Callable[..., KubernetesTrainers]]:
+    cluster = server.cluster()
+    made: list[KubernetesTrainers] = []
+
+    def build(**changes: Any) -> KubernetesTrainers:
+        made.append(KubernetesTrainers(settings(tmp_path, **changes), cluster))
+        return made[-1]
+
+    yield build
+    for one in made:
+        await one.close()
+    await cluster.close()
+
+
+Make = Callable[..., KubernetesTrainers]
+
+
+async def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+async def test_a_trainer_is_an_indexed_job_and_the_next_leader_adopts_it(server: FakeKubernetes, make: Make) -> None:
+    former, leader = make(), make()
+    assert await former.last_attempt("run-abc") == 0
+    await former.start(FIRST)
+    await leader.start(FIRST)
+    assert (await leader.last_attempt("run-abc"), await leader.last_attempt("run-abd")) == (1, 0)
+    [job] = server.objects["jobs"].values()
+    assert job["metadata"]["name"] == "trainer-run-abc-1"
+    assert job["metadata"]["labels"] == {
+        "app.kubernetes.io/instance": "leyden",
+        "app.kubernetes.io/component": "trainer",
+        "leyden.dev/run": "run-abc",
+        "leyden.dev/attempt": "1",
+        "kueue.x-k8s.io/queue-name": "gpus",
+    }
+    body, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert (body["completionMode"], body["completions"], body["parallelism"], body["backoffLimit"]) == (
+        "Indexed",
+        1,
+        1,
+        0,
+    )
+    assert body["podFailurePolicy"]["rules"][0]["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
+    assert (pod["subdomain"], pod["restartPolicy"]) == ("leyden-trainers", "Never")
+    [trainer] = pod["containers"]
+    assert trainer["command"] == ["python", "-m", "leyden.services.trainer", "--run-id", "run-abc"]
+    assert trainer["env"] == [{"name": "TRAINER_FOLDER", "value": "/weights"}]
+
+
+async def test_the_pods_of_one_trainer_find_each_other_by_torchruns_variables(
+    server: FakeKubernetes, make: Make
+) -> None:
+    await make(trainer_pods=2).start(FIRST)
+    body = server.objects["jobs"]["trainer-run-abc-1"]["spec"]
+    assert (body["completions"], body["parallelism"]) == (2, 2)
+    [trainer] = body["template"]["spec"]["containers"]
+    assert trainer["command"][:3] == ["torchrun", "-m", "leyden.services.trainer"]
+    variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in trainer["env"]}
+    assert variables["PET_MASTER_ADDR"] == "trainer-run-abc-1-0.leyden-trainers"
+    assert (variables["PET_NNODES"], variables["PET_MASTER_PORT"]) == ("2", "29500")
+    assert "job-completion-index" in variables["PET_NODE_RANK"]["fieldRef"]["fieldPath"]
+
+
+async def test_the_states_of_a_trainer_have_their_reasons(server: FakeKubernetes, make: Make) -> None:
+    backend, name = make(trainer_pods=2), FIRST.name
+
+    async def state() -> tuple[TrainerState, str]:
+        return tuple(await backend.status(FIRST))  # type: ignore[return-value]
+
+    await backend.start(FIRST)
+    assert await state() == (TrainerState.WAITING, "its pods are being created")
+    server.objects["jobs"][name]["spec"]["suspend"] = True
+    assert await state() == (TrainerState.WAITING, "queued: the Job is suspended until its queue has room")
+    server.objects["jobs"][name]["spec"]["suspend"] = False
+    unscheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no GPU"}
+    server.running(name, 0, "trainer")
+    server.pod(name, 1, phase="Pending", conditions=[unscheduled])
+    assert await state() == (TrainerState.WAITING, "Unschedulable: 0/1 nodes: no GPU")
+    server.running(name, 1, "trainer")
+    server.pod(name, 1, conditions=[])
+    assert await state() == (TrainerState.RUNNING, f"pods {name}-0-x7k2p, {name}-1-x7k2p")
+    server.ended(name, 0, 0, "trainer")
+    assert (await state())[0] is TrainerState.RUNNING
+    server.finish_job(name, "Complete")
+    assert await state() == (TrainerState.ENDED, "exit code 0")
+
+
+async def end(server: FakeKubernetes, make: Make, code: int, **details: Any) -> tuple[TrainerState, str]:
+    backend = make()
+    await backend.start(FIRST)
+    conditions = details.pop("conditions", [])
+    server.ended(FIRST.name, code, 0, "trainer", **details)
+    server.pod(FIRST.name, 0, conditions=conditions)
+    status = await backend.status(FIRST)
+    return status.state, status.reason
+
+
+async def test_a_crash_is_blamed_on_the_run_with_its_last_line(server: FakeKubernetes, make: Make) -> None:
+    found = await end(server, make, 1, message="Traceback\nValueError: loss is nan\n")
+    assert found == (TrainerState.ENDED, "exit code 1: ValueError: loss is nan")
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "reason"),
+    [
+        (1, {"conditions": [EVICTED]}, "EvictionByEvictionAPI: drained"),
+        (137, {"reason": "OOMKilled"}, "out of memory: no output"),
+        (143, {"message": "stopping"}, "killed by signal 15: stopping"),
+    ],
+)
+async def test_a_disruption_or_a_signal_is_not(
+    server: FakeKubernetes, make: Make, code: int, details: dict[str, Any], reason: str
+) -> None:
+    assert await end(server, make, code, **details) == (TrainerState.KILLED, reason)
+
+
+async def test_a_trainer_whose_pod_or_job_is_gone_was_killed(server: FakeKubernetes, make: Make) -> None:
+    backend = make()
+    await backend.start(FIRST)
+    server.finish_job(FIRST.name, "Failed", reason="PodFailurePolicy", message="Pod was evicted")
+    assert tuple(await backend.status(FIRST)) == (TrainerState.KILLED, "PodFailurePolicy: Pod was evicted")
+    server.objects["jobs"].clear()
+    assert tuple(await backend.status(FIRST)) == (TrainerState.KILLED, "the Job trainer-run-abc-1 was deleted")
+
+
+async def test_a_trainer_without_quota_waits_for_room_and_another_refusal_is_final(
+    server: FakeKubernetes, make: Make
+) -> None:
+    backend = make()
+    server.refuse = lambda kind, body: (403, "exceeded quota: count/jobs=0")
+    await backend.start(FIRST)
+    assert tuple(await backend.status(FIRST)) == (TrainerState.WAITING, "exceeded quota: count/jobs=0")
+    server.refuse = lambda kind, body: None
+    await backend.status(FIRST)
+    assert list(server.objects["jobs"]) == [FIRST.name]
+    server.refuse = lambda kind, body: (403, "cannot create jobs")
+    with pytest.raises(TrainerRefused, match="cannot create jobs"):
+        await backend.start(TrainerAttempt("run-abc", 2))
+
+
+async def test_an_evicted_trainer_is_started_again_without_blame(
+    server: FakeKubernetes, make: Make, tmp_path: Path
+) -> None:
+    supervisor = TrainerSupervisor(settings(tmp_path, trainer_restarts=0), make())
+    supervisor.reconcile({"run-abc": 0})
+    await until(lambda: FIRST.name in server.objects["jobs"])
+    server.ended(FIRST.name, 1, 0, "trainer")
+    server.pod(FIRST.name, 0, conditions=[EVICTED])
+    await until(lambda: "trainer-run-abc-2" in server.objects["jobs"])
+    assert supervisor.pop_failures() == {}
+    server.running("trainer-run-abc-2", 0, "trainer")
+    supervisor.reconcile({})
+    await until(lambda: "trainer-run-abc-2" in server.deleted)
+    await supervisor.close()
+
+
+async def test_a_trainer_survives_its_controller(server: FakeKubernetes, make: Make, tmp_path: Path) -> None:
+    former = TrainerSupervisor(settings(tmp_path), make())
+    former.reconcile({"run-abc": 0})
+    await until(lambda: FIRST.name in server.objects["jobs"])
+    server.running(FIRST.name, 0, "trainer")
+    server.down = 3
+    await former.close()
+    leader = TrainerSupervisor(settings(tmp_path), make())
+    leader.reconcile({"run-abc": 0})
+    await asyncio.sleep(0.3)
+    assert (list(server.objects["jobs"]), server.deleted, leader.pop_failures()) == ([FIRST.name], [], {})
+    await leader.close()
+
+
+def endpoint(address: str, **conditions: bool) -> dict[str, Any]:
+    return {"addresses": [address], "conditions": conditions}
+
+
+async def test_engines_are_the_endpoints_of_a_service_without_those_that_end(server: FakeKubernetes) -> None:
+    made = {
+        "metadata": {"labels": {"kubernetes.io/service-name": "leyden-engine"}},
+        "ports": [{"name": "metrics", "port": 9090}, {"name": "http", "port": 30000}],
+        "endpoints": [endpoint("10.0.0.1", ready=True), endpoint("10.0.0.2", ready=False)],
+    }
+    made["endpoints"].append(endpoint("10.0.0.3", ready=False, terminating=True))  # type: ignore[attr-defined]
+    server.objects["endpointslices"] = {"a": made, "b": {"metadata": {"labels": {}}, "endpoints": [], "ports": []}}
+    cluster = server.cluster()
+    found = await KubernetesEngines(cluster, "leyden-engine").urls()
+    await cluster.close()
+    assert found == {"http://10.0.0.1:30000", "http://10.0.0.2:30000"}
+
+
+def test_an_address_of_ipv6_has_brackets_and_a_slice_without_ports_has_no_engine() -> None:
+    assert engine_urls({"ports": [{"port": 1}], "endpoints": [endpoint("fd00::1")]}) == ["http://[fd00::1]:1"]
+    assert engine_urls({"ports": None, "endpoints": None}) == []
+
+
+def test_the_settings_of_a_cluster_belong_together() -> None:
+    with pytest.raises(ValueError, match="TRAINER_BACKEND=kubernetes needs CONTROLLER_NAMESPACE, CONTROLLER_TRAINER_P"):
+        Settings(trainer_backend="kubernetes")
+    with pytest.raises(ValueError, match="CONTROLLER_ENGINE_SERVICE needs CONTROLLER_NAMESPACE"):
+        Settings(engine_service="engines")
