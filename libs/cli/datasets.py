@@ -40,6 +40,18 @@ def list_(ctx: typer.Context, limit: Count = 50, as_json: AsJson = False) -> Non
     print_result(as_json, found, table(("name", "id", "tasks", "made"), rows))
 
 
+@app.command("delete")
+def delete(
+    ctx: typer.Context, dataset: Dataset, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+) -> None:
+    """Delete a dataset that no run uses."""
+    with context_of(ctx).client() as leyden:
+        found = leyden.dataset(dataset)
+        if not yes:
+            typer.confirm(f"Delete {found.name} ({found.id}) with {found.task_count} tasks?", abort=True)
+        leyden.delete_dataset(found.id)
+
+
 @app.command("show")
 def show(ctx: typer.Context, dataset: Dataset, limit: Count = 5, as_json: AsJson = False) -> None:
     """Show a dataset and its first tasks."""

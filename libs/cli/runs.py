@@ -159,6 +159,18 @@ def prune(
     print_result(as_json, pruned, shown)
 
 
+@app.command("delete")
+def delete(
+    ctx: typer.Context, run: Name, yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False
+) -> None:
+    """Delete a run that has ended, with its records, results, weights and checkpoints."""
+    with context_of(ctx).client() as leyden:
+        found = leyden.find_run(run)
+        if not yes:
+            typer.confirm(f"Delete everything of {found.name} ({found.id}), its weights too?", abort=True)
+        leyden.delete_run(found.id)
+
+
 @app.command("evaluate")
 def evaluate(
     ctx: typer.Context,

@@ -72,6 +72,10 @@ class Client:
         """Lists the tasks of a dataset in the order of its upload."""
         return self._pages(f"/v1/datasets/{_part(dataset)}/tasks", api.Task)
 
+    def delete_dataset(self, id_or_name: str) -> None:
+        """Deletes a dataset that no run uses."""
+        self._http.delete(f"/v1/datasets/{_part(id_or_name)}")
+
     def create_run(self, config: RunConfig | Mapping[str, Any], *, key: str | None = None) -> api.Run:
         """Creates a run; it starts when an engine is free.
 
@@ -116,6 +120,10 @@ class Client:
     def prune_run(self, run_id: str) -> api.PrunedRun:
         """Deletes the calls, spans, credits and samples of an ended run; this cannot be undone."""
         return api.PrunedRun.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/prune"))
+
+    def delete_run(self, run_id: str) -> None:
+        """Deletes an ended run with its records, weights and checkpoints; the controller does it within seconds."""
+        self._http.delete(f"/v1/runs/{_part(run_id)}")
 
     def _ask(self, run_id: str, action: str) -> api.Run:
         return api.Run.model_validate_json(self._http.post(f"/v1/runs/{_part(run_id)}/{action}"))

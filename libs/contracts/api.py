@@ -132,7 +132,7 @@ class Run(_Body):
     name: str
     dataset_id: str
     intent: str
-    """The requested state: running, paused or cancelled."""
+    """The requested state: running, paused, cancelled or deleted."""
     phase: str
     """The present phase."""
     reason: str | None

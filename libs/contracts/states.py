@@ -9,6 +9,7 @@ class RunIntent(StrEnum):
     RUNNING = "running"
     PAUSED = "paused"
     CANCELLED = "cancelled"
+    DELETED = "deleted"
 
 
 class RunPhase(StrEnum):

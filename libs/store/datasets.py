@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
-from sqlalchemy import ColumnElement, or_, select, text, tuple_
+from sqlalchemy import ColumnElement, delete, or_, select, text, tuple_
 
 from leyden.libs.contracts import api
 from leyden.libs.contracts.ids import new_id
@@ -19,6 +19,10 @@ from leyden.libs.store.paging import decode_cursor, page
 
 class DatasetConflict(ValueError):
     """The name belongs to a dataset with other rows."""
+
+
+class DatasetInUse(ValueError):
+    """Runs name the dataset."""
 
 
 class UnknownDataset(LookupError):
@@ -111,6 +115,21 @@ async def list_datasets(
     query = select(table).where(*conditions).order_by(table.created_at.desc(), table.id.desc()).limit(limit + 1)
     rows = (await session.scalars(query)).all()
     return page("datasets", rows, limit, _dataset, lambda row: (row.created_at, row.id))
+
+
+async def delete_dataset(session: Session, id_or_name: str) -> None:
+    """Deletes a dataset and its tasks.
+
+    Raises: UnknownDataset; DatasetInUse: a run or its evaluation names it
+    """
+    dataset = await find_dataset(session, id_or_name)
+    # A new run waits for this lock, and then does not find the dataset.
+    await session.execute(select(tables.Dataset.id).where(tables.Dataset.id == dataset.id).with_for_update())
+    trained = select(tables.Run.id).where(tables.Run.dataset_id == dataset.id)
+    evaluated = select(tables.Evaluation.run_id).where(tables.Evaluation.dataset_id == dataset.id)
+    if runs := sorted(await session.scalars(trained.union(evaluated).limit(10))):
+        raise DatasetInUse(f"dataset {dataset.name!r} belongs to {', '.join(runs)}: delete these runs first")
+    await session.execute(delete(tables.Dataset).where(tables.Dataset.id == dataset.id))
 
 
 async def list_tasks(session: ReadSession, dataset_id: str, *, cursor: str | None, limit: int) -> api.Page[api.Task]:

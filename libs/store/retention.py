@@ -1,4 +1,4 @@
-"""Pruning: one statement drops the records of an ended run; its history stays.
+"""Pruning and deletion: one statement drops the records of an ended run; its history stays, or goes as well.
 
 The SQL function `prune_run` drops, atomically, so that a person with `psql` can do the same.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 from sqlalchemy import exc, text
 
@@ -17,6 +18,7 @@ from leyden.libs.store.runs import ActionRefused, UnknownRun
 TRIES = 6
 FIRST_PAUSE_SECONDS = 0.1
 OUTPUTS_AT_ONCE = 10_000
+ROWS_AT_ONCE = 10_000
 
 _PRUNE = text("SELECT prune_run(:run)")
 
@@ -37,6 +39,32 @@ _PRUNABLE = text("""
         AND to_regclass(format('%I', 'model_calls__' || s.run_id)) IS NOT NULL
     ORDER BY s.finished_at
 """)
+
+_DELETABLE = text("""
+    SELECT id FROM runs WHERE intent = 'deleted' AND NOT EXISTS (
+        SELECT FROM attempts WHERE attempts.run_id = runs.id AND state IN ('leased', 'running'))
+    ORDER BY id
+""")
+
+_PATHS = text("""
+    SELECT path FROM policy_versions WHERE run_id = :run AND version > 0
+    UNION ALL SELECT checkpoint FROM steps WHERE run_id = :run
+""")
+
+# The order of the foreign keys. The rows of external rewards name their run in the rollout's id alone.
+_DELETE_ROWS = [
+    text(f"DELETE FROM {table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {table} WHERE {key} LIMIT :limit)) RETURNING 1")  # noqa: S608  # constants alone
+    for table, key in (
+        ("external_rewards", "starts_with(rollout_id, CAST(:run AS text) || '.')"),
+        *(
+            (table, "run_id = :run")
+            for table in (
+                *("rewards", "outcomes", "attempts", "group_credits", "step_groups", "step_samples", "steps"),
+                *("rollouts", "groups", "evaluations", "policy_versions"),
+            )
+        ),
+    )
+]
 
 
 class RecordsInUse(RuntimeError):
@@ -81,6 +109,33 @@ async def _empty_outputs(database: Database, run_id: str) -> None:
     while emptied == OUTPUTS_AT_ONCE:
         async with database.session() as session:
             emptied = len((await session.execute(_EMPTY_OUTPUTS, {"run": run_id, "limit": OUTPUTS_AT_ONCE})).all())
+
+
+async def deletable_runs(session: ReadSession) -> list[str]:
+    """Runs that an administrator deleted and whose agents have ended."""
+    return list(await session.scalars(_DELETABLE))
+
+
+async def run_folders(session: ReadSession, run_id: str) -> set[Path]:
+    """The folders that hold the run's weights and checkpoints; never the one of its base model."""
+    paths = [Path(path) for path in await session.scalars(_PATHS, {"run": run_id})]
+    return {path.parents[1] for path in paths if len(path.parents) > 1 and path.parents[1].name == run_id}
+
+
+async def delete_run(database: Database, run_id: str) -> None:
+    """Deletes every row of a run that is marked as deleted, the mark at last: a repeat does the rest.
+
+    Raises: UnknownRun; ActionRefused; RecordsInUse
+    """
+    await prune_run(database, run_id)
+    for statement in _DELETE_ROWS:
+        deleted = ROWS_AT_ONCE
+        while deleted == ROWS_AT_ONCE:
+            async with database.session() as session:
+                deleted = len((await session.execute(statement, {"run": run_id, "limit": ROWS_AT_ONCE})).all())
+    async with database.session() as session:
+        await session.execute(text("DELETE FROM run_status WHERE run_id = :run"), {"run": run_id})
+        await session.execute(text("DELETE FROM runs WHERE id = :run AND intent = 'deleted'"), {"run": run_id})
 
 
 async def prunable_runs(session: ReadSession, age: timedelta) -> list[str]:

@@ -186,7 +186,7 @@ async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> li
 
 def allowed_actions(intent: RunIntent, phase: RunPhase, *, pruned: bool = False) -> list[str]:
     """The actions that the state of a run permits; a pruned run has no partitions for new records."""
-    if intent is RunIntent.CANCELLED or phase is RunPhase.CANCELLED:
+    if intent in {RunIntent.CANCELLED, RunIntent.DELETED} or phase is RunPhase.CANCELLED:
         return []
     if phase is RunPhase.COMPLETED:
         return [] if pruned else ["evaluate"]
@@ -208,6 +208,20 @@ async def change_intent(session: Session, run_id: str, action: str) -> api.Run:
     if action not in run.allowed_actions and (over or row.intent != wanted):
         raise ActionRefused(f"cannot {action} run {run_id}: it is {run.phase}", run.allowed_actions)
     row.intent = wanted
+    await session.flush()
+    return (await _with_progress(session, [row]))[0]
+
+
+async def mark_deleted(session: Session, run_id: str) -> api.Run:
+    """Requests that the controller deletes everything of a run that has ended; a repeat changes nothing.
+
+    Raises: UnknownRun; ActionRefused: it has not ended
+    """
+    row = await _locked_run(session, run_id)
+    run = (await _with_progress(session, [row]))[0]
+    if run.phase not in {RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED}:
+        raise ActionRefused(f"cannot delete run {run_id}: it is {run.phase}, cancel it first", run.allowed_actions)
+    row.intent = RunIntent.DELETED
     await session.flush()
     return (await _with_progress(session, [row]))[0]
 

@@ -153,7 +153,7 @@ class Run(Base):
     config: Mapped[Json] = mapped_column(comment="The run's document (RunConfig).")
     dataset_id: Mapped[str] = mapped_column(ForeignKey("datasets.id"), comment="Its training tasks.")
     intent: Mapped[str] = mapped_column(
-        default=RunIntent.RUNNING, comment="running, paused or cancelled: the goal of the controller."
+        default=RunIntent.RUNNING, comment="running, paused, cancelled or deleted: the goal of the controller."
     )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (_one_of("intent", RunIntent), Index(None, "created_at", "id"))

@@ -16,7 +16,7 @@ from leyden.libs.service.app import ErrorHandler
 from leyden.libs.service.app import create_app as create_service
 from leyden.libs.store.access import KeyReused
 from leyden.libs.store.database import BadValue, Database, StoreAway
-from leyden.libs.store.datasets import DatasetConflict, UnknownDataset
+from leyden.libs.store.datasets import DatasetConflict, DatasetInUse, UnknownDataset
 from leyden.libs.store.paging import BadCursor
 from leyden.libs.store.retention import RecordsInUse
 from leyden.libs.store.runs import ActionRefused, UnknownRun
@@ -36,6 +36,7 @@ _STATUSES: dict[type[Exception], tuple[int, str]] = {
     UnknownRollout: (404, "unknown"),
     UnknownCall: (404, "unknown"),
     DatasetConflict: (409, "conflict"),
+    DatasetInUse: (409, "in_use"),
     RewardConflict: (409, "conflict"),
     ActionRefused: (409, "state"),
     KeyReused: (422, "key_reused"),

@@ -16,8 +16,8 @@ from leyden.libs.contracts import api
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.access import StoredAnswer, recall_answer
 from leyden.libs.store.database import Database
-from leyden.libs.store.datasets import find_dataset, list_datasets, list_tasks, store_dataset
-from leyden.services.api.auth import GuardedRoute, Reader, Writer
+from leyden.libs.store.datasets import delete_dataset, find_dataset, list_datasets, list_tasks, store_dataset
+from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_request, store_answer
 from leyden.services.api.parameters import Cursor, Limit, Store
 from leyden.services.api.settings import Settings
@@ -147,6 +147,13 @@ async def get_dataset(store: Store, caller: Reader, dataset_id: str) -> api.Data
     """Show one dataset, by id or name."""
     async with store.read() as session:
         return await find_dataset(session, dataset_id)
+
+
+@router.delete("/{dataset_id}", status_code=204)
+async def remove_dataset(store: Store, caller: Admin, dataset_id: str) -> None:
+    """Delete a dataset and its tasks, by id or name. 409 while a run uses it."""
+    async with store.session() as session:
+        await delete_dataset(session, dataset_id)
 
 
 @router.get("/{dataset_id}/tasks")

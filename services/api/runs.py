@@ -82,6 +82,17 @@ async def prune_run(store: Store, caller: Admin, run_id: str) -> api.PrunedRun:
     return api.PrunedRun(run_id=run_id, freed_bytes=await retention.prune_run(store, run_id))
 
 
+@router.delete("/{run_id}", status_code=202)
+async def delete_run(store: Store, caller: Admin, run_id: str) -> api.Run:
+    """Delete a run that has ended, for good: records, history, weights and checkpoints.
+
+    The controller does it; until then the run's intent is `deleted`, afterwards the run is unknown (404). 409 where the
+    run has not ended; a repeat is harmless.
+    """
+    async with store.session() as session:
+        return await runs.mark_deleted(session, run_id)
+
+
 @router.get("/{run_id}/evaluations")
 async def get_evaluations(
     store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 50

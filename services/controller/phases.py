@@ -63,8 +63,8 @@ def trained(run: RunFacts) -> bool:
 def _phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
     if run.intent is RunIntent.CANCELLED:
         return RunPhase.CANCELLED, None
-    if run.phase is RunPhase.FAILED:
-        return RunPhase.FAILED, run.reason
+    if run.phase is RunPhase.FAILED or run.intent is RunIntent.DELETED:
+        return run.phase, run.reason
     if run.phase is RunPhase.COMPLETED and due_evaluation(run) is None:
         return RunPhase.COMPLETED, run.reason
     if run.intent is RunIntent.PAUSED:

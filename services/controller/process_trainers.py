@@ -82,7 +82,12 @@ class ProcessTrainers:
             )
 
     def _log_file(self, run_id: str) -> Path:
-        return self._settings.log_folder / f"trainer-{run_id}.log"
+        return log_file(self._settings.log_folder, run_id)
+
+
+def log_file(folder: Path, run_id: str) -> Path:
+    """The file of the output of a run's trainers."""
+    return folder / f"trainer-{run_id}.log"
 
 
 def last_line(path: Path) -> str:

@@ -25,6 +25,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.libs.store.training import read_version
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, inject, logger, span
 from leyden.services.controller import admission, phases, settling
+from leyden.services.controller.deletion import delete_forever
 from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engine_discovery import EngineDiscovery, StaticEngines
 from leyden.services.controller.engines import Fleet
@@ -79,6 +80,7 @@ class Controller:
         background = [
             asyncio.create_task(self.fleet.run(), name="engines"),
             asyncio.create_task(prune_forever(self.settings, self.database), name="retention"),
+            asyncio.create_task(delete_forever(self.settings, self.database), name="deletion"),
         ]
         try:
             while not stop.is_set():

@@ -261,6 +261,20 @@ def test_a_policy_is_exported_as_a_folder_once(leyden: Leyden, postgres_dsn: str
     assert (missing.exit_code, "there are: 0" in missing.stderr) == (Exit.NOT_FOUND, True)
 
 
+def test_runs_and_datasets_are_deleted_only_when_that_is_meant(
+    leyden: Leyden, document: Path, postgres_dsn: str
+) -> None:
+    made = json.loads(leyden("run", "create", str(document), "--json").stdout)
+    assert leyden("run", "delete", made["id"], "--yes").exit_code == Exit.REFUSED
+    assert leyden("dataset", "delete", made["dataset_id"], "--yes").exit_code == Exit.REFUSED
+    with psycopg.connect(postgres_dsn) as connection:
+        connection.execute("INSERT INTO run_status (run_id, phase) VALUES (%s, 'completed')", [made["id"]])
+    assert leyden("run", "delete", made["id"]).exit_code != 0
+    assert json.loads(leyden("run", "show", made["id"], "--json").stdout)["intent"] == "running"
+    assert leyden("run", "delete", made["name"], "--yes").exit_code == 0
+    assert json.loads(leyden("run", "show", made["id"], "--json").stdout)["intent"] == "deleted"
+
+
 def test_a_run_is_pruned_once_it_has_ended_and_only_when_that_is_meant(
     leyden: Leyden, document: Path, postgres_dsn: str
 ) -> None:

@@ -1,0 +1,67 @@
+"""Deletes what an administrator deleted: first a run's files, then its rows, so that a repeat finds the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from leyden.libs.store import retention
+from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.locks import AdvisoryLock
+from leyden.libs.store.runs import ActionRefused
+from leyden.libs.telemetry import RateLimitedLogger, logger
+from leyden.services.controller.process_trainers import log_file
+from leyden.services.controller.settings import Settings
+
+log = logger()
+limited_log = RateLimitedLogger(log)
+
+POLL_SECONDS = 2.0
+
+
+async def delete_forever(settings: Settings, database: Database) -> None:
+    """Deletes marked runs until cancelled."""
+    while True:
+        try:
+            await delete_marked(settings, database)
+        except StoreAway as error:
+            limited_log.warning("runs not deleted", cause=str(error))
+        # The loop must live: the next round tries again.
+        except Exception:
+            log.exception("runs not deleted")
+        await asyncio.sleep(POLL_SECONDS)
+
+
+async def delete_marked(settings: Settings, database: Database) -> None:
+    """Deletes every marked run that nobody works for any more. One that cannot be deleted stops no other."""
+    async with database.read() as session:
+        marked = await retention.deletable_runs(session)
+    for run_id in marked:
+        # A trainer may still be ending: it holds this lock while it writes.
+        lock = AdvisoryLock(settings.database_url, f"trainer:{run_id}", answer_seconds=settings.database_answer_seconds)
+        try:
+            if await lock.acquire():
+                await _delete(settings, database, run_id)
+        except (OSError, Refused, ActionRefused, retention.RecordsInUse) as error:
+            limited_log.warning("run not deleted", run_id=run_id, cause=str(error))
+        finally:
+            await lock.release()
+
+
+async def _delete(settings: Settings, database: Database, run_id: str) -> None:
+    async with database.read() as session:
+        folders = await retention.run_folders(session, run_id)
+    await asyncio.to_thread(_remove, folders, log_file(settings.log_folder, run_id))
+    await retention.delete_run(database, run_id)
+    log.info("run deleted", run_id=run_id, folders=sorted(map(str, folders)))
+
+
+def _remove(folders: Iterable[Path], log_path: Path) -> None:
+    """Raises: OSError: something cannot be removed"""
+    log_path.unlink(missing_ok=True)
+    for folder in folders:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(folder)

@@ -1,0 +1,183 @@
+"""Deletion of runs and datasets: everything of them goes, nothing else does, and a repeat does the rest."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from sqlalchemy import func, select, text
+
+from leyden.libs.contracts.ids import evaluation_id
+from leyden.libs.store import retention, tables
+from leyden.libs.store.database import Database, Refused
+from leyden.libs.store.locks import AdvisoryLock
+from leyden.services.controller.deletion import delete_marked
+from leyden.services.controller.settings import Settings
+from tests import builders
+
+WITH_RUN_ID = [table for table in tables.Base.__subclasses__() if "run_id" in table.__table__.columns]
+
+
+@pytest.fixture
+def settings(database: Database, tmp_path: Path) -> Settings:
+    return Settings(database_url=database.dsn, log_folder=tmp_path / "logs")
+
+
+async def full_run(database: Database, root: Path, phase: str = "completed") -> tables.Run:
+    """A run with a row in every table, files of version 1 and of its checkpoint, and a trainer's log."""
+    run = await builders.add_run(database)
+    group, (rollout, _) = await builders.add_group(database, run)
+    await builders.finish_rollout(database, rollout)
+    await builders.add_call(database, rollout)
+    await builders.add_tool_span(database, rollout, "memory")
+    await builders.add_sample(database, rollout)
+    await builders.add_credited_group(database, group)
+    folder = root / "runs" / run.id
+    for version, path in enumerate((root / "model", folder / "versions" / "1")):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "model.safetensors").write_bytes(b"weights")
+        await builders.add_policy_version(database, run, version, path=str(path))
+    (root / "logs").mkdir(exist_ok=True)
+    (root / "logs" / f"trainer-{run.id}.log").write_text("a line\n")
+    async with database.session() as session:
+        now, checkpoint = datetime.now(tz=UTC), str(folder / "checkpoints" / "1")
+        session.add(tables.Step(run_id=run.id, number=1, metrics={}, checkpoint=checkpoint, started_at=now))
+        session.add(tables.ExternalReward(rollout_id=rollout.id, key="k", name="n", value=1.0))
+        session.add(
+            tables.Reward(
+                rollout_id=rollout.id, attempt=1, key="k", run_id=run.id, source="endpoint", name="n", value=1.0
+            )
+        )
+        session.add(
+            tables.Evaluation(
+                id=evaluation_id(run.id, 1), run_id=run.id, number=1, dataset_id=run.dataset_id, rollouts_per_task=1
+            )
+        )
+        await session.flush()
+        session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=1, verdict="trained"))
+        session.add(tables.StepSample(run_id=run.id, sample_id=f"{rollout.id}:0", step=1))
+    await builders.end_run(database, run, phase)
+    return run
+
+
+async def mark(database: Database, run: tables.Run) -> None:
+    async with database.session() as session:
+        (await session.get_one(tables.Run, run.id)).intent = "deleted"
+
+
+async def rows_of(database: Database, run: tables.Run) -> dict[str, int]:
+    """Counts of the run's rows, by table; only those above 0."""
+    async with database.read() as session:
+        counts = {
+            table.__tablename__: await session.scalar(
+                select(func.count()).select_from(table).where(table.__table__.c.run_id == run.id)
+            )
+            for table in WITH_RUN_ID
+        }
+        counts["external_rewards"] = await session.scalar(
+            text("SELECT count(*) FROM external_rewards WHERE starts_with(rollout_id, :run)"), {"run": run.id}
+        )
+        counts["runs"] = await session.scalar(select(func.count(tables.Run.id)).where(tables.Run.id == run.id))
+    return {name: count for name, count in counts.items() if count}
+
+
+async def test_a_deleted_run_leaves_neither_rows_nor_files_and_touches_no_other(
+    database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    gone, kept = [await full_run(database, tmp_path) for _ in range(2)]
+    before = await rows_of(database, kept)
+    assert {"run_status", "rewards", "outcomes", "step_samples", "policy_versions", "external_rewards"} <= set(before)
+    await delete_marked(settings, database)
+    assert await rows_of(database, gone) == before
+    await mark(database, gone)
+    await delete_marked(settings, database)
+    assert await rows_of(database, gone) == {}
+    assert await rows_of(database, kept) == before
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == [kept.id]
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == [f"trainer-{kept.id}.log"]
+    assert (tmp_path / "model" / "model.safetensors").exists()
+    async with database.read() as session:
+        assert (
+            await session.scalar(
+                text("SELECT count(*) FROM pg_class WHERE relname LIKE :name"), {"name": f"%{gone.id}"}
+            )
+            == 0
+        )
+
+
+@pytest.mark.parametrize("statements", [0, 4, 11])
+async def test_a_deletion_that_died_in_the_middle_is_finished_by_the_next(
+    database: Database, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statements: int
+) -> None:
+    run = await full_run(database, tmp_path)
+    await mark(database, run)
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "_DELETE_ROWS", [*retention._DELETE_ROWS[:statements], text("SELECT killed here")])
+        await delete_marked(settings, database)
+    assert not (tmp_path / "runs" / run.id).exists()
+    assert {"runs", "run_status"} <= set(await rows_of(database, run))
+    await delete_marked(settings, database)
+    assert await rows_of(database, run) == {}
+
+
+async def test_a_run_is_not_deleted_while_an_agent_or_its_trainer_is_alive(
+    database: Database, settings: Settings, tmp_path: Path
+) -> None:
+    run = await full_run(database, tmp_path, "cancelled")
+    await mark(database, run)
+    lock = AdvisoryLock(database.dsn, f"trainer:{run.id}")
+    assert await lock.acquire()
+    await delete_marked(settings, database)
+    await lock.release()
+    async with database.session() as session:
+        rollout = await session.get_one(tables.Rollout, f"{run.id}.0.1")
+    await builders.add_attempt(database, rollout)
+    await delete_marked(settings, database)
+    assert (tmp_path / "runs" / run.id / "versions" / "1").exists()
+    await builders.end_attempt(database, rollout.id)
+    await delete_marked(settings, database)
+    assert await rows_of(database, run) == {}
+
+
+async def test_rows_of_runs_that_are_not_deleted_stay_append_only(database: Database, tmp_path: Path) -> None:
+    kept, marked = [await full_run(database, tmp_path) for _ in range(2)]
+    await mark(database, marked)
+    for table in ("rewards", "outcomes", "steps", "step_groups", "step_samples", "group_credits", "policy_versions"):
+        with pytest.raises(Refused, match="append-only"):
+            async with database.session() as session:
+                await session.execute(text(f"DELETE FROM {table} WHERE run_id = :run"), {"run": kept.id})
+    for change in (f"DELETE FROM external_rewards WHERE rollout_id = '{kept.id}.0.0'", "UPDATE rewards SET value = 2"):
+        with pytest.raises(Refused, match="append-only"):
+            async with database.session() as session:
+                await session.execute(text(change))
+
+
+async def test_the_api_deletes_only_runs_that_have_ended(database: Database, api_http: httpx.AsyncClient) -> None:
+    run = await builders.add_run(database)
+    refused = await api_http.delete(f"/v1/runs/{run.id}")
+    assert (refused.status_code, "it is running" in refused.json()["detail"]) == (409, True)
+    await builders.end_run(database, run)
+    for _ in range(2):
+        answer = await api_http.delete(f"/v1/runs/{run.id}")
+        assert (answer.status_code, answer.json()["intent"], answer.json()["allowed_actions"]) == (202, "deleted", [])
+    for action in ("evaluations", "resume", "cancel"):
+        assert (await api_http.post(f"/v1/runs/{run.id}/{action}", json={})).status_code == 409
+    assert (await api_http.delete("/v1/runs/run-none")).status_code == 404
+
+
+async def test_a_dataset_is_deleted_once_no_run_uses_it(
+    database: Database, settings: Settings, api_http: httpx.AsyncClient
+) -> None:
+    run = await builders.add_run(database)
+    await builders.end_run(database, run)
+    refused = await api_http.delete(f"/v1/datasets/{run.dataset_id}")
+    assert (refused.status_code, run.id in refused.json()["detail"]) == (409, True)
+    assert (await api_http.delete(f"/v1/runs/{run.id}")).status_code == 202
+    await delete_marked(settings, database)
+    assert (await api_http.get(f"/v1/runs/{run.id}")).status_code == 404
+    assert (await api_http.delete(f"/v1/datasets/{run.dataset_id}")).status_code == 204
+    assert (await api_http.delete(f"/v1/datasets/{run.dataset_id}")).status_code == 404
+    async with database.read() as session:
+        assert await session.scalar(select(func.count()).select_from(tables.Task)) == 0
