@@ -323,7 +323,8 @@ class Optimizer(_Document):
 class Training(_Document):
     """Computation of a step: optimiser, precision, memory and checks."""
 
-    steps: int = Field(default=100, ge=1, le=1_000_000)
+    steps: int = Field(default=100, ge=0, le=1_000_000)
+    """Optimiser steps; 0 trains nothing: the run makes its evaluations of version 0 alone."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; master weights stay float32."""
     frozen: list[Word] = Field(default_factory=list, max_length=1000)

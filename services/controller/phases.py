@@ -56,8 +56,8 @@ def target_version(run: RunFacts) -> int | None:
 
 
 def trained(run: RunFacts) -> bool:
-    """Whether every step of the run is done."""
-    return run.steps_done >= run.config.training.steps
+    """Whether every step of the run is done; a run without steps needs its trainer to record version 0."""
+    return run.latest_version is not None and run.steps_done >= run.config.training.steps
 
 
 def _phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:

@@ -13,6 +13,8 @@ from leyden.services.controller.phases import active_run, due_evaluation, next_p
 
 CONFIG = RunConfig.model_validate({"name": "r", "dataset": "d", "agent": {"command": ["a"]}, "training": {"steps": 3}})
 
+WITHOUT_STEPS = CONFIG.model_copy(update={"training": CONFIG.training.model_copy(update={"steps": 0})})
+
 
 def run(run_id: str = "run-a", **changes: Any) -> RunFacts:
     latest = changes.get("latest_version", 1)
@@ -61,6 +63,9 @@ def test_every_phase_change_is_allowed_by_the_store() -> None:
         (run(intent=RunIntent.CANCELLED), RunPhase.CANCELLED),
         (run(steps_done=3, latest_version=3), RunPhase.COMPLETED),
         (run(steps_done=3, latest_version=3, evaluations=(evaluation(version=None),)), RunPhase.EVALUATING),
+        (run(config=WITHOUT_STEPS, steps_done=0, latest_version=None, evaluations=(evaluation(),)), RunPhase.RUNNING),
+        (run(config=WITHOUT_STEPS, steps_done=0, latest_version=0, evaluations=(evaluation(),)), RunPhase.EVALUATING),
+        (run(config=WITHOUT_STEPS, steps_done=0, latest_version=0), RunPhase.COMPLETED),
         (run(phase=RunPhase.COMPLETED, steps_done=3, intent=RunIntent.PAUSED), RunPhase.COMPLETED),
         (run(phase=RunPhase.COMPLETED, steps_done=3, evaluations=(evaluation(),)), RunPhase.EVALUATING),
         (run(phase=RunPhase.FAILED, reason="broken"), RunPhase.FAILED),
