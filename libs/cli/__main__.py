@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from leyden.libs.cli import datasets, local, rollouts, runs
+from leyden.libs.cli import agents, datasets, local, rollouts, runs
 from leyden.libs.cli.context import Context, Home, make_context
 from leyden.libs.cli.demo import demo
 from leyden.libs.cli.doctor import doctor
@@ -56,6 +56,7 @@ app.command()(local.status)
 app.command()(doctor)
 app.command()(demo)
 app.command()(local.logs)
+app.add_typer(agents.app, name="agent")
 app.add_typer(datasets.app, name="dataset")
 app.add_typer(runs.app, name="run")
 app.add_typer(rollouts.app, name="rollout")

@@ -74,16 +74,34 @@ def show(
         calls = list(leyden.calls(rollout, attempt=shown, prompt=as_json))
         spans = list(leyden.spans(rollout, attempt=shown))
         texts = _tokenizer(leyden, found.run_id, model) if tokens and not as_json else None
-    parts = list(_of_rollout(found))
+    parts = trajectory(found, calls, spans, attempt=attempt, output=output, token_rows=tokens, texts=texts)
+    parts += [NO_TEXTS] if tokens and texts is None else []
+    print_result(as_json, {**found.model_dump(mode="json"), "calls": calls, "spans": spans}, *parts)
+
+
+def trajectory(
+    rollout: RolloutDetail,
+    calls: Sequence[Call],
+    spans: Sequence[Span],
+    *,
+    attempt: int | None = None,
+    output: bool = False,
+    token_rows: bool = False,
+    texts: TokenText | None = None,
+) -> list[Part]:
+    """A rollout, its calls with their tools, and its output.
+
+    Args: attempt: None for the one that counts; output: whether the stored output is shown in full; token_rows:
+        whether each call has a table of its tokens, with their `texts` where these are known
+    """
+    parts = list(_of_rollout(rollout))
     for number, call in enumerate(calls, 1):
         parts += _of_call(number, call, spans)
-        parts += [_tokens(call, texts)] if tokens else []
+        parts += [_tokens(call, texts)] if token_rows else []
     matched = [span for call in calls for span in tool_spans(call, spans)]
     if rest := [span for span in spans if span.kind == "tool" and span not in matched]:
         parts += [as_text("\ntool spans that name no call", "bold"), *map(_of_span, rest)]
-    parts += _of_output(_shown_attempt(found, attempt), full=output)
-    parts += [NO_TEXTS] if tokens and texts is None else []
-    print_result(as_json, {**found.model_dump(mode="json"), "calls": calls, "spans": spans}, *parts)
+    return [*parts, *_of_output(_shown_attempt(rollout, attempt), full=output)]
 
 
 def ended(reason: str | None, exit_code: int | None = None) -> str | None:

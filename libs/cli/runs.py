@@ -23,13 +23,17 @@ policies = typer.Typer(no_args_is_help=True, help="Policies: the weights that a 
 Name = Annotated[str, typer.Argument(metavar="RUN", help="Id, or a name; of several runs with one name the newest.")]
 
 
+RunFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The run's document, JSON or TOML.")]
+Changes = Annotated[
+    list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value over the document; repeatable.")
+]
+
+
 @app.command("create")
 def create(
     ctx: typer.Context,
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The run's document, JSON or TOML.")],
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="PATH=VALUE", help="Lay a value over the document; repeatable.")
-    ] = None,
+    file: RunFile,
+    changes: Changes = None,
     key: Annotated[str | None, typer.Option(help="The same key with the same document creates nothing new.")] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Stay and show its progress.")] = False,
     as_json: AsJson = False,

@@ -6,6 +6,8 @@ import asyncio
 import json
 import re
 import struct
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +184,41 @@ def test_watch_prints_one_json_object_a_line(leyden: Leyden, postgres_dsn: str) 
     first, last = map(json.loads, watched.stdout.splitlines())
     assert (first["type"], first["number"], first["metrics"]) == ("step", 1, {"entropy": 0.5})
     assert (last["type"], last["id"], last["phase"]) == ("run", run_id, "failed")
+
+
+def test_a_trial_runs_one_rollout_without_a_step_and_names_what_would_not_train(
+    leyden: Leyden, document: Path, postgres_dsn: str
+) -> None:
+    async def end(run_id: str) -> None:
+        database = Database(postgres_dsn)
+        try:
+            run = tables.Run(id=run_id, dataset_id="")
+            async with database.read() as session:
+                run.dataset_id = (await session.get_one(tables.Run, run_id)).dataset_id
+            _, [rollout] = await builders.add_group(database, run, size=1, evaluation_id=f"{run_id}.e1")
+            await builders.add_call(database, rollout, trainable=False, untrainable_reason="sampled with temperature")
+            failed = {"exit_code": 3, "stderr_tail": "ValueError: broken", "detail": "exit status 3"}
+            await builders.finish_rollout(database, rollout, reward=0.0, kind="agent_error", **failed)
+            async with database.session() as session:
+                session.add(tables.RunStatus(run_id=run_id, phase="completed"))
+        finally:
+            await database.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        trial = pool.submit(leyden, "agent", "try", str(document), "--set", "training.steps=7")
+        with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+            while (row := connection.execute("SELECT id, config FROM runs").fetchone()) is None:
+                time.sleep(0.02)
+        asyncio.run(end(row[0]))
+        result = trial.result()
+    config = row[1]
+    assert (config["training"]["steps"], config["name"]) == (0, "trial of test run")
+    assert (
+        config["evaluation"] | {"dataset": "questions", "max_tasks": 1, "rollouts_per_task": 1} == config["evaluation"]
+    )
+    assert (result.exit_code, "ValueError: broken" in result.stdout) == (Exit.ERROR, True), result.output
+    assert "would not train: the agent ended as agent_error: exit status 3" in result.stdout
+    assert "would not train: 1 of 1 model calls cannot be trained: sampled with temperature" in result.stdout
 
 
 def test_a_report_is_written_for_any_run(leyden: Leyden, postgres_dsn: str, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ COMMANDS = (
     [], ["up"], ["down"], ["status"], ["doctor"], ["demo"], ["logs"],
     ["dataset"], ["dataset", "upload"], ["dataset", "list"], ["dataset", "show"],
     ["run"], ["run", "create"], ["run", "list"], ["run", "show"], ["run", "watch"], ["run", "pause"], ["run", "resume"],
-    ["run", "cancel"], ["run", "evaluate"], ["rollout", "list"], ["rollout", "show"], ["policy", "list"],
+    ["run", "cancel"], ["run", "evaluate"],
+    ["run", "report"], ["run", "prune"], ["agent", "try"], ["rollout", "list"], ["rollout", "show"], ["policy", "list"],
     ["policy", "export"],
 )  # fmt: skip
 

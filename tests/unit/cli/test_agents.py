@@ -1,0 +1,66 @@
+"""A trial names everything that would keep its rollout from training."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from leyden.libs.cli.agents import problems_of, trial_document
+from leyden.libs.contracts.api import Attempt, Call, Outcome, RolloutDetail
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def rollout(kind: str | None = "succeeded", reason: str | None = "succeeded", **outcome: Any) -> RolloutDetail:
+    values = {"kind": kind, "reward": 1.0, "facts": {}, "exit_code": 0, "detail": None, "created_at": NOW, **outcome}
+    ended = Outcome.model_validate({"stdout_tail": "", "stderr_tail": "", **values}) if kind else None
+    attempt = Attempt(
+        number=1, state="settled", owner="o", lease_expires_at=NOW, created_at=NOW, started_at=NOW, finished_at=NOW,
+        outcome=ended,
+    )  # fmt: skip
+    return RolloutDetail(
+        id="r", run_id="run-a", group_id="g", evaluation_id="e", sibling=0, dataset_id="d", task_number=0, step=None,
+        admitted_version=0, state="finished", attempt=1, reward=1.0, reason=reason, created_at=NOW, finished_at=NOW,
+        task={}, attempts=[attempt], rewards=[],
+    )  # fmt: skip
+
+
+def call(reason: str | None = None, status: str = "completed") -> Call:
+    return Call.model_construct(status=status, untrainable_reason=reason, temperature=0.0)
+
+
+def test_a_good_rollout_has_no_problem() -> None:
+    assert list(problems_of(rollout(), [call()])) == []
+
+
+def test_failures_silence_and_greedy_calls_are_problems() -> None:
+    greedy, broken = call("sampled with temperature"), call(status="failed")
+    [failed] = problems_of(rollout("agent_error", exit_code=3, detail="exit status 3"), [call()])
+    assert failed == "the agent ended as agent_error: exit status 3"
+    [no_reward, no_call] = problems_of(rollout(reason="no_reward", reward=None), [])
+    assert ("no reward" in no_reward, "OPENAI_BASE_URL" in no_call) == (True, True)
+    assert list(problems_of(rollout(), [greedy, call(), greedy, broken])) == [
+        "2 of 4 model calls cannot be trained: sampled with temperature 0",
+        "1 of 4 model calls did not complete: failed",
+    ]
+
+
+def test_a_failure_of_the_platform_is_the_only_problem() -> None:
+    assert list(problems_of(rollout("infra_error", detail="no disk"), [])) == [
+        "the platform, not the agent, failed: no disk"
+    ]
+    assert list(problems_of(rollout(None, reason="lease_lost"), [])) == [
+        "the platform, not the agent, failed: lease_lost"
+    ]
+
+
+def test_a_trial_has_no_step_and_one_task_and_leaves_wrong_sections_to_the_api() -> None:
+    trial = trial_document({"name": "mine", "dataset": "d", "training": {"steps": 5, "precision": "bfloat16"}})
+    assert trial == {
+        "name": "trial of mine",
+        "dataset": "d",
+        "training": {"steps": 0, "precision": "bfloat16"},
+        "sampling": {"max_attempts": 1},
+        "evaluation": {"dataset": "d", "max_tasks": 1, "at_end": False},
+    }
+    assert trial_document({"training": [1]})["training"] == [1]
