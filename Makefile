@@ -55,7 +55,13 @@ $(CACHE)/tools/.ready: tests/tools.py $(VENV)/.ready
 	$(BIN)/python -m tests.tools
 	@touch $@
 
-setup: $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/sglang/.ready $(CACHE)/tools/.ready ## create the virtual environment with everything pinned
+# The tests evaluate dashboards and alerts with it. Elsewhere than on Debian: put prometheus and promtool into this folder.
+$(CACHE)/prometheus/.ready:
+	@mkdir -p $(CACHE)/prometheus
+	cd $(CACHE)/prometheus && { [ -x usr/bin/promtool ] || { apt-get download --quiet=2 prometheus && dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb; }; }
+	@touch $@
+
+setup: $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/sglang/.ready $(CACHE)/tools/.ready $(CACHE)/prometheus/.ready ## create the virtual environment with everything pinned
 
 format: $(VENV)/.ready ## format the code
 	$(BIN)/ruff format .

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import secrets
 import shutil
+import socket
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PROMETHEUS = ROOT / ".cache" / "prometheus" / "usr" / "bin"
+"""The folder of `prometheus` and `promtool`; `make setup` fills it."""
 
 
 def open_to_agents(path: Path) -> Path:
@@ -35,3 +40,12 @@ def _bring_back(there: Path, path: Path) -> None:
         path.unlink()
         shutil.move(there, path)
     shutil.rmtree(there.parent, ignore_errors=True)
+
+
+def free_port() -> int:
+    """A free port below those that the system assigns, so that nobody takes it before the process that gets it does."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with socket.socket() as taken, contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", port))
+            return port

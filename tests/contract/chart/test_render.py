@@ -11,7 +11,7 @@ import yaml
 from tests.contract.chart.chart import CASES, CHART, HELMS, VERSIONS, objects, pod_templates, template, text_of
 
 # Of custom resources; kubernetes-validate has no schemas for them.
-CUSTOM = {"Cluster", "HTTPRoute", "PodMonitor"}
+CUSTOM = {"Cluster", "HTTPRoute", "PodMonitor", "PrometheusRule"}
 
 
 @pytest.mark.parametrize("helm", HELMS)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import secrets
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,18 +16,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.fakes.gateway import Scene, scene
+from tests.shared import ROOT, free_port
 
-ROOT = Path(__file__).parents[3]
 HI: list[Any] = [{"role": "user", "content": "hi"}]
-
-
-def free_port() -> int:
-    """Not one of those that the system gives away: nobody takes it before the process that is told of it does."""
-    while True:
-        port = 20_000 + secrets.randbelow(10_000)
-        with socket.socket() as taken, contextlib.suppress(OSError):
-            taken.bind(("127.0.0.1", port))
-            return port
 
 
 @asynccontextmanager

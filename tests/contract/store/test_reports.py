@@ -1,0 +1,50 @@
+"""The views for dashboards: any role may read them, and they give the same rewards as the API."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg.errors import InsufficientPrivilege
+
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests.builders import add_group, add_run, finish_rollout
+
+VIEWS = {"runs", "rollouts", "steps", "rewards", "credits", "attempts", "policy_versions", "engines", "storage"}
+
+
+async def test_a_role_without_rights_reads_every_view_and_no_table(database: Database, postgres_dsn: str) -> None:
+    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS reader")
+        connection.execute("CREATE ROLE reader")
+        connection.execute("SET ROLE reader")
+        found = connection.execute("SELECT viewname FROM pg_views WHERE schemaname = 'reports'").fetchall()
+        assert {name for (name,) in found} == VIEWS
+        for view in VIEWS:
+            connection.execute(f"SELECT * FROM reports.{view}").fetchall()
+            assert connection.execute(f"SELECT obj_description('reports.{view}'::regclass)").fetchone() != (None,)
+        with pytest.raises(InsufficientPrivilege):
+            connection.execute("SELECT * FROM public.runs")
+        with pytest.raises(InsufficientPrivilege):
+            connection.execute("UPDATE reports.engines SET state = 'serving'")
+        connection.execute("RESET ROLE")
+        connection.execute("DROP ROLE reader")
+
+
+async def test_a_rollouts_reward_counts_every_source(database: Database, postgres_dsn: str) -> None:
+    run = await add_run(database)
+    _, rollouts = await add_group(database, run)
+    await finish_rollout(database, rollouts[0], reward=1.0)
+    async with database.session() as session:
+        session.add(
+            tables.Reward(
+                rollout_id=rollouts[0].id, attempt=1, key="a", run_id=run.id, source="endpoint", name="r", value=0.25
+            )
+        )
+        session.add(tables.ExternalReward(rollout_id=rollouts[0].id, key="b", name="r", value=0.5))
+    with psycopg.connect(postgres_dsn) as connection:
+        query = "SELECT reward, attempts FROM reports.rollouts WHERE rollout_id = %s"
+        assert connection.execute(query, (rollouts[0].id,)).fetchone() == (1.75, 1)
+        query = "SELECT source, value FROM reports.rewards WHERE rollout_id = %s ORDER BY source"
+        parts = connection.execute(query, (rollouts[0].id,)).fetchall()
+        assert parts == [("api", 0.5), ("endpoint", 0.25), ("outcome", 1.0)]
