@@ -5,7 +5,7 @@ from pathlib import Path
 from alembic import op
 
 revision = "20261122_0015"
-down_revision = "20261122_0013"
+down_revision = "20261122_0014"
 branch_labels = None
 depends_on = None
 
