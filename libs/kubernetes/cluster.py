@@ -26,6 +26,8 @@ LONGEST_PAUSE_SECONDS = 5.0
 RETRIED = frozenset({408, 429, 500, 502, 503, 504})
 """Answers of an API server that is overloaded or starting."""
 
+LOG_GONE = b"unable to retrieve container logs for "
+
 Object = dict[str, Any]
 """A Kubernetes object as JSON. Why: parsing 500 pods into the client's models costs a second of CPU, JSON 10 ms."""
 T = TypeVar("T")
@@ -123,7 +125,7 @@ class Cluster:
     async def log_tail(self, pod: str, container: str, max_bytes: int) -> bytes:
         """Returns the last bytes of a container's log, stdout and stderr mixed; the node reads it all, up to its limit.
 
-        Why not the parameter `limitBytes`: it counts from the beginning.
+        Why not the parameter `limitBytes`: it counts from the beginning. Raises: Refused: also where the log is gone
         """
 
         async def read() -> bytes:
@@ -132,6 +134,9 @@ class Cluster:
                 async for chunk in answer.content.iter_chunked(1 << 16):
                     tail += chunk
                     del tail[:-max_bytes]
+            # The kubelet answers 200 with this sentence when the container was removed.
+            if tail.startswith(LOG_GONE):
+                raise Refused(tail.decode(), 404)
             return bytes(tail)
 
         return await retried(read)

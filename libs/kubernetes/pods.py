@@ -92,7 +92,9 @@ def _disruption(pod: Object, ended: Object) -> str | None:
         return _words(status) or _words(ended) or "the node ended the pod"
     deleted = _time(metadata.get("deletionTimestamp"))
     if deleted is not None:
-        asked = deleted - timedelta(seconds=metadata.get("deletionGracePeriodSeconds", 0))
+        # The kubelet's last deletion replaces both fields: the time is the end's, and the grace period 0.
+        grace = max(metadata.get("deletionGracePeriodSeconds", 0), pod["spec"].get("terminationGracePeriodSeconds", 30))
+        asked = deleted - timedelta(seconds=grace)
         finished = _time(ended.get("finishedAt"))
         return "the pod was deleted" if finished is None or finished >= asked else None
     return None

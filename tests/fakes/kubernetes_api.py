@@ -48,7 +48,9 @@ class FakeKubernetes:
         labels = {**template["metadata"]["labels"], "batch.kubernetes.io/job-name": job}
         if index is not None:
             labels["batch.kubernetes.io/job-completion-index"] = str(index)
-        made = self.objects["pods"].setdefault(name, {"metadata": {"name": name, "labels": labels}, "status": {}})
+        made = self.objects["pods"].setdefault(
+            name, {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {}}
+        )
         made["status"] |= status
         return made
 

@@ -76,6 +76,12 @@ async def test_a_log_is_cut_from_its_beginning(server: FakeKubernetes, cluster: 
     assert await cluster.log_tail("pod", "agent", 10) == b"aaathe end"
 
 
+async def test_a_log_that_the_node_removed_is_refused(server: FakeKubernetes, cluster: Cluster) -> None:
+    server.logs["pod"] = b"unable to retrieve container logs for containerd://0d8a"
+    with pytest.raises(Refused, match="unable to retrieve"):
+        await cluster.log_tail("pod", "agent", 1000)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -9,12 +9,15 @@ import pytest
 
 from leyden.libs.kubernetes.pods import PodStatus, pod_status
 
+SPEC = {"terminationGracePeriodSeconds": 5}
+
 
 def pod(state: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None, **status: Any) -> PodStatus:
     if state is not None:
         status["containerStatuses"] = [{"name": "sidecar", "state": {}}, {"name": "agent", "state": state}]
     labels = {"batch.kubernetes.io/job-name": "job"}
-    return pod_status({"metadata": {"name": "p", "labels": labels, **(metadata or {})}, "status": status}, "agent")
+    found = {"metadata": {"name": "p", "labels": labels, **(metadata or {})}, "spec": SPEC, "status": status}
+    return pod_status(found, "agent")
 
 
 def ended(code: int, **details: Any) -> dict[str, Any]:
@@ -93,6 +96,14 @@ DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionBy
             pod(
                 ended(143),
                 {"deletionTimestamp": "2026-11-22T12:00:35Z", "deletionGracePeriodSeconds": 5},
+                phase="Failed",
+            ),
+            "the pod was deleted",
+        ),
+        (
+            pod(
+                ended(137),
+                {"deletionTimestamp": "2026-11-22T12:00:31Z", "deletionGracePeriodSeconds": 0},
                 phase="Failed",
             ),
             "the pod was deleted",
