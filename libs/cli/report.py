@@ -104,6 +104,8 @@ def _change(steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> str:
     same = [e for e in evaluations if e.dataset_id == evaluations[0].dataset_id and e.results.complete]
     found = [(e.measured_version or 0, e.results.reward.mean) for e in same if e.results.reward is not None]
     title, unit = "held-out reward", "version"
+    if len(found) == 1 and not steps:
+        return f"{title} {found[0][1]:.3f} ({unit} {found[0][0]})"
     if len(found) < 2:
         found = [(step.number, step.reward_mean) for step in steps if step.reward_mean is not None]
         title, unit = "training reward", "step"

@@ -129,6 +129,7 @@ def test_the_headline_names_the_model_and_goes_from_the_first_to_the_last_reward
     ):
         text = render_report(run(), steps, evaluations, [], model="/models/tiny")
         assert f"<p class='headline'>tiny: {change}</p>" in text
+    assert "tiny: held-out reward 0.100 (version 0)" in render_report(run(), [], measured[1:], [], model="/models/tiny")
     assert "the platform&#x27;s model: no reward yet" in render_report(run(), [], [], [])
 
 
