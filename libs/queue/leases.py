@@ -22,6 +22,7 @@ from leyden.libs.contracts.config import Agent, RunnerConfig, Sampling
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.groups import CALL_FAILED, WAITED_SECONDS, WAITING_SHARE
 
@@ -61,6 +62,17 @@ _EXPIRE_THESE = text("""
     WHERE rollout_id = ANY(:rollout_ids) AND state IN ('leased', 'running') AND lease_expires_at <= clock_timestamp()
 """)
 
+_OF_LEASED = """
+    SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
+           r.group_id, r.trace_parent, g.dataset_id, g.task_number, t.payload,
+           u.config -> 'agent' AS agent, u.config -> 'runner' AS runner
+    FROM leased
+    JOIN rollouts r ON r.id = leased.rollout_id
+    JOIN groups g ON g.id = r.group_id
+    JOIN runs u ON u.id = r.run_id
+    JOIN tasks t ON t.dataset_id = g.dataset_id AND t.number = g.task_number
+"""
+
 _LEASE = text(f"""
     WITH leased AS (
         INSERT INTO attempts (rollout_id, number, run_id, state, lease_id, owner, lease_expires_at)
@@ -72,14 +84,22 @@ _LEASE = text(f"""
         WHERE {_MAY_RUN}
         RETURNING rollout_id, number, run_id, lease_id, lease_expires_at
     )
-    SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
-           r.group_id, r.trace_parent, g.dataset_id, g.task_number, t.payload,
-           u.config -> 'agent' AS agent, u.config -> 'runner' AS runner
-    FROM leased
-    JOIN rollouts r ON r.id = leased.rollout_id
-    JOIN groups g ON g.id = r.group_id
-    JOIN runs u ON u.id = r.run_id
-    JOIN tasks t ON t.dataset_id = g.dataset_id AND t.number = g.task_number
+    {_OF_LEASED}
+""")  # noqa: S608  # constants alone
+
+# Owners renew three times per lease time: one who has missed two renewals is gone. A new id fences it off.
+_ADOPT = text(f"""
+    WITH leased AS (
+        UPDATE attempts a SET lease_id = asked.lease_id, owner = :owner,
+            lease_expires_at = clock_timestamp() + make_interval(secs => :seconds)
+        FROM unnest(CAST(:rollout_ids AS text[]), CAST(:numbers AS integer[]), CAST(:lease_ids AS text[]))
+            AS asked (rollout_id, number, lease_id)
+        WHERE a.rollout_id = asked.rollout_id AND a.number = asked.number AND a.state = 'running'
+            AND a.lease_expires_at BETWEEN clock_timestamp()
+                AND clock_timestamp() + make_interval(secs => :seconds / 3.0)
+        RETURNING a.rollout_id, a.number, a.run_id, a.lease_id, a.lease_expires_at
+    )
+    {_OF_LEASED}
 """)  # noqa: S608  # constants alone
 
 # SKIP LOCKED: a lease that another transaction is settling or renewing is not overdue.
@@ -151,6 +171,8 @@ class Lease:
     runner: RunnerConfig
     trace_parent: str | None
     """W3C trace context of the rollout's creation."""
+    adopted: bool = False
+    """Its agent is at work already: its runner is gone."""
 
 
 @dataclass(frozen=True)
@@ -203,8 +225,20 @@ async def lease_rollouts(session: Session, rollout_ids: Iterable[str], owner: st
     return [leased[rollout_id] for rollout_id in ids if rollout_id in leased]
 
 
-def _lease(row: Row[Any]) -> Lease:
+async def adopt_silent(session: Session, running: Sequence[AttemptKey], owner: str, seconds: float) -> list[Lease]:
+    """Leases running attempts whose owner renews them no longer, to one who found their agents at work."""
+    parameters = {
+        "rollout_ids": [one.rollout_id for one in running],
+        "numbers": [one.attempt for one in running],
+        "lease_ids": [secrets.token_hex(16) for _ in running],
+    }
+    rows = await session.execute(_ADOPT, {**parameters, "owner": owner, "seconds": seconds})
+    return [_lease(row, adopted=True) for row in rows]
+
+
+def _lease(row: Row[Any], *, adopted: bool = False) -> Lease:
     return Lease(
+        adopted=adopted,
         run_id=row.run_id,
         group_id=row.group_id,
         rollout_id=row.rollout_id,

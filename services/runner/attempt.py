@@ -82,6 +82,7 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
         directory=lease.agent.directory,
         limits=lease.runner,
         labels={"run": lease.run_id, "rollout": lease.rollout_id, "attempt": str(lease.attempt)},
+        adopted=lease.adopted,
     )
 
 

@@ -19,7 +19,7 @@ from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.service import Checks, pause
-from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.attempts import AttemptKey, running_attempts
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, bind, logger
@@ -76,7 +76,8 @@ class Runner:
         Raises: the error of a loop beside: without renewals or a writer this process is of no use.
         """
         loops = [
-            asyncio.create_task(loop) for loop in (self._renew(), self._writer.run(), self._context.endpoints.run())
+            asyncio.create_task(loop)
+            for loop in (self._renew(), self._adopt(), self._writer.run(), self._context.endpoints.run())
         ]
         try:
             while not stop.is_set():
@@ -87,7 +88,7 @@ class Runner:
                 log.info("draining", attempts=len(self._tasks))
                 await asyncio.wait(self._tasks, timeout=self._settings.drain_seconds)
         finally:
-            if not any(task.done() for task in loops):
+            if not any(task.done() for task in loops) and not self._detach():
                 await self._give_back()
             for task in self._tasks:
                 task.cancel()
@@ -134,15 +135,18 @@ class Runner:
             leased = await leases.lease_rollouts(session, rollout_ids, self._owner, self._settings.lease_seconds)
         if leased:
             fault_point("runner.leased")
+        self._start(leased)
+        # Leasing anew expires the attempt before.
+        await self._notifications.publish_ended(
+            AttemptKey(one.rollout_id, one.attempt - 1) for one in leased if one.attempt > 1
+        )
+
+    def _start(self, leased: Sequence[Lease]) -> None:
         for lease in leased:
             task = asyncio.create_task(self._attempt(lease), name=f"{lease.rollout_id}/{lease.attempt}")
             self._tasks.add(task)
             task.add_done_callback(self._done)
         self._measure()
-        # Leasing anew expires the attempt before.
-        await self._notifications.publish_ended(
-            AttemptKey(one.rollout_id, one.attempt - 1) for one in leased if one.attempt > 1
-        )
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -225,6 +229,35 @@ class Runner:
                 if lease_id in self._executing:
                     LOST.inc()
                     self._executing[lease_id].cancel()
+
+    async def _adopt(self) -> None:
+        """Leases attempts whose runner is gone and whose agents live on, and stops agents that nobody wants."""
+        while True:
+            await asyncio.sleep(self._settings.lease_seconds / 10)
+            for backend in self._context.backends.values():
+                found = [AttemptKey(*one) for one in await backend.survivors()]
+                room = max(0, self._settings.concurrency - len(self._tasks))
+                if not found:
+                    continue
+                try:
+                    async with self._database.session() as session:
+                        wanted = await running_attempts(session, found)
+                        silent = [one for one in found if one in wanted][:room]
+                        seconds = self._settings.lease_seconds
+                        adopted = await leases.adopt_silent(session, silent, self._owner, seconds)
+                except (StoreAway, Refused) as error:
+                    limited_log.warning("no attempt adopted", cause=str(error))
+                    continue
+                if adopted:
+                    log.info("attempts adopted", attempts=len(adopted))
+                self._start(adopted)
+                for one in found:
+                    if one not in wanted:
+                        await backend.discard(one.rollout_id, one.attempt)
+
+    def _detach(self) -> bool:
+        """Leaves agents at work that can outlive this process; their leases run on until another runner adopts them."""
+        return all(backend.detach() for backend in self._context.backends.values())
 
     async def _give_back(self) -> None:
         """Kills the remaining attempts and settles them, so that they are tried again."""

@@ -22,7 +22,8 @@ class AttemptSpec:
         (PATH, HOME, TMPDIR, LEYDEN_TASK_FILE), which the backend adds; secrets: more variables, which hold the
         attempt's key and stay out of arguments, logs and readable files; task: the content of LEYDEN_TASK_FILE;
         directory: a folder that the backend copies into the fresh working folder; limits: `runner` of the run document;
-        labels: `run`, `rollout` and `attempt`, for people and selectors.
+        labels: `run`, `rollout` and `attempt`, for people and selectors; adopted: the agent is at work already, and its
+        runner is gone.
     """
 
     name: str
@@ -33,6 +34,7 @@ class AttemptSpec:
     directory: str | None
     limits: RunnerConfig
     labels: Mapping[str, str] = field(default_factory=dict)
+    adopted: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,18 @@ class Backend(Protocol):
 
         Raises: BackendError: the agent did not run, or its end is unknown
         """
+
+    async def survivors(self) -> list[tuple[str, int]]:
+        """Returns rollout and attempt of agents at work that no `run` of this process watches.
+
+        None where agents die with their runner.
+        """
+
+    async def discard(self, rollout_id: str, attempt: int) -> None:
+        """Stops an agent of `survivors` that nobody wants."""
+
+    def detach(self) -> bool:
+        """From now on, cancelling `run` leaves the agent at work, for another runner; False where it cannot."""
 
     async def close(self) -> None:
         """Removes everything that this backend made. No attempt runs any more."""

@@ -10,6 +10,7 @@ from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue import leases
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.store import tables
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
 from tests import builders, queues
 
@@ -263,6 +264,34 @@ async def test_heartbeat_renews_only_leases_that_may_continue(database: Database
         assert await leases.heartbeat_all(session, ids, 600) == {going.lease_id, paused.lease_id}
         row = await session.get_one(tables.Attempt, (rollout.id, 1))
         assert (row.lease_expires_at - going.expires_at).total_seconds() > 500
+
+
+async def test_an_attempt_is_adopted_once_when_its_owner_has_missed_two_renewals(
+    database: Database, rollout: tables.Rollout
+) -> None:
+    got = await lease_of(database, rollout)
+    key = AttemptKey(rollout.id, got.attempt)
+
+    async def adopt(owner: str) -> list[Lease]:
+        async with database.session() as session:
+            return await leases.adopt_silent(session, [key], owner, 60)
+
+    async def expire_in(seconds: int) -> None:
+        moment = text(f"clock_timestamp() + interval '{seconds} seconds'")
+        this = update(tables.Attempt).where(tables.Attempt.rollout_id == rollout.id)
+        async with database.session() as session:
+            await session.execute(this.values(state="running", lease_expires_at=moment))
+
+    for seconds in (60, 25, -1):
+        await expire_in(seconds)
+        assert await adopt("runner-b") == []
+    await expire_in(15)
+    [adopted] = await adopt("runner-b")
+    assert (adopted.rollout_id, adopted.attempt, adopted.task, adopted.adopted) == (*key, got.task, True)
+    assert await adopt("runner-c") == []
+    assert await attempts(database, rollout) == [(1, "running", "runner-b")]
+    assert not await settle(database, got)
+    assert await settle(database, adopted)
 
 
 async def test_start_marks_the_attempt_running_and_may_be_repeated(database: Database, rollout: tables.Rollout) -> None:

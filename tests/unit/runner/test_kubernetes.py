@@ -317,6 +317,42 @@ async def test_cancelling_deletes_the_job(server: FakeKubernetes, backend: Kuber
     assert (server.objects["jobs"], server.deleted) == ({}, [JOB])
 
 
+async def test_a_job_outlives_its_runner_and_another_adopts_it(
+    server: FakeKubernetes, backend: KubernetesBackend, tmp_path: Path
+) -> None:
+    running = asyncio.Event()
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    at_start(server, lambda name: (server.running(name, since=now), running.set()))
+    attempt = asyncio.create_task(backend.run(spec()))
+    await running.wait()
+    assert await backend.survivors() == []
+    assert backend.detach()
+    attempt.cancel()
+    await asyncio.gather(attempt, return_exceptions=True)
+    async with opened(server, tmp_path) as other:
+        assert await other.survivors() == [("run-abc.12.3", 1)]
+        server.logs[POD] = b'{"reward": 1}'
+        asyncio.get_running_loop().call_later(0.05, server.ended, JOB, 0)
+        assert outcome_of(await other.run(spec(adopted=True))).reward == 1.0
+        assert (server.requests["POST jobs"], server.objects["jobs"], await other.survivors()) == (1, {}, [])
+        with pytest.raises(BackendError, match="deleted while its runner was gone"):
+            await other.run(spec(adopted=True))
+
+
+async def test_the_job_of_an_attempt_that_nobody_wants_is_deleted(
+    server: FakeKubernetes, backend: KubernetesBackend, tmp_path: Path
+) -> None:
+    attempt = asyncio.create_task(backend.run(spec()))
+    while not server.objects["secrets"]:
+        await asyncio.sleep(0.01)
+    async with opened(server, tmp_path) as other:
+        [found] = await other.survivors()
+        await other.discard(*found)
+    assert server.deleted == [JOB]
+    with pytest.raises(BackendError, match="Job was deleted"):
+        await attempt
+
+
 async def test_no_attempt_is_lost_while_the_api_server_restarts(
     server: FakeKubernetes, backend: KubernetesBackend
 ) -> None:

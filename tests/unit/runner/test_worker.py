@@ -3,16 +3,86 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
+from leyden.libs.capability import KeyRing
+from leyden.libs.queue import leases
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
+from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.services.runner.attempt import RunnerContext
+from leyden.services.runner.backends.base import AttemptSpec, Exit
 from leyden.services.runner.settings import Settings
 from leyden.services.runner.worker import Runner
+from tests import builders, queues
+
+
+class Survivors:
+    """A backend whose agents outlive their runner."""
+
+    def __init__(self, found: list[tuple[str, int]]) -> None:
+        self.found = found
+        self.discarded: list[tuple[str, int]] = []
+        self.adopted: list[str] = []
+
+    async def survivors(self) -> list[tuple[str, int]]:
+        return [one for one in self.found if one not in self.discarded and f"{one[0]}.{one[1]}" not in self.adopted]
+
+    async def discard(self, rollout_id: str, attempt: int) -> None:
+        self.discarded.append((rollout_id, attempt))
+
+    def detach(self) -> bool:
+        return True
+
+    async def run(self, spec: AttemptSpec) -> Exit:
+        assert spec.adopted
+        self.adopted.append(spec.name)
+        return Exit(0, b'{"reward": 0.5}', b"", 1.0)
+
+
+async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents_stopped(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, *_] = await builders.add_group(database, run)
+    async with database.session() as session:
+        former = await queues.lease_rollout(session, rollout.id, "runner-gone", 4.0)
+    assert former is not None
+    async with database.session() as session:
+        await leases.start_all(session, [former])
+    backend = Survivors([(rollout.id, 1), (rollout.id, 7)])
+    keys = tmp_path / "keys.json"
+    keys.touch(0o600)
+    keys.write_text(json.dumps({"k1": "x" * 40}))
+    settings = Settings(lease_seconds=12.0, drain_seconds=0, capability_keys_file=keys)
+    endpoints: Any = SimpleNamespace(run=asyncio.Event().wait)
+    context = RunnerContext(settings, KeyRing(keys), {"process": backend}, endpoints)  # type: ignore[dict-item]
+    queue, notifications, stop = RolloutQueue(redis_url), Notifications(redis_url), asyncio.Event()
+    working = asyncio.create_task(Runner("runner-b", database, queue, notifications, context).run(stop))
+    try:
+        async with asyncio.timeout(60):
+            while not await outcomes(database, rollout.id):
+                await asyncio.sleep(0.05)
+    finally:
+        stop.set()
+        await working
+        await queue.close()
+        await notifications.close()
+    assert await outcomes(database, rollout.id) == [(1, 0.5)]
+    assert backend.discarded == [(rollout.id, 7)]
+
+
+async def outcomes(database: Database, rollout_id: str) -> list[tuple[int, float | None]]:
+    async with database.read() as session:
+        found = await session.scalars(select(tables.Outcome).where(tables.Outcome.rollout_id == rollout_id))
+        return [(one.attempt, one.reward) for one in found]
 
 
 async def test_a_runner_one_of_whose_loops_has_died_ends_instead_of_doing_nothing(

@@ -11,11 +11,11 @@ from leyden.libs.kubernetes.cluster import Cluster, Refused
 from leyden.libs.kubernetes.jobs import QUOTA, job_statuses
 from leyden.libs.kubernetes.pods import PodStatus, pod_status
 from leyden.libs.kubernetes.shared import SharedPoll
-from leyden.libs.kubernetes.templates import COMPONENT, INSTANCE, selector
+from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, ROLLOUT, selector
 from leyden.libs.service.errors import Misconfigured
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
-from leyden.services.runner.backends.kubernetes.job import CONTAINER, agent_job, job_name
+from leyden.services.runner.backends.kubernetes.job import CONTAINER, agent_job, job_name, name_of
 from leyden.services.runner.backends.kubernetes.secret import attempt_secret
 from leyden.services.runner.settings import Settings
 
@@ -44,6 +44,8 @@ class KubernetesBackend:
         self._cluster = cluster
         self._template = cluster.template(settings.pod_template_file, CONTAINER)
         self._selector = selector({INSTANCE: settings.release, COMPONENT: CONTAINER})
+        self._running: set[str] = set()
+        self._detached = False
         self._pods = SharedPoll(self._list_pods, POD_POLL_SECONDS)
         self._jobs = SharedPoll(lambda: job_statuses(cluster, self._selector), JOB_POLL_SECONDS)
 
@@ -69,19 +71,46 @@ class KubernetesBackend:
         Raises: BackendError: it did not start, or its end is unknown
         """
         name = job_name(spec)
+        self._running.add(name)
         try:
-            await self._create(spec, name)
+            await (self._adopt(name) if spec.adopted else self._create(spec, name))
             return await self._until_over(spec, name)
         except Refused as error:
             raise BackendError(str(error)) from error
         finally:
-            await asyncio.shield(self._clean_up(name))
+            if not self._detached:
+                await asyncio.shield(self._clean_up(name))
+            self._running.discard(name)
+
+    async def survivors(self) -> list[tuple[str, int]]:
+        """Rollout and attempt of the Jobs of other runners, alive or not."""
+        try:
+            labels = [job["metadata"]["labels"] for job in await self._cluster.jobs(self._selector)]
+        except Refused as error:
+            limited_log.warning("Jobs not listed", cause=str(error))
+            return []
+        found = [(one[ROLLOUT], int(one[ATTEMPT])) for one in labels]
+        return [one for one in found if _name(*one) not in self._running]
+
+    async def discard(self, rollout_id: str, attempt: int) -> None:
+        """Deletes the Job of an attempt that nobody wants."""
+        await self._clean_up(_name(rollout_id, attempt))
+
+    def detach(self) -> bool:
+        """Leaves Jobs at work from now on."""
+        self._detached = True
+        return True
 
     async def close(self) -> None:
         """Closes the connection to the API server. Each attempt has deleted its Job."""
         await self._pods.close()
         await self._jobs.close()
         await self._cluster.close()
+
+    async def _adopt(self, name: str) -> None:
+        # Creating it again would mix the calls of two agents in one attempt.
+        if await self._cluster.job(name) is None:
+            raise BackendError("the agent's Job was deleted while its runner was gone")
 
     async def _create(self, spec: AttemptSpec, name: str) -> None:
         """Creates the Job and its Secret within `start_seconds`."""
@@ -185,6 +214,10 @@ class KubernetesBackend:
     async def _list_pods(self) -> dict[str, PodStatus]:
         statuses = [pod_status(pod, CONTAINER) for pod in await self._cluster.pods(self._selector)]
         return {status.job: status for status in statuses}
+
+
+def _name(rollout_id: str, attempt: int) -> str:
+    return name_of(f"{rollout_id}.{attempt}")
 
 
 def _seconds(pod: PodStatus, now: datetime) -> float:

@@ -25,7 +25,12 @@ LEFTOVER_SECONDS = 600
 
 def job_name(spec: AttemptSpec) -> str:
     """The same for the same attempt, so that creating it twice finds the first one."""
-    return "agent-" + spec.name.replace(".", "-")
+    return name_of(spec.name)
+
+
+def name_of(attempt: str) -> str:
+    """The Job's name from the attempt's."""
+    return "agent-" + attempt.replace(".", "-")
 
 
 def agent_job(

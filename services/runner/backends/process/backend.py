@@ -122,6 +122,17 @@ class ProcessBackend:
             log.warning("a process of an attempt survived SIGKILL", attempt=spec.name)
         return exit_of(report, contained=user.uid is not None or self._landlock >= SIGNAL_LANDLOCK)
 
+    async def survivors(self) -> list[tuple[str, int]]:
+        """None: supervisors end with their runner."""
+        return []
+
+    async def discard(self, rollout_id: str, attempt: int) -> None:
+        """Does nothing, as there are no survivors."""
+
+    def detach(self) -> bool:
+        """False: supervisors end with their runner."""
+        return False
+
     async def close(self) -> None:
         """Removes the folder of this runner's workspaces."""
         await asyncio.to_thread(self._workspaces.close)
