@@ -16,6 +16,11 @@ from leyden.services.runner.environment import Endpoints, environment_block, sec
 from leyden.services.runner.outcome import outcome_of
 from leyden.services.runner.settings import Settings
 
+MODEL_KEY = "OPENAI_API_KEY"
+KEY_REFUSED = (
+    "the gateway refuses the attempt's key: give runner, gateway and collector the same LEYDEN_CAPABILITY_KEYS_FILE"
+)
+
 
 @dataclass(frozen=True)
 class RunnerContext:
@@ -33,17 +38,22 @@ class RunnerContext:
 async def execute(lease: Lease, context: RunnerContext) -> Outcome:
     """Runs the agent of a lease to its end. Cancelling kills it and leaves nothing.
 
-    `infra_error`: the backend failed, or an endpoint of the platform was down while the agent ran and failed.
+    `infra_error`: the backend failed, an endpoint of the platform was down while the agent ran and failed, or the
+    gateway refuses the attempt's key.
     """
     started = time.monotonic()
     backend = context.backends.get(lease.runner.type)
     if backend is None:
         return Outcome(OutcomeKind.INFRA_ERROR, detail=_no_backend(lease.runner.type, context.settings.backend))
+    spec = attempt_spec(lease, context)
     try:
-        ended = await backend.run(attempt_spec(lease, context))
+        ended = await backend.run(spec)
     except BackendError as error:
         return Outcome(OutcomeKind.INFRA_ERROR, detail=str(error))
     outcome = outcome_of(ended, stdout_reward=lease.runner.stdout_reward)
+    # An agent whose calls got 401 may well print a reward of 0.
+    if await context.endpoints.refuses_key(spec.environment["OPENAI_BASE_URL"] + "/models", spec.secrets[MODEL_KEY]):
+        return replace(outcome, kind=OutcomeKind.INFRA_ERROR, reward=None, detail=KEY_REFUSED)
     return await attribute_failure(outcome, started, context.endpoints)
 
 

@@ -23,6 +23,7 @@ limited_log = RateLimitedLogger(log)
 
 CHECK_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
+UNAUTHORIZED = 401
 
 
 class EndpointMonitor:
@@ -40,6 +41,15 @@ class EndpointMonitor:
             for endpoint in self._endpoints:
                 group.create_task(endpoint.run())
 
+    async def refuses_key(self, url: str, key: str) -> bool:
+        """Returns whether the gateway answers 401 to an attempt's key: then it has other keys than this runner.
+
+        Args: url: of a route that takes the key; key: bearer
+        """
+        with suppress(OSError, TimeoutError, EOFError, ValueError):
+            return await _status(url, key) == UNAUTHORIZED
+        return False
+
     async def check(self) -> None:
         """Checks once more, beside `run`."""
         await asyncio.gather(*(endpoint.check() for endpoint in self._endpoints))
@@ -54,9 +64,7 @@ class _Endpoint:
     """One address, and the last moment at which it did not answer."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        self._host = parts.hostname or "127.0.0.1"
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._host, self._port = _host_and_port(url)
         self.name = f"{self._host}:{self._port}"
         self.last_down: float | None = None
 
@@ -123,6 +131,24 @@ class _Store:
             # After the question, and so for attempts that started while it was asked.
             self.last_down = time.monotonic()
             limited_log.warning("store away", cause=str(error) or f"no answer within {ANSWER_SECONDS:g} s")
+
+
+def _host_and_port(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return parts.hostname or "127.0.0.1", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+async def _status(url: str, key: str) -> int:
+    """The status of the answer to GET. Raises: OSError, TimeoutError, EOFError, ValueError: there is none"""
+    host, port = _host_and_port(url)
+    async with asyncio.timeout(ANSWER_SECONDS):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            head = f"GET {urlsplit(url).path} HTTP/1.1\r\nhost: {host}:{port}\r\nconnection: close\r\n"
+            writer.write(f"{head}authorization: Bearer {key}\r\n\r\n".encode())
+            return int((await reader.readuntil(b"\r\n")).split()[1])
+        finally:
+            writer.close()
 
 
 async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:

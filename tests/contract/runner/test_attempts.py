@@ -35,6 +35,7 @@ class Endpoints:
         self._servers: list[asyncio.Server] = []
         self._writers: set[asyncio.StreamWriter] = set()
         self.gateway = self.collector = ""
+        self.status = "404 Not Found"
 
     async def open(self) -> None:
         self._servers = [await asyncio.start_server(self._answer, "127.0.0.1", 0) for _ in range(2)]
@@ -45,7 +46,7 @@ class Endpoints:
         self._writers.add(writer)
         with contextlib.suppress(OSError, EOFError):
             while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+                writer.write(f"HTTP/1.1 {self.status}\r\ncontent-length: 0\r\n\r\n".encode())
 
     def close(self) -> None:
         for server in self._servers:
@@ -248,6 +249,16 @@ async def test_a_failure_while_an_endpoint_is_down_is_not_the_agents(bench: Benc
         outcome = await bench.outcome(rollout)
         assert outcome.kind == "infra_error"
         assert "did not answer while the agent ran" in (outcome.detail or "")
+
+
+@pytest.mark.parametrize("code", ["import sys; sys.exit(1)", "print('{\"reward\": 0}')"])
+async def test_an_agent_whose_key_the_gateway_refuses_is_not_blamed(bench: Bench, code: str) -> None:
+    bench.endpoints.status = "401 Unauthorized"
+    async with stopped(await bench.start()):
+        [rollout] = await bench.enqueue(code)
+        outcome = await bench.outcome(rollout)
+        assert (outcome.kind, outcome.reward) == ("infra_error", None)
+        assert "LEYDEN_CAPABILITY_KEYS_FILE" in (outcome.detail or "")
 
 
 async def test_a_killed_runner_leaves_no_process_and_its_rollout_runs_again(bench: Bench) -> None:
