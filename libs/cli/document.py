@@ -17,7 +17,8 @@ Document = dict[str, Any]
 def read_document(path: Path, changes: Sequence[str] = ()) -> Document:
     """The document of a file with changes laid over it; the API validates it.
 
-    A relative `agent.directory` is resolved from the file's folder, because the runner needs an absolute one.
+    A relative `agent.directory`, and a relative `model` that exists, are resolved from the file's folder, because the
+    platform needs absolute ones.
 
     Raises: CommandError: the file is not readable, or a change is not `path=value`
     """
@@ -40,6 +41,9 @@ def read_document(path: Path, changes: Sequence[str] = ()) -> Document:
     agent = document.get("agent")
     if isinstance(agent, dict) and isinstance(agent.get("directory"), str):
         agent["directory"] = str((path.parent / agent["directory"]).resolve())
+    model = document.get("model")
+    if isinstance(model, str) and (path.parent / model).is_dir():
+        document["model"] = str((path.parent / model).resolve())
     return document
 
 

@@ -72,7 +72,7 @@ def list_(
 def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
     """Show a run's progress, its steps and its evaluations."""
     with context_of(ctx).client() as leyden:
-        found = leyden.find_run(run)
+        found = leyden.run(leyden.find_run(run).id)
         steps, evaluations = list(leyden.steps(found.id)), list(leyden.evaluations(found.id))
     shown = facts(
         ("run", found.id),
@@ -80,6 +80,8 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         ("phase", f"{found.phase}{f': {found.reason}' if found.reason else ''}"),
         ("step", f"{found.progress.step} of {found.progress.steps}"),
         ("policy version", found.progress.policy_version),
+        ("best version", found.best_version),
+        ("weights", f"{(found.weights_bytes or 0) / 2**20:.1f} MiB, without checkpoints"),
         ("rollouts", found.progress.rollouts),
         ("made", found.created_at),
         ("allowed actions", ", ".join(found.allowed_actions) or "none"),

@@ -145,6 +145,10 @@ class Run(_Body):
     """Whether the run's calls, spans, credits and samples have been deleted."""
     warnings: list[str] = []
     """Reasons for which most of its newest attempts teach nothing; only in the answer about one run."""
+    best_version: int | None = None
+    """The version from 1 that earned most in evaluations, else in training; only in the answer about one run."""
+    weights_bytes: int | None = None
+    """Disk space of the run's versions, without checkpoints; only in the answer about one run."""
     allowed_actions: list[str]
     config: RunConfig
 

@@ -338,7 +338,7 @@ class Training(_Document):
     min_effective_share: float = Field(default=0.5, ge=0, le=1)
     """Effective sample size of trainer / engine at equal versions, as a share, below which the run fails, too."""
     keep_checkpoints: int = Field(default=2, ge=1, le=1_000_000)
-    """Checkpoints with optimiser state kept on disk, newest first; version 0 and the last are never removed."""
+    """Checkpoints with optimiser state kept on disk, newest first; version 0, the last and the best stay."""
 
 
 class Evaluation(_Document):
@@ -362,7 +362,7 @@ class RunConfig(_Document):
     """Id or name of the training dataset."""
     agent: Agent
     model: FolderPath | None = None
-    """Folder of the base model (Hugging Face format) for trainer and engines; null for the platform's default."""
+    """Absolute folder of the base model (Hugging Face format), no id of the Hub; null for the platform's default."""
     runner: RunnerConfig = Field(default_factory=ProcessRunner)
     sampling: Sampling = Field(default_factory=Sampling)
     credit: Credit = Field(default_factory=Credit)

@@ -7,14 +7,24 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.rewards import REWARD
 from leyden.libs.store.runs import UnknownRun
+
+_BEST = text(f"""
+    SELECT v.version FROM policy_versions v
+    JOIN groups ON groups.run_id = v.run_id AND groups.admitted_version = v.version AND groups.state = 'complete'
+    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
+    WHERE v.run_id = :run AND v.version > 0 AND v.pruned_at IS NULL
+    GROUP BY v.version, groups.evaluation_id IS NULL
+    ORDER BY groups.evaluation_id IS NULL, avg({REWARD}) DESC, v.version DESC LIMIT 1
+""")  # noqa: S608  # constants alone
 
 
 @dataclass(frozen=True)
@@ -169,8 +179,27 @@ async def commit_step(session: Session, record: StepRecord) -> None:
         await session.execute(insert(tables.StepSample), samples)
 
 
+async def best_version(session: ReadSession, run_id: str) -> int | None:
+    """The version from 1, not removed, that earned most in evaluations, else in training; None before any reward."""
+    version: int | None = await session.scalar(_BEST, {"run": run_id})
+    return version
+
+
+async def weights_bytes(session: ReadSession, run_id: str) -> int | None:
+    """Size of the files of the run's versions from 1 that are not removed; None without any."""
+    table = tables.PolicyVersion
+    query = select(func.sum(table.size_bytes)).where(
+        table.run_id == run_id, table.version > 0, table.pruned_at.is_(None)
+    )
+    size = await session.scalar(query)
+    return None if size is None else int(size)
+
+
 async def prune_versions(session: Session, run_id: str, before: int) -> set[int]:
-    """Marks versions from 1 up to `before` as removed, except those that an evaluation names; returns all unmarked."""
+    """Marks versions from 1 up to `before` as removed and returns all unmarked.
+
+    The best version stays, and those that an evaluation names.
+    """
     table = tables.PolicyVersion
     # A request for an evaluation locks the run's row too: either it is seen below, or it finds the version removed.
     await session.execute(select(tables.Run.id).where(tables.Run.id == run_id).with_for_update(read=True))
@@ -185,6 +214,7 @@ async def prune_versions(session: Session, run_id: str, before: int) -> set[int]
             table.version < before,
             table.pruned_at.is_(None),
             table.version.not_in(pinned),
+            table.version.is_distinct_from(await best_version(session, run_id)),
         )
         .values(pruned_at=func.now())
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -13,8 +14,10 @@ from leyden.libs.contracts.states import RunPhase
 from leyden.libs.service import Problem
 from leyden.libs.store import results, retention, runs, views
 from leyden.libs.store.database import Session
+from leyden.libs.store.training import best_version, weights_bytes
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
+from leyden.services.api.models import check_model
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
@@ -29,6 +32,7 @@ async def create_run(
     """Create a run from its document; it begins as soon as an engine is free."""
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
+        await asyncio.to_thread(check_model, config.model)
         return await runs.create_run(session, config), True
 
     return await create_once(store, create_request(request, caller, idempotency_key, config), work)
@@ -52,7 +56,9 @@ async def get_runs(
 async def get_run(store: Store, caller: Reader, run_id: str) -> api.Run:
     """Show a run: what is wanted, where it is, how far it has come."""
     async with store.read() as session:
-        return await runs.get_run(session, run_id)
+        found = await runs.get_run(session, run_id)
+        best, size = await best_version(session, run_id), await weights_bytes(session, run_id)
+    return found.model_copy(update={"best_version": best, "weights_bytes": size})
 
 
 @router.post("/{run_id}/pause")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -65,6 +66,35 @@ async def test_a_refused_run_config_names_the_field_and_the_remedy(
     assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
     assert [error["path"] for error in problem["errors"]] == [path]
     assert words in problem["errors"][0]["message"]
+
+
+async def test_a_run_shows_its_best_version_and_the_space_of_its_weights(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    for version in range(3):
+        await builders.add_policy_version(database, run, version, size_bytes=10 + version)
+    _, rollouts = await builders.add_group(database, run, admitted_version=1, state="complete")
+    for rollout in rollouts:
+        await builders.finish_rollout(database, rollout)
+    shown = (await api_http.get(f"/v1/runs/{run.id}")).json()
+    assert (shown["best_version"], shown["weights_bytes"]) == (1, 11 + 12)
+
+
+async def test_a_model_that_is_no_folder_is_refused_with_the_remedy(
+    api_http: httpx.AsyncClient, tiny_model: Path, tmp_path: Path
+) -> None:
+    await create(api_http, model=str(tiny_model))
+    await create(api_http, model="/folder-of-another-machine/model")
+    for model, words in (
+        ("Qwen/Qwen2.5-0.5B", "huggingface-cli download Qwen/Qwen2.5-0.5B --local-dir"),
+        (str(tmp_path / "missing"), "holds no config.json"),
+        (str(tmp_path), "holds no config.json"),
+        ("/" + "n" * 300, "holds no config.json"),
+    ):
+        refused = await api_http.post("/v1/runs", json=builders.run_document(model=model))
+        assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "model")
+        assert words in refused.json()["detail"]
 
 
 async def test_a_run_on_an_unknown_dataset_is_404_with_the_remedy(api_http: httpx.AsyncClient) -> None:

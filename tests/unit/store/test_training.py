@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from leyden.libs.contracts.api import EvaluationRequest
-from leyden.libs.store import runs, training
+from leyden.libs.store import runs, tables, training
 from leyden.libs.store.database import Database
 from tests import builders
 
@@ -25,6 +26,36 @@ async def test_a_version_with_a_pending_evaluation_is_not_removed(database: Data
         # It waits for the evaluation, whose transaction is still open.
         assert not (await asyncio.wait({pruning}, timeout=0.5))[0]
     assert await pruning == {0, 1, 3}
+
+
+async def add_rewards(database: Database, run: tables.Run, version: int, reward: float, **columns: Any) -> None:
+    async with database.session() as session:
+        if "evaluation_id" in columns:
+            await session.merge(
+                tables.Evaluation(
+                    id=columns["evaluation_id"], run_id=run.id, number=1, dataset_id=run.dataset_id, rollouts_per_task=1
+                )
+            )
+    _, rollouts = await builders.add_group(
+        database, run, version, admitted_version=version, state="complete", **columns
+    )
+    for rollout in rollouts:
+        await builders.finish_rollout(database, rollout, reward=reward)
+
+
+async def test_the_version_that_earned_most_is_not_removed(database: Database) -> None:
+    run = await builders.add_run(database)
+    for version in range(6):
+        await builders.add_policy_version(database, run, version)
+    assert await prune(database, run.id, 2) == {0, 2, 3, 4, 5}
+    for version, reward in ((0, 1.0), (2, 0.5), (3, 0.9), (4, 0.8)):
+        await add_rewards(database, run, version, reward)
+    async with database.read() as session:
+        assert await training.best_version(session, run.id) == 3
+    assert await prune(database, run.id, 5) == {0, 3, 5}
+    # Evaluations count before training.
+    await add_rewards(database, run, 5, 0.1, evaluation_id=f"{run.id}.e1")
+    assert await prune(database, run.id, 5) == {0, 5}
 
 
 async def test_a_version_that_is_being_removed_cannot_be_evaluated(database: Database) -> None:
