@@ -63,5 +63,7 @@ def _remove(folders: Iterable[Path], log_path: Path) -> None:
     """Raises: OSError: something cannot be removed"""
     log_path.unlink(missing_ok=True)
     for folder in folders:
+        if not folder.parent.is_dir():
+            log.warning("weights of a deleted run stay", folder=str(folder), cause="not on this machine")
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)

@@ -122,6 +122,18 @@ async def test_a_deletion_that_died_in_the_middle_is_finished_by_the_next(
     assert await rows_of(database, run) == {}
 
 
+async def test_a_folder_of_another_machine_is_named_and_stays(
+    database: Database, settings: Settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = await full_run(database, tmp_path)
+    (tmp_path / "runs").rename(tmp_path / "elsewhere")
+    await mark(database, run)
+    await delete_marked(settings, database)
+    assert await rows_of(database, run) == {}
+    assert str(tmp_path / "runs" / run.id) in capsys.readouterr().out
+    assert (tmp_path / "elsewhere" / run.id).exists()
+
+
 async def test_a_run_is_not_deleted_while_an_agent_or_its_trainer_is_alive(
     database: Database, settings: Settings, tmp_path: Path
 ) -> None:
