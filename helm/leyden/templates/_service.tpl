@@ -1,6 +1,7 @@
 {{/*
 The Deployment of a service. Arguments: root, name, env (YAML); port: its HTTP port; ports: further ones (YAML);
-account: a service account with rights; keys: the key ring; storage: the model, to read; templates: the pod templates.
+account: a service account with rights; keys: the key ring; storage: `read` for the model, or `write`; templates: the pod
+templates.
 */}}
 {{- define "leyden.deployment" -}}
 {{- $root := .root -}}
@@ -52,7 +53,7 @@ spec:
           {{- toYaml $root.Values.initResources | nindent 10 }}
         securityContext:
           {{- include "leyden.containerSecurity" (dict "readOnly" true) | nindent 10 }}
-      {{- if .storage }}
+      {{- if eq (.storage | default "") "read" }}
       {{- include "leyden.waitForModel" (dict "root" $root "image" $image) | nindent 6 }}
       {{- end }}
       containers:
@@ -130,7 +131,7 @@ spec:
         {{- if .storage }}
         - name: storage
           mountPath: /var/lib/leyden
-          readOnly: true
+          readOnly: {{ eq .storage "read" }}
         {{- end }}
         {{- with $values.extraVolumeMounts }}
         {{- toYaml . | nindent 8 }}

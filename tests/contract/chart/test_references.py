@@ -36,10 +36,6 @@ SETTINGS = {
 }  # fmt: skip
 # Of SGLang's start script.
 OTHERS = {"ENGINE_TENSOR_PARALLEL"}
-# The settings of the kubernetes backends, for which the chart is written.
-OTHERS |= {f"RUNNER_{name}" for name in ("BACKEND", "NAMESPACE", "RELEASE", "POD_TEMPLATE_FILE")}
-OTHERS |= {f"CONTROLLER_{name}" for name in ("NAMESPACE", "RELEASE", "ENGINE_SERVICE")}
-OTHERS |= {f"CONTROLLER_TRAINER_{name}" for name in ("BACKEND", "POD_TEMPLATE_FILE", "SERVICE", "PODS")}
 
 
 def named(value: Any, key: str) -> Iterator[Any]:

@@ -5,6 +5,10 @@
 metadata:
   labels:
     {{- include "leyden.labels" (dict "root" . "component" "trainer") | nindent 4 }}
+    {{- with $trainer.kueueQueue }}
+    # The controller copies it to the Job, where Kueue finds it.
+    kueue.x-k8s.io/queue-name: {{ . }}
+    {{- end }}
 spec:
   restartPolicy: Never
   automountServiceAccountToken: false
