@@ -23,7 +23,7 @@ IMAGE_PREFIX ?= leyden
 SGLANG_TYPES := sglang==0.5.23
 
 .DEFAULT_GOAL := help
-.PHONY: help chart images setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help test-cluster chart images setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -137,6 +137,9 @@ images: ## build every image: make images BUILD="docker build" IMAGES=cpu
 
 chart: $(CACHE)/tools/.ready ## lint, render and validate the Helm chart
 	$(BIN)/pytest tests/contract/chart
+
+test-cluster: $(CACHE)/tools/.ready ## install the chart on a node and train there: make test-cluster CLUSTER=program (see tests/cluster)
+	$(BIN)/python -m tests.cluster.first_light --cluster "$(CLUSTER)"
 
 docs: $(VENV)/.ready ## write the generated references
 	$(BIN)/python -m docs.generate
