@@ -48,3 +48,10 @@ async def serving_engines(session: ReadSession) -> Sequence[tuple[str, str, int 
     columns = select(table.url, table.run_id, table.policy_version)
     rows = await session.execute(columns.where(serving).order_by(table.url))
     return [(url, run_id, version) for url, run_id, version in rows if run_id is not None]
+
+
+async def newest_policy_version(session: ReadSession, run_id: str) -> int | None:
+    """The newest version of a run's policy; None before its first."""
+    return await session.scalar(
+        select(func.max(tables.PolicyVersion.version)).where(tables.PolicyVersion.run_id == run_id)
+    )

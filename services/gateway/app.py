@@ -72,7 +72,11 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     recorder = Recorder(recording, hold_seconds=settings.record_hold_seconds)
     pool = EnginePool(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
     engines = EngineClient(
-        pool, api_key=engine_key, silence_seconds=settings.engine_silence_seconds, hold_seconds=settings.hold_seconds
+        pool,
+        api_key=engine_key,
+        silence_seconds=settings.engine_silence_seconds,
+        hold_seconds=settings.hold_seconds,
+        newest_version=reader.newest_version,
     )
     calls = CallService(
         model,

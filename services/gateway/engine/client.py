@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import io
+import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 import orjson
@@ -18,7 +19,14 @@ import orjson
 from leyden.libs.telemetry import inject, logger
 from leyden.services.gateway.conversation import SampledTokens
 from leyden.services.gateway.engine.pool import Endpoint, EnginePool, HoldTimeout
-from leyden.services.gateway.engine.sglang import EngineLost, EngineRequest, SampleBuilder, refusal, request_body
+from leyden.services.gateway.engine.sglang import (
+    EngineLost,
+    EngineRequest,
+    SampleBuilder,
+    UnknownVersion,
+    refusal,
+    request_body,
+)
 from leyden.services.gateway.metrics import ENGINE_RETRIES
 
 CONNECT_SECONDS = 5.0
@@ -35,11 +43,21 @@ class EngineClient:
     """One HTTP session to all engines; create it inside a running loop.
 
     Args: silence_seconds: a request without any byte from its engine for this long is sent again; hold_seconds: how
-        long a call may go without tokens
+        long a call may go without tokens; newest_version: reads a run's newest policy version, None for a run without
+        any; an engine that names a newer one is not believed
     """
 
-    def __init__(self, pool: EnginePool, *, api_key: str | None, silence_seconds: float, hold_seconds: float) -> None:
+    def __init__(
+        self,
+        pool: EnginePool,
+        *,
+        api_key: str | None,
+        silence_seconds: float,
+        hold_seconds: float,
+        newest_version: Callable[[str], Awaitable[int | None]],
+    ) -> None:
         self._pool = pool
+        self._newest_version = newest_version
         self._hold_seconds = hold_seconds
         self._silence_seconds = silence_seconds
         self._authorization = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
@@ -98,6 +116,8 @@ class EngineClient:
             tokens.finish = "length"
             return
         builder = SampleBuilder(request, tokens, on_progress)
+        if endpoint.policy_version is not None:
+            builder.newest_version = endpoint.policy_version
         body = request_body(request, tokens, request_id, endpoint.weight_version)
         # A task of its own: it reads the rest of the answer while a cancelled call aborts the request.
         exchange = asyncio.create_task(self._generate(endpoint, body, builder, is_stream=request.stream))
@@ -118,12 +138,21 @@ class EngineClient:
                 if response.status != 200:
                     raise refusal(response.status, await _error_text(response))
                 if not is_stream:
-                    builder.add_event(await response.read())
+                    await self._add_event(builder, endpoint, await response.read())
                     return
                 async for event in _events(response):
-                    builder.add_event(event)
+                    await self._add_event(builder, endpoint, event)
         except (aiohttp.ClientError, OSError) as error:
             raise EngineLost("connection", f"{type(error).__name__}: {error}") from error
+
+    async def _add_event(self, builder: SampleBuilder, endpoint: Endpoint, event: bytes) -> None:
+        """Adds an event; where it names a version newer than the pool knew, asks the store once whether it exists."""
+        try:
+            builder.add_event(event)
+        except UnknownVersion:
+            newest = await self._newest_version(endpoint.run_id) if endpoint.run_id is not None else None
+            builder.newest_version = math.inf if newest is None else newest
+            builder.add_event(event)
 
     async def _abort(self, endpoint: Endpoint, request_id: str, exchange: asyncio.Task[None]) -> None:
         """Stops generation and waits `ABORT_SECONDS` for the tokens sampled until then.

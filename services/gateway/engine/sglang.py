@@ -5,6 +5,7 @@ Every value is validated here, because recorded tokens become training data with
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,10 @@ from leyden.libs.contracts.ids import parse_weight_version
 from leyden.services.gateway.conversation import SampledTokens, Sampling
 from leyden.services.gateway.errors import BadRequest, Unavailable
 
-MIN_LOGPROB = -1e30
+MIN_LOGPROB = -1e4
+"""Least accepted log-probability of a sampled token; a sampler cannot draw one that is near it."""
+MIN_ALTERNATIVE = -1e30
+"""Least accepted log-probability of a likely alternative: an engine may have masked it."""
 MAX_LOGPROB = 0.01
 """Largest accepted log-probability: rounding can lift one above 0."""
 
@@ -33,6 +37,13 @@ class EngineLost(Exception):
     def __init__(self, cause: str, detail: str) -> None:
         super().__init__(detail)
         self.cause = cause
+
+
+class UnknownVersion(EngineLost):
+    """The engine names a policy version that is newer than the newest one known."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__("unknown_version", f"the engine names policy version {version}, which does not exist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +119,13 @@ class SampleBuilder:
 
     Versions: SGLang 0.5.23 reports the spans of weight versions with the last event alone. A token gets a provisional
     version from its own event, which is one token off where the weights changed; the last event's spans replace it.
+
+    `newest_version`: the builder believes no newer version of the run; infinite by default.
     """
 
     def __init__(self, request: EngineRequest, tokens: SampledTokens, on_progress: Callable[[], None]) -> None:
         self.was_aborted = False
+        self.newest_version = math.inf
         self._request = request
         self._tokens = tokens
         self._on_progress = on_progress
@@ -122,7 +136,7 @@ class SampleBuilder:
         """Adds the event's new tokens: all of them, or none of a malformed event.
 
         Raises: EngineLost: the answer is malformed, or another run's weights sampled a part of it (the tokens before
-            that part are added); BadRequest: the engine refuses the request
+            that part are added); UnknownVersion; BadRequest: the engine refuses the request
         """
         try:
             document = orjson.loads(data)
@@ -174,6 +188,8 @@ class SampleBuilder:
         spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": received, "end": end}]
         first = 0 if is_last and spans[0]["start"] == 0 else received
         versions = _policy_versions(spans, first, end, run_id)
+        if max(versions, default=0) > self.newest_version:
+            raise UnknownVersion(max(versions))
         own_end = first + len(versions)
         if own_end < received:
             # The agent may have read these tokens already, so the call cannot drop them.
@@ -182,12 +198,15 @@ class SampleBuilder:
         new = slice(received - start, own_end - start)
         logprobs = [self._logprob(token, entry) for token, entry in zip(ids[new], entries[new], strict=True)]
         tops = self._top_logprobs(meta, new, len(logprobs)) if self._request.top_logprobs else []
+        cached = int(meta.get("cached_tokens") or 0)
+        if not 0 <= cached <= len(self._request.prompt_ids) + self._base:
+            raise ValueError(f"{cached} cached tokens of a prompt of {len(self._request.prompt_ids)}")
         tokens.policy_versions[self._base + first :] = versions
         if logprobs:
             if not tokens.ids:
                 tokens.accepted_at = self._sent_at
                 tokens.first_token_at = time.perf_counter() if self._request.stream else None
-                tokens.cached_tokens = int(meta.get("cached_tokens") or 0)
+                tokens.cached_tokens = cached
             tokens.ids += ids[new]
             tokens.logprobs += logprobs
             tokens.top_logprobs += tops
@@ -199,14 +218,16 @@ class SampleBuilder:
         tops = (meta.get("output_top_logprobs") or [])[new]
         if len(tops) != count:
             raise ValueError(f"{count} tokens with {len(tops)} lists of likely alternatives")
-        return [[(self._logprob(entry[1], entry), entry[1]) for entry in top or []] for top in tops]
+        return [
+            [(self._logprob(entry[1], entry, least=MIN_ALTERNATIVE), entry[1]) for entry in top or []] for top in tops
+        ]
 
-    def _logprob(self, token: int, entry: Sequence[Any]) -> float:
+    def _logprob(self, token: int, entry: Sequence[Any], least: float = MIN_LOGPROB) -> float:
         """Returns the log-probability of a token once both are valid."""
         logprob, named = entry[0], entry[1]
         if type(token) is not int or named != token or not 0 <= token < self._request.vocab_size:
             raise ValueError(f"{token!r} with the log-probability of {named!r} is no token")
-        if type(logprob) not in {float, int} or not MIN_LOGPROB <= logprob <= MAX_LOGPROB:
+        if type(logprob) not in {float, int} or not least <= logprob <= MAX_LOGPROB:
             raise ValueError(f"{logprob!r} is no log-probability")
         return float(logprob)
 

@@ -14,7 +14,7 @@ from leyden.libs.contracts.ids import weight_version
 from leyden.libs.store.calls import completed_calls, completed_requests, default_temperature
 from leyden.libs.store.chains import FullCall
 from leyden.libs.store.database import Database, StoreAway
-from leyden.libs.store.engines import serving_engines
+from leyden.libs.store.engines import newest_policy_version, serving_engines
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, SampledTokens
@@ -41,6 +41,15 @@ class Reader:
         async with self._database.read() as session:
             serving = await serving_engines(session)
         return [Endpoint(url.rstrip("/"), run_id, policy_version) for url, run_id, policy_version in serving]
+
+    async def newest_version(self, run_id: str) -> int | None:
+        """Reads the run's newest policy version; None before its first."""
+
+        async def read() -> int | None:
+            async with self._database.read() as session:
+                return await newest_policy_version(session, run_id)
+
+        return await self._hold(read)
 
     async def temperature(self, run_id: str) -> float:
         """Returns the temperature of a call that sets none: the run's, else OpenAI's default of 1."""

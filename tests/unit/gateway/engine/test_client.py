@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 from leyden.services.gateway.conversation import SampledTokens, Sampling
 from leyden.services.gateway.engine import client
 from leyden.services.gateway.engine.client import EngineClient
-from leyden.services.gateway.engine.pool import EnginePool
+from leyden.services.gateway.engine.pool import Endpoint, EnginePool
 from leyden.services.gateway.engine.sglang import EngineRequest
 from leyden.services.gateway.errors import BadRequest, Unavailable
 from tests.fakes.scripted_engine import ScriptedEngine, running
@@ -149,13 +149,24 @@ def request(**fields: Any) -> EngineRequest:
 
 @asynccontextmanager
 async def client_of(
-    *urls: str, api_key: str | None = None, silence_seconds: float = LONG, hold_seconds: float = LONG
+    *urls: str,
+    api_key: str | None = None,
+    silence_seconds: float = LONG,
+    hold_seconds: float = LONG,
+    managed: Sequence[Endpoint] = (),
+    newest_version: int | None = None,
 ) -> AsyncIterator[Client]:
-    async def nothing() -> Sequence[Any]:
-        return ()
+    async def endpoints() -> Sequence[Endpoint]:
+        return managed
 
-    pool = EnginePool(nothing, static_urls=urls, poll_seconds=0.01)
-    inner = EngineClient(pool, api_key=api_key, silence_seconds=silence_seconds, hold_seconds=hold_seconds)
+    async def newest(_run_id: str) -> int | None:
+        return newest_version
+
+    pool = EnginePool(endpoints, static_urls=urls, poll_seconds=0.01)
+    await pool.refresh()
+    inner = EngineClient(
+        pool, api_key=api_key, silence_seconds=silence_seconds, hold_seconds=hold_seconds, newest_version=newest
+    )
     try:
         yield Client(inner, pool)
     finally:
@@ -182,6 +193,28 @@ async def test_events_are_added_as_they_arrive() -> None:
         await sampling
     assert (tokens.ids, tokens.finish, engines.progress) == ([7, 2], "stop", 2)
     assert tokens.ended_at is not None and tokens.first_token_at is not None
+
+
+async def test_a_version_newer_than_the_pool_knew_is_looked_up() -> None:
+    server = Server([CHUNKED, chunk(event(7)), chunk(event(7, 2, finish=STOP, version=1)), END])
+    async with server.serving():
+        managed = [Endpoint(server.url, "run-a", 0)]
+        async with client_of(managed=managed, newest_version=1) as engines:
+            assert (await engines.sample()).policy_versions == [0, 1]
+
+
+async def test_an_engine_that_names_a_version_which_does_not_exist_is_not_believed() -> None:
+    liar, honest = Server([answered(event(7, 2, finish=STOP, version=9))] * 9), Server([HELLO])
+    before = lost("unknown_version")
+    async with liar.serving(), honest.serving():
+        managed = [Endpoint(liar.url, "run-a", 0)]
+        async with client_of(managed=managed, newest_version=1, hold_seconds=0.2) as engines:
+            with pytest.raises(Unavailable):
+                await engines.sample(stream=False)
+        managed = [Endpoint(url, "run-a", 0) for url in (liar.url, honest.url)]
+        async with client_of(managed=managed, newest_version=1) as engines:
+            assert (await engines.sample(stream=False)).policy_versions == [0, 0]
+    assert lost("unknown_version") > before
 
 
 async def test_a_stream_split_anywhere_gives_the_same_tokens() -> None:

@@ -289,6 +289,9 @@ def test_noise_is_malformed(noise: bytes) -> None:
         (event([5, 6, 7, 8], weight_versions=list(reversed(spans(2, 4)))), "do not follow one another"),
         (event([5, 6, 7, 8], weight_versions=[*spans(1), *spans(2, 4)[1:]]), "do not follow one another"),
         (event([5, 6, 7, 8], weight_versions=spans(2, 3)), "end before the tokens"),
+        (event([5], cached_tokens=3), "3 cached tokens of a prompt of 2"),
+        (event([5], cached_tokens=-1), "-1 cached tokens"),
+        (event([5], output_token_logprobs=[[-1e29, 5, None]]), "is no log-probability"),
         (b"[]", "TypeError"),
         (b"{}", "KeyError"),
         (b'{"meta_info": 1}', "AttributeError"),
@@ -336,10 +339,11 @@ def test_an_abort_with_a_status_is_an_error_of_the_engine(status: int, error: ty
 
 def test_alternatives_are_stored_per_token() -> None:
     build, tokens = builder(top_logprobs=2)
-    tops = [[[-0.5, 5, None], [-1.5, 9, None]], [[-0.25, 6, None], [-2.0, 3, None]]]
+    # An engine may mask an alternative.
+    tops = [[[-0.5, 5, None], [-1e9, 9, None]], [[-0.25, 6, None], [-2.0, 3, None]]]
     build.add_event(event([5], output_top_logprobs=tops[:1]))
     build.add_event(event([5, 6], output_top_logprobs=tops))
-    assert tokens.top_logprobs == [[(-0.5, 5), (-1.5, 9)], [(-0.25, 6), (-2.0, 3)]]
+    assert tokens.top_logprobs == [[(-0.5, 5), (-1e9, 9)], [(-0.25, 6), (-2.0, 3)]]
     with pytest.raises(EngineLost, match="1 tokens with 0 lists"):
         build.add_event(event([7], total=3))
 
