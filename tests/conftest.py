@@ -189,11 +189,15 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 async def api_http(postgres_dsn: str) -> AsyncIterator[httpx.AsyncClient]:
-    """The REST API in this process, signed in as its first administrator; uploads are bounded at 4 KiB."""
+    """The REST API in this process, signed in as its first administrator.
+
+    Uploads are bounded at 4 KiB, and runners execute processes.
+    """
     from leyden.services.api.app import create_app
     from leyden.services.api.settings import Settings
 
-    app = create_app(Settings(database_url=postgres_dsn, admin_token="secret-of-tests", max_upload_bytes=4096))
+    bounds = {"max_upload_bytes": 4096, "runner_types": frozenset({"process"})}
+    app = create_app(Settings(database_url=postgres_dsn, admin_token="secret-of-tests", **bounds))
     headers = {"authorization": "Bearer secret-of-tests"}
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)

@@ -30,6 +30,12 @@ async def create_run(
     request: Request, config: RunConfig, caller: Writer, store: Store, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Create a run from its document; it begins as soon as an engine is free."""
+    executed = request.app.state.settings.runner_types
+    if executed is not None and config.runner.type not in executed:
+        detail = (
+            f"runner.type: this platform's runners execute {', '.join(sorted(executed))} and not {config.runner.type}"
+        )
+        raise Problem(422, detail, cause="runner_type")
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
         await asyncio.to_thread(check_model, config.model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
@@ -22,6 +23,9 @@ class Settings(HttpSettings):
     """A bearer token with every scope, for the first administrator; further tokens are made through the API."""
     admin_token_file: Path | None = None
     """File that holds the admin token, instead of `admin_token`."""
+    runner_types: frozenset[Literal["process", "kubernetes"]] | None = None
+    """Values of `runner.type` that the platform's runners execute (their RUNNER_BACKEND), as a JSON list. The API
+    refuses runs with another; unset, their attempts fail with the cause."""
     max_upload_bytes: int = Field(default=512 * 2**20, ge=1024)
     """Size of one dataset upload."""
     max_row_bytes: int = Field(default=2**20, ge=64)

@@ -79,8 +79,9 @@ class KubernetesTrainers:
         # The kubelet sends SIGTERM, and SIGKILL after the template's `terminationGracePeriodSeconds`.
         self._without_quota.pop(attempt, None)
         await self._cluster.delete_job(attempt.name)
+        log.info("trainer ends", trainer=attempt.name)
         while attempt.name in (await self._poll.next()).jobs:
-            log.info("trainer ends", trainer=attempt.name)
+            pass
 
     async def close(self) -> None:
         await self._poll.close()

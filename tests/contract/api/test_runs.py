@@ -32,6 +32,14 @@ async def set_phase(database: Database, run_id: str, phase: str) -> None:
         session.add(tables.RunStatus(run_id=run_id, phase=phase))
 
 
+async def test_a_run_for_runners_that_the_platform_lacks_is_refused(api_http: httpx.AsyncClient) -> None:
+    await create(api_http)
+    document = builders.run_document(runner={"type": "kubernetes", "image": "agents/flight:3"})
+    refused = await api_http.post("/v1/runs", json=document)
+    assert (refused.status_code, refused.json()["cause"]) == (422, "runner_type")
+    assert "execute process and not kubernetes" in refused.json()["detail"]
+
+
 async def test_a_run_is_created_with_partitions_and_planned_evaluations(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
