@@ -6,7 +6,7 @@ The gateway's dialects translate wire formats into these types; credit, API, CLI
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal
 
@@ -22,11 +22,15 @@ class Dialect(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One tool call of an assistant: `arguments` is JSON text, exactly as sampled or as the agent sent it back."""
+    """One tool call of an assistant: `arguments` is JSON text, exactly as sampled or as the agent sent it back.
+
+    `is_malformed`: the model sampled a call that is not valid JSON; an agent that sends it back does not say so.
+    """
 
     id: str
     name: str
     arguments: str
+    is_malformed: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,9 @@ def turn_json(turn: Turn) -> Json:
         document["name"] = turn.name
     if turn.tool_calls:
         document["tool_calls"] = [
-            {"id": call.id, "name": call.name, "arguments": call.arguments} for call in turn.tool_calls
+            {"id": call.id, "name": call.name, "arguments": call.arguments}
+            | ({"is_malformed": True} if call.is_malformed else {})
+            for call in turn.tool_calls
         ]
     if turn.tool_call_id is not None:
         document["tool_call_id"] = turn.tool_call_id
@@ -64,7 +70,8 @@ def parse_turn(document: Mapping[str, Any]) -> Turn:
         content=document["content"],
         name=document.get("name"),
         tool_calls=tuple(
-            ToolCall(call["id"], call["name"], call["arguments"]) for call in document.get("tool_calls", ())
+            ToolCall(call["id"], call["name"], call["arguments"], call.get("is_malformed", False))
+            for call in document.get("tool_calls", ())
         ),
         tool_call_id=document.get("tool_call_id"),
     )

@@ -14,14 +14,14 @@ def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledToken
     """Returns the answer of a finished choice.
 
     The text ends before the first stop string and before the token that ended the turn. Tool calls get the ids
-    `call_<call id>_<k>`; where one of them cannot be parsed, the answer has no tool calls and all text is content.
+    `call_<call id>_<k>`. A call that is no valid JSON has its arguments as sampled and is marked as malformed.
     """
     text = model.tokenizer.decode(_visible(model, sampled.ids))
     content, stop = cut_at_stop(text, request.sampling.stop)
     finish: str = "stop" if stop is not None else (sampled.finish or "stop")
     content, found = parse_calls(content) if request.parses_tool_calls else (content, ())
     calls = tuple(
-        ToolCall(f"call_{sampled.call_id}_{number}", call.name, call.arguments)
+        ToolCall(f"call_{sampled.call_id}_{number}", call.name, call.arguments, call.is_malformed)
         for number, call in enumerate(found if request.parallel_tool_calls else found[:1])
     )
     finish = "tool_calls" if calls and finish == "stop" else finish

@@ -27,7 +27,7 @@ from leyden.services.gateway.conversation import ModelRequest, Prompt
 from leyden.services.gateway.errors import ContextOverflow
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TokenIds
-from leyden.services.gateway.prompt.tool_calls import parsed_arguments
+from leyden.services.gateway.prompt.tool_calls import parse_calls, parsed_arguments
 
 RECENT_CALLS = 16
 """A new branch looks for its parent call among this many latest calls."""
@@ -61,14 +61,14 @@ class IndexedCall:
     """A completed call that later prompts of its attempt can continue.
 
     `turns` ends with the answer, `tokens` with the sampled tokens; they begin with those of `continued`. `text_length`
-    and `text_digest` describe the prompt's text.
+    and `text_digest` describe the prompt's text. `is_shown`: the answer has all that was sampled, at least one token.
     """
 
     call_id: str
     turns: tuple[Turn, ...]
     tools: tuple[Json, ...]
     tokens: TokenIds
-    sampled: int
+    is_shown: bool
     text_length: int
     text_digest: bytes
     continued: IndexedCall | None
@@ -148,8 +148,8 @@ class PrefixIndex:
             key,
             extended(indexed.chain[-1], answer),
             IndexedCall(
-                call_id, turns, indexed.conversation.tools, tokens, len(sampled_ids), len(indexed.text),
-                text_digest(indexed.text), continued,
+                call_id, turns, indexed.conversation.tools, tokens, self._is_shown(answer, sampled_ids),
+                len(indexed.text), text_digest(indexed.text), continued,
             ),
         )  # fmt: skip
 
@@ -169,10 +169,16 @@ class PrefixIndex:
                 extended(digest_chain(stored.conversation)[-1], stored.answer),
                 IndexedCall(
                     stored.call_id, (*stored.conversation.turns, stored.answer), stored.conversation.tools,
-                    np.concatenate([stored.prompt_ids, stored.sampled_ids]), len(stored.sampled_ids), len(text),
-                    text_digest(text), None,
+                    np.concatenate([stored.prompt_ids, stored.sampled_ids]),
+                    self._is_shown(stored.answer, stored.sampled_ids.tolist()), len(text), text_digest(text), None,
                 ),
             )  # fmt: skip
+
+    def _is_shown(self, answer: Turn, sampled_ids: Sequence[int]) -> bool:
+        # With `parallel_tool_calls` false the answer has the first of several sampled calls.
+        if len(answer.tool_calls) == 1 and len(parse_calls(self._model.tokenizer.decode(sampled_ids))[1]) > 1:
+            return False
+        return bool(len(sampled_ids))
 
     def _continued(
         self, attempt: _Attempt, conversation: Conversation, chain: list[bytes], text: str
@@ -192,9 +198,11 @@ class PrefixIndex:
         return None, text, is_fork
 
     def _after(self, call: IndexedCall, end: int, conversation: Conversation, text: str) -> str | None:
-        """Returns the text after the call's tokens; None where the template has rewritten the call's prompt."""
+        """Returns the text after the call's tokens; None where the template has rewritten the call's prompt, or where
+        the tokens have tool calls that the agent was not shown.
+        """
         closing = self._model.closing
-        if closing is None or not call.sampled or text_digest(text[: call.text_length]) != call.text_digest:
+        if closing is None or not call.is_shown or text_digest(text[: call.text_length]) != call.text_digest:
             return None
         place = self._end_of_answer(call, end, conversation, text, closing)
         return None if place is None else self._unsampled(closing, int(call.tokens[-1])) + text[place:]

@@ -66,15 +66,22 @@ class ChatModel:
         """
         uses_tools = bool(tools) or any(turn.role == "tool" or turn.tool_calls for turn in turns)
         spelled = generic_turns(tuple(turns), tools) if uses_tools and not self._has_tools else turns
+        messages = list(map(_template_message, spelled))
+        variables = {
+            **self._specials,
+            **options,
+            "tools": list(tools) or None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
         try:
-            return self._template.render(
-                **self._specials,
-                **options,
-                messages=list(map(_template_message, spelled)),
-                tools=list(tools) or None,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-            )
+            try:
+                return self._template.render(**variables, messages=messages)
+            except _UNRENDERABLE:
+                # Some templates (GLM) list the arguments one by one, which malformed ones do not allow.
+                if not _wrap_malformed_arguments(messages):
+                    raise
+                return self._template.render(**variables, messages=messages)
         except _UNRENDERABLE as error:
             raise BadRequest(
                 f"The model's chat template cannot render these messages: {error}.",
@@ -134,6 +141,15 @@ def _template_message(turn: Turn) -> Json:
             for call in turn.tool_calls
         ]
     return message
+
+
+def _wrap_malformed_arguments(messages: list[Json]) -> bool:
+    """Replaces arguments that are no object by an object that holds them; returns whether there were any."""
+    functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    malformed = [function for function in functions if not isinstance(function["arguments"], dict)]
+    for function in malformed:
+        function["arguments"] = {"arguments": function["arguments"]}
+    return bool(malformed)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

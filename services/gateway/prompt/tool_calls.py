@@ -32,19 +32,21 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 # A block ends at its closing tag, or at the end of the text if the model stopped before it.
 _BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+_ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 _decoder = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
 class SampledCall:
-    """One tool call found in sampled text; `arguments` is the JSON text exactly as sampled."""
+    """One tool call found in sampled text; `arguments` is the text exactly as sampled, JSON unless `is_malformed`."""
 
     name: str
     arguments: str
+    is_malformed: bool = False
 
 
 class _Malformed(ValueError):
-    """A block does not contain a valid tool call."""
+    """A block is not a JSON object."""
 
 
 def generic_turns(turns: tuple[Turn, ...], tools: tuple[Json, ...]) -> tuple[Turn, ...]:
@@ -62,57 +64,69 @@ def generic_turns(turns: tuple[Turn, ...], tools: tuple[Json, ...]) -> tuple[Tur
 
 
 def parse_calls(text: str) -> tuple[str, tuple[SampledCall, ...]]:
-    """Returns content and tool calls of a sampled text; all of it is content when any block cannot be parsed.
+    """Returns content and tool calls of a sampled text; a block whose function name cannot be read stays content.
 
     >>> parse_calls('Let me see. <tool_call>{"name": "f", "arguments": {"x":  1}}</tool_call>')
-    ('Let me see.', (SampledCall(name='f', arguments='{"x":  1}'),))
+    ('Let me see.', (SampledCall(name='f', arguments='{"x":  1}', is_malformed=False),))
     """
-    blocks = list(_BLOCK.finditer(text))
-    if not blocks:
+    parsed = [(block, call) for block in _BLOCK.finditer(text) if (call := _parse_block(block[1])) is not None]
+    if not parsed:
         return text, ()
-    try:
-        calls = tuple(_parse_block(block[1]) for block in blocks)
-    except _Malformed:
-        return text, ()
-    before = text[: blocks[0].start()].rstrip()
-    after = _BLOCK.sub("", text[blocks[0].start() :]).strip()
-    return (f"{before}\n{after}" if before and after else before or after), calls
+    # The text before, between and after the blocks of calls.
+    starts = [0, *(block.end() for block, _ in parsed)]
+    ends = [*(block.start() for block, _ in parsed), len(text)]
+    first, *others = [text[start:end] for start, end in zip(starts, ends, strict=True)]
+    before, after = first.rstrip(), "".join(others).strip()
+    return (f"{before}\n{after}" if before and after else before or after), tuple(call for _, call in parsed)
 
 
-def _parse_block(block: str) -> SampledCall:
-    members = _members(block.strip())
-    name = _value(members.get("name", ""))
-    arguments = members.get("arguments", members.get("parameters", "{}"))
-    parsed = _value(arguments)
+def _parse_block(block: str) -> SampledCall | None:
+    """Returns the call of a block; None where its function name cannot be read."""
+    text = block.strip()
+    members, is_malformed = _members(text)
+    name = _value(members.get("name", '""'))
     if not isinstance(name, str) or not name:
-        raise _Malformed("the tool call has no function name")
+        return None
+    arguments = members.get("arguments", members.get("parameters"))
+    parsed = None if arguments is None else _value(arguments)
     if not is_unicode(block, [name, parsed]):
-        raise _Malformed("the text contains an unpaired surrogate")
+        return None
+    if arguments is None:
+        return SampledCall(name, _raw_arguments(text) if is_malformed else "{}", is_malformed)
     if isinstance(parsed, str):
         # Some models write the arguments as a string of JSON, as OpenAI's API does.
-        return SampledCall(name, parsed)
-    if not isinstance(parsed, dict):
-        raise _Malformed("arguments must be an object")
-    return SampledCall(name, arguments)
+        return SampledCall(name, parsed, is_malformed)
+    return SampledCall(name, arguments, is_malformed or not isinstance(parsed, dict))
 
 
-def _members(text: str) -> dict[str, str]:
-    """Returns the top-level members of a JSON object as raw text; `json.loads` would lose the exact spelling."""
-    position = _expect(text, 0, "{")
+def _raw_arguments(text: str) -> str:
+    """Returns the text of arguments that are no JSON, without the brace that closes the call."""
+    found = _ARGUMENTS.search(text)
+    raw = text[found.end() :] if found else ""
+    return raw[:-1].rstrip() if raw.endswith("}") and raw.count("}") > raw.count("{") else raw
+
+
+def _members(text: str) -> tuple[dict[str, str], bool]:
+    """Returns the top-level members of a JSON object as raw text, and whether the text after them is no JSON.
+
+    `json.loads` would lose the exact spelling.
+    """
     members: dict[str, str] = {}
-    while text[position : position + 1] != "}":
-        key, position = _scan(text, position)
-        start = _expect(text, _skip_space(text, position), ":")
-        _, end = _scan(text, start)
-        members[str(key)] = text[start:end]
-        position = _skip_space(text, end)
-        if text[position : position + 1] == ",":
-            position = _skip_space(text, position + 1)
-        elif text[position : position + 1] != "}":
-            raise _Malformed("expected ',' between an object's members")
-    if text[position + 1 :].strip():
-        raise _Malformed("text after the object")
-    return members
+    try:
+        position = _expect(text, 0, "{")
+        while text[position : position + 1] != "}":
+            key, position = _scan(text, position)
+            start = _expect(text, _skip_space(text, position), ":")
+            _, end = _scan(text, start)
+            members[str(key)] = text[start:end]
+            position = _skip_space(text, end)
+            if text[position : position + 1] == ",":
+                position = _skip_space(text, position + 1)
+            elif text[position : position + 1] != "}":
+                raise _Malformed("expected ',' between an object's members")
+    except _Malformed:
+        return members, True
+    return members, bool(text[position + 1 :].strip())
 
 
 def _scan(text: str, position: int) -> tuple[object, int]:
@@ -124,7 +138,7 @@ def _scan(text: str, position: int) -> tuple[object, int]:
 
 
 def _value(text: str) -> object:
-    return _scan(text, 0)[0] if text else ""
+    return _scan(text, 0)[0]
 
 
 def _expect(text: str, position: int, character: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from typing import Any
 
@@ -270,17 +271,53 @@ async def test_the_generic_form_shows_calls_and_results_to_a_model_without_tools
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_unparsable_tool_call_is_returned_as_content(tmp_path, database, stream):
-    broken = 'I try <tool_call>{"name": "weather", "arguments": {"city": }</tool_call>'
+async def test_a_malformed_tool_call_is_a_tool_call_and_marked(tmp_path, database, stream):
+    broken = 'I try <tool_call>{"name": "weather", "arguments": {"city": }}</tool_call>'
     async with scene(tmp_path, database, says=broken) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         answer = await create(model="m", messages=[{"role": "user", "content": "?"}], tools=TOOLS, stream=stream)
-        if stream:
-            message, finish = await _message(answer, stream=True)
-            content = message["content"]
-        else:
-            content, finish = answer.choices[0].message.content, answer.choices[0].finish_reason
-    assert (content, finish) == (broken, "stop")
+        message, finish = await _message(answer, stream=stream)
+        messages: list[Any] = [
+            {"role": "user", "content": "?"},
+            {
+                "role": "assistant",
+                "content": message["content"],
+                "tool_calls": [
+                    {"id": "own", "type": "function", "function": {"name": "weather", "arguments": '{"city": }'}}
+                ],
+            },
+            {"role": "tool", "tool_call_id": "own", "content": "The arguments are no JSON."},
+        ]
+        await create(model="m", messages=messages, tools=TOOLS)
+        first, second = await stage.calls()
+    assert (message["content"], finish) == ("I try", "tool_calls")
+    assert [(call["name"], call["arguments"]) for call in message["calls"]] == [("weather", '{"city": }')]
+    assert first.answer is not None
+    assert [call["is_malformed"] for call in first.answer["tool_calls"]] == [True]
+    assert begins_with(second, first)
+    assert (second.parent_call_id, second.shared_turns) == (first.id, 1)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+async def test_a_prompt_shows_the_one_call_that_the_agent_was_shown(tmp_path, database, is_restarted):
+    before = forks()
+    async with scene(tmp_path, database, says=SAMPLED_CALL * 2, template=CHATML_WITH_TOOLS) as stage:
+        messages: list[Any] = [{"role": "user", "content": "?"}]
+        async with stage.client() as client:
+            create: Any = client.chat.completions.create
+            answer = await create(model="m", messages=messages, tools=TOOLS, parallel_tool_calls=False)
+        said = answer.choices[0].message.model_dump(exclude_none=True)
+        messages += [said, {"role": "tool", "tool_call_id": said["tool_calls"][0]["id"], "content": "rain"}]
+        async with AsyncExitStack() as stack:
+            gateway = await stack.enter_async_context(stage.another_gateway()) if is_restarted else stage.gateway
+            client = await stack.enter_async_context(gateway.client(stage.rollout_id))
+            create = client.chat.completions.create
+            await create(model="m", messages=messages, tools=TOOLS, parallel_tool_calls=False)
+        first, second = await stage.calls()
+        sampled, prompt = [stage.model.tokenizer.decode(ids(data)) for data in (first.sampled_ids, second.prompt_ids)]
+    assert (sampled.count('"Paris"'), prompt.count('"Paris"')) == (2, 1)
+    assert (second.parent_call_id, second.shared_turns) == (first.id, 2)
+    assert forks() - before == 1
 
 
 async def test_without_parallel_calls_the_first_counts_and_with_none_none_is_parsed(tmp_path, database):

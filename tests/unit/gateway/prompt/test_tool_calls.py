@@ -36,24 +36,33 @@ def test_calls_are_found_with_arguments_as_sampled(text, content, calls):
 
 
 @pytest.mark.parametrize(
-    "block",
+    ("block", "name", "arguments"),
     [
-        "",
-        "not json",
-        "[]",
-        '{"name": "f", "arguments": {}',
-        '{"name": "f", "arguments": {}} trailing',
-        '{"name": "f", "arguments": [1]}',
-        '{"name": "f", "arguments": 3}',
-        '{"name": 3, "arguments": {}}',
-        '{"arguments": {}}',
-        '{"name": "f" "arguments": {}}',
-        '{"name": "f", "arguments": ' + "[" * 5000,
+        ('{"name": "f", "arguments": {}', "f", "{}"),
+        ('{"name": "f", "arguments": {}} trailing', "f", "{}"),
+        ('{"name": "f", "arguments": [1]}', "f", "[1]"),
+        ('{"name": "f", "arguments": 3}', "f", "3"),
+        ('{"name": "f" "arguments": {}}', "f", "{}"),
+        ('{"name": "f", "arguments": {"x": }', "f", '{"x": }'),
+        ('{"name": "f", "arguments": {"x": \'a\'}}', "f", "{\"x\": 'a'}"),
+        ('{"name": "f", "parameters": {"x": "cut', "f", '{"x": "cut'),
+        ('{"name": "f", "argu', "f", ""),
+        ('{"name": "f", "arguments": ' + "[" * 5000, "f", "[" * 5000),
     ],
 )
-def test_a_text_with_an_invalid_tool_call_is_content(block):
-    text = f'x <tool_call>{{"name": "ok", "arguments": {{}}}}</tool_call><tool_call>{block}</tool_call>'
+def test_a_malformed_call_has_its_name_and_the_raw_text_of_its_arguments(block, name, arguments):
+    content, calls = parse_calls(f"x <tool_call>{block}</tool_call> y")
+    assert (content, calls) == ("x\ny", (SampledCall(name, arguments, is_malformed=True),))
+
+
+@pytest.mark.parametrize(
+    "block", ["", "not json", "[]", '{"name": 3, "arguments": {}}', '{"arguments": {}}', '{"name": "a\\ud800"}', '{"na']
+)
+def test_a_block_without_a_readable_name_is_content(block):
+    text = f"x <tool_call>{block}</tool_call>"
     assert parse_calls(text) == (text, ())
+    good = '<tool_call>{"name": "ok"}</tool_call>'
+    assert parse_calls(f"{text} {good}") == (text, (SampledCall("ok", "{}"),))
 
 
 def test_the_generic_form_joins_results_of_a_round_and_preserves_sampled_arguments():
