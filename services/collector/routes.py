@@ -22,12 +22,12 @@ from leyden.libs.contracts.rewards import RewardValue
 from leyden.libs.contracts.strict import BadJson, read_json
 from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
 from leyden.libs.service import Budget, JsonResponse, Problem, Share
+from leyden.libs.service.body import read_body
 from leyden.libs.service.json_body import JsonRoute
 from leyden.libs.store.spans import ENDPOINT, NewReward
 from leyden.services.collector.batch import TelemetryCommit
 from leyden.services.collector.conventions import Limits, Sender
 from leyden.services.collector.decode import Rows, decode_logs, decode_traces
-from leyden.services.collector.intake import read_body
 from leyden.services.collector.settings import Settings
 from leyden.services.collector.wire import BadBody, TooMany
 

@@ -23,7 +23,15 @@ from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.calls import CallService
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.pool import EnginePool
-from leyden.services.gateway.errors import GatewayError, NotServed, TooLarge, TooSlow, Unavailable, error_response
+from leyden.services.gateway.errors import (
+    BadRequest,
+    GatewayError,
+    NotServed,
+    TooLarge,
+    TooSlow,
+    Unavailable,
+    error_response,
+)
 from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.reader import Reader
@@ -121,6 +129,10 @@ async def _on_http_exception(_request: Request, error: Any) -> Response:
         response = error_response(TooLarge(f"{error.detail}.", code="body_too_large"))
     elif error.status_code == 408:
         response = error_response(TooSlow(f"{error.detail}.", code="body_too_slow"))
+    elif error.status_code in {400, 415}:
+        invalid = BadRequest(f"{error.detail}.", code="invalid_body")
+        invalid.status = error.status_code
+        response = error_response(invalid)
     else:
         message = f"{error.detail}: the address is <base URL>/chat/completions or <base URL>/models."
         refused = NotServed(message, code="not_found" if error.status_code == 404 else "method_not_allowed")

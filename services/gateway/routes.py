@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -12,6 +13,7 @@ from starlette.routing import Route
 
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.service import JsonResponse, Share
+from leyden.libs.service.body import read_body
 from leyden.services.gateway import streaming
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.calls import CallService
@@ -42,13 +44,13 @@ async def models(request: Request) -> Response:
 async def model(request: Request) -> Response:
     """Describes one model; any name is the run's policy."""
     await _authenticate(request)
-    return JsonResponse(_model(request.path_params["name"]))
+    return JsonResponse(_model(request.path_params["name"].rstrip("/")))
 
 
 BASE = "/r/{rollout}/{attempt}/v1"
 ROUTES = (
-    Route(BASE + "/chat/completions", chat_completions, methods=["POST"]),
-    Route(BASE + "/models", models, methods=["GET"]),
+    *(Route(BASE + path, chat_completions, methods=["POST"]) for path in ("/chat/completions", "/chat/completions/")),
+    *(Route(BASE + path, models, methods=["GET"]) for path in ("/models", "/models/")),
     Route(BASE + "/models/{name:path}", model, methods=["GET"]),
 )
 
@@ -89,7 +91,16 @@ async def _stream(
     if first is None:
         await events.aclose()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
+    if request.scope["http_version"] == "1.0":
+        # That protocol has no chunks, and the server would send some.
+        rest = await _until_disconnect(request, _joined(events))
+        return Response((first + rest) if rest is not None else b"", media_type="text/event-stream")
     return streaming.EventStream(first, events)
+
+
+async def _joined(events: AsyncGenerator[bytes]) -> bytes:
+    async with aclosing(events):
+        return b"".join([event async for event in events])
 
 
 async def _authenticate(request: Request) -> Attempt:
@@ -99,12 +110,9 @@ async def _authenticate(request: Request) -> Attempt:
 
 
 async def _body(request: Request, share: Share) -> bytes:
-    """Reads the body; each chunk is counted against the limits before it is stored."""
-    parts: list[bytes] = []
-    async for part in request.stream():
-        share.acquire(len(part))
-        parts.append(part)
-    return b"".join(parts)
+    """Reads the body, decompressed; each chunk is counted against the limits before it is stored."""
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    return await read_body(request.stream(), encoding, share, max_bytes=request.app.state.settings.max_body_bytes)
 
 
 async def _until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T | None:

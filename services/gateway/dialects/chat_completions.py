@@ -7,11 +7,11 @@ A call whose parameters change the distribution in a way that the trainer does n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
@@ -38,6 +38,14 @@ MAX_VALUES = 100_000
 """Limit of objects, arrays and commas in a body: parsing 16 MiB of them would block all other calls for 20 s."""
 
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+def _as_integer(value: Any) -> Any:
+    """Converts 20.0 to 20: JSON has one kind of number, and some languages print every one with a point."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_as_integer)]
 
 
 class _Wire(BaseModel):
@@ -105,22 +113,22 @@ class _Body(BaseModel):
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1, le=128)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    n: Integer | None = Field(default=None, ge=1, le=128)
+    max_tokens: Integer | None = Field(default=None, ge=1)
+    max_completion_tokens: Integer | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None, ge=-1, le=2**30)
+    top_k: Integer | None = Field(default=None, ge=-1, le=2**30)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    min_tokens: int | None = Field(default=None, ge=0, le=2**30)
+    min_tokens: Integer | None = Field(default=None, ge=0, le=2**30)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=4)] | None = None
-    seed: int | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
+    seed: Integer | None = Field(default=None, ge=-(2**63), le=2**63 - 1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
     response_format: _ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -267,12 +275,12 @@ def _validated(document: Json) -> _Body:
     try:
         return _Body.model_validate(known)
     except ValidationError as error:
-        raise _bad_request(error) from error
+        raise _bad_request(error, known) from error
 
 
-def _bad_request(error: ValidationError) -> BadRequest:
+def _bad_request(error: ValidationError, document: Json) -> BadRequest:
     first = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
+    path = ".".join(_path_in(document, first["loc"], is_missing=first["type"] == "missing"))
     if first["type"] == "extra_forbidden":
         remedy = REMEDIES.get(path, "remove it")
         return BadRequest(
@@ -280,7 +288,20 @@ def _bad_request(error: ValidationError) -> BadRequest:
         )
     if first["type"] == "missing":
         return BadRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
-    return BadRequest(f"Invalid value for '{path}': {first['msg']}.", param=path, code="invalid_value")
+    expected = first["msg"].partition(" or instance of ")[0].replace("a valid dictionary", "an object")
+    return BadRequest(f"Invalid value for '{path}': {expected}.", param=path, code="invalid_value")
+
+
+def _path_in(document: Any, location: Sequence[str | int], *, is_missing: bool) -> Iterator[str]:
+    """The part of pydantic's location that the document has; after it come the names of our types."""
+    for part in location:
+        if isinstance(document, dict) and (part in document or is_missing):
+            document = document.get(part)
+        elif isinstance(document, list) and isinstance(part, int) and part < len(document):
+            document = document[part]
+        else:
+            return
+        yield str(part)
 
 
 def _refuse_unsupported(body: _Body, max_choices: int) -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from leyden.libs.service import Budget, Problem
+from leyden.libs.service.body import read_body
 from leyden.services.collector.conventions import Limits, Sender
 from leyden.services.collector.decode import Rows, decode_logs, decode_traces
-from leyden.services.collector.intake import read_body
 from leyden.services.collector.wire import MAX_RECORD_BYTES, MAX_RECORDS, BadBody, TooMany
 
 SENDER, LIMITS = Sender("run-a", "run-a.0.0", 1), Limits(attributes=128, text_length=16_384)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from leyden.libs.service import Budget, Overloaded, Problem
-from leyden.services.collector.intake import read_body
+from leyden.libs.service.body import read_body
 
 
 async def pieces(*chunks: bytes) -> AsyncIterator[bytes]:

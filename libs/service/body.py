@@ -6,11 +6,12 @@ import asyncio
 import zlib
 from collections.abc import AsyncIterator
 
-from leyden.libs.service import Problem, Share
+from leyden.libs.service.errors import Problem
+from leyden.libs.service.limits import Share
 
 
 async def read_body(
-    chunks: AsyncIterator[bytes], encoding: str, share: Share, *, max_bytes: int, seconds: float
+    chunks: AsyncIterator[bytes], encoding: str, share: Share, *, max_bytes: int, seconds: float | None = None
 ) -> bytes:
     """A request's body, decompressed, with every byte counted against the share before it is kept.
 
