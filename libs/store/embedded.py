@@ -63,7 +63,12 @@ class EmbeddedPostgres:
         with _locked(self.folder):
             self._initialise()
             dsn = self._running_dsn() or self._launch()
-            _create_database(dsn, _DATABASE)
+            try:
+                _create_database(dsn, _DATABASE)
+            except psycopg.OperationalError as error:
+                raise EmbeddedError(
+                    f"embedded Postgres in {self.folder} ended right after its start: {error}"
+                ) from error
         return f"{dsn}/{_DATABASE}"
 
     def stop(self) -> None:

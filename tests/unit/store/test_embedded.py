@@ -52,6 +52,25 @@ def cache(folder: Path) -> Iterator[EmbeddedRedis]:
     server.stop()
 
 
+def test_a_server_killed_right_after_its_start_is_an_error_of_ours(
+    postgres: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = embedded._create_database
+
+    def killed_first(dsn: str, name: str) -> None:
+        pid = pid_of(postgres.data / "postmaster.pid")
+        os.kill(pid, signal.SIGKILL)
+        wait_until_dead(pid)
+        create(dsn, name)
+
+    monkeypatch.setattr(embedded, "_create_database", killed_first)
+    with pytest.raises(EmbeddedError, match="ended right after its start"):
+        postgres.start()
+    monkeypatch.undo()
+    with psycopg.connect(postgres.start()) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
 def test_a_second_start_finds_the_running_server(postgres: EmbeddedPostgres, cache: EmbeddedRedis) -> None:
     dsn, url = postgres.start(), cache.start()
     pids = pid_of(postgres.data / "postmaster.pid"), pid_of(cache.folder / "redis.pid")
