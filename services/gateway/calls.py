@@ -26,7 +26,7 @@ from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.sglang import EngineRequest
 from leyden.services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
-from leyden.services.gateway.in_flight import InFlightCall, Retry, RetryIndex
+from leyden.services.gateway.in_flight import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
 from leyden.services.gateway.prompt.answer import finish_answer
 from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel
@@ -61,6 +61,7 @@ class CallService:
         self._per_attempt: Counter[AttemptKey] = Counter()
         self._in_flight: dict[asyncio.Task[Completion], InFlightCall] = {}
         self._is_closing = False
+        self._started_at = time.time()
 
     async def start(
         self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]
@@ -75,7 +76,10 @@ class CallService:
         retry = Retry.of(headers)
         digest = hashlib.sha256(retry.key.encode() + body).digest() if retry.key else request.body_sha256
         with self._retries.starting((attempt.key, digest)) as earlier:
-            answered = await self._answered(attempt, request, digest, retry, earlier) if retry.may_be_answered else None
+            if retry.may_be_answered:
+                answered = await self._answered(attempt, request, digest, retry, earlier)
+            else:
+                answered = await self._undeclared(attempt, request, digest)
             if answered is not None:
                 return request, answered
             self._admit(attempt)
@@ -89,6 +93,10 @@ class CallService:
                 raise
             self._run(call)
             return request, call
+
+    def lose(self, call: InFlightCall) -> None:
+        """Notes that the call's client hung up before the end of the answer, so that an equal request repeats it."""
+        self._retries.undelivered[call.context.attempt.key, call.context.request_sha256] = call.request_id
 
     def end(self, attempt: AttemptKey) -> None:
         """Cancels the calls of an ended attempt; they are recorded as aborted, and their clients get 403."""
@@ -131,6 +139,24 @@ class CallService:
         if completion is not None:
             metrics.REPLAYS.labels("store").inc()
         return completion
+
+    async def _undeclared(self, attempt: Attempt, request: ModelRequest, digest: bytes) -> Completion | None:
+        """Returns the stored answer that this request repeats without saying so.
+
+        The client of that answer hung up before its end, or the gateway that had it died: then its successor asks the
+        store, for as long as a repeat may come.
+        """
+        key, now = (attempt.key, digest), time.time()
+        lost = self._retries.undelivered.get(key)
+        if lost is None and now > self._started_at + REPEAT_SECONDS:
+            return None
+        for done in await self._reader.completions(self.model, attempt, request, digest):
+            is_orphan = self._started_at - REPEAT_SECONDS < done.created < self._started_at - 1
+            if (is_orphan or done.request_id == lost) and self._retries.claim(done.request_id, UNDECLARED):
+                self._retries.undelivered.pop(key, None)
+                metrics.REPLAYS.labels("store").inc()
+                return done
+        return None
 
     async def _prepare(
         self,

@@ -2,7 +2,8 @@
 
 OpenAI's clients count their tries in `x-stainless-retry-count`. A stored or running answer goes to at most one retry of
 each count, so that equal requests of an agent, all retried after a restart, get an answer each. Requests with the same
-`Idempotency-Key` and body get one answer.
+`Idempotency-Key` and body get one answer. Other clients repeat without a word: ADR 21 says which of their requests are
+repeats.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
-from cachetools import LRUCache
+from cachetools import LRUCache, TTLCache
 
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.conversation import Completion, SampledTokens
@@ -25,6 +26,8 @@ from leyden.services.gateway.records.writer import CallContext
 RequestKey = tuple[AttemptKey, bytes]
 """An attempt and the digest of a body."""
 MAX_CLAIMS = 100_000
+REPEAT_SECONDS = 120.0
+"""A request repeats a call whose answer did not arrive if it has the same body and comes within this time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -98,6 +101,10 @@ class Retry:
         return self.count > 0 or bool(self.key)
 
 
+UNDECLARED = Retry(1, "")
+"""A repeat that does not say so."""
+
+
 class RetryIndex:
     """The calls in flight by attempt and body, and the highest retry count that got each answer."""
 
@@ -105,6 +112,8 @@ class RetryIndex:
         self._starting: defaultdict[RequestKey, list[asyncio.Event]] = defaultdict(list)
         self._in_flight: defaultdict[RequestKey, list[tuple[str, InFlightCall]]] = defaultdict(list)
         self._claims: LRUCache[str, int] = LRUCache(MAX_CLAIMS)
+        self.undelivered: TTLCache[RequestKey, str] = TTLCache(MAX_CLAIMS, REPEAT_SECONDS)
+        """The newest request whose client hung up before the end of its answer, by attempt and body."""
 
     @contextmanager
     def starting(self, key: RequestKey) -> Iterator[Sequence[asyncio.Event]]:

@@ -67,7 +67,9 @@ async def _answer(request: Request, wire_format: WireFormat) -> Response:
     assert call.task is not None
     with call.listening():
         await asyncio.wait({call.task}, timeout=UNWATCHED_SECONDS)
-        if not call.task.done() and await _until_disconnect(request, asyncio.wait({call.task})) is None:
+        has_left = not call.task.done() and await _until_disconnect(request, asyncio.wait({call.task})) is None
+        if has_left or await request.is_disconnected():
+            calls.lose(call)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         return JsonResponse(wire_format.body(call.result()))
 
@@ -88,14 +90,20 @@ async def _stream(
             keepalive_seconds=settings.keepalive_seconds,
         )
     first = await _until_disconnect(request, anext(events))
+
+    def on_loss() -> None:
+        if isinstance(call, InFlightCall):
+            request.app.state.calls.lose(call)
+
     if first is None:
+        on_loss()
         await events.aclose()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     if request.scope["http_version"] == "1.0":
         # That protocol has no chunks, and the server would send some.
         rest = await _until_disconnect(request, _joined(events))
         return Response((first + rest) if rest is not None else b"", media_type="text/event-stream")
-    return streaming.EventStream(first, events)
+    return streaming.EventStream(first, events, on_loss)
 
 
 async def _joined(events: AsyncGenerator[bytes]) -> bytes:

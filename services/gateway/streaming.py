@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
@@ -21,11 +21,13 @@ from leyden.services.gateway.prompt.template import ChatModel
 class EventStream(StreamingResponse):
     """Sends events until the call ends or the agent disconnects; then it closes the generator at once.
 
-    Args: first: events produced before the response starts, so that an error before them sets the HTTP status
+    Args: first: events produced before the response starts, so that an error before them sets the HTTP status;
+        on_loss: called when the agent hung up before the end
     """
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes]) -> None:
+    def __init__(self, first: bytes, events: AsyncGenerator[bytes], on_loss: Callable[[], None]) -> None:
         self._events = events
+        self._on_loss = on_loss
         super().__init__(
             _chain(first, events),
             media_type="text/event-stream",
@@ -35,7 +37,11 @@ class EventStream(StreamingResponse):
     async def stream_response(self, send: Send) -> None:
         """Sends the events; Starlette cancels it when the client disconnects."""
         async with aclosing(self._events):
-            await super().stream_response(send)
+            try:
+                await super().stream_response(send)
+            except BaseException:
+                self._on_loss()
+                raise
 
 
 async def _chain(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -14,6 +14,7 @@ import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
+from sqlalchemy import text
 
 from tests.fakes.gateway import Scene, scene
 from tests.shared import ROOT, free_port
@@ -89,6 +90,38 @@ async def test_a_gateway_killed_in_the_middle_of_an_answer_loses_nothing_that_wa
         calls = await stage.calls()
     assert answer.choices[0].message.content == "Hello."
     assert [(call.status, f"chatcmpl-{call.id}") for call in calls] == [("completed", answer.id)]
+
+
+async def test_a_repeat_without_a_word_gets_the_answer_that_died_with_its_gateway(tmp_path, database):
+    port, faults = free_port(), tmp_path / "faults"
+    faults.mkdir()
+    (faults / "gateway.recorded").touch()
+    async with scene(tmp_path, database) as stage:
+        async with client_of(stage, port, max_retries=0) as client:
+            create: Any = client.chat.completions.create
+            async with gateway_process(stage, port, LEYDEN_FAULTS=str(faults)):
+                with pytest.raises(openai.APIConnectionError):
+                    await create(model="m", messages=HI)
+            async with gateway_process(stage, port):
+                repeated, voted = await create(model="m", messages=HI), await create(model="m", messages=HI)
+        calls = await stage.calls()
+    assert [f"chatcmpl-{call.id}" for call in calls] == [repeated.id, voted.id]
+
+
+async def test_a_repeat_without_a_word_gets_the_answer_that_its_client_did_not_wait_for(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client(timeout=2.0) as client:
+        create: Any = client.chat.completions.create
+        async with database.engine.begin() as connection:
+            # Its record waits, and its client does not.
+            await connection.execute(text("LOCK TABLE model_calls IN EXCLUSIVE MODE"))
+            with pytest.raises(openai.APITimeoutError):
+                await create(model="m", messages=HI)
+        async with asyncio.timeout(60):
+            while not (calls := await stage.calls()):
+                await asyncio.sleep(0.05)
+        repeated, voted = await create(model="m", messages=HI), await create(model="m", messages=HI)
+        assert repeated.id == f"chatcmpl-{calls[0].id}"
+        assert voted.id != repeated.id
 
 
 def held_at_three(stage: Callable[[], Scene], go: asyncio.Event) -> Any:
