@@ -95,6 +95,8 @@ ReadCalls = Callable[[Collection[str]], Awaitable[Sequence[StoredCall]]]
 @dataclass(slots=True)
 class _Attempt:
     by_conversation: dict[bytes, IndexedCall] = field(default_factory=dict)
+    asked: set[bytes] = field(default_factory=set)
+    """The digests of the calls' prompts."""
     calls: dict[str, IndexedCall] = field(default_factory=dict)
     size_bytes: int = CALL_BYTES
 
@@ -146,7 +148,8 @@ class PrefixIndex:
             _move_tokens(continued, tokens)
         self._add(
             key,
-            extended(indexed.chain[-1], answer),
+            indexed.chain[-1],
+            answer,
             IndexedCall(
                 call_id, turns, indexed.conversation.tools, tokens, self._is_shown(answer, sampled_ids),
                 len(indexed.text), text_digest(indexed.text), continued,
@@ -166,7 +169,8 @@ class PrefixIndex:
             text = self._model.render(*stored.conversation)
             self._add(
                 key,
-                extended(digest_chain(stored.conversation)[-1], stored.answer),
+                digest_chain(stored.conversation)[-1],
+                stored.answer,
                 IndexedCall(
                     stored.call_id, (*stored.conversation.turns, stored.answer), stored.conversation.tools,
                     np.concatenate([stored.prompt_ids, stored.sampled_ids]),
@@ -184,12 +188,13 @@ class PrefixIndex:
         self, attempt: _Attempt, conversation: Conversation, chain: list[bytes], text: str
     ) -> tuple[IndexedCall | None, str, bool]:
         """Returns the latest call whose tokens this prompt can begin with, the text to encode after them, and whether
-        the prompt is a fork: it contains a later answer whose tokens it cannot reuse.
+        the prompt is a fork: it contains a later answer whose tokens it cannot reuse, or one that the agent rewrote.
         """
         is_fork = False
         for end in range(len(chain) - 1, 0, -1):
             call = attempt.by_conversation.get(chain[end])
             if call is None:
+                is_fork |= conversation.turns[end - 1].role == "assistant" and chain[end - 1] in attempt.asked
                 continue
             rest = self._after(call, end, conversation, text)
             if rest is not None:
@@ -237,10 +242,11 @@ class PrefixIndex:
             return tokenizer.encode(text, after=after)
         return await asyncio.to_thread(tokenizer.encode, text, after=after)
 
-    def _add(self, key: AttemptKey, digest: bytes, call: IndexedCall) -> None:
+    def _add(self, key: AttemptKey, asked: bytes, answer: Turn, call: IndexedCall) -> None:
         attempt = self._attempts.pop(key, None) or _Attempt()
         attempt.calls[call.call_id] = call
-        attempt.by_conversation[digest] = call
+        attempt.asked.add(asked)
+        attempt.by_conversation[extended(asked, answer)] = call
         before = call.continued
         turns, tokens = (0, 0) if before is None else (len(before.turns), len(before.tokens))
         attempt.size_bytes += CALL_BYTES + call.tokens[tokens:].nbytes + sum(map(_turn_bytes, call.turns[turns:]))

@@ -136,6 +136,7 @@ async def test_each_branch_continues_its_own_parent_call(tmp_path, database):
 
 
 async def test_history_written_by_the_agent_is_encoded_and_starts_a_branch(tmp_path, database):
+    before = forks()
     async with scene(tmp_path, database, says="hello") as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         await create(model="m", messages=[{"role": "user", "content": "a"}])
@@ -148,6 +149,21 @@ async def test_history_written_by_the_agent_is_encoded_and_starts_a_branch(tmp_p
         _, second = await stage.calls()
         text = stage.model.tokenizer.decode(ids(second.prompt_ids))
     assert "never said<|im_end|>" in text
+    assert forks() - before == 1
+
+
+async def test_an_answer_sent_back_without_its_reasoning_is_shown_so_and_counted(tmp_path, database):
+    before = forks()
+    async with scene(tmp_path, database, says="<think>x</think>yes") as stage, stage.client() as client:
+        create: Any = client.chat.completions.create
+        messages: list[Any] = [{"role": "user", "content": "a"}]
+        await create(model="m", messages=messages)
+        messages += [{"role": "assistant", "content": "yes"}, {"role": "user", "content": "b"}]
+        await create(model="m", messages=messages)
+        _, second = await stage.calls()
+        text = stage.model.tokenizer.decode(ids(second.prompt_ids))
+    assert "<think>" not in text
+    assert forks() - before == 1
 
 
 async def test_a_template_that_rewrites_history_forks_and_is_counted(tmp_path, database):
