@@ -112,7 +112,9 @@ API = {
 }
 GATEWAY = {
     ("POST", "/r/{rollout}/{attempt}/v1/chat/completions"): Row(for_agents(200), CHAT),
+    ("POST", "/r/{rollout}/{attempt}/v1/chat/completions/"): Row(for_agents(200), CHAT),
     ("GET", "/r/{rollout}/{attempt}/v1/models"): Row(for_agents(200)),
+    ("GET", "/r/{rollout}/{attempt}/v1/models/"): Row(for_agents(200)),
     ("GET", "/r/{rollout}/{attempt}/v1/models/{name}"): Row(for_agents(200)),
 }
 PROTOBUF = {"content-type": "application/x-protobuf"}

@@ -24,6 +24,10 @@ from leyden.services.runner.worker import Runner
 from tests import builders, queues
 
 
+async def key_is_good(_url: str, _key: str) -> bool:
+    return False
+
+
 class Survivors:
     """A backend whose agents outlive their runner."""
 
@@ -62,7 +66,7 @@ async def test_attempts_of_a_runner_that_is_gone_are_adopted_and_unwanted_agents
     keys.touch(0o600)
     keys.write_text(json.dumps({"k1": "x" * 40}))
     settings = Settings(lease_seconds=12.0, drain_seconds=0, capability_keys_file=keys)
-    endpoints: Any = SimpleNamespace(run=asyncio.Event().wait)
+    endpoints: Any = SimpleNamespace(run=asyncio.Event().wait, refuses_key=key_is_good)
     context = RunnerContext(settings, KeyRing(keys), {"process": backend}, endpoints)  # type: ignore[dict-item]
     queue, notifications, stop = RolloutQueue(redis_url), Notifications(redis_url), asyncio.Event()
     working = asyncio.create_task(Runner("runner-b", database, queue, notifications, context).run(stop))
