@@ -26,6 +26,8 @@ from leyden.services.gateway.prompt.template import ChatModel
 
 T = TypeVar("T")
 RETRY_SECONDS = 0.25
+GLANCE_SECONDS = 2.0
+"""How long a read without a hold waits for Postgres."""
 
 
 class Reader:
@@ -77,9 +79,12 @@ class Reader:
         return await self._hold(read)
 
     async def completions(
-        self, model: ChatModel, attempt: Attempt, request: ModelRequest, request_sha256: bytes
+        self, model: ChatModel, attempt: Attempt, request: ModelRequest, request_sha256: bytes, *, hold: bool = True
     ) -> list[Completion]:
-        """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`."""
+        """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`.
+
+        Args: hold: False finds none at once while Postgres is down
+        """
 
         async def read() -> list[Completion]:
             async with self._database.read() as session:
@@ -89,7 +94,13 @@ class Reader:
                 groups = groupby(rows, key=lambda row: row.request_id)
                 return [_completion(model, request, list(group)) for _, group in groups]
 
-        return await self._hold(read)
+        if hold:
+            return await self._hold(read)
+        try:
+            async with asyncio.timeout(GLANCE_SECONDS):
+                return await read()
+        except (StoreAway, TimeoutError):
+            return []
 
     async def _hold(self, read: Callable[[], Awaitable[T]]) -> T:
         deadline = asyncio.get_running_loop().time() + self._hold_seconds
