@@ -55,10 +55,14 @@ $(CACHE)/tools/.ready: tests/tools.py $(VENV)/.ready
 	$(BIN)/python -m tests.tools
 	@touch $@
 
-# The tests evaluate dashboards and alerts with it. Elsewhere than on Debian: put prometheus and promtool into this folder.
+# The tests evaluate dashboards and alerts with it: the installed one, or Debian's package without an installation.
 $(CACHE)/prometheus/.ready:
-	@mkdir -p $(CACHE)/prometheus
-	cd $(CACHE)/prometheus && { [ -x usr/bin/promtool ] || { apt-get download --quiet=2 prometheus && dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb; }; }
+	@mkdir -p $(CACHE)/prometheus/usr/bin
+	@cd $(CACHE)/prometheus && if command -v prometheus >/dev/null && command -v promtool >/dev/null; then \
+		ln -sf "$$(command -v prometheus)" "$$(command -v promtool)" usr/bin/; \
+	else \
+		apt-get download --quiet=2 prometheus && dpkg-deb --extract prometheus_*.deb . && rm prometheus_*.deb; \
+	fi || { echo "Prometheus is missing: install it, or run apt-get update so that its package can be downloaded"; exit 1; }
 	@touch $@
 
 setup: $(VENV)/.ready $(AGENTS_VENV)/.ready $(CACHE)/sglang/.ready $(CACHE)/tools/.ready $(CACHE)/prometheus/.ready ## create the virtual environment with everything pinned
