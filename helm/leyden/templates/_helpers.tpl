@@ -189,7 +189,7 @@ key: {{ .key }}
   value: "9090"
 {{- end }}
 
-{{/* Waits until the model is in the storage. Arguments: root, image. */}}
+{{/* Waits until the model is in the storage. Arguments: root, image, model (a path; the base model without it). */}}
 {{- define "leyden.waitForModel" -}}
 - name: wait-for-model
   image: {{ .image }}
@@ -197,7 +197,7 @@ key: {{ .key }}
   command: [sh, -c, 'until [ -f "$MODEL_PATH/config.json" ]; do echo "waiting: no model in $MODEL_PATH yet"; sleep 2; done']
   env:
   - name: MODEL_PATH
-    value: {{ .root.Values.model.path }}
+    value: {{ .model | default .root.Values.model.path }}
   resources:
     {{- toYaml .root.Values.initResources | nindent 4 }}
   securityContext:
