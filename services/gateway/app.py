@@ -21,6 +21,7 @@ from leyden.libs.service.secrets import read_secret
 from leyden.libs.store.database import Database
 from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.calls import CallService
+from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.pool import EnginePool
 from leyden.services.gateway.errors import (
@@ -114,30 +115,31 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         await database.close()
 
 
-async def _on_gateway_error(_request: Request, error: Any) -> Response:
-    return error_response(error)
+async def _on_gateway_error(request: Request, error: Any) -> Response:
+    wire_format: WireFormat | None = getattr(request.state, "wire_format", None)
+    return error_response(error, wire_format.error(error) if wire_format else None)
 
 
-async def _on_overloaded(_request: Request, _error: Any) -> Response:
+async def _on_overloaded(request: Request, _error: Any) -> Response:
     message = "The gateway is reading as many requests as it may; try again."
-    return error_response(Unavailable(message, code="overloaded", retry_after_seconds=1))
+    return await _on_gateway_error(request, Unavailable(message, code="overloaded", retry_after_seconds=1))
 
 
-async def _on_http_exception(_request: Request, error: Any) -> Response:
-    """Converts errors of the framework and of the limits to OpenAI's shape."""
+async def _on_http_exception(request: Request, error: Any) -> Response:
+    """Converts errors of the framework and of the limits to the dialect's shape."""
+    converted: GatewayError
     if error.status_code == 413:
-        response = error_response(TooLarge(f"{error.detail}.", code="body_too_large"))
+        converted = TooLarge(f"{error.detail}.", code="body_too_large")
     elif error.status_code == 408:
-        response = error_response(TooSlow(f"{error.detail}.", code="body_too_slow"))
+        converted = TooSlow(f"{error.detail}.", code="body_too_slow")
     elif error.status_code in {400, 415}:
-        invalid = BadRequest(f"{error.detail}.", code="invalid_body")
-        invalid.status = error.status_code
-        response = error_response(invalid)
+        converted = BadRequest(f"{error.detail}.", code="invalid_body")
+        converted.status = error.status_code
     else:
         message = f"{error.detail}: the address is <base URL>/chat/completions or <base URL>/models."
-        refused = NotServed(message, code="not_found" if error.status_code == 404 else "method_not_allowed")
-        refused.status = error.status_code
-        response = error_response(refused)
+        converted = NotServed(message, code="not_found" if error.status_code == 404 else "method_not_allowed")
+        converted.status = error.status_code
+    response = await _on_gateway_error(request, converted)
     response.headers.update(error.headers or {})
     return response
 

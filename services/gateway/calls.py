@@ -81,9 +81,12 @@ class CallService:
             else:
                 answered = await self._undeclared(attempt, request, digest)
             if answered is not None:
+                if isinstance(answered, Completion):
+                    await wire_format.remember(attempt, request, answered)
                 return request, answered
             self._admit(attempt)
             try:
+                request = await wire_format.expand(attempt, request)
                 call = await self._prepare(attempt, request, digest, headers, arrived_at, sequence)
                 # close() waits only for the calls that run when it starts: a later call would lose its record.
                 if self._is_closing:
@@ -91,7 +94,7 @@ class CallService:
             except BaseException:
                 self._release(attempt)
                 raise
-            self._run(call)
+            self._run(call, wire_format)
             return request, call
 
     def lose(self, call: InFlightCall) -> None:
@@ -208,8 +211,8 @@ class CallService:
                     code="invalid_value",
                 )
 
-    def _run(self, call: InFlightCall) -> None:
-        call.task = asyncio.create_task(self._serve(call), name=f"call {call.request_id}")
+    def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
+        call.task = asyncio.create_task(self._serve(call, wire_format), name=f"call {call.request_id}")
         self._in_flight[call.task] = call
         self._retries.add((call.context.attempt.key, call.context.request_sha256), call.request_id, call)
         metrics.IN_FLIGHT.inc()
@@ -225,7 +228,7 @@ class CallService:
             task.exception()
         call.progressed()
 
-    async def _serve(self, call: InFlightCall) -> Completion:
+    async def _serve(self, call: InFlightCall, wire_format: WireFormat) -> Completion:
         try:
             await self._wait_for_turn()
             try:
@@ -234,6 +237,7 @@ class CallService:
                 self._turns.release()
             fault_point("gateway.answered")
             completion = await self._complete(call)
+            await wire_format.remember(call.context.attempt, call.context.request, completion)
             fault_point("gateway.recorded")
         except asyncio.CancelledError:
             otherwise = "the gateway was stopped" if self._is_closing else "the agent hung up"

@@ -113,7 +113,7 @@ def stopping() -> Unavailable:
     return Unavailable("The gateway is stopping; try again.", code="stopping", retry_after_seconds=1)
 
 
-def error_response(error: GatewayError) -> Response:
-    """Converts the error to an HTTP response."""
+def error_response(error: GatewayError, body: dict[str, Any] | None = None) -> Response:
+    """Converts the error to an HTTP response. Args: body: its form in the dialect of the request, else OpenAI's."""
     retry = {} if error.retry_after_seconds is None else {"retry-after": str(error.retry_after_seconds)}
-    return JsonResponse(error.body(), error.status, retry)
+    return JsonResponse(body or error.body(), error.status, retry)

@@ -56,6 +56,8 @@ ROUTES = (
 
 
 async def _answer(request: Request, wire_format: WireFormat) -> Response:
+    # The error handlers answer in the form of the wire format.
+    request.state.wire_format = wire_format
     attempt = await _authenticate(request)
     calls: CallService = request.app.state.calls
     with request.app.state.budget.share() as share:
@@ -63,7 +65,7 @@ async def _answer(request: Request, wire_format: WireFormat) -> Response:
     if asked.stream:
         return await _stream(request, wire_format, asked, call)
     if isinstance(call, Completion):
-        return JsonResponse(wire_format.body(call))
+        return JsonResponse(wire_format.body(asked, call))
     assert call.task is not None
     with call.listening():
         await asyncio.wait({call.task}, timeout=UNWATCHED_SECONDS)
@@ -71,7 +73,7 @@ async def _answer(request: Request, wire_format: WireFormat) -> Response:
         if has_left or await request.is_disconnected():
             calls.lose(call)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return JsonResponse(wire_format.body(call.result()))
+        return JsonResponse(wire_format.body(asked, call.result()))
 
 
 async def _stream(

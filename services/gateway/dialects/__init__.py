@@ -6,21 +6,37 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from leyden.libs.contracts.conversation import Json
+from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, TokenLogprob
 from leyden.services.gateway.errors import GatewayError
 
 
 class WireFormat(Protocol):
-    """Translates requests into `ModelRequest`, and completions into bodies and streams."""
+    """Translates requests into `ModelRequest`, completions into bodies and streams, and errors into bodies.
+
+    A wire format without state on the server takes `expand` and `remember` from here.
+    """
 
     def parse(self, body: bytes, *, max_choices: int) -> ModelRequest:
         """Parses and validates a body. Raises: BadRequest: a field is wrong, unknown or unsupported."""
 
-    def body(self, completion: Completion) -> Json:
+    async def expand(self, _attempt: Attempt, request: ModelRequest) -> ModelRequest:
+        """Returns the request with the turns that it refers to by id. Raises: NotServed: an id is unknown."""
+        return request
+
+    async def remember(self, _attempt: Attempt, _request: ModelRequest, _completion: Completion) -> None:
+        """Stores what later requests may refer to, before the answer's last byte leaves; a repeat changes nothing."""
+        return
+
+    def body(self, request: ModelRequest, completion: Completion) -> Json:
         """Returns the response body of a request without streaming."""
 
     def stream(self, request: ModelRequest, request_id: str, created: int) -> EventWriter:
         """Returns a writer for one answer's stream. Args: created: seconds since the epoch."""
+
+    def error(self, error: GatewayError) -> Json:
+        """Returns the body of an error; here in OpenAI's shape."""
+        return error.body()
 
 
 class EventWriter(Protocol):

@@ -7,15 +7,16 @@ A call whose parameters change the distribution in a way that the trainer does n
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
-from leyden.libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
+from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.dialects.body import Integer, Wire, read_object, refuse_format, validated
 from leyden.services.gateway.errors import BadRequest, GatewayError
 
 RECORDED = frozenset(
@@ -34,41 +35,26 @@ REMEDIES = {
     "web_search_options": "give the agent a search tool of its own",
 }
 
-MAX_VALUES = 100_000
-"""Limit of objects, arrays and commas in a body: parsing 16 MiB of them would block all other calls for 20 s."""
-
 StopText = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-def _as_integer(value: Any) -> Any:
-    """Converts 20.0 to 20: JSON has one kind of number, and some languages print every one with a point."""
-    return int(value) if type(value) is float and value.is_integer() else value
-
-
-Integer = Annotated[int, BeforeValidator(_as_integer)]
-
-
-class _Wire(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
-
-
-class _Function(_Wire):
+class _Function(Wire):
     name: str
     arguments: str = ""
 
 
-class _ToolCall(_Wire):
+class _ToolCall(Wire):
     id: str = ""
     function: _Function
 
 
-class _Part(_Wire):
+class _Part(Wire):
     type: str
     text: str | None = None
     refusal: str | None = None
 
 
-class _Message(_Wire):
+class _Message(Wire):
     # SDKs add fields to answers that they send back (`provider_specific_fields`, `refusal`): messages ignore unknown
     # fields, the body refuses them.
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -89,17 +75,17 @@ class _Tool(BaseModel):
     function: _FunctionSpec
 
 
-class _NamedTool(_Wire):
+class _NamedTool(Wire):
     type: Literal["function"]
     function: _FunctionSpec
 
 
-class _StreamOptions(_Wire):
+class _StreamOptions(Wire):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
-class _ResponseFormat(_Wire):
+class _ResponseFormat(Wire):
     type: str
 
 
@@ -133,7 +119,7 @@ class _Body(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class ChatCompletions:
+class ChatCompletions(WireFormat):
     """The dialect of chat completions."""
 
     def parse(self, body: bytes, *, max_choices: int) -> ModelRequest:
@@ -141,8 +127,8 @@ class ChatCompletions:
 
         Raises: BadRequest: not JSON, a field is wrong or unknown, or the model cannot serve a field
         """
-        document = _read(body)
-        parsed = _validated(document)
+        document = read_object(body, param="messages")
+        parsed = validated(_Body, document, RECORDED, REMEDIES)
         _refuse_unsupported(parsed, max_choices)
         return ModelRequest(
             dialect=Dialect.CHAT_COMPLETIONS,
@@ -162,7 +148,7 @@ class ChatCompletions:
             body_sha256=hashlib.sha256(body).digest(),
         )
 
-    def body(self, completion: Completion) -> Json:
+    def body(self, _request: ModelRequest, completion: Completion) -> Json:
         """Returns a `chat.completion` object."""
         choices = [
             {
@@ -254,64 +240,9 @@ def body_schema(ref_template: str) -> Json:
     return schema
 
 
-def _read(body: bytes) -> Json:
-    if has_more_values(body, MAX_VALUES):
-        message = f"The body has more than {MAX_VALUES} values: send fewer messages."
-        raise BadRequest(message, param="messages", code="too_many_values")
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
-    if not isinstance(document, dict):
-        raise BadRequest("The body must be a JSON object.", code="invalid_json")
-    if is_too_deep(document):
-        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels: flatten it.", code="invalid_json")
-    return document
-
-
-def _validated(document: Json) -> _Body:
-    # Null means unset; fields without an effect are recorded and not validated.
-    known = {name: value for name, value in document.items() if value is not None and name not in RECORDED}
-    try:
-        return _Body.model_validate(known)
-    except ValidationError as error:
-        raise _bad_request(error, known) from error
-
-
-def _bad_request(error: ValidationError, document: Json) -> BadRequest:
-    first = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join(_path_in(document, first["loc"], is_missing=first["type"] == "missing"))
-    if first["type"] == "extra_forbidden":
-        remedy = REMEDIES.get(path, "remove it")
-        return BadRequest(
-            f"Unrecognized request argument supplied: {path}; {remedy}.", param=path, code="unknown_parameter"
-        )
-    if first["type"] == "missing":
-        return BadRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
-    expected = first["msg"].partition(" or instance of ")[0].replace("a valid dictionary", "an object")
-    return BadRequest(f"Invalid value for '{path}': {expected}.", param=path, code="invalid_value")
-
-
-def _path_in(document: Any, location: Sequence[str | int], *, is_missing: bool) -> Iterator[str]:
-    """The part of pydantic's location that the document has; after it come the names of our types."""
-    for part in location:
-        if isinstance(document, dict) and (part in document or is_missing):
-            document = document.get(part)
-        elif isinstance(document, list) and isinstance(part, int) and part < len(document):
-            document = document[part]
-        else:
-            return
-        yield str(part)
-
-
 def _refuse_unsupported(body: _Body, max_choices: int) -> None:
-    if body.response_format is not None and body.response_format.type != "text":
-        raise BadRequest(
-            f"response_format '{body.response_format.type}' is not supported: constrained sampling cannot be trained."
-            " Ask for the format in the prompt, or give a tool whose parameters are the schema.",
-            param="response_format",
-            code="unsupported_parameter",
-        )
+    if body.response_format is not None:
+        refuse_format(body.response_format.type, param="response_format")
     if (body.n or 1) > max_choices:
         raise BadRequest(f"n must be at most {max_choices}.", param="n", code="invalid_value")
     if body.top_logprobs and not body.logprobs:

@@ -1,0 +1,99 @@
+"""Request bodies of every dialect: JSON within limits, fields checked by name, errors that name the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from leyden.libs.contracts.conversation import Json
+from leyden.libs.contracts.strict import MAX_DEPTH, has_more_values, is_too_deep
+from leyden.services.gateway.errors import BadRequest
+
+MAX_VALUES = 100_000
+"""Limit of objects, arrays and commas in a body: parsing 16 MiB of them would block all other calls for 20 s."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def _as_integer(value: Any) -> Any:
+    """Converts 20.0 to 20: JSON has one kind of number, and some languages print every one with a point."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_as_integer)]
+
+
+class Wire(BaseModel):
+    """A part of a body; it ignores the fields that SDKs add to answers which they send back."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+def read_object(body: bytes, *, param: str) -> Json:
+    """Parses a body. Args: param: the field with the conversation. Raises: BadRequest."""
+    if has_more_values(body, MAX_VALUES):
+        message = f"The body has more than {MAX_VALUES} values: send fewer messages."
+        raise BadRequest(message, param=param, code="too_many_values")
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from error
+    if not isinstance(document, dict):
+        raise BadRequest("The body must be a JSON object.", code="invalid_json")
+    if is_too_deep(document):
+        raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels: flatten it.", code="invalid_json")
+    return document
+
+
+def validated(model: type[M], document: Json, recorded: Collection[str], remedies: Mapping[str, str]) -> M:
+    """Validates a body.
+
+    Args: recorded: fields without an effect, not validated; remedies: how to do without a field that is refused
+    Raises: BadRequest: it names the first wrong field
+    """
+    # Null means unset.
+    known = {name: value for name, value in document.items() if value is not None and name not in recorded}
+    try:
+        return model.model_validate(known)
+    except ValidationError as error:
+        raise _bad_request(error, known, remedies) from error
+
+
+def refuse_format(kind: str, *, param: str) -> None:
+    """Refuses every format of the answer but text. Raises: BadRequest."""
+    if kind != "text":
+        raise BadRequest(
+            f"{param} '{kind}' is not supported: constrained sampling cannot be trained."
+            " Ask for the format in the prompt, or give a tool whose parameters are the schema.",
+            param=param,
+            code="unsupported_parameter",
+        )
+
+
+def _bad_request(error: ValidationError, document: Json, remedies: Mapping[str, str]) -> BadRequest:
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(_path_in(document, first["loc"], is_missing=first["type"] == "missing"))
+    if first["type"] == "extra_forbidden":
+        remedy = remedies.get(path, "remove it")
+        return BadRequest(
+            f"Unrecognized request argument supplied: {path}; {remedy}.", param=path, code="unknown_parameter"
+        )
+    if first["type"] == "missing":
+        return BadRequest(f"Missing required parameter: '{path}'.", param=path, code="missing_required_parameter")
+    expected = first["msg"].partition(" or instance of ")[0].replace("a valid dictionary", "an object")
+    return BadRequest(f"Invalid value for '{path}': {expected}.", param=path, code="invalid_value")
+
+
+def _path_in(document: Any, location: Sequence[str | int], *, is_missing: bool) -> Iterator[str]:
+    """The part of pydantic's location that the document has; after it come the names of our types."""
+    for part in location:
+        if isinstance(document, dict) and (part in document or is_missing):
+            document = document.get(part)
+        elif isinstance(document, list) and isinstance(part, int) and part < len(document):
+            document = document[part]
+        else:
+            return
+        yield str(part)
