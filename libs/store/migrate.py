@@ -8,6 +8,7 @@ every upgrade writes those of the models.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -33,16 +34,26 @@ class UnknownSchema(Exception):
     """The database is at a revision that this code does not have: an older or a newer version of Leyden made it."""
 
 
-def migrate(dsn: str, revision: str = "head") -> None:
-    """Upgrades to `revision` in one transaction; changes nothing in a database that has it. Concurrent callers wait.
+def migrate(dsn: str, revision: str = "head") -> str | None:
+    """Upgrades to `revision` in one transaction; returns the revision before. Concurrent callers wait.
 
+    Changes nothing in a database that has it, or that a newer version of Leyden has migrated: this code runs on that.
     Raises: UnknownSchema: the message says what to do
     """
     with _locked(dsn) as (connection, config):
         before = MigrationContext.configure(connection).get_current_revision()
+        if is_newer(before):
+            return before
+        _check_revision(before)
         command.upgrade(config, revision)
         if revision == "head" and before != newest_revision():
             _write_comments(connection)
+    return before
+
+
+def is_newer(revision: str | None) -> bool:
+    """Whether a newer version of Leyden made the schema."""
+    return revision is not None and revision > newest_revision()
 
 
 def downgrade(dsn: str, revision: str) -> None:
@@ -50,7 +61,8 @@ def downgrade(dsn: str, revision: str) -> None:
 
     Raises: UnknownSchema
     """
-    with _locked(dsn) as (_, config):
+    with _locked(dsn) as (connection, config):
+        _check_revision(MigrationContext.configure(connection).get_current_revision())
         command.downgrade(config, revision)
 
 
@@ -59,7 +71,8 @@ def write_migration(dsn: str, message: str) -> None:
 
     Raises: UnknownSchema
     """
-    with _locked(dsn) as (_, config):
+    with _locked(dsn) as (connection, config):
+        _check_revision(MigrationContext.configure(connection).get_current_revision())
         today = datetime.now(tz=UTC).strftime("%Y%m%d_%H%M")
         command.revision(config, message=message, autogenerate=True, rev_id=today)
 
@@ -70,7 +83,6 @@ def _locked(dsn: str) -> Iterator[tuple[Connection, Config]]:
     engine = create_engine(sqlalchemy_url(dsn), poolclass=NullPool, connect_args={"connect_timeout": 10})
     with engine.connect() as connection, connection.begin():
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
-        _check_revision(connection)
         config = Config()
         config.set_main_option("script_location", str(MIGRATIONS))
         config.set_main_option("file_template", "%%(rev)s_%%(slug)s")
@@ -85,8 +97,7 @@ def _write_comments(connection: Connection) -> None:
             connection.execute(SetColumnComment(column))
 
 
-def _check_revision(connection: Connection) -> None:
-    found = MigrationContext.configure(connection).get_current_revision()
+def _check_revision(found: str | None) -> None:
     known = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()]
     if found is not None and found not in known:
         raise UnknownSchema(
@@ -108,8 +119,11 @@ def main() -> None:
     try:
         if arguments.new:
             write_migration(dsn, arguments.new)
-        else:
-            migrate(dsn)
+        elif is_newer(before := migrate(dsn)):
+            sys.stdout.write(
+                f"nothing to do: a newer version of Leyden has migrated the database to schema {before};"
+                f" this one needs {newest_revision()} and runs on it\n"
+            )
     except UnknownSchema as error:
         raise SystemExit(str(error)) from None
 

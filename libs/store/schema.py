@@ -16,14 +16,15 @@ class SchemaOutdated(Exception):
 
 
 async def check_schema(database: Database) -> None:
-    """Returns when the database is at the newest migration; for readiness.
+    """Returns when this code can run on the database; for readiness.
 
-    Raises: SchemaOutdated: it is older, newer, or empty.
+    A newer one is fine: migrations expand before they contract, so that the version before runs on it (a rollback).
+    Raises: SchemaOutdated: it is older, or empty.
     """
     async with database.engine.connect() as connection:
         migrated = await connection.scalar(text("SELECT to_regclass('alembic_version')")) is not None
         found = await connection.scalar(text("SELECT version_num FROM alembic_version")) if migrated else None
-    if found != newest_revision():
+    if found is None or found < newest_revision():
         raise SchemaOutdated(
             f"the database is at schema {found}, this code needs {newest_revision()}:"
             " run python -m leyden.libs.store.migrate"
@@ -31,5 +32,8 @@ async def check_schema(database: Database) -> None:
 
 
 def newest_revision() -> str:
-    """The revision of the last migration: the first two words of its file name, `<date>_<number>_<words>.py`."""
+    """The revision of the last migration: the first two words of its file name, `<date>_<number>_<words>.py`.
+
+    Revisions sort by age.
+    """
     return max("_".join(file.stem.split("_")[:2]) for file in (MIGRATIONS / "versions").glob("[0-9]*.py"))

@@ -1,6 +1,6 @@
 """Waits for the database, in the init container of a pod: `python -m leyden.libs.store.wait schema`.
 
-`server` waits until Postgres answers, `schema` until it is at the newest migration too. Each new cause of the wait is a
+`server` waits until Postgres answers, `schema` until it has this code's migrations too. Each new cause of the wait is a
 line on stderr; exit status 1 after `--seconds`, so that Kubernetes shows and repeats it.
 """
 

@@ -18,6 +18,7 @@ from leyden.libs.service import Budget, Overloaded, Problem
 from leyden.libs.service.app import create_app, on_validation_error
 from leyden.libs.service.errors import on_http_exception
 from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.schema import check_schema
 from leyden.libs.store.spans import AttemptEnded, RewardConflict
 from leyden.services.collector.batch import telemetry_commit
 from leyden.services.collector.routes import router, status_response
@@ -75,6 +76,7 @@ async def _resources(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     await liveness.start()
     app.state.commit, app.state.liveness = commit, liveness
     app.state.checks.add("database", database.ping)
+    app.state.checks.add("schema", lambda: check_schema(database))
     writing = asyncio.create_task(commit.run(), name="group commit")
     asking = asyncio.create_task(liveness.run(), name="attempts")
     app.state.checks.add("writer", lambda: _alive(writing))

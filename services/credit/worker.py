@@ -18,6 +18,7 @@ from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
 from leyden.libs.store.database import Database, Session, StoreAway
 from leyden.libs.store.samples import PendingGroup, SiblingRows, load_siblings, lock_pending_groups, write_credit
+from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.credit.group import Credited, Excluded, credit_group
 from leyden.services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row
@@ -49,6 +50,7 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     )
     notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
+    checks.add("schema", lambda: check_schema(database))
     # Polls see recent groups; one at the start and one every ALL_SECONDS find the groups that a worker left behind.
     all_at = 0.0
     try:

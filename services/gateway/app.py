@@ -19,6 +19,7 @@ from leyden.libs.service import Budget, Overloaded
 from leyden.libs.service.app import create_app as create_service_app
 from leyden.libs.service.secrets import read_secret
 from leyden.libs.store.database import Database
+from leyden.libs.store.schema import check_schema
 from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.calls import CallService
 from leyden.services.gateway.dialects import WireFormat
@@ -99,6 +100,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     app.state.calls, app.state.give_up = calls, calls.close
     app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.now), liveness)
     app.state.checks.add("store", database.ping)
+    app.state.checks.add("schema", lambda: check_schema(database))
     await liveness.start()
     loops = [asyncio.create_task(work) for work in (pool.run(), recorder.run(), liveness.run())]
     try:

@@ -376,7 +376,7 @@ async def test_ready_while_the_store_answers_and_the_writer_lives(database: Data
     settings = Settings(database_url=database.dsn, capability_keys_file=tmp_path / "keys.json")
     app = create_collector(settings)
     async with app.router.lifespan_context(app):
-        assert await app.state.checks.run() == {"database": "ok", "writer": "ok"}
+        assert await app.state.checks.run() == {"database": "ok", "schema": "ok", "writer": "ok"}
 
 
 async def give(collector: Collector, **document: Any) -> httpx.Response:

@@ -288,7 +288,7 @@ async def test_the_worker_processes_groups_as_they_complete_and_stops(database: 
         async with asyncio.timeout(60):
             while not await rows(database, tables.GroupCredit):
                 await asyncio.sleep(0.02)
-        assert await checks.run() == {"database": "ok"}
+        assert await checks.run() == {"database": "ok", "schema": "ok"}
     finally:
         stop.set()
         async with asyncio.timeout(60):

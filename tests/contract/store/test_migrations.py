@@ -122,21 +122,54 @@ def test_migrating_twice_changes_nothing(empty_postgres_dsn: str) -> None:
         assert catalog(connection) == before
 
 
-@pytest.mark.parametrize("revision", ["20261121_0005", "20990101_0001"])
-def test_a_revision_that_this_code_does_not_know_ends_with_one_line(empty_postgres_dsn: str, revision: str) -> None:
-    migrate(empty_postgres_dsn)
-    with psycopg.connect(empty_postgres_dsn) as connection:
+def at_revision(dsn: str, revision: str) -> None:
+    """A migrated database that says another revision."""
+    migrate(dsn)
+    with psycopg.connect(dsn) as connection:
         connection.execute("UPDATE alembic_version SET version_num = %s", [revision])
+
+
+def run_migrate(dsn: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "leyden.libs.store.migrate"]
+    environment = os.environ | {"LEYDEN_DATABASE_URL": dsn}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+OLDER, NEWER = "20261121_0005", "20990101_0001"
+
+
+def test_a_schema_older_than_the_baseline_ends_with_one_line(empty_postgres_dsn: str) -> None:
+    at_revision(empty_postgres_dsn, OLDER)
     with pytest.raises(UnknownSchema):
         migrate(empty_postgres_dsn)
-    command = [sys.executable, "-m", "leyden.libs.store.migrate"]
-    environment = os.environ | {"LEYDEN_DATABASE_URL": empty_postgres_dsn}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    ended = run_migrate(empty_postgres_dsn)
     [line] = ended.stderr.splitlines()
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert f"is at schema {revision}, which this version of Leyden does not know" in line
+    assert f"is at schema {OLDER}, which this version of Leyden does not know" in line
     assert f"older than {BASELINE}: name an empty database" in line
-    assert f"newer than {newest_revision()} needs the version of Leyden that made it" in line
+
+
+async def test_code_runs_on_the_schema_of_a_newer_version(empty_postgres_dsn: str) -> None:
+    at_revision(empty_postgres_dsn, NEWER)
+    with connect(empty_postgres_dsn) as connection:
+        before = catalog(connection)
+    ended = run_migrate(empty_postgres_dsn)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert f"nothing to do: a newer version of Leyden has migrated the database to schema {NEWER}" in ended.stdout
+    with connect(empty_postgres_dsn) as connection:
+        assert catalog(connection) == before
+        assert connection.scalar(text("SELECT version_num FROM alembic_version")) == NEWER
+    database = Database(empty_postgres_dsn)
+    await check_schema(database)
+    await database.close()
+    await wait_for(empty_postgres_dsn, "schema", 10)
+    with pytest.raises(UnknownSchema, match=f"newer than {newest_revision()} needs the version of Leyden that made it"):
+        downgrade(empty_postgres_dsn, BASELINE)
+
+
+def test_revisions_sort_by_age() -> None:
+    order = [script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()]
+    assert order == sorted(order, reverse=True)
 
 
 ASKED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":  1}'}}
@@ -250,6 +283,9 @@ def test_the_newest_revision_by_name_is_the_last_by_order() -> None:
 async def test_readiness_reports_an_outdated_schema(empty_postgres_dsn: str) -> None:
     database = Database(empty_postgres_dsn)
     with pytest.raises(SchemaOutdated, match=r"schema None.*run python -m leyden\.libs\.store\.migrate"):
+        await check_schema(database)
+    await asyncio.to_thread(migrate, empty_postgres_dsn, BASELINE)
+    with pytest.raises(SchemaOutdated, match=f"schema {BASELINE}"):
         await check_schema(database)
     migrate(empty_postgres_dsn)
     await check_schema(database)
