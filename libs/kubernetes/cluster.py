@@ -62,14 +62,18 @@ class Cluster:
     """The Jobs, pods and Secrets of one namespace.
 
     Every method raises `Refused`, and waits while the API server is away.
+
+    Args: owner_role: a Role of the namespace; Kubernetes deletes the Jobs created here with it
     """
 
-    def __init__(self, api: client.ApiClient, namespace: str) -> None:
+    def __init__(self, api: client.ApiClient, namespace: str, owner_role: str | None = None) -> None:
         self._api = api
         self._namespace = namespace
+        self._owner_role = owner_role
         self._batch = client.BatchV1Api(api)
         self._core = client.CoreV1Api(api)
         self._discovery = client.DiscoveryV1Api(api)
+        self._access = client.RbacAuthorizationV1Api(api)
 
     def template(self, path: Path, container: str) -> client.V1PodTemplateSpec:
         """Reads a pod template. Raises: Misconfigured: see `load_template`"""
@@ -78,6 +82,8 @@ class Cluster:
     async def create_job(self, job: client.V1Job, *, dry_run: bool = False) -> str:
         """Creates a Job, or adopts the one that has its name; returns its uid."""
         options = {"dry_run": "All"} if dry_run else {}
+        if self._owner_role is not None:
+            job.metadata.owner_references = [await self._owner(self._owner_role)]
         try:
             made = await self._json(self._batch.create_namespaced_job, job, **options)
         except Refused as error:
@@ -85,6 +91,12 @@ class Cluster:
                 raise
             made = await self._json(self._batch.read_namespaced_job, name=job.metadata.name)
         return str(made["metadata"]["uid"])
+
+    async def _owner(self, role: str) -> client.V1OwnerReference:
+        # Read for each Job: Kubernetes deletes at once what a Role owns that was replaced.
+        found = await self._json(self._access.read_namespaced_role, name=role)
+        uid = found["metadata"]["uid"]
+        return client.V1OwnerReference(api_version="rbac.authorization.k8s.io/v1", kind="Role", name=role, uid=uid)
 
     async def create_secret(self, secret: client.V1Secret) -> None:
         """Creates a Secret. One that has its name already stays as it is."""

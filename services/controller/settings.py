@@ -49,6 +49,8 @@ class Settings(ServiceSettings):
     """Kubernetes: the namespace of the platform: of trainers' Jobs and of the engines' Service."""
     release: str = Field(default="leyden", pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
     """Kubernetes: the label `app.kubernetes.io/instance` of trainers' Jobs."""
+    owner_role: str | None = None
+    """Kubernetes: a Role of the namespace that owns trainers' Jobs: `helm uninstall` ends them with it."""
     engine_service: str | None = None
     """Kubernetes: the headless Service of the engines. Its EndpointSlices list them in place of `engine_urls`."""
     trainer_backend: Literal["process", "kubernetes"] = "process"

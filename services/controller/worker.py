@@ -319,7 +319,7 @@ async def _cluster(settings: Settings) -> Cluster | None:
     # Here, since its client costs a second and 40 MB to import.
     from leyden.libs.kubernetes.cluster import Cluster, connect
 
-    return Cluster(await connect(), settings.namespace)
+    return Cluster(await connect(), settings.namespace, settings.owner_role)
 
 
 def _trainer_backend(settings: Settings, cluster: Cluster | None) -> TrainerBackend:

@@ -36,6 +36,8 @@ class Settings(ServiceSettings):
     labels and the task."""
     release: str = Field(default="leyden", pattern=r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$")
     """Kubernetes: the label `app.kubernetes.io/instance` of agents' Jobs. Two platforms in one namespace need two."""
+    owner_role: str | None = None
+    """Kubernetes: a Role of the namespace that owns agents' Jobs: `helm uninstall` ends them with it."""
     start_seconds: float = Field(default=300.0, gt=0)
     """Kubernetes: the longest wait of an agent's pod for quota, a node or its image. Then the attempt fails with the
     reason, and is tried again."""

@@ -322,7 +322,7 @@ async def _backend(settings: Settings, owner: str) -> Backend:
         from leyden.libs.kubernetes.cluster import Cluster, connect
         from leyden.services.runner.backends.kubernetes.backend import KubernetesBackend
 
-        return KubernetesBackend(settings, Cluster(await connect(), settings.namespace))
+        return KubernetesBackend(settings, Cluster(await connect(), settings.namespace, settings.owner_role))
     from leyden.services.runner.backends.process.backend import ProcessBackend
 
     return ProcessBackend(settings, owner)

@@ -31,7 +31,7 @@ class FakeKubernetes:
     """
 
     def __init__(self) -> None:
-        kinds = ("jobs", "pods", "secrets", "events", "endpointslices")
+        kinds = ("jobs", "pods", "secrets", "events", "endpointslices", "roles")
         self.objects: dict[str, dict[str, Object]] = {kind: {} for kind in kinds}
         self.logs: dict[str, bytes] = {}
         self.requests: Counter[str] = Counter()
@@ -69,15 +69,17 @@ class FakeKubernetes:
         """Sets the Job's last condition: Complete or Failed."""
         self.objects["jobs"][job]["status"] = {"conditions": [{"type": kind, "status": "True", **condition}]}
 
-    def cluster(self) -> Cluster:
+    def cluster(self, owner_role: str | None = None) -> Cluster:
         """A client of this server."""
-        return Cluster(client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{self.port}")), "rollouts")
+        api = client.ApiClient(client.Configuration(host=f"http://127.0.0.1:{self.port}"))
+        return Cluster(api, "rollouts", owner_role)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[FakeKubernetes]:
         """Listens on a free port."""
         app = web.Application(middlewares=[self._outage])
-        for group, kind in (("batch/v1", "jobs"), ("discovery.k8s.io/v1", "endpointslices")):
+        groups = {"jobs": "batch/v1", "endpointslices": "discovery.k8s.io/v1", "roles": "rbac.authorization.k8s.io/v1"}
+        for kind, group in groups.items():
             self._add_routes(app, f"/apis/{group}/namespaces/rollouts/{kind}", kind)
         for kind in ("pods", "secrets", "events"):
             self._add_routes(app, f"/api/v1/namespaces/rollouts/{kind}", kind)

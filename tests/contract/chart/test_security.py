@@ -16,6 +16,7 @@ RIGHTS = {
         ("pods", "get list watch"),
         ("events", "list"),
         ("endpointslices", "list watch"),
+        ("roles", "get", f"{FULLNAME}-controller"),
     },
     (f"{FULLNAME}-runner", "trial-rollouts"): {
         ("jobs", "create get list watch delete"),
@@ -23,6 +24,7 @@ RIGHTS = {
         ("pods/log", "get"),
         ("secrets", "create"),
         ("events", "list"),
+        ("roles", "get", f"{FULLNAME}-runner"),
     },
 }
 COMPONENTS = {"api", "controller", "runner", "gateway", "collector", "credit", "engine", "postgres", "redis"}
@@ -62,7 +64,9 @@ def test_only_controller_and_runner_may_call_the_api_server(case: str) -> None:
 def test_rights_are_those_of_the_list() -> None:
     found = {
         (role["metadata"]["name"], role["metadata"]["namespace"]): {
-            (resource, " ".join(rule["verbs"])) for rule in role["rules"] for resource in rule["resources"]
+            (resource, " ".join(rule["verbs"]), *rule.get("resourceNames", []))
+            for rule in role["rules"]
+            for resource in rule["resources"]
         }
         for role in of_kind("minimal", "Role")
     }
@@ -71,6 +75,14 @@ def test_rights_are_those_of_the_list() -> None:
         assert binding["subjects"] == [
             {"kind": "ServiceAccount", "name": binding["roleRef"]["name"], "namespace": NAMESPACE}
         ]
+
+
+def test_accounts_read_the_role_that_owns_their_jobs() -> None:
+    for deployment in of_kind("minimal", "Deployment"):
+        [container] = deployment["spec"]["template"]["spec"]["containers"]
+        if container["name"] in {"controller", "runner"}:
+            variable = f"{container['name'].upper()}_OWNER_ROLE"
+            assert {"name": variable, "value": deployment["metadata"]["name"]} in container["env"]
 
 
 def test_selectors_never_change() -> None:

@@ -52,6 +52,19 @@ async def test_creating_twice_adopts_and_deleting_twice_is_fine(server: FakeKube
     assert (server.deleted, await cluster.job("one")) == (["one"], None)
 
 
+async def test_a_role_owns_the_jobs(server: FakeKubernetes) -> None:
+    cluster = server.cluster(owner_role="leyden-runner")
+    with pytest.raises(Refused, match="roles/leyden-runner not found"):
+        await cluster.create_job(job())
+    for uid in ("first", "replaced"):
+        server.objects["roles"]["leyden-runner"] = {"metadata": {"name": "leyden-runner", "uid": uid}}
+        await cluster.create_job(job(uid))
+        [owner] = server.objects["jobs"][uid]["metadata"]["ownerReferences"]
+        assert (owner["kind"], owner["name"], owner["uid"]) == ("Role", "leyden-runner", uid)
+        assert owner["apiVersion"] == "rbac.authorization.k8s.io/v1"
+    await cluster.close()
+
+
 async def test_a_dry_run_creates_nothing(server: FakeKubernetes, cluster: Cluster) -> None:
     await cluster.create_job(job(), dry_run=True)
     assert server.objects["jobs"] == {}
