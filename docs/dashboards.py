@@ -251,7 +251,7 @@ SERVING = (
             "sent again": "sum(rate(gateway_engine_retries_total[$__rate_interval])) or vector(0)",
         },
     ),
-    metric("Engines that serve the target version", {"engines": "max(controller_engines_serving)"}),
+    metric("Engines that serve the target version", {"{{pool}}": "max by (pool) (controller_engines_serving)"}),
     metric("Weight updates", rate("controller_engine_updates_total", "result")),
     metric("Seconds of a weight update", quantiles("controller_engine_update_seconds"), "s"),
     metric(

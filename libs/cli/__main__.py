@@ -12,6 +12,7 @@ from leyden.libs.cli.context import Context, Home, make_context
 from leyden.libs.cli.demo import demo
 from leyden.libs.cli.doctor import doctor
 from leyden.libs.cli.errors import exit_on_error
+from leyden.libs.cli.pools import pools
 
 
 class _Group(TyperGroup):
@@ -55,6 +56,7 @@ app.command()(local.restart)
 app.command()(local.status)
 app.command()(doctor)
 app.command()(demo)
+app.command()(pools)
 app.command()(local.logs)
 app.add_typer(agents.app, name="agent")
 app.add_typer(datasets.app, name="dataset")

@@ -251,8 +251,8 @@ def _status(
     if error is not None:
         yield as_text(f"the API answers: {error}")
         return
-    rows = [(e.url, e.state, e.run_id, e.policy_version, e.updated_at) for e in engines]
-    yield table(("engine", "state", "run", "version", "seen"), rows) if rows else "No engine has been seen yet."
+    rows = [(e.url, e.pool, e.state, e.run_id, e.policy_version, e.updated_at) for e in engines]
+    yield table(("engine", "pool", "state", "run", "version", "seen"), rows) if rows else "No engine has been seen yet."
     active = [(run.id, run.name, run.phase, f"{run.progress.step}/{run.progress.steps}", run.reason) for run in runs]
     yield table(("run", "name", "phase", "step", "reason"), active) if active else "No run is active."
 

@@ -78,6 +78,7 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         ("run", found.id),
         ("name", found.name),
         ("phase", f"{found.phase}{f': {found.reason}' if found.reason else ''}"),
+        ("pool", found.config.pool),
         ("step", f"{found.progress.step} of {found.progress.steps}"),
         ("policy version", found.progress.policy_version),
         ("best version", found.best_version),

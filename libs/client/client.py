@@ -207,6 +207,10 @@ class Client:
         body = self._http.create(f"/v1/rollouts/{_part(rollout_id)}/rewards", request.model_dump_json().encode())
         return api.Reward.model_validate_json(body)
 
+    def pools(self) -> Iterator[api.Pool]:
+        """Lists the pools that runs may name, with their engines and runs."""
+        return self._all_of("/v1/pools", api.Pool)
+
     def engines(self) -> Iterator[api.Engine]:
         """Lists engines with the weights that they served at the last poll."""
         return self._all_of("/v1/engines", api.Engine)

@@ -450,11 +450,27 @@ class Engine(_Body):
     """An engine with the weights that it served at the last poll."""
 
     url: str
+    pool: str
     run_id: str | None
     policy_version: int | None
     state: str
     detail: str | None
     updated_at: datetime
+
+
+class Pool(_Body):
+    """Engines that serve one model. One run at a time has them."""
+
+    name: str
+    model_path: str | None
+    """Folder of the base model; null: the one in the settings of trainer and gateway."""
+    context_length: int | None
+    """Tokens of prompt and answer together; null: as many as the model allows."""
+    run_id: str | None
+    """The run that has the engines."""
+    waiting: list[str]
+    """The runs that wait for the engines, in order."""
+    engines: list[Engine]
 
 
 class Health(_Body):

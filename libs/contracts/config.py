@@ -16,6 +16,11 @@ Word = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")
 FolderPath = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00]+$")]
 
 
+PoolName = Annotated[str, Field(max_length=30, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+"""A pool of engines. Objects of Kubernetes have it in their names."""
+DEFAULT_POOL = "default"
+
+
 class _Document(BaseModel):
     # Strict: no text in place of a number, and no boolean either.
     model_config = ConfigDict(
@@ -362,7 +367,9 @@ class RunConfig(_Document):
     """Id or name of the training dataset."""
     agent: Agent
     model: FolderPath | None = None
-    """Absolute folder of the base model (Hugging Face format), no id of the Hub; null for the platform's default."""
+    """Absolute folder of the base model (Hugging Face format), no id of the Hub; null for the model of the pool."""
+    pool: PoolName = DEFAULT_POOL
+    """The pool of engines that samples the run (`leyden pools`). Runs of one pool take turns."""
     runner: RunnerConfig = Field(default_factory=ProcessRunner)
     sampling: Sampling = Field(default_factory=Sampling)
     credit: Credit = Field(default_factory=Credit)

@@ -106,6 +106,7 @@ class EngineState(StrEnum):
 
     SERVING = "serving"
     UPDATING = "updating"
+    DRAINING = "draining"
     UNREACHABLE = "unreachable"
 
 

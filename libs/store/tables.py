@@ -253,14 +253,29 @@ class Rollout(Base):
     )
 
 
+class Pool(Base):
+    """Writer: controller. Engines that serve one model, and the runs that use them."""
+
+    __tablename__ = "pools"
+    name: Mapped[str] = mapped_column(primary_key=True, comment="Runs name it.")
+    model_path: Mapped[str | None] = mapped_column(comment="Folder of the base model; null: the services' own setting.")
+    context_length: Mapped[int | None] = mapped_column(comment="Tokens of a call; null: as many as the model allows.")
+    run_id: Mapped[str | None] = mapped_column(comment="The run that has the engines.")
+    waiting: Mapped[list[str]] = mapped_column(
+        ARRAY(Text), server_default="{}", comment="Ids of the runs that wait for the engines, in order."
+    )
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The last change.")
+
+
 class Engine(Base):
     """Writer: controller. The status of an engine at the last poll."""
 
     __tablename__ = "engines"
     url: Mapped[str] = mapped_column(primary_key=True, comment="Its address, which is its name.")
+    pool: Mapped[str] = mapped_column(server_default="default", comment="Its pool.")
     run_id: Mapped[str | None] = mapped_column(comment="The run of its weights; null before the first.")
     policy_version: Mapped[int | None] = mapped_column(comment="The version that it reported; null before the first.")
-    state: Mapped[str] = mapped_column(comment="serving, updating or unreachable.")
+    state: Mapped[str] = mapped_column(comment="serving, updating, draining or unreachable.")
     detail: Mapped[str | None] = mapped_column(comment="Cause, for people.")
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The time of the last poll.")
     __table_args__ = (_one_of("state", EngineState),)

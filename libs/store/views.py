@@ -372,6 +372,23 @@ async def list_engines(session: ReadSession) -> list[api.Engine]:
     return [api.Engine.model_validate(row, from_attributes=True) for row in rows]
 
 
+async def list_pools(session: ReadSession) -> list[api.Pool]:
+    """Every pool with its engines, by name."""
+    engines = await list_engines(session)
+    pools = await session.scalars(select(tables.Pool).order_by(tables.Pool.name))
+    return [
+        api.Pool(
+            name=pool.name,
+            model_path=pool.model_path,
+            context_length=pool.context_length,
+            run_id=pool.run_id,
+            waiting=pool.waiting,
+            engines=[engine for engine in engines if engine.pool == pool.name],
+        )
+        for pool in pools
+    ]
+
+
 async def count_work(session: ReadSession) -> tuple[int, int]:
     """Queued rollouts and live attempts."""
     queued = select(func.count()).select_from(tables.Rollout).where(tables.Rollout.state == "queued")

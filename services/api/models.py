@@ -1,11 +1,29 @@
-"""Refuses a run whose base model can be no folder of a trainer, before its trainer fails on it."""
+"""Refuses a run whose pool or base model its trainer would fail on."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from leyden.libs.contracts.api import FieldProblem
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Problem
+from leyden.libs.store.engines import Pool
+
+
+def check_pool(config: RunConfig, pools: Mapping[str, Pool]) -> None:
+    """Passes a run of a pool that exists, whose model is the pool's.
+
+    Raises: Problem: there is no such pool, or it serves another model
+    """
+    pool = pools.get(config.pool)
+    if pool is None:
+        raise _refusal("pool", f"there is no pool {config.pool!r}: write one of {', '.join(pools) or 'none'}")
+    if config.model is None or pool.model_path is None or Path(config.model) == Path(pool.model_path):
+        return
+    fitting = [name for name, one in pools.items() if one.model_path and Path(one.model_path) == Path(config.model)]
+    remedy = f"write pool {fitting[0]!r}" if fitting else "leave `model` out"
+    raise _refusal("model", f"the engines of pool {pool.name!r} serve {pool.model_path}: {remedy}")
 
 
 def check_model(model: str | None) -> None:
@@ -18,11 +36,12 @@ def check_model(model: str | None) -> None:
     folder = Path(model)
     if not folder.is_absolute():
         raise _refusal(
+            "model",
             f"{model!r} is no absolute path: write the folder of a model in Hugging Face format; download a model of"
-            f" the Hub with `huggingface-cli download {model} --local-dir FOLDER`"
+            f" the Hub with `huggingface-cli download {model} --local-dir FOLDER`",
         )
     if _exists(folder.parent) and not _exists(folder / "config.json"):
-        raise _refusal(f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
+        raise _refusal("model", f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
 
 
 def _exists(path: Path) -> bool:
@@ -33,6 +52,6 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _refusal(message: str) -> Problem:
-    field = FieldProblem(path="model", message=message)
-    return Problem(422, f"model: {message}", cause="invalid", extensions={"errors": [field.model_dump()]})
+def _refusal(path: str, message: str) -> Problem:
+    field = FieldProblem(path=path, message=message)
+    return Problem(422, f"{path}: {message}", cause="invalid", extensions={"errors": [field.model_dump()]})

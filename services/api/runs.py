@@ -14,10 +14,11 @@ from leyden.libs.contracts.states import RunPhase
 from leyden.libs.service import Problem
 from leyden.libs.store import results, retention, runs, views
 from leyden.libs.store.database import Session
+from leyden.libs.store.engines import read_pools
 from leyden.libs.store.training import best_version, weights_bytes
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
-from leyden.services.api.models import check_model
+from leyden.services.api.models import check_model, check_pool
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
@@ -38,6 +39,7 @@ async def create_run(
         raise Problem(422, detail, cause="runner_type")
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
+        check_pool(config, await read_pools(session))
         await asyncio.to_thread(check_model, config.model)
         return await runs.create_run(session, config), True
 

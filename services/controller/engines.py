@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import httpx
 from prometheus_client import Counter, Gauge, Histogram
 
+from leyden.libs.contracts.config import DEFAULT_POOL
 from leyden.libs.contracts.ids import parse_weight_version
 from leyden.libs.contracts.states import EngineState
 from leyden.libs.faults import fault_point
@@ -31,7 +32,7 @@ limited_log = RateLimitedLogger(log)
 
 UPDATES = Counter("controller_engine_updates_total", "Weight updates of engines.", ["result"])
 UPDATE_SECONDS = Histogram("controller_engine_update_seconds", "Pause to continue.", buckets=SECONDS_BUCKETS)
-SERVING = Gauge("controller_engines_serving", "Engines that serve the target version.")
+SERVING = Gauge("controller_engines_serving", "Engines that serve the target version.", ["pool"])
 
 
 @dataclass(eq=False)
@@ -48,12 +49,13 @@ class FleetMember:
 
 @dataclass
 class Fleet:
-    """Every engine that discovery lists."""
+    """Every engine that discovery lists for one pool."""
 
     settings: Settings
     discovery: EngineDiscovery
     database: Database
     notifications: Notifications
+    pool: str = DEFAULT_POOL
 
     def __post_init__(self) -> None:
         self._target: TargetVersion | None = None
@@ -89,7 +91,7 @@ class Fleet:
     def trouble(self) -> str | None:
         """Says, for users, why no engine serves or will soon; None when one does."""
         if self._listed == frozenset():
-            return "there is no engine"
+            return f"pool {self.pool} has no engine"
         if any(status.state is not EngineState.UNREACHABLE for status in self._statuses()):
             return None
         return "; ".join(f"{status.url}: {status.detail}" for status in self._statuses() if status.detail) or None
@@ -127,7 +129,7 @@ class Fleet:
         if urls == self._listed:
             return
         async with self.database.session() as session:
-            await forget_other_engines(session, sorted(urls))
+            await forget_other_engines(session, sorted(urls), self.pool)
         self._listed = urls
 
     async def _follow(self, member: FleetMember) -> None:
@@ -182,10 +184,10 @@ class Fleet:
         if member.status == status:
             return
         async with self.database.session() as session:
-            await write_engines(session, [status])
+            await write_engines(session, [status], self.pool)
         member.status = status
         log.info("engine seen", url=status.url, state=status.state, version=status.policy_version, detail=status.detail)
-        SERVING.set(sum(self._serves_target(one) for one in self._statuses()))
+        SERVING.labels(self.pool).set(sum(self._serves_target(one) for one in self._statuses()))
         await self.notifications.notify(Topic.ENGINES)
 
     def _serves_target(self, status: EngineStatus) -> bool:

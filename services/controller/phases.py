@@ -1,17 +1,19 @@
-"""The run that has the engines, the evaluation that is due, and the phase of every run. Pure functions over `RunFacts`.
+"""The run that has each pool's engines, the due evaluation, and the phase of every run. Pure functions of `RunFacts`.
 
-One run at a time has the engines. The others wait in `pending` (or stay `paused`) with the reason; a paused run keeps
-the engines until its live attempts have ended.
+One run of a pool at a time has its engines. The others wait in `pending` (or stay `paused`) with the reason; a paused
+run keeps the engines until its live attempts have ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
+from leyden.libs.store.engines import Assignment
 from leyden.libs.store.groups import EvaluationFacts, RunFacts
 
 AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
+ENGINES_WANTED = AT_WORK | {RunPhase.PENDING}
 
 
 def due_evaluation(run: RunFacts) -> tuple[EvaluationFacts, int] | None:
@@ -26,12 +28,18 @@ def due_evaluation(run: RunFacts) -> tuple[EvaluationFacts, int] | None:
     return None
 
 
-def active_run(runs: Sequence[RunFacts]) -> str | None:
-    """Returns the run that has the engines: the one at work or finishing its open groups, else the oldest in line."""
+def assign(runs: Sequence[RunFacts], pools: Iterable[str]) -> dict[str, Assignment]:
+    """Returns for each pool the run that has its engines: the one at work or finishing its open groups, else the oldest
+    in line."""
     by_age = sorted(runs, key=lambda run: (run.created_at, run.id))
+    return {pool: _assignment([run for run in by_age if run.config.pool == pool]) for pool in pools}
+
+
+def _assignment(by_age: Sequence[RunFacts]) -> Assignment:
     owning = [run for run in by_age if run.phase in AT_WORK or (run.phase is RunPhase.PAUSED and run.live_attempts)]
     waiting = [run for run in by_age if _waits_for_engines(run)]
-    return next((run.id for run in [*owning, *waiting]), None)
+    line = [run.id for run in (*owning, *waiting)]
+    return Assignment(line[0], tuple(line[1:])) if line else Assignment(None)
 
 
 def next_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
@@ -72,7 +80,10 @@ def _phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
     if trained(run) and due_evaluation(run) is None and run.phase in AT_WORK:
         return RunPhase.COMPLETED, None
     if run.id != active:
-        return run.phase, f"waiting for an engine: {active} has them" if active else run.reason
+        return (
+            run.phase,
+            f"waiting for an engine of pool {run.config.pool}: {active} has them" if active else run.reason,
+        )
     return (RunPhase.RUNNING if due_evaluation(run) is None else RunPhase.EVALUATING), None
 
 

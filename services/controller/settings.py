@@ -6,10 +6,30 @@ import sys
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from leyden.libs.contracts.config import DEFAULT_POOL, PoolName
 from leyden.libs.service import HttpAddress, ServiceSettings
+
+
+class PoolSettings(BaseModel):
+    """A pool: its model and its engines, by URL or by a headless Service."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, protected_namespaces=())
+
+    model_path: Path | None = None
+    """Hugging Face folder of the model, the same for trainers, gateways and engines. `default` may do without."""
+    context_length: int | None = Field(default=None, ge=16)
+    """Tokens of prompt and answer together, where the engines allow fewer than the model's config.json."""
+    engine_urls: frozenset[HttpAddress] = frozenset()
+    engine_service: str | None = None
+
+    @model_validator(mode="after")
+    def _engines_are_found_in_one_way(self) -> PoolSettings:
+        if bool(self.engine_urls) == bool(self.engine_service):
+            raise ValueError("a pool needs either engine_urls or engine_service")
+        return self
 
 
 class Settings(ServiceSettings):
@@ -21,6 +41,10 @@ class Settings(ServiceSettings):
     """Longest pause between two ticks; a notification shortens it."""
     engine_urls: list[HttpAddress] = Field(default_factory=lambda: ["http://127.0.0.1:30000"])
     """Every engine of the platform, as a JSON list; no trailing slashes."""
+    pools: dict[PoolName, PoolSettings] | None = Field(default=None, min_length=1)
+    """Pools of engines as a JSON object by name, such as `{"small": {"model_path": "/models/small", "engine_urls":
+    ["http://a:30000"]}}`, or with `engine_service` (Kubernetes). Unset: one pool, `default`, with the engines of
+    `engine_urls` or `engine_service` and the model that trainers and gateways are set to."""
     engine_api_key: SecretStr | None = None
     """Bearer key of the engines' inference routes, where they ask for one."""
     engine_api_key_file: Path | None = None
@@ -75,6 +99,25 @@ class Settings(ServiceSettings):
     log_folder: Path = Path("logs")
     """Folder of the trainers' output, one file a run."""
 
+    def engine_pools(self) -> dict[str, PoolSettings]:
+        """The pools by name: those of `pools`, or `default`."""
+        if self.pools is not None:
+            return self.pools
+        if self.engine_service is not None:
+            return {DEFAULT_POOL: PoolSettings(engine_service=self.engine_service)}
+        return {DEFAULT_POOL: PoolSettings.model_construct(engine_urls=frozenset(self.engine_urls))}
+
+    @model_validator(mode="after")
+    def _pools_are_apart(self) -> Settings:
+        pools = self.engine_pools()
+        nameless = [name for name, pool in pools.items() if pool.model_path is None and name != DEFAULT_POOL]
+        if nameless:
+            raise ValueError(f"CONTROLLER_POOLS: pool {nameless[0]} needs model_path")
+        urls = [url for pool in pools.values() for url in pool.engine_urls]
+        if len(urls) > len(set(urls)):
+            raise ValueError("CONTROLLER_POOLS: an engine belongs to one pool: write each URL once")
+        return self
+
     @model_validator(mode="after")
     def _kubernetes_needs_its_settings(self) -> Settings:
         trainers = {
@@ -84,7 +127,8 @@ class Settings(ServiceSettings):
         on_cluster = self.trainer_backend == "kubernetes"
         needed = {"NAMESPACE": self.namespace, **(trainers if on_cluster else {})}
         unset = [f"CONTROLLER_{name}" for name, value in needed.items() if value is None]
-        if unset and (on_cluster or self.engine_service is not None):
+        discovers = any(pool.engine_service for pool in self.engine_pools().values())
+        if unset and (on_cluster or discovers):
             cause = "TRAINER_BACKEND=kubernetes" if on_cluster else "ENGINE_SERVICE"
             raise ValueError(f"CONTROLLER_{cause} needs {', '.join(unset)}")
         return self

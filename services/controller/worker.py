@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from leyden.libs.service import Checks, pause
 from leyden.libs.store import groups as store
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database, Session, StoreAway
+from leyden.libs.store.engines import Assignment, Pool, write_assignments, write_pools
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.store.schema import check_schema
 from leyden.libs.store.training import read_version
@@ -31,7 +32,7 @@ from leyden.services.controller.engine_discovery import EngineDiscovery, StaticE
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.process_trainers import ProcessTrainers
 from leyden.services.controller.retention import prune_forever
-from leyden.services.controller.settings import Settings
+from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.trainer_backend import TrainerBackend
 from leyden.services.controller.trainers import TrainerSupervisor
 
@@ -62,7 +63,8 @@ class Controller:
     database: Database
     queue: RolloutQueue
     notifications: Notifications
-    fleet: Fleet
+    fleets: Mapping[str, Fleet]
+    """The engines of each pool."""
     trainers: TrainerSupervisor
 
     def __post_init__(self) -> None:
@@ -77,8 +79,9 @@ class Controller:
         """
         log.info("leading")
         LEADING.set(1)
+        await self.publish_pools()
         background = [
-            asyncio.create_task(self.fleet.run(), name="engines"),
+            *(asyncio.create_task(fleet.run(), name=f"engines of {pool}") for pool, fleet in self.fleets.items()),
             asyncio.create_task(prune_forever(self.settings, self.database), name="retention"),
             asyncio.create_task(delete_forever(self.settings, self.database), name="deletion"),
         ]
@@ -134,13 +137,23 @@ class Controller:
         await self.notifications.publish_ended(
             None if any(one.phase is RunPhase.CANCELLED for one in moved) else expired
         )
-        active = next((run for run in runs if run.id == phases.active_run(runs)), None)
+        holders = {one.run_id for one in phases.assign(runs, self.fleets).values()}
+        active = [run for run in runs if run.id in holders]
         self.reconcile_trainers(active)
         admitted: list[str] = []
-        if active is not None:
-            await self.set_engine_target(active)
-            admitted = await self.admit(active)
+        for run in active:
+            await self.set_engine_target(run)
+            admitted += await self.admit(run)
         await self.enqueue(queued, admitted)
+
+    async def publish_pools(self) -> None:
+        """Writes the pools of the settings, which API, gateways and trainers read."""
+        pools = [
+            Pool(name, None if one.model_path is None else str(one.model_path), one.context_length)
+            for name, one in self.settings.engine_pools().items()
+        ]
+        async with self.database.session() as session:
+            await write_pools(session, pools)
 
     async def settle(self, session: Session) -> tuple[list[store.Resolution], list[str]]:
         """Ends rollouts whose last attempt ended, and groups whose rollouts all have; returns both."""
@@ -175,15 +188,19 @@ class Controller:
             cancelled = [one.run_id for one in moved if one.phase is RunPhase.CANCELLED]
             await store.cancel_open_work(session, cancelled, "the run was cancelled")
             runs = await store.load_runs(session, self._finished_evaluations)
+        await write_assignments(session, phases.assign(runs, self.fleets))
         self._finished_evaluations |= {one.id for run in runs for one in run.evaluations if one.finished}
         return runs, moved
 
     def _changed_phases(self, runs: Sequence[store.RunFacts]) -> list[store.Phase]:
-        active, changed = phases.active_run(runs), []
+        assignments, changed = phases.assign(runs, self.fleets), []
         for run in runs:
+            active = assignments.get(run.config.pool, Assignment(None)).run_id
             phase, reason = phases.next_phase(run, active)
             if run.id == active and reason is None and phase in phases.AT_WORK:
                 reason = self._waiting_reason(run)
+            elif run.config.pool not in self.fleets and phase in phases.ENGINES_WANTED:
+                reason = f"there is no pool {run.config.pool!r}: add it to CONTROLLER_POOLS, or cancel the run"
             if (phase, reason) != (run.phase, run.reason):
                 changed.append(store.Phase(run.id, phase, reason))
         return changed
@@ -194,7 +211,7 @@ class Controller:
             return f"the trainer waits: {waiting}"
         if run.latest_version is None:
             return "the trainer is preparing policy version 0"
-        trouble = self.fleet.trouble()
+        trouble = self.fleets[run.config.pool].trouble()
         return None if trouble is None else f"no engine serves: {trouble}"
 
     async def _report(
@@ -210,26 +227,28 @@ class Controller:
             await self.notifications.notify(*topics)
 
     async def set_engine_target(self, run: store.RunFacts) -> None:
-        """Points the engines at the version of the active run that they should serve."""
-        version = phases.target_version(run)
-        if version is not None and not self.fleet.has_target(run.id, version):
+        """Points the pool's engines at the version of the active run that they should serve."""
+        version, fleet = phases.target_version(run), self.fleets[run.config.pool]
+        if version is not None and not fleet.has_target(run.id, version):
             async with self.database.read() as session:
                 found = await read_version(session, run.id, version)
             # The version comes from the run's rows, which never go.
             assert found is not None
-            self.fleet.set_target(TargetVersion(run.id, version, found.path, found.content_sha256))
+            fleet.set_target(TargetVersion(run.id, version, found.path, found.content_sha256))
 
-    def reconcile_trainers(self, active: store.RunFacts | None) -> None:
-        """Keeps a trainer for the active run while it has steps to do, or its last version to export again."""
-        needs_one = active is not None and active.phase in phases.AT_WORK and self._has_trainer_work(active)
-        self.trainers.reconcile({active.id: active.steps_done} if active is not None and needs_one else {})
+    def reconcile_trainers(self, active: Sequence[store.RunFacts]) -> None:
+        """Keeps a trainer for each active run while it has steps to do, or its last version to export again."""
+        self.trainers.reconcile({run.id: run.steps_done for run in active if self._needs_trainer(run)})
 
-    def _has_trainer_work(self, run: store.RunFacts) -> bool:
-        return not phases.trained(run) or (run.steps_done > 0 and self.fleet.lost_version(run.id) == run.steps_done)
+    def _needs_trainer(self, run: store.RunFacts) -> bool:
+        if run.phase not in phases.AT_WORK:
+            return False
+        lost = self.fleets[run.config.pool].lost_version(run.id)
+        return not phases.trained(run) or (run.steps_done > 0 and lost == run.steps_done)
 
     async def admit(self, run: store.RunFacts) -> list[str]:
         """Writes the groups that may be sampled now; returns the ids of their rollouts."""
-        served = self.fleet.served_version(run.id)
+        served = self.fleets[run.config.pool].served_version(run.id)
         groups = [] if served is None else admission.groups_to_admit(run, served)
         if not groups:
             return []
@@ -296,8 +315,11 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
                 if await lock.acquire():
                     # Here alone the settings decide where trainers and engines are.
                     trainers = TrainerSupervisor(settings, _trainer_backend(settings, cluster))
-                    fleet = Fleet(settings, _engine_discovery(settings, cluster), database, notifications)
-                    await Controller(settings, database, queue, notifications, fleet, trainers).lead(lock, stop)
+                    fleets = {
+                        name: Fleet(settings, _engine_discovery(pool, cluster), database, notifications, name)
+                        for name, pool in settings.engine_pools().items()
+                    }
+                    await Controller(settings, database, queue, notifications, fleets, trainers).lead(lock, stop)
             except (StoreAway, LockLost) as error:
                 limited_log.warning("not leading", cause=str(error))
             finally:
@@ -313,7 +335,8 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
 
 
 async def _cluster(settings: Settings) -> Cluster | None:
-    if settings.trainer_backend == "process" and settings.engine_service is None:
+    discovers = any(pool.engine_service for pool in settings.engine_pools().values())
+    if settings.trainer_backend == "process" and not discovers:
         return None
     assert settings.namespace is not None
     # Here, since its client costs a second and 40 MB to import.
@@ -331,10 +354,10 @@ def _trainer_backend(settings: Settings, cluster: Cluster | None) -> TrainerBack
     return KubernetesTrainers(settings, cluster)
 
 
-def _engine_discovery(settings: Settings, cluster: Cluster | None) -> EngineDiscovery:
-    if settings.engine_service is None:
-        return StaticEngines(frozenset(settings.engine_urls))
+def _engine_discovery(pool: PoolSettings, cluster: Cluster | None) -> EngineDiscovery:
+    if pool.engine_service is None:
+        return StaticEngines(pool.engine_urls)
     assert cluster is not None
     from leyden.services.controller.kubernetes_engines import KubernetesEngines
 
-    return KubernetesEngines(cluster, settings.engine_service)
+    return KubernetesEngines(cluster, pool.engine_service)

@@ -9,8 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
+from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
 from tests import builders
 
 
@@ -38,6 +40,48 @@ async def test_a_run_for_runners_that_the_platform_lacks_is_refused(api_http: ht
     refused = await api_http.post("/v1/runs", json=document)
     assert (refused.status_code, refused.json()["cause"]) == (422, "runner_type")
     assert "execute process and not kubernetes" in refused.json()["detail"]
+
+
+async def test_a_run_of_an_unknown_pool_or_of_another_model_is_refused(
+    api_http: httpx.AsyncClient, database: Database, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("large", "/models/large"), Pool("small", str(tmp_path))])
+
+    async def errors(**changes: object) -> list[dict[str, str]]:
+        refused = await api_http.post("/v1/runs", json=builders.run_document(**changes))
+        assert refused.status_code == 422, refused.text
+        found: list[dict[str, str]] = refused.json()["errors"]
+        return found
+
+    unknown = "there is no pool 'huge': write one of default, large, small"
+    assert await errors(pool="huge") == [{"path": "pool", "message": unknown}]
+    other = "the engines of pool 'large' serve /models/large: write pool 'small'"
+    assert await errors(pool="large", model=str(tmp_path)) == [{"path": "model", "message": other}]
+    none = "the engines of pool 'large' serve /models/large: leave `model` out"
+    assert await errors(pool="large", model="/models/else") == [{"path": "model", "message": none}]
+    assert (await create(api_http, pool="small", model=f"{tmp_path}/"))["config"]["pool"] == "small"
+    # A document from before pools, and a pool whose model only the other services know.
+    assert (await create(api_http, model=str(tmp_path)))["config"]["pool"] == "default"
+
+
+async def test_pools_show_their_engines_and_runs(api_http: httpx.AsyncClient, database: Database) -> None:
+    engine = EngineStatus("http://a", EngineState.SERVING, "run-a", 3)
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("small", "/models/small", 4096)])
+        await write_engines(session, [engine], "small")
+        await write_assignments(session, {"small": Assignment("run-a", ("run-b", "run-c"))})
+    default, small = (await api_http.get("/v1/pools")).json()["items"]
+    assert default == {
+        **{"name": "default", "model_path": None, "context_length": None},
+        **{"run_id": None, "waiting": [], "engines": []},
+    }
+    assert (small["model_path"], small["context_length"]) == ("/models/small", 4096)
+    assert (small["run_id"], small["waiting"]) == ("run-a", ["run-b", "run-c"])
+    assert [(one["url"], one["state"], one["policy_version"]) for one in small["engines"]] == [
+        ("http://a", "serving", 3)
+    ]
 
 
 async def test_a_run_is_created_with_partitions_and_planned_evaluations(

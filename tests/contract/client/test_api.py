@@ -51,6 +51,7 @@ def test_every_list_of_the_client_exists_in_the_api(leyden: Client) -> None:
     run = leyden.create_run(run_document())
     issued = leyden.create_token("ci", [ApiScope.READ])
     assert [token.id for token in leyden.tokens()] == [issued.id]
+    assert [(pool.name, pool.engines) for pool in leyden.pools()] == [("default", [])]
     empty = [leyden.engines(), leyden.rollouts(run=run.id), leyden.samples(run.id), leyden.steps(run.id)]
     empty += [leyden.policies(run.id), leyden.evaluations(run.id)]
     assert [list(found) for found in empty] == [[]] * len(empty)

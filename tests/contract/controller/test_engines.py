@@ -207,7 +207,7 @@ async def test_engines_follow_discovery(database: Database, redis_url: str) -> N
     async with AsyncExitStack() as stack:
         one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]
         task = asyncio.create_task(fleet.run())
-        await until(lambda: fleet.trouble() == "there is no engine")
+        await until(lambda: fleet.trouble() == "pool default has no engine")
         discovery.found = frozenset({one.url})
         await until(lambda: fleet.served_version("run-a") == 1)
         discovery.found = frozenset({two.url})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,10 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.engines import Pool, read_pools, write_pools
 from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engines import Fleet
-from leyden.services.controller.settings import Settings
+from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.trainers import TrainerSupervisor
 from leyden.services.controller.worker import Controller
 from tests import builders
@@ -74,12 +76,13 @@ class Scene:
         self.queue = RolloutQueue(redis_url)
         self.notifications = Notifications(redis_url)
         self.fleet = ObedientFleet()
+        self.fleets: dict[str, ObedientFleet] = {"default": self.fleet}
         self.trainers = NoTrainers()
         self.settings = Settings(retry_seconds=0, enqueue_again_seconds=0.001, **settings)
         self.controller = self.another_controller()
 
     def another_controller(self) -> Controller:
-        return Controller(self.settings, self.database, self.queue, self.notifications, self.fleet, self.trainers)
+        return Controller(self.settings, self.database, self.queue, self.notifications, self.fleets, self.trainers)
 
     async def tick(self, times: int = 1) -> None:
         for _ in range(times):
@@ -324,7 +327,7 @@ async def test_runs_use_the_engines_one_after_another(scene: Scene) -> None:
     first = await add_run(scene, created_at=LONG_AGO)
     second = await add_run(scene)
     await scene.tick(2)
-    assert await scene.phase(second) == ("pending", f"waiting for an engine: {first.id} has them")
+    assert await scene.phase(second) == ("pending", f"waiting for an engine of pool default: {first.id} has them")
     assert await scene.groups(second) == []
     await scene.intend(first, "cancelled")
     await scene.tick(3)
@@ -335,6 +338,55 @@ async def test_runs_use_the_engines_one_after_another(scene: Scene) -> None:
     assert len(await scene.groups(second)) == 4
     assert scene.fleet.served is not None
     assert scene.fleet.served.run_id == second.id
+
+
+async def test_runs_of_different_pools_go_side_by_side(scene: Scene) -> None:
+    scene.fleets["small"] = small = ObedientFleet()
+    large, first, second = [
+        await add_run(scene, config={**document(), "pool": pool}, created_at=LONG_AGO + timedelta(seconds=number))
+        for number, pool in enumerate(("default", "small", "small"))
+    ]
+    scene.controller.settings = Settings(
+        pools={
+            "default": PoolSettings(engine_urls=frozenset({"http://a"})),
+            "small": PoolSettings(engine_urls=frozenset({"http://b"}), model_path=Path("/models/small")),
+        }
+    )
+    await scene.controller.publish_pools()
+    await scene.tick(2)
+    assert [await scene.phase(run) for run in (large, first)] == [("running", None)] * 2
+    assert await scene.phase(second) == ("pending", f"waiting for an engine of pool small: {first.id} has them")
+    assert scene.trainers.wanted == {large.id: 0, first.id: 0}
+    assert [fleet.served and fleet.served.run_id for fleet in (scene.fleet, small)] == [large.id, first.id]
+    assert [len(await scene.groups(run)) for run in (large, first, second)] == [4, 4, 0]
+    async with scene.database.read() as session:
+        pools = {row.name: row for row in await session.scalars(select(tables.Pool))}
+    assert {name: (row.model_path, row.run_id, row.waiting) for name, row in pools.items()} == {
+        "default": (None, large.id, []),
+        "small": ("/models/small", first.id, [second.id]),
+    }
+
+
+async def test_a_run_whose_pool_is_gone_waits_with_the_reason_and_may_be_cancelled(scene: Scene) -> None:
+    run = await add_run(scene, config={**document(), "pool": "gone"})
+    await scene.tick()
+    assert await scene.phase(run) == (
+        "pending",
+        "there is no pool 'gone': add it to CONTROLLER_POOLS, or cancel the run",
+    )
+    await scene.intend(run, "cancelled")
+    await scene.tick()
+    assert await scene.phase(run) == ("cancelled", None)
+
+
+async def test_pools_that_the_settings_no_longer_name_go_with_their_engines(scene: Scene) -> None:
+    async with scene.database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("old", "/models/old")])
+        session.add_all(tables.Engine(url=f"http://{pool}", pool=pool, state="updating") for pool in ("default", "old"))
+    await scene.controller.publish_pools()
+    async with scene.database.read() as session:
+        assert list(await read_pools(session)) == ["default"]
+        assert list(await session.scalars(select(tables.Engine.url))) == ["http://default"]
 
 
 async def test_a_paused_run_admits_no_groups_and_resumes_at_the_same_group(scene: Scene) -> None:

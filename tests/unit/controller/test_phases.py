@@ -8,8 +8,9 @@ import pytest
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
+from leyden.libs.store.engines import Assignment
 from leyden.libs.store.groups import EvaluationFacts, RunFacts
-from leyden.services.controller.phases import active_run, due_evaluation, next_phase, target_version
+from leyden.services.controller.phases import assign, due_evaluation, next_phase, target_version
 
 CONFIG = RunConfig.model_validate({"name": "r", "dataset": "d", "agent": {"command": ["a"]}, "training": {"steps": 3}})
 
@@ -36,6 +37,11 @@ def run(run_id: str = "run-a", **changes: Any) -> RunFacts:
         "live_attempts": 0,
     }
     return RunFacts(**{**values, **changes})
+
+
+def line(runs: list[RunFacts]) -> tuple[str | None, tuple[str, ...]]:
+    found = assign(runs, ["default"])["default"]
+    return found.run_id, found.waiting
 
 
 def evaluation(number: int = 1, version: int | None = 0, **changes: int) -> EvaluationFacts:
@@ -78,7 +84,7 @@ def test_the_active_run_moves_on(facts: RunFacts, phase: RunPhase) -> None:
 def test_a_waiting_run_names_the_run_that_uses_the_engines() -> None:
     assert next_phase(run(phase=RunPhase.PENDING), "run-b") == (
         RunPhase.PENDING,
-        "waiting for an engine: run-b has them",
+        "waiting for an engine of pool default: run-b has them",
     )
 
 
@@ -86,13 +92,23 @@ def test_one_run_has_the_engines_the_oldest_first_and_paused_ones_until_their_at
     older = datetime(2025, 1, 1, tzinfo=UTC)
     pending, old = run("run-p", phase=RunPhase.PENDING), run("run-o", phase=RunPhase.PENDING, created_at=older)
     paused = {"phase": RunPhase.PAUSED, "intent": RunIntent.PAUSED}
-    assert active_run([]) is None
-    assert active_run([pending, old]) == "run-o"
-    assert active_run([pending, old, run("run-r")]) == "run-r"
-    assert active_run([pending, run("run-x", **paused, live_attempts=1)]) == "run-x"
-    assert active_run([pending, run("run-x", **paused)]) == "run-p"
-    assert active_run([run("run-c", phase=RunPhase.COMPLETED, steps_done=3)]) is None
-    assert active_run([run("run-c", phase=RunPhase.COMPLETED, evaluations=(evaluation(),))]) == "run-c"
+    assert line([]) == (None, ())
+    assert line([pending, old]) == ("run-o", ("run-p",))
+    assert line([pending, old, run("run-r")]) == ("run-r", ("run-o", "run-p"))
+    assert line([pending, run("run-x", **paused, live_attempts=1)]) == ("run-x", ("run-p",))
+    assert line([pending, run("run-x", **paused)]) == ("run-p", ())
+    assert line([run("run-c", phase=RunPhase.COMPLETED, steps_done=3)]) == (None, ())
+    assert line([run("run-c", phase=RunPhase.COMPLETED, evaluations=(evaluation(),))]) == ("run-c", ())
+
+
+def test_every_pool_has_a_run_of_its_own() -> None:
+    small = CONFIG.model_copy(update={"pool": "small"})
+    runs = [run("run-a"), run("run-b", config=small), run("run-c", phase=RunPhase.PENDING, config=small)]
+    assert assign(runs, ["default", "small", "idle"]) == {
+        "default": Assignment("run-a"),
+        "small": Assignment("run-b", ("run-c",)),
+        "idle": Assignment(None),
+    }
 
 
 def test_evaluations_are_due_in_order_once_their_version_can_be_served() -> None:
