@@ -23,7 +23,7 @@ IMAGE_PREFIX ?= leyden
 SGLANG_TYPES := sglang==0.5.23
 
 .DEFAULT_GOAL := help
-.PHONY: help test-cluster chart images setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help test-cluster test-cluster-long chart images setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -143,7 +143,10 @@ chart: $(CACHE)/tools/.ready ## lint, render and validate the Helm chart
 	$(BIN)/pytest tests/contract/chart
 
 test-cluster: $(CACHE)/tools/.ready ## install the chart on a node and train there: make test-cluster CLUSTER=program (see tests/cluster)
-	$(BIN)/python -m tests.cluster.first_light --cluster "$(CLUSTER)"
+	$(BIN)/python -m tests.cluster --cluster "$(CLUSTER)"
+
+test-cluster-long: $(CACHE)/tools/.ready ## the same with upgrade, rollback and scaling (nightly)
+	$(BIN)/python -m tests.cluster --cluster "$(CLUSTER)" --long
 
 docs: $(VENV)/.ready ## write the generated references
 	$(BIN)/python -m docs.generate

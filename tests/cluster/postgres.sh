@@ -10,4 +10,6 @@ if [ ! -s "$PGDATA/PG_VERSION" ]; then
     echo "host all all all scram-sha-256" >>"$PGDATA/pg_hba.conf"
     echo "CREATE DATABASE $POSTGRES_DB" | postgres --single -D "$PGDATA" postgres
 fi
+# A volume's fsGroup gives the group all rights, which Postgres refuses.
+chmod 700 "$PGDATA"
 exec postgres -D "$PGDATA" -c listen_addresses='*' -c unix_socket_directories=/var/run/postgresql

@@ -1,0 +1,93 @@
+"""`make test-cluster CLUSTER=…`: installs the chart on a real node, trains there, breaks things, and uninstalls.
+
+Each module beside this one answers one question. The output says how long each part took. `--long` adds what takes
+too long for every change. The make variable CPU_TORCH of `make images` may come from the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from leyden.libs.client import Client
+from tests.cluster import faults, isolation, rights, scaling, training, upgrades
+from tests.cluster.node import Node, step
+from tests.cluster.release import Release
+from tests.tools import fetch
+
+RUN_SECONDS = 1800.0
+
+
+def main() -> int:
+    """Raises AssertionError where the platform did not do what the docs say."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cluster", required=True, type=Path, help="the program that starts the node")
+    parser.add_argument("--built", action="store_true", help="the images are in the node already; start no cluster")
+    parser.add_argument("--stay", action="store_true", help="leave the cluster running")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--long", action="store_true", help="also upgrade, rollback and scaling")
+    arguments = parser.parse_args()
+    fetch()
+    node = Node(arguments.cluster)
+    try:
+        with step("all"):
+            if not arguments.built:
+                node.up()
+                node.images()
+            check(Release(node), arguments.steps, arguments.long)
+    finally:
+        if not arguments.stay:
+            node.down()
+    return 0
+
+
+def check(release: Release, steps: int, long: bool) -> None:
+    """Every question in turn."""
+    release.install()
+    with step("rights"):
+        rights.check(release.node)
+    with step("isolation"):
+        isolation.check(release)
+    with release.client() as client:
+        training.upload(client)
+        with step("an image that cannot be pulled"):
+            faults.check_start_failures(release, client)
+        with step("a run with faults"):
+            train_with_faults(release, client, steps)
+        if long:
+            with step("a run through upgrade and rollback"):
+                train_through_upgrade(release, client, steps)
+            with step("scaling"):
+                scaling.check(release)
+        client.create_run(training.document("uninstall", 1))
+    upgrades.uninstall(release)
+
+
+def train_with_faults(release: Release, client: Client, steps: int) -> None:
+    """Everything dies once, and the run completes."""
+    with step("a full quota"), faults.full_quota(release):
+        run = client.create_run(training.document("faults", steps))
+        faults.restart_api_server(release)
+        faults.check_quota_reason(client, run.id)
+    faults.kill_agent(release)
+    faults.kill_trainer(release)
+    faults.delete_each(release)
+    faults.evict_trainer(release)
+    faults.still_runs(client, run.id)
+    training.finish(release, client, run.id, steps, RUN_SECONDS)
+
+
+def train_through_upgrade(release: Release, client: Client, steps: int) -> None:
+    """The release changes under a run, and goes back."""
+    run = client.create_run(training.document("upgrade", steps))
+    upgrades.upgrade(release)
+    upgrades.check_budget(release)
+    faults.still_runs(client, run.id)
+    upgrades.rollback(release)
+    faults.still_runs(client, run.id)
+    training.finish(release, client, run.id, steps, RUN_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,97 @@
+"""The release that the tests install, and its API and database from outside."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from leyden.libs.client import Client
+from tests.cluster.node import Node, step
+from tests.shared import ROOT
+
+Found = TypeVar("Found")
+
+NAME, NAMESPACE, ROLLOUTS = "leyden", "leyden", "leyden-rollouts"
+CHART = ROOT / "helm" / "leyden"
+SERVICES = ("api", "controller", "runner", "gateway", "collector", "credit")
+INSTALLED = ("--values", str(CHART / "values-dev.yaml"), "--values", str(Path(__file__).with_name("values.yaml")))
+
+
+class Release:
+    """The chart on a node."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def install(self) -> None:
+        """Installs it, or upgrades it to this checkout's chart."""
+        with step("helm install"):
+            self.upgrade()
+        print(self.node.kubectl("get", "pods", "--namespace", NAMESPACE), flush=True)
+        with step("helm test"):
+            self.node.helm("test", NAME, "--namespace", NAMESPACE, "--timeout", "3m")
+
+    def upgrade(self, *options: str, chart: Path = CHART) -> None:
+        """`helm upgrade --install` with further options, until everything is ready."""
+        self.node.helm(
+            *("upgrade", "--install", NAME, str(chart), "--namespace", NAMESPACE, "--create-namespace", *INSTALLED),
+            *("--wait", "--wait-for-jobs", "--timeout", "15m", *options),
+        )
+
+    def pods(self, component: str = "", namespace: str = NAMESPACE, phase: str = "") -> list[dict[str, Any]]:
+        """The pods of a component, or all; those that are being deleted do not count."""
+        selector = ["-l", f"app.kubernetes.io/component={component}"] if component else []
+        found = self.node.get("pods", "-n", namespace, *selector)["items"]
+        return [
+            pod
+            for pod in found
+            if "deletionTimestamp" not in pod["metadata"] and phase in ("", pod["status"].get("phase"))
+        ]
+
+    def delete_pod(self, pod: dict[str, Any], *options: str) -> None:
+        """Deletes a pod; its grace period passes as usual."""
+        metadata = pod["metadata"]
+        self.node.kubectl("delete", "pod", metadata["name"], "-n", metadata["namespace"], "--wait=false", *options)
+
+    def ready(self, workload: str, seconds: int = 300) -> None:
+        """Waits for all replicas, as `deployment/leyden-api`."""
+        self.node.kubectl("rollout", "status", workload, "-n", NAMESPACE, f"--timeout={seconds}s")
+
+    def secret(self, key: str) -> str:
+        """A value of the generated Secret."""
+        found = self.node.get("secret", f"{NAME}-secrets", "-n", NAMESPACE)
+        return base64.b64decode(found["data"][key]).decode()
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Client]:
+        """The REST API."""
+        with self.node.forward(NAMESPACE, f"service/{NAME}-api", 8000) as port:
+            url = f"http://127.0.0.1:{port}"
+            with Client(url, self.secret("admin-token"), patience_seconds=180) as client:
+                yield client
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[str]:
+        """The address of Postgres inside the release."""
+        with self.node.forward(NAMESPACE, f"pod/{NAME}-postgres-0", 5432) as port:
+            time.sleep(2)
+            yield f"postgresql://leyden:{self.secret('postgres-password')}@127.0.0.1:{port}/leyden"
+
+
+def until(ask: Callable[[], Found | None], what: str, seconds: float = 300) -> Found:
+    """The first answer that is something.
+
+    Raises: TimeoutError: none came
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        found = ask()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(1)
