@@ -18,6 +18,7 @@ class Dialect(StrEnum):
     """The wire format of a request; the column `model_calls.dialect`."""
 
     CHAT_COMPLETIONS = "chat_completions"
+    RESPONSES = "responses"
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,6 +165,25 @@ async def completed_requests(
     return rows.all()
 
 
+async def calls_by_id(
+    session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, ids: Collection[str]
+) -> list[tuple[tables.ModelCall, FullCall]]:
+    """The completed calls of an attempt that have these ids, without those that lack a parent."""
+    table = tables.ModelCall
+    rows = await session.scalars(
+        select(table).where(
+            table.run_id == run_id,
+            table.id.in_(ids),
+            table.rollout_id == rollout_id,
+            table.attempt == attempt,
+            table.status == CallStatus.COMPLETED,
+        )
+    )
+    calls = rows.all()
+    found = zip(calls, await full_calls(session, calls), strict=True)
+    return [(call, full) for call, full in found if not isinstance(full, MissingParent)]
+
+
 async def default_temperature(session: ReadSession, run_id: str) -> float | None:
     """The temperature that a run gives to calls that name none; None when it names none either, or is unknown."""
     config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id))

@@ -23,6 +23,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.calls import CallService
 from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.dialects.responses import Responses
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.pool import EnginePool
 from leyden.services.gateway.errors import (
@@ -38,6 +39,7 @@ from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
+from leyden.services.gateway.response_routes import RESPONSE_ROUTES
 from leyden.services.gateway.routes import ROUTES
 from leyden.services.gateway.settings import Settings
 
@@ -54,7 +56,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = create_service_app(
         "gateway",
-        routes=list(ROUTES),
+        routes=[*ROUTES, *RESPONSE_ROUTES],
         lifespan=lifespan,
         max_body_bytes=settings.max_body_bytes,
         error_handlers={
@@ -97,6 +99,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         settings=settings,
     )
     liveness = AttemptLiveness(database, notifications, hold_seconds=settings.record_hold_seconds, on_end=calls.end)
+    app.state.responses = Responses(reader)
     app.state.calls, app.state.give_up = calls, calls.close
     app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.now), liveness)
     app.state.checks.add("store", database.ping)
@@ -138,7 +141,7 @@ async def _on_http_exception(request: Request, error: Any) -> Response:
         converted = BadRequest(f"{error.detail}.", code="invalid_body")
         converted.status = error.status_code
     else:
-        message = f"{error.detail}: the address is <base URL>/chat/completions or <base URL>/models."
+        message = f"{error.detail}: the address is <base URL>/chat/completions, /responses or /models."
         converted = NotServed(message, code="not_found" if error.status_code == 404 else "method_not_allowed")
         converted.status = error.status_code
     response = await _on_gateway_error(request, converted)

@@ -34,22 +34,28 @@ async def chat_completions(request: Request) -> Response:
     return await _answer(request, CHAT_COMPLETIONS)
 
 
+async def responses(request: Request) -> Response:
+    """Answers a response of OpenAI's Responses API, in one body or as a stream."""
+    return await _answer(request, request.app.state.responses)
+
+
 async def models(request: Request) -> Response:
     """Lists the model behind this address."""
-    await _authenticate(request)
+    await authenticate(request)
     calls: CallService = request.app.state.calls
     return JsonResponse({"object": "list", "data": [_model(calls.model.name)]})
 
 
 async def model(request: Request) -> Response:
     """Describes one model; any name is the run's policy."""
-    await _authenticate(request)
+    await authenticate(request)
     return JsonResponse(_model(request.path_params["name"].rstrip("/")))
 
 
 BASE = "/r/{rollout}/{attempt}/v1"
 ROUTES = (
     *(Route(BASE + path, chat_completions, methods=["POST"]) for path in ("/chat/completions", "/chat/completions/")),
+    *(Route(BASE + path, responses, methods=["POST"]) for path in ("/responses", "/responses/")),
     *(Route(BASE + path, models, methods=["GET"]) for path in ("/models", "/models/")),
     Route(BASE + "/models/{name:path}", model, methods=["GET"]),
 )
@@ -58,7 +64,7 @@ ROUTES = (
 async def _answer(request: Request, wire_format: WireFormat) -> Response:
     # The error handlers answer in the form of the wire format.
     request.state.wire_format = wire_format
-    attempt = await _authenticate(request)
+    attempt = await authenticate(request)
     calls: CallService = request.app.state.calls
     with request.app.state.budget.share() as share:
         asked, call = await calls.start(attempt, wire_format, await _body(request, share), request.headers)
@@ -113,7 +119,8 @@ async def _joined(events: AsyncGenerator[bytes]) -> bytes:
         return b"".join([event async for event in events])
 
 
-async def _authenticate(request: Request) -> Attempt:
+async def authenticate(request: Request) -> Attempt:
+    """Returns the attempt that path and key name. Raises: KeyRefused."""
     path = request.path_params
     attempt: Attempt = await request.app.state.auth.authenticate(request.headers, path["rollout"], path["attempt"])
     return attempt

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import groupby
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from leyden.libs.contracts.conversation import Turn, parse_turn
+from leyden.libs.contracts.conversation import Dialect, Json, Turn, parse_turn
 from leyden.libs.contracts.ids import weight_version
-from leyden.libs.store.calls import completed_calls, completed_requests, default_temperature
+from leyden.libs.store.calls import calls_by_id, completed_calls, completed_requests, default_temperature
 from leyden.libs.store.chains import FullCall
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import newest_policy_version, serving_engines
@@ -28,6 +28,14 @@ T = TypeVar("T")
 RETRY_SECONDS = 0.25
 GLANCE_SECONDS = 2.0
 """How long a read without a hold waits for Postgres."""
+
+
+class StoredAnswer(NamedTuple):
+    """A completed call in full: the request's parameters, the conversation, the answer without log-probabilities."""
+
+    parameters: Json
+    conversation: Conversation
+    completion: Completion
 
 
 class Reader:
@@ -91,8 +99,10 @@ class Reader:
                 rows = await completed_requests(
                     session, attempt.run_id, attempt.rollout_id, attempt.attempt, request_sha256=request_sha256
                 )
-                groups = groupby(rows, key=lambda row: row.request_id)
-                return [_completion(model, request, list(group)) for _, group in groups]
+                found = [list(group) for _, group in groupby(rows, key=lambda row: row.request_id)]
+                return [
+                    _completion(request.model, rows, [_answer(model, request, row) for row in rows]) for rows in found
+                ]
 
         if hold:
             return await self._hold(read)
@@ -101,6 +111,16 @@ class Reader:
                 return await read()
         except (StoreAway, TimeoutError):
             return []
+
+    async def answers(self, attempt: Attempt, dialect: Dialect, call_ids: Collection[str]) -> list[StoredAnswer]:
+        """Reads the calls of the attempt that have these ids, completed and in this wire format."""
+
+        async def read() -> list[StoredAnswer]:
+            async with self._database.read() as session:
+                found = await calls_by_id(session, attempt.run_id, attempt.rollout_id, attempt.attempt, ids=call_ids)
+                return [_stored_answer(row, full) for row, full in found if row.dialect == dialect]
+
+        return await self._hold(read)
 
     async def _hold(self, read: Callable[[], Awaitable[T]]) -> T:
         deadline = asyncio.get_running_loop().time() + self._hold_seconds
@@ -118,22 +138,32 @@ class Reader:
 def _stored_call(row: ModelCall, full: FullCall) -> StoredCall:
     return StoredCall(
         row.id,
-        Conversation(full.turns, full.tools, row.request.get("chat_template_kwargs") or {}),
+        _conversation(row, full),
         _answer_turn(row),
         np.frombuffer(full.prompt_ids, dtype="<i4"),
         np.frombuffer(row.sampled_ids, dtype="<i4"),
     )
 
 
-def _completion(model: ChatModel, request: ModelRequest, rows: Sequence[ModelCall]) -> Completion:
+def _stored_answer(row: ModelCall, full: FullCall) -> StoredAnswer:
+    answer = Answer(row.choice, _answer_turn(row), row.finish_reason or "stop", None)
+    conversation = _conversation(row, full)
+    return StoredAnswer(row.request, conversation, _completion(row.request["model"], [row], [answer]))
+
+
+def _conversation(row: ModelCall, full: FullCall) -> Conversation:
+    return Conversation(full.turns, full.tools, row.request.get("chat_template_kwargs") or {})
+
+
+def _completion(model_name: str, rows: Sequence[ModelCall], answers: Sequence[Answer]) -> Completion:
     first = rows[0]
     version = first.max_policy_version
     return Completion(
         request_id=first.request_id,
-        model=request.model,
+        model=model_name,
         created=first.sequence // 1_000_000_000,
         weight_version=None if version is None else weight_version(first.run_id, version),
-        answers=tuple(_answer(model, request, row) for row in rows),
+        answers=tuple(answers),
         prompt_tokens=first.prompt_tokens,
         completion_tokens=sum(row.completion_tokens for row in rows),
         cached_tokens=first.cached_tokens,

@@ -40,6 +40,7 @@ PEOPLE = ("read", "write", "admin")
 ENGINES = ("engine", "engine admin")
 CALLERS = (*AGENTS, *PEOPLE, *ENGINES)
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+RESPONSE = {"model": "m", "input": "hi", "max_output_tokens": 2}
 
 Statuses = dict[str, int]
 Request = tuple[str, str]
@@ -114,6 +115,11 @@ API = {
 GATEWAY = {
     ("POST", "/r/{rollout}/{attempt}/v1/chat/completions"): Row(for_agents(200), CHAT),
     ("POST", "/r/{rollout}/{attempt}/v1/chat/completions/"): Row(for_agents(200), CHAT),
+    ("POST", "/r/{rollout}/{attempt}/v1/responses"): Row(for_agents(200), RESPONSE),
+    ("POST", "/r/{rollout}/{attempt}/v1/responses/"): Row(for_agents(200), RESPONSE),
+    ("GET", "/r/{rollout}/{attempt}/v1/responses/{response_id}"): Row(for_agents(404)),
+    ("GET", "/r/{rollout}/{attempt}/v1/responses/{response_id}/input_items"): Row(for_agents(404)),
+    ("POST", "/r/{rollout}/{attempt}/v1/responses/{response_id}/cancel"): Row(for_agents(404)),
     ("GET", "/r/{rollout}/{attempt}/v1/models"): Row(for_agents(200)),
     ("GET", "/r/{rollout}/{attempt}/v1/models/"): Row(for_agents(200)),
     ("GET", "/r/{rollout}/{attempt}/v1/models/{name}"): Row(for_agents(200)),
@@ -214,6 +220,7 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "attempt": "1",
         "number": "1",
         "name": "any",
+        "response_id": "resp_none",
         "token_id": "token-of-read",
     }
     shared: dict[str, Any] = {

@@ -1,0 +1,178 @@
+"""Items of the Responses API and conversations: items to turns, and turns to items.
+
+An answer's items have ids made from its call: `msg_<call>` its text, `fc_<call>_<k>` its tool calls, and `_i<k>` at the
+end marks the k-th item of its input. So an id names a call of the store and needs no row of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from leyden.libs.contracts.conversation import Json, Role, ToolCall, Turn
+from leyden.services.gateway.conversation import TokenLogprob
+from leyden.services.gateway.dialects.body import Wire
+from leyden.services.gateway.errors import BadRequest
+
+CALL_ID = re.compile(r"(?:resp|msg|fc|fco|rs|call)_(c[0-9a-f]{24})(?:_i?\d+)?")
+ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal"})
+T = TypeVar("T")
+
+
+class _Part(Wire):
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+class Item(Wire):
+    """One item of a request's input; the fields of the types that this model reads."""
+
+    type: str | None = None
+    id: str | None = None
+    role: str | None = None
+    content: str | list[_Part] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[_Part] | None = None
+
+    @property
+    def kind(self) -> str:
+        """Its type; OpenAI's clients may leave out `message` and `item_reference`."""
+        return self.type or ("item_reference" if self.role is None and self.id is not None else "message")
+
+
+def call_of(item_id: str | None) -> str | None:
+    """Returns the call that an id was made from; None for an id of the agent's own.
+
+    >>> call_of("weather_1") is None
+    True
+    """
+    found = CALL_ID.fullmatch(item_id or "")
+    return found[1] if found else None
+
+
+def turns_of(items: Sequence[Item], earlier: Sequence[Turn] = ()) -> tuple[Turn, ...]:
+    """Returns the earlier turns and those of the items; the text and the tool calls of one answer become one turn.
+
+    Raises: BadRequest: an item has a type, role or part that this model does not read, lacks a field, or answers a tool
+        call that is not in the conversation
+    """
+    turns = list(earlier)
+    known = {call.id for turn in turns for call in turn.tool_calls}
+    # The place of the last assistant's turn, and the call that sampled it.
+    answer: tuple[int, str | None] | None = None
+    for index, item in enumerate(items):
+        where = f"input.{index}"
+        match item.kind:
+            case "message":
+                turn = _message(item, where)
+                if turn.role == "assistant":
+                    answer = (len(turns), call_of(item.id))
+                turns.append(turn)
+            case "function_call":
+                call = ToolCall(
+                    _required(item.call_id, f"{where}.call_id"),
+                    _required(item.name, f"{where}.name"),
+                    _required(item.arguments, f"{where}.arguments"),
+                )
+                known.add(call.id)
+                origin = call_of(call.id) or call_of(item.id)
+                if answer is None or not _is_same_answer(turns, answer, origin):
+                    answer = (len(turns), origin)
+                    turns.append(Turn("assistant", ""))
+                turn = turns[answer[0]]
+                turns[answer[0]] = replace(turn, tool_calls=(*turn.tool_calls, call))
+            case "function_call_output":
+                call_id = _required(item.call_id, f"{where}.call_id")
+                if call_id not in known:
+                    message = f"No tool call found for function call output with call_id '{call_id[:100]}'."
+                    raise BadRequest(message, param=f"{where}.call_id", code="invalid_value")
+                turns.append(Turn("tool", _text(item.output, f"{where}.output"), tool_call_id=call_id))
+            case "reasoning":
+                continue
+            case other:
+                raise BadRequest(
+                    f"{where} has the type '{other[:100]}': this model reads messages, function calls and their"
+                    " outputs, reasoning and item references.",
+                    param=f"{where}.type",
+                    code="unsupported_item",
+                )
+    return tuple(turns)
+
+
+def items_of(turn: Turn, name: str, *, status: str = "completed") -> list[Json]:
+    """Returns the items of a turn. Args: name: the end of their ids."""
+    if turn.role == "tool":
+        output = {"call_id": turn.tool_call_id, "output": turn.content, "status": status}
+        return [{"id": f"fco_{name}", "type": "function_call_output", **output}]
+    if turn.role != "assistant":
+        content = [{"type": "input_text", "text": turn.content}]
+        return [{"id": f"msg_{name}", "type": "message", "status": status, "role": turn.role, "content": content}]
+    items = [message_item(name, turn.content, None, status)] if turn.content or not turn.tool_calls else []
+    return [*items, *(call_item(call, f"fc_{name}_{number}") for number, call in enumerate(turn.tool_calls))]
+
+
+def message_item(name: str, text: str, logprobs: Sequence[TokenLogprob] | None, status: str) -> Json:
+    """Returns the message of an answer."""
+    content = [text_part(text, logprobs)]
+    return {"id": f"msg_{name}", "type": "message", "status": status, "role": "assistant", "content": content}
+
+
+def call_item(call: ToolCall, item_id: str) -> Json:
+    """Returns a tool call of an answer."""
+    document = {"call_id": call.id, "name": call.name, "arguments": call.arguments, "status": "completed"}
+    return {"id": item_id, "type": "function_call", **document}
+
+
+def text_part(text: str, logprobs: Sequence[TokenLogprob] | None) -> Json:
+    """Returns the text of a message."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs_of(logprobs)}
+
+
+def logprobs_of(logprobs: Sequence[TokenLogprob] | None) -> list[Json]:
+    """Returns the log-probabilities of a text's tokens."""
+    return [{**_token(entry), "top_logprobs": list(map(_token, entry.top))} for entry in logprobs or ()]
+
+
+def _token(entry: TokenLogprob) -> Json:
+    return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.text.encode())}
+
+
+def _is_same_answer(turns: Sequence[Turn], answer: tuple[int, str | None], origin: str | None) -> bool:
+    """Whether a tool call belongs to the last assistant's turn: it follows it, or the same call sampled both."""
+    place, sampled_by = answer
+    if origin is not None and sampled_by is not None:
+        return origin == sampled_by and all(turn.role == "tool" for turn in turns[place + 1 :])
+    return place == len(turns) - 1
+
+
+def _message(item: Item, where: str) -> Turn:
+    role = ROLES.get(_required(item.role, f"{where}.role"))
+    if role is None:
+        allowed = ", ".join(ROLES)
+        raise BadRequest(f"{where}.role must be one of {allowed}.", param=f"{where}.role", code="invalid_value")
+    return Turn(role, _text(item.content, f"{where}.content"))
+
+
+def _text(content: str | Sequence[_Part] | None, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in _required(content, where):
+        text = part.refusal if part.type == "refusal" else part.text
+        if part.type not in TEXT_PARTS or text is None:
+            message = f"{where} has a part of type '{part.type[:100]}': this model reads text parts only."
+            raise BadRequest(message, param=where, code="unsupported_content")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _required(value: T | None, where: str) -> T:
+    if value is None:
+        raise BadRequest(f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter")
+    return value

@@ -1,0 +1,407 @@
+"""Responses: OpenAI's `POST /v1/responses`, answered in one body or as a stream of typed events.
+
+`previous_response_id` and item references are expanded from the attempt's calls in the store, so that a later prompt
+continues the tokens of the call that it refers to.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal, TypeVar
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field
+
+from leyden.libs.contracts.conversation import Dialect, Json, Turn
+from leyden.services.gateway.auth import Attempt
+from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
+from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.dialects.body import Integer, Wire, read_object, refuse_format, validated
+from leyden.services.gateway.dialects.response_items import (
+    Item,
+    call_of,
+    items_of,
+    logprobs_of,
+    message_item,
+    text_part,
+    turns_of,
+)
+from leyden.services.gateway.errors import BadRequest, GatewayError, NotServed
+from leyden.services.gateway.records.reader import Reader, StoredAnswer
+
+RECORDED = frozenset(
+    {
+        "user", "service_tier", "reasoning", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
+        "safety_identifier", "max_tool_calls", "stream_options", "context_management", "moderation",
+    }
+)  # fmt: skip
+"""Fields of OpenAI's API that agents send and that do not change how this model samples text."""
+
+REMEDIES = {
+    "prompt": "send `instructions` and `input`",
+    "messages": "send `input`",
+    "max_tokens": "send `max_output_tokens`",
+}
+T = TypeVar("T")
+LOGPROBS = "message.output_text.logprobs"
+
+
+class _Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="allow")
+    type: str
+    name: str | None = Field(default=None, min_length=1)
+
+
+class _ToolChoice(Wire):
+    type: str
+
+
+class _Format(Wire):
+    type: str
+
+
+class _Text(Wire):
+    format: _Format | None = None
+
+
+class _Conversation(Wire):
+    id: str
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    model: str = Field(max_length=1000)
+    input: str | list[Item] = Field(default_factory=list)
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | _Conversation | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | _ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    store: bool | None = None
+    max_output_tokens: Integer | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
+    include: list[str] | None = None
+    metadata: dict[str, Annotated[str, Field(max_length=512)]] | None = Field(default=None, max_length=16)
+    truncation: Literal["auto", "disabled"] | None = None
+    text: _Text | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesRequest(ModelRequest):
+    """A request whose `turns` come from `items` and from what they and `parameters` refer to."""
+
+    items: tuple[Item, ...]
+
+
+class Responses(WireFormat):
+    """The dialect of responses."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    def parse(self, body: bytes, *, max_choices: int) -> ResponsesRequest:
+        """Parses and validates a body.
+
+        Raises: BadRequest: not JSON, a field is wrong or unknown, or the model cannot serve a field
+        """
+        document = read_object(body, param="input")
+        parsed = validated(_Body, document, RECORDED, REMEDIES)
+        _refuse_unsupported(parsed)
+        sent = parsed.input
+        return ResponsesRequest(
+            dialect=Dialect.RESPONSES,
+            model=parsed.model,
+            turns=(),
+            tools=tuple(map(_neutral_tool, document.get("tools") or ())),
+            parses_tool_calls=bool(parsed.tools) and parsed.tool_choice != "none",
+            parallel_tool_calls=parsed.parallel_tool_calls is not False,
+            stream=bool(parsed.stream),
+            include_usage=True,
+            choices=1,
+            logprobs=LOGPROBS in (parsed.include or ()),
+            top_logprobs=parsed.top_logprobs or 0,
+            sampling=Sampling(
+                temperature=parsed.temperature,
+                top_p=1.0 if parsed.top_p is None else parsed.top_p,
+                max_tokens=parsed.max_output_tokens,
+            ),
+            template_options=parsed.chat_template_kwargs or {},
+            parameters={name: value for name, value in document.items() if name not in {"input", "tools"}},
+            body_sha256=hashlib.sha256(body).digest(),
+            items=(Item(role="user", content=sent),) if isinstance(sent, str) else tuple(sent),
+        )
+
+    async def expand(self, attempt: Attempt, request: ModelRequest) -> ModelRequest:
+        """Returns the request with its turns: instructions, those of the previous response, and its items.
+
+        Raises: NotServed: an id is unknown to this attempt; BadRequest: the items are no conversation
+        """
+        assert isinstance(request, ResponsesRequest)
+        previous = request.parameters.get("previous_response_id")
+        answers = await self._answers(attempt, [previous, *(item.id for item in request.items if _refers(item))])
+        earlier: Sequence[Turn] = ()
+        if previous is not None:
+            earlier = _turns_after(_found(answers.get(previous), "previous response", previous, "previous_response_id"))
+        items = [_referred(item, answers) if _refers(item) else item for item in request.items]
+        turns = turns_of(items, earlier)
+        if not turns:
+            raise BadRequest("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
+        if instructions := request.parameters.get("instructions"):
+            turns = (Turn("system", instructions), *turns)
+        return replace(request, turns=turns)
+
+    def body(self, request: ModelRequest, completion: Completion) -> Json:
+        """Returns a `response` object."""
+        return response_of(request.parameters, request.tools, completion)
+
+    def stream(self, request: ModelRequest, request_id: str, created: int) -> ResponseEvents:
+        """Returns a writer of the events of a response."""
+        return ResponseEvents(request, request_id, created)
+
+    async def stored(self, attempt: Attempt, response_id: str) -> StoredAnswer:
+        """Returns a response of this attempt. Raises: NotServed."""
+        answers = await self._answers(attempt, [response_id])
+        return _found(answers.get(response_id), "response", response_id, "response_id")
+
+    async def _answers(self, attempt: Attempt, ids: Sequence[str | None]) -> dict[str, StoredAnswer]:
+        """Returns the stored answers that these ids of responses and items name."""
+        calls = {name: call_id for name in ids if name is not None and (call_id := call_of(name)) is not None}
+        found = await self._reader.answers(attempt, Dialect.RESPONSES, set(calls.values())) if calls else []
+        stored = {one.completion.request_id: one for one in found if one.parameters.get("store") is not False}
+        return {name: stored[call_id] for name, call_id in calls.items() if call_id in stored}
+
+
+class ResponseEvents:
+    """The events of one stream. The message begins with its first text, a tool call when it is complete."""
+
+    keepalive = b": waiting for an engine\n\n"
+
+    def __init__(self, request: ModelRequest, request_id: str, created: int) -> None:
+        self._request = request
+        self._request_id = request_id
+        self._created = created
+        self._count = 0
+        self._has_message = False
+
+    def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        """Encodes a piece of the message's text."""
+        events = self._message_started()
+        return events + self._part_event("output_text.delta", delta=text, logprobs=logprobs_of(logprobs))
+
+    def rest(self, answer: Answer, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        """Encodes the rest of the text, the end of the message, and every tool call."""
+        events = self._started()
+        for index, item in enumerate(_output(self._request_id, answer)):
+            if item["type"] == "message":
+                events += self.text(answer.index, text, logprobs) if text else self._message_started()
+                events += self._message_done(item)
+            else:
+                events += self._tool_call(index, item)
+        return events
+
+    def end(self, completion: Completion) -> bytes:
+        """Encodes the event with the complete response."""
+        response = response_of(self._request.parameters, self._request.tools, completion)
+        return self._event(response["status"], response=response)
+
+    def error(self, error: GatewayError) -> bytes:
+        """Encodes a failed response."""
+        cause = {"code": "rate_limit_exceeded" if error.status == 429 else "server_error", "message": error.message}
+        started = self._started()
+        return started + self._event("failed", response=self._unfinished("failed", cause))
+
+    def _started(self) -> bytes:
+        if self._count:
+            return b""
+        response = self._unfinished("in_progress", None)
+        return self._event("created", response=response) + self._event("in_progress", response=response)
+
+    def _unfinished(self, status: str, error: Json | None) -> Json:
+        return _document(
+            self._request.parameters, self._request.tools, self._request_id, self._created, status, [], error=error
+        )
+
+    def _message_started(self) -> bytes:
+        if self._has_message:
+            return b""
+        self._has_message = True
+        item = message_item(self._request_id, "", None, "in_progress") | {"content": []}
+        events = self._started() + self._event("output_item.added", output_index=0, item=item)
+        return events + self._part_event("content_part.added", part=text_part("", None))
+
+    def _message_done(self, item: Json) -> bytes:
+        [part] = item["content"]
+        events = self._part_event("output_text.done", text=part["text"], logprobs=part["logprobs"])
+        events += self._part_event("content_part.done", part=part)
+        return events + self._event("output_item.done", output_index=0, item=item)
+
+    def _tool_call(self, index: int, item: Json) -> bytes:
+        place = {"output_index": index, "item_id": item["id"]}
+        started = item | {"arguments": "", "status": "in_progress"}
+        arguments, name = item["arguments"], item["name"]
+        return (
+            self._event("output_item.added", output_index=index, item=started)
+            + self._event("function_call_arguments.delta", **place, delta=arguments)
+            + self._event("function_call_arguments.done", **place, name=name, arguments=arguments)
+            + self._event("output_item.done", output_index=index, item=item)
+        )
+
+    def _part_event(self, kind: str, **fields: Any) -> bytes:
+        place = {"item_id": f"msg_{self._request_id}", "output_index": 0, "content_index": 0}
+        return self._event(kind, **place, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        name = f"response.{kind}"
+        document = {"type": name, "sequence_number": self._count, **fields}
+        self._count += 1
+        return b"event: " + name.encode() + b"\ndata: " + orjson.dumps(document) + b"\n\n"
+
+
+def response_of(parameters: Json, tools: Sequence[Json], completion: Completion) -> Json:
+    """Returns the `response` object of a complete answer. Args: parameters, tools: those of its request."""
+    [answer] = completion.answers
+    is_cut = answer.finish_reason == "length"
+    return _document(
+        parameters,
+        tools,
+        completion.request_id,
+        completion.created,
+        "incomplete" if is_cut else "completed",
+        _output(completion.request_id, answer),
+        incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
+        usage={
+            "input_tokens": completion.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": completion.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": completion.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": completion.prompt_tokens + completion.completion_tokens,
+        },
+    )
+
+
+def input_items(stored: StoredAnswer) -> list[Json]:
+    """Returns the items of a stored response's conversation, without its instructions and its answer."""
+    turns = _turns_before(stored)
+    return [
+        item for index, turn in enumerate(turns) for item in items_of(turn, f"{stored.completion.request_id}_i{index}")
+    ]
+
+
+def _document(
+    parameters: Json,
+    tools: Sequence[Json],
+    request_id: str,
+    created: int,
+    status: str,
+    output: list[Json],
+    **outcome: Any,
+) -> Json:
+    sent = {name: value for name, value in parameters.items() if value is not None}
+    conversation = sent.get("conversation")
+    return {
+        "id": f"resp_{request_id}",
+        "object": "response",
+        "created_at": created,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": sent.get("instructions"),
+        "max_output_tokens": sent.get("max_output_tokens"),
+        "metadata": sent.get("metadata", {}),
+        "model": sent["model"],
+        "output": output,
+        "parallel_tool_calls": sent.get("parallel_tool_calls", True),
+        "previous_response_id": sent.get("previous_response_id"),
+        "conversation": {"id": conversation} if isinstance(conversation, str) else conversation,
+        "reasoning": sent.get("reasoning"),
+        "store": sent.get("store", True),
+        "temperature": sent.get("temperature"),
+        "text": {"format": {"type": "text"}, **sent.get("text", {})},
+        "tool_choice": sent.get("tool_choice", "auto"),
+        "tools": list(map(_wire_tool, tools)),
+        "top_logprobs": sent.get("top_logprobs", 0),
+        "top_p": sent.get("top_p"),
+        "truncation": sent.get("truncation", "disabled"),
+        "usage": None,
+        "user": sent.get("user"),
+        **outcome,
+    }
+
+
+def _output(request_id: str, answer: Answer) -> list[Json]:
+    status = "incomplete" if answer.finish_reason == "length" else "completed"
+    items = items_of(answer.turn, request_id, status=status)
+    if items[0]["type"] == "message":
+        items[0] = message_item(request_id, answer.turn.content, answer.logprobs, status)
+    return items
+
+
+def _refuse_unsupported(body: _Body) -> None:
+    if body.text is not None and body.text.format is not None:
+        refuse_format(body.text.format.type, param="text.format")
+    if body.background:
+        raise _unsupported("background", "background responses are not supported: send the request without it.")
+    if body.previous_response_id is not None and body.conversation is not None:
+        message = "previous_response_id and conversation exclude each other: send one of them."
+        raise BadRequest(message, param="previous_response_id", code="invalid_value")
+    for index, tool in enumerate(body.tools or ()):
+        if tool.type != "function":
+            remedy = "give the agent a tool of type 'function' that does the same."
+            raise _unsupported(f"tools.{index}.type", f"the tool '{tool.type[:100]}' is not hosted here: {remedy}")
+        if tool.name is None:
+            where = f"tools.{index}.name"
+            raise BadRequest(f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter")
+    if isinstance(body.tool_choice, _ToolChoice) and body.tool_choice.type not in {"function", "allowed_tools"}:
+        raise _unsupported("tool_choice.type", f"'{body.tool_choice.type[:100]}' is not hosted here: name a function.")
+
+
+def _unsupported(param: str, message: str) -> BadRequest:
+    return BadRequest(f"{param}: {message}", param=param, code="unsupported_parameter")
+
+
+def _neutral_tool(tool: Json) -> Json:
+    """Returns a tool in the form that chat templates read, members in the order sent."""
+    function = {name: value for name, value in tool.items() if name != "type" and value is not None}
+    return {"type": "function", "function": function}
+
+
+def _wire_tool(tool: Json) -> Json:
+    return {"type": "function", "description": None, "parameters": None, "strict": None, **tool["function"]}
+
+
+def _refers(item: Item) -> bool:
+    return item.kind == "item_reference"
+
+
+def _referred(item: Item, answers: Mapping[str, StoredAnswer]) -> Item:
+    stored = _found(answers.get(item.id or ""), "item", item.id or "", "input")
+    [answer] = stored.completion.answers
+    items = [*_output(stored.completion.request_id, answer), *input_items(stored)]
+    found = next((one for one in items if one["id"] == item.id), None)
+    return Item.model_validate(_found(found, "item", item.id or "", "input"))
+
+
+def _turns_before(stored: StoredAnswer) -> Sequence[Turn]:
+    return stored.conversation.turns[1 if stored.parameters.get("instructions") else 0 :]
+
+
+def _turns_after(stored: StoredAnswer) -> Sequence[Turn]:
+    [answer] = stored.completion.answers
+    return (*_turns_before(stored), answer.turn)
+
+
+def _found(value: T | None, what: str, name: str, param: str) -> T:
+    if value is None:
+        message = f"No {what} with the id '{name[:100]}' in this attempt: it was not stored, or its answer failed."
+        raise NotServed(message, param=param, code="not_found")
+    return value

@@ -1,0 +1,335 @@
+"""OpenAI's Responses API with the official client: typed bodies and events, tool calls, state, retries, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from typing import Any
+
+import httpx
+import openai
+import orjson
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from tests.contract.gateway.test_turns import SAMPLED_CALL, begins_with, forks, ids
+from tests.fakes.chat_model import CHATML_WITH_TOOLS
+from tests.fakes.gateway import Scene, scene
+
+PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
+TOOLS: Any = [{"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": True}]
+TWO_CALLS = f"Let me see.\n{SAMPLED_CALL}\n{SAMPLED_CALL.replace('Paris', 'Rome')}"
+EVENTS: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
+
+
+def strictly(response: Response) -> Response:
+    """The body as the client's types have it, each field of the declared type."""
+    document = response.model_dump_json(by_alias=True)
+    return Response.model_validate_json(document, strict=True)
+
+
+@asynccontextmanager
+async def http_of(stage: Scene, sibling: int = 0) -> AsyncIterator[httpx.AsyncClient]:
+    rollout = stage.rollout_id.removesuffix(".0") + f".{sibling}"
+    headers = {"authorization": f"Bearer {stage.gateway.key(rollout)}"}
+    url = stage.gateway.base_url(rollout)
+    async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False, timeout=20) as http:
+        yield http
+
+
+def parsed(stream: str) -> list[Any]:
+    """The events of a stream, each as the client's type for its name, in strict mode."""
+    found = []
+    for block in stream.split("\n\n"):
+        if block and not block.startswith(":"):
+            name, data = block.split("\n")
+            event: Any = EVENTS.validate_json(data.removeprefix("data: "), strict=True)
+            assert name == f"event: {event.type}" and type(event).__name__ != "BaseModel"
+            found.append(event)
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+    return found
+
+
+async def test_a_text_is_answered_with_a_typed_response_and_recorded(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        answer = await client.responses.create(
+            model="any-name",
+            input="hi",
+            instructions="Be brief.",
+            metadata={"a": "b"},
+            max_output_tokens=50,
+            reasoning={"effort": "none"},
+            text={"verbosity": "low"},
+            include=[],
+        )
+        [call] = await stage.calls()
+    assert strictly(answer).output_text == answer.output_text == "Hello."
+    assert (answer.model, answer.metadata, answer.status) == ("any-name", {"a": "b"}, "completed")
+    assert (answer.id, answer.output[0].id) == (f"resp_{call.request_id}", f"msg_{call.id}")
+    assert answer.usage and answer.usage.output_tokens == call.completion_tokens
+    assert (call.dialect, call.trainable) == ("responses", True)
+    assert call.turns == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    assert stage.engine.requests[0]["sampling_params"]["max_new_tokens"] == 50
+
+
+async def test_a_cut_answer_is_incomplete(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        answer = await client.responses.create(model="m", input="hi", max_output_tokens=1)
+        stream = await client.responses.create(model="m", input="hi", max_output_tokens=1, stream=True)
+        *_, last = [event async for event in stream]
+    assert strictly(answer).status == "incomplete"
+    assert answer.incomplete_details and answer.incomplete_details.reason == "max_output_tokens"
+    assert last.type == "response.incomplete"
+
+
+async def test_log_probabilities_come_where_the_agent_includes_them(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        include: Any = ["message.output_text.logprobs"]
+        answer = await client.responses.create(model="m", input="hi", include=include, top_logprobs=1)
+        message: Any = strictly(answer).output[0]
+        assert (await client.responses.create(model="m", input="hi")).output[0].content[0].logprobs == []  # type: ignore[union-attr, index]
+    assert all(entry.logprob <= 0 and len(entry.top_logprobs) == 1 for entry in message.content[0].logprobs)
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+async def test_parallel_tool_calls_and_three_turns_extend_the_sampled_tokens(tmp_path, database, stateful):
+    says = [TWO_CALLS, "Rain.", "Bye."]
+    before = forks()
+    async with scene(tmp_path, database, says=says, template=CHATML_WITH_TOOLS) as stage, stage.client() as client:
+        history: list[Any] = []
+        new: list[Any] = [{"role": "user", "content": "weather?"}]
+        previous: Any = openai.omit
+        for _ in range(3):
+            history += new
+            answer = await client.responses.create(
+                model="m",
+                input=new if stateful else history,
+                previous_response_id=previous,
+                tools=TOOLS,
+                instructions="Help.",
+                store=stateful,
+            )
+            strictly(answer)
+            calls = [item for item in answer.output if item.type == "function_call"]
+            history += [item.model_dump(exclude_none=True) for item in answer.output]
+            new = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"} for call in calls]
+            new = new or [{"role": "user", "content": [{"type": "input_text", "text": "and?"}]}]
+            if stateful:
+                previous = answer.id
+            if calls:
+                assert [item.type for item in answer.output] == ["message", "function_call", "function_call"]
+                assert calls[0].arguments == '{"city":  "Paris"}' and calls[0].call_id != calls[1].call_id
+        rows = await stage.calls()
+    assert len(rows) == 3 and all(begins_with(later, earlier) for earlier, later in pairwise(rows))
+    assert [row.parent_call_id for row in rows] == [None, rows[0].id, rows[1].id]
+    assert [turn["role"] for turn in rows[2].turns] == [
+        "system", "user", "assistant", "tool", "tool", "assistant", "user"
+    ]  # fmt: skip
+    assert forks() == before
+
+
+async def test_results_between_parallel_calls_are_read_as_one_answer(tmp_path, database):
+    async with (
+        scene(tmp_path, database, says=[TWO_CALLS, "Rain."], template=CHATML_WITH_TOOLS) as stage,
+        stage.client() as client,
+    ):
+        answer = await client.responses.create(model="m", input="weather?", tools=TOOLS)
+        message, first, second = (item.model_dump(exclude_none=True) for item in answer.output)
+        results = [
+            {"type": "function_call_output", "call_id": call["call_id"], "output": "rain"} for call in (first, second)
+        ]
+        again: Any = [{"role": "user", "content": "weather?"}, message, first, results[0], second, results[1]]
+        await client.responses.create(model="m", input=again, tools=TOOLS)
+        earlier, later = await stage.calls()
+    assert begins_with(later, earlier)
+
+
+async def test_an_item_reference_stands_for_the_stored_text(tmp_path, database):
+    async with scene(tmp_path, database, says=["Hello.", "Bye."]) as stage, stage.client() as client:
+        answer = await client.responses.create(model="m", input="hi")
+        reference: Any = {"type": "item_reference", "id": answer.output[0].id}
+        question: Any = {"role": "user", "content": "hi"}
+        await client.responses.create(model="m", input=[question, reference, question])
+        earlier, later = await stage.calls()
+    assert begins_with(later, earlier) and later.turns[1]["content"] == "Hello."
+
+
+async def test_a_stream_has_every_event_in_order_and_the_text_of_the_body(tmp_path, database):
+    async with (
+        scene(tmp_path, database, says=TWO_CALLS, template=CHATML_WITH_TOOLS, engine={"pace_seconds": 0.002}) as stage,
+        http_of(stage) as http,
+    ):
+        body = {"model": "m", "input": "hi", "tools": TOOLS, "stream": True}
+        events = parsed((await http.post("/responses", json=body)).text)
+    kinds = [event.type.removeprefix("response.") for event in events]
+    text = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert "".join(text) == "Let me see." and len(text) > 1
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    assert [kind for kind in kinds if kind != "output_text.delta"] == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.done", "content_part.done",
+        "output_item.done", *call, *call, "completed",
+    ]  # fmt: skip
+    items = [event.item for event in events if event.type == "response.output_item.done"]
+    assert events[-1].response.output == items
+    assert [event.output_index for event in events if event.type == "response.output_item.added"] == [0, 1, 2]
+
+
+async def test_the_clients_own_stream_reader_builds_the_response(tmp_path, database):
+    async with (
+        scene(tmp_path, database) as stage,
+        stage.client() as client,
+        client.responses.stream(model="m", input="hi") as stream,
+    ):
+        assert [event async for event in stream][-1].type == "response.completed"
+        final = await stream.get_final_response()
+    assert final.output_text == "Hello."
+
+
+async def test_a_stream_that_fails_later_ends_with_a_failed_response(tmp_path, database):
+    says = "a long answer that is cut"
+    async with (
+        scene(tmp_path, database, says=says, engine={"dies_after": 3, "pace_seconds": 0.05}, hold_seconds=0.5) as stage,
+        http_of(stage) as http,
+        http.stream("POST", "/responses", json={"model": "m", "input": "hi", "stream": True}) as answer,
+    ):
+        text = ""
+        async for piece in answer.aiter_text():
+            text += piece
+            if "output_text.delta" in text:
+                stage.engine.refuses = (503, {"error": {"message": "gone"}})
+        events = parsed(text)
+        [call] = await stage.calls()
+    assert (events[-1].type, events[-1].response.status) == ("response.failed", "failed")
+    assert events[-1].response.error.code == "server_error"
+    assert not [event for event in events if event.type in {"response.completed", "response.output_item.done"}]
+    assert call.status == "failed"
+
+
+async def test_a_stream_whose_client_hangs_up_is_aborted_at_the_engine(tmp_path, database):
+    says = "a long answer that nobody waits for"
+    async with scene(tmp_path, database, says=says, engine={"pace_seconds": 0.05}) as stage, stage.client() as client:
+        async with await client.responses.create(model="m", input="hi", stream=True) as stream:
+            async for event in stream:
+                if event.type == "response.output_text.delta":
+                    break
+        while not (calls := await stage.calls()):
+            await asyncio.sleep(0.02)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(f"resp_{calls[0].id}")
+    assert calls[0].status == "aborted" and len(stage.engine.aborted) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_retry_after_a_lost_answer_gets_the_same_one(tmp_path, database, stream):
+    body = {"model": "m", "input": "hi", "stream": stream}
+    async with scene(tmp_path, database, engine={"delay_seconds": 0.3}) as stage, http_of(stage) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            await http.post("/responses", json=body, timeout=0.1)
+        first = asyncio.create_task(http.post("/responses", json=body))
+        await asyncio.sleep(0.1)
+        again = [await http.post("/responses", json=body, headers={"x-stainless-retry-count": n}) for n in ("1", "2")]
+        answers = [(await first).text, *(answer.text for answer in again)]
+        completed = [call for call in await stage.calls() if call.status == "completed"]
+    assert len(completed) == 1
+    assert len({parsed(text)[-1].response.model_dump_json() if stream else text for text in answers}) == 1
+
+
+async def test_a_stored_response_and_its_input_are_read_back(tmp_path, database):
+    says = [TWO_CALLS, "Rain."]
+    async with scene(tmp_path, database, says=says, template=CHATML_WITH_TOOLS) as stage, stage.client() as client:
+        first = await client.responses.create(model="m", input="weather?", tools=TOOLS, instructions="Help.")
+        results: Any = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "rain"}
+            for item in first.output
+            if item.type == "function_call"
+        ]
+        second = await client.responses.create(model="m", input=results, previous_response_id=first.id, tools=TOOLS)
+        for answer in (first, second):
+            assert (await client.responses.retrieve(answer.id)).model_dump() == answer.model_dump()
+        items = [item async for item in client.responses.input_items.list(second.id, order="asc", limit=2)]
+        with pytest.raises(openai.BadRequestError, match="Only background"):
+            await client.responses.cancel(second.id)
+    assert [item.type for item in items] == [
+        "message", "message", "function_call", "function_call", "function_call_output", "function_call_output"
+    ]  # fmt: skip
+    assert len({item.id for item in items}) == 6
+
+
+async def test_another_attempts_response_and_one_not_stored_are_unknown(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client, http_of(stage, 1) as other:
+        answer = await client.responses.create(model="m", input="hi")
+        unstored = await client.responses.create(model="m", input="hi", store=False)
+        path = f"/responses/{answer.id}"
+        body = {"model": "m", "input": "hi"}
+        reference = [{"type": "item_reference", "id": answer.output[0].id}]
+        for refused in (
+            await other.get(path),
+            await other.get(f"{path}/input_items"),
+            await other.post("/responses", json=body | {"previous_response_id": answer.id}),
+            await other.post("/responses", json=body | {"input": reference}),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found"), refused.text
+        async with http_of(stage) as http:
+            for name in (unstored.id, "resp_x", "chatcmpl-1", "resp_c" + 24 * "0"):
+                refused = await http.post("/responses", json=body | {"previous_response_id": name})
+                assert (refused.status_code, refused.json()["error"]["param"]) == (404, "previous_response_id")
+        assert len(await stage.calls()) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "code"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "unsupported_parameter"),
+        ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0.type", "unsupported_parameter"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name", "missing_required_parameter"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "unsupported_parameter"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
+        ({"background": True}, "background", "unsupported_parameter"),
+        ({"previous_response_id": "a", "conversation": "b"}, "previous_response_id", "invalid_value"),
+        ({"messages": []}, "messages", "unknown_parameter"),
+        ({"input": None}, "input", "missing_required_parameter"),
+        ({"input": 5}, "input", "invalid_value"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "input.0.role", "invalid_value"),
+        ({"input": [{"role": "user"}]}, "input.0.content", "missing_required_parameter"),
+        ({"input": [{"type": "computer_call"}]}, "input.0.type", "unsupported_item"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input.0.content",
+            "unsupported_content",
+        ),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "x", "output": ""}]},
+            "input.0.call_id",
+            "invalid_value",
+        ),
+        ({"metadata": {"a": 1}}, "metadata.a", "invalid_value"),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_by_name_and_not_recorded(tmp_path, database, change, param, code):
+    async with scene(tmp_path, database) as stage, http_of(stage) as http:
+        answer = await http.post("/responses", json={"model": "m", "input": "hi"} | change)
+        assert answer.status_code == 400, answer.text
+        assert (answer.json()["error"]["param"], answer.json()["error"]["code"]) == (param, code)
+        assert not await stage.calls()
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"model": "m", "input": "\\ud800"}', b'{"a":' * 70 + b"1" + b"}" * 70])
+async def test_a_body_that_is_no_request_is_refused(tmp_path, database, body):
+    async with scene(tmp_path, database) as stage, http_of(stage) as http:
+        answer = await http.post("/responses", content=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
+        assert not await stage.calls()
+
+
+async def test_explicit_nulls_and_fields_without_effect_are_accepted_and_recorded(tmp_path, database):
+    nulls = dict.fromkeys(("instructions", "previous_response_id", "tools", "text", "reasoning", "max_output_tokens"))
+    sent = {"service_tier": "auto", "prompt_cache_key": "k", "truncation": "auto", "max_tool_calls": 3}
+    async with scene(tmp_path, database) as stage, http_of(stage) as http:
+        answer = await http.post("/responses/", json={"model": "m", "input": "hi"} | nulls | sent)
+        Response.model_validate_json(orjson.dumps(answer.json()), strict=True)
+        [call] = await stage.calls()
+    assert call.request == {"model": "m"} | {name: value for name, value in nulls.items() if name != "tools"} | sent
+    assert ids(call.sampled_ids)
