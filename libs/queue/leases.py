@@ -53,6 +53,11 @@ _MAY_RUN = f"""
         WHERE a.rollout_id = r.id AND o.kind IS DISTINCT FROM 'cancelled')
 """  # noqa: S608  # constants alone
 
+# Whether rollout r of run u is for the caller; null: for any runner.
+_OF_TYPE = "coalesce(CAST(:runner_type AS text), {type}) = {type}".format(
+    type="coalesce(u.config #>> '{runner,type}', 'process')"
+)
+
 # NO KEY UPDATE: leases of one rollout are serialised, but inserts with a foreign key to the rollout do not wait.
 # ORDER BY id: two callers with the same rollouts cannot deadlock.
 _LOCK = text("SELECT FROM rollouts WHERE id = ANY(:rollout_ids) ORDER BY id FOR NO KEY UPDATE")
@@ -81,7 +86,7 @@ _LEASE = text(f"""
         FROM unnest(CAST(:rollout_ids AS text[]), CAST(:lease_ids AS text[])) AS asked (rollout_id, lease_id)
         JOIN rollouts r ON r.id = asked.rollout_id
         JOIN runs u ON u.id = r.run_id
-        WHERE {_MAY_RUN}
+        WHERE {_MAY_RUN} AND {_OF_TYPE}
         RETURNING rollout_id, number, run_id, lease_id, lease_expires_at
     )
     {_OF_LEASED}
@@ -143,7 +148,7 @@ _END = text(f"""
 
 _DELIVERABLE = text(f"""
     SELECT r.id FROM rollouts r JOIN runs u ON u.id = r.run_id
-    WHERE {_MAY_RUN} AND NOT EXISTS (
+    WHERE {_MAY_RUN} AND {_OF_TYPE} AND NOT EXISTS (
         SELECT FROM attempts a
         WHERE a.rollout_id = r.id AND a.finished_at > clock_timestamp() - make_interval(secs => :rest_seconds))
     ORDER BY r.created_at, r.id LIMIT :limit
@@ -207,20 +212,23 @@ class ExpiredAttempt:
     owner: str
 
 
-async def lease_rollouts(session: Session, rollout_ids: Iterable[str], owner: str, seconds: float) -> list[Lease]:
+async def lease_rollouts(
+    session: Session, rollout_ids: Iterable[str], owner: str, seconds: float, runner_type: str | None = None
+) -> list[Lease]:
     """Leases the next attempt of each rollout that may be executed, in the order of the ids.
 
-    A rollout may not be executed when it is finished or cancelled, when its run is paused or cancelled, while another
-    lease is live, while an outcome waits for the controller, and once `max_attempts` are used up. Overdue leases expire
-    first. Safe to repeat: one of two callers gets the lease.
+    A rollout may not be executed when its run asks for another type of runner, when it is finished or cancelled, when
+    its run is paused or cancelled, while another lease is live, while an outcome waits for the controller, and once
+    `max_attempts` are used up. Overdue leases expire first. Safe to repeat: one of two callers gets the lease.
     """
     ids = list(dict.fromkeys(rollout_ids))
     if not ids:
         return []
     await session.execute(_LOCK, {"rollout_ids": ids})
     await session.execute(_EXPIRE_THESE, {"rollout_ids": ids})
-    parameters = {"rollout_ids": ids, "lease_ids": [secrets.token_hex(16) for _ in ids]}
-    rows = await session.execute(_LEASE, {**parameters, "owner": owner, "seconds": seconds})
+    parameters: dict[str, Any] = {"rollout_ids": ids, "lease_ids": [secrets.token_hex(16) for _ in ids]}
+    parameters |= {"owner": owner, "seconds": seconds, "runner_type": runner_type}
+    rows = await session.execute(_LEASE, parameters)
     leased = {row.rollout_id: _lease(row) for row in rows}
     return [leased[rollout_id] for rollout_id in ids if rollout_id in leased]
 
@@ -315,12 +323,15 @@ async def expire_overdue(session: Session, limit: int = 1000) -> list[ExpiredAtt
     return [ExpiredAttempt(row.rollout_id, row.number, row.run_id, row.owner) for row in rows]
 
 
-async def deliverable_rollouts(session: ReadSession, limit: int = 10_000, *, rest_seconds: float = 0.0) -> list[str]:
-    """Returns the rollouts that `lease_rollouts` would lease now, oldest first: the stream should contain these.
+async def deliverable_rollouts(
+    session: ReadSession, limit: int = 10_000, *, rest_seconds: float = 0.0, runner_type: str | None = None
+) -> list[str]:
+    """Returns the rollouts that `lease_rollouts` would lease now, oldest first: the streams should contain these.
 
     Args: rest_seconds: leaves out rollouts whose last attempt ended less than this long ago
     """
-    return list(await session.scalars(_DELIVERABLE, {"limit": limit, "rest_seconds": rest_seconds}))
+    parameters = {"limit": limit, "rest_seconds": rest_seconds, "runner_type": runner_type}
+    return list(await session.scalars(_DELIVERABLE, parameters))
 
 
 def _storable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Delivery of rollout ids to runners through one Redis stream.
+"""Delivery of rollout ids to runners through a Redis stream for each type of runner (`runner.type` of a run).
 
 The controller can restore the stream at any time: it enqueues `leases.deliverable_rollouts`, and no rollout enters
 twice. A runner acknowledges a delivery once it has the lease; from then on Postgres stores the owner. A
@@ -19,9 +19,8 @@ from leyden.libs.telemetry import logger
 
 log = logger()
 
-# Braces keep both keys on one node of a Redis cluster.
+# Braces keep all keys on one node of a Redis cluster.
 _STREAM = "{leyden:rollouts}"
-_WAITING = "{leyden:rollouts}:waiting"
 _GROUP = "runners"
 _ROLLOUT_ID = re.compile(r"[\w.:-]{1,200}", re.ASCII)
 
@@ -68,21 +67,25 @@ class Delivery:
 
 
 class RolloutQueue:
-    """The stream of rollout ids. Every method raises QueueUnavailable when Redis does not answer.
+    """The streams of rollout ids. Every method raises QueueUnavailable when Redis does not answer.
 
-    Args: reclaim_seconds: how long a delivery may stay unacknowledged before another owner gets it; answer_seconds:
-        time-out of a command beyond its own wait; dead_seconds: see `DEAD_SECONDS`
+    Args: runner_type: whose rollouts this object delivers; reclaim_seconds: how long a delivery may stay
+        unacknowledged before another owner gets it; answer_seconds: time-out of a command beyond its own wait;
+        dead_seconds: see `DEAD_SECONDS`
     """
 
     def __init__(
         self,
         url: str,
         *,
+        runner_type: str = "process",
         reclaim_seconds: float = 30.0,
         answer_seconds: float = ANSWER_SECONDS,
         dead_seconds: float = DEAD_SECONDS,
     ) -> None:
         self._redis = connect(url)
+        self._keys = _keys_of(runner_type)
+        self._stream = self._keys[0]
         self._answer_seconds = answer_seconds
         self._enqueue = self._redis.register_script(_ENQUEUE)
         self._ack = self._redis.register_script(_ACK)
@@ -90,13 +93,13 @@ class RolloutQueue:
         self._dead_milliseconds = int(dead_seconds * 1000)
         self._removed_dead_owners = False
 
-    async def enqueue(self, rollout_ids: Sequence[str]) -> int:
-        """Makes rollouts deliverable, in order; returns how many are new in the stream. Safe to repeat."""
-        added = 0
+    async def enqueue(self, rollout_ids: Sequence[str], runner_type: str = "process") -> int:
+        """Makes rollouts of a type deliverable, in order; returns how many are new in the stream. Safe to repeat."""
+        added, keys = 0, _keys_of(runner_type)
         async with answering(self._answer_seconds):
             for first in range(0, len(rollout_ids), _BATCH):
                 batch = rollout_ids[first : first + _BATCH]
-                added += int(await self._enqueue(keys=[_STREAM, _WAITING], args=batch))
+                added += int(await self._enqueue(keys=keys, args=batch))
         return added
 
     async def deliver(self, owner: str, count: int, block_seconds: float) -> list[Delivery]:
@@ -122,12 +125,12 @@ class RolloutQueue:
             return
         arguments = [part for delivery in deliveries for part in (delivery.message_id, delivery.rollout_id)]
         async with answering(self._answer_seconds):
-            await self._ack(keys=[_STREAM, _WAITING], args=[_GROUP, *arguments])
+            await self._ack(keys=self._keys, args=[_GROUP, *arguments])
 
     async def depth(self) -> int:
         """Returns the number of rollouts that wait or are delivered but not acknowledged."""
         async with answering(self._answer_seconds):
-            return int(await self._redis.xlen(_STREAM))
+            return int(await self._redis.xlen(self._stream))
 
     async def ping(self) -> None:
         async with answering(self._answer_seconds):
@@ -138,12 +141,13 @@ class RolloutQueue:
 
     async def _receive(self, owner: str, count: int, block_milliseconds: int) -> list[Delivery]:
         _, unacknowledged, *_ = await self._redis.xautoclaim(
-            _STREAM, _GROUP, owner, min_idle_time=self._reclaim_milliseconds, count=count
+            self._stream, _GROUP, owner, min_idle_time=self._reclaim_milliseconds, count=count
         )
         deliveries = await self._parsed(unacknowledged)
         if deliveries:
             return deliveries
-        fresh: Any = await self._redis.xreadgroup(_GROUP, owner, {_STREAM: ">"}, count=count, block=block_milliseconds)
+        unread = {self._stream: ">"}
+        fresh: Any = await self._redis.xreadgroup(_GROUP, owner, unread, count=count, block=block_milliseconds)
         if not fresh:
             return []
         [(_, messages)] = fresh.items() if isinstance(fresh, dict) else fresh
@@ -157,23 +161,30 @@ class RolloutQueue:
         if foreign:
             log.warning("invalid messages removed from the queue", messages=[one.message_id for one in foreign])
             arguments = [part for one in foreign for part in (one.message_id, one.rollout_id)]
-            await self._ack(keys=[_STREAM, _WAITING], args=[_GROUP, *arguments])
+            await self._ack(keys=self._keys, args=[_GROUP, *arguments])
         return [delivery for delivery in found if delivery not in foreign]
 
     async def _remove_dead_owners(self) -> None:
         """Removes consumers of earlier runner processes, once: Redis never removes them itself."""
         if self._removed_dead_owners:
             return
-        owners: Any = await self._redis.xinfo_consumers(_STREAM, _GROUP) if await self._redis.exists(_STREAM) else []
+        exists = await self._redis.exists(self._stream)
+        owners: Any = await self._redis.xinfo_consumers(self._stream, _GROUP) if exists else []
         for owner in owners:
             if owner["idle"] > self._dead_milliseconds and not owner["pending"]:
-                await self._redis.xgroup_delconsumer(_STREAM, _GROUP, owner["name"])
+                await self._redis.xgroup_delconsumer(self._stream, _GROUP, owner["name"])
         self._removed_dead_owners = True
 
     async def _create_group(self) -> None:
         try:
             # id="0": rollouts enqueued before the group existed are delivered, too.
-            await self._redis.xgroup_create(_STREAM, _GROUP, id="0", mkstream=True)
+            await self._redis.xgroup_create(self._stream, _GROUP, id="0", mkstream=True)
         except ResponseError as error:
             if not str(error).startswith("BUSYGROUP"):
                 raise
+
+
+def _keys_of(runner_type: str) -> list[str]:
+    """The stream, and the hash of what is in it."""
+    stream = _STREAM if runner_type == "process" else f"{_STREAM}:{runner_type}"
+    return [stream, f"{stream}:waiting"]

@@ -114,6 +114,7 @@ class QueuedRollout:
     rollout_id: str
     attempt: int
     waited_seconds: float | None
+    runner_type: str
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,8 @@ _COMPLETE = text("""
 
 _QUEUED = text("""
     SELECT r.id AS rollout_id, coalesce(a.number, 0) AS attempt,
-           extract(epoch FROM clock_timestamp() - a.finished_at)::double precision AS waited
+           extract(epoch FROM clock_timestamp() - a.finished_at)::double precision AS waited,
+           coalesce(u.config #>> '{runner,type}', 'process') AS runner_type
     FROM rollouts r
     JOIN runs u ON u.id = r.run_id
     JOIN groups g ON g.id = r.group_id
@@ -344,7 +346,7 @@ async def complete_groups(session: Session) -> list[str]:
 async def queued_rollouts(session: ReadSession) -> list[QueuedRollout]:
     """Rollouts that wait for an attempt, in the order of admission; none of paused runs."""
     rows = await session.execute(_QUEUED)
-    return [QueuedRollout(row.rollout_id, row.attempt, row.waited) for row in rows]
+    return [QueuedRollout(row.rollout_id, row.attempt, row.waited, row.runner_type) for row in rows]
 
 
 async def admit_groups(session: Session, groups: Sequence[NewGroup], trace_parents: Mapping[str, str]) -> None:

@@ -25,7 +25,7 @@ class Settings(HttpSettings):
     """File that holds the admin token, instead of `admin_token`."""
     runner_types: frozenset[Literal["process", "kubernetes"]] | None = None
     """Values of `runner.type` that the platform's runners execute (their RUNNER_BACKEND), as a JSON list. The API
-    refuses runs with another; unset, their attempts fail with the cause."""
+    refuses runs with another; unset, their rollouts wait for a runner of that type."""
     max_upload_bytes: int = Field(default=512 * 2**20, ge=1024)
     """Size of one dataset upload."""
     max_row_bytes: int = Field(default=2**20, ge=64)

@@ -140,7 +140,7 @@ class Controller:
         holders = {one.run_id for one in phases.assign(runs, self.fleets).values()}
         active = [run for run in runs if run.id in holders]
         self.reconcile_trainers(active)
-        admitted: list[str] = []
+        admitted: list[store.QueuedRollout] = []
         for run in active:
             await self.set_engine_target(run)
             admitted += await self.admit(run)
@@ -246,7 +246,7 @@ class Controller:
         lost = self.fleets[run.config.pool].lost_version(run.id)
         return not phases.trained(run) or (run.steps_done > 0 and lost == run.steps_done)
 
-    async def admit(self, run: store.RunFacts) -> list[str]:
+    async def admit(self, run: store.RunFacts) -> list[store.QueuedRollout]:
         """Writes the groups that may be sampled now; returns the ids of their rollouts."""
         served = self.fleets[run.config.pool].served_version(run.id)
         groups = [] if served is None else admission.groups_to_admit(run, served)
@@ -259,25 +259,27 @@ class Controller:
         fault_point("controller.admitted")
         GROUPS_ADMITTED.labels("training" if groups[0].evaluation_id is None else "evaluation").inc(len(groups))
         log.info("groups admitted", run_id=run.id, groups=len(groups), first=groups[0].id, version=served)
-        return rollout_ids
+        return [store.QueuedRollout(one, 0, None, run.config.runner.type) for one in rollout_ids]
 
-    async def enqueue(self, queued: Sequence[store.QueuedRollout], admitted: Sequence[str]) -> None:
+    async def enqueue(self, queued: Sequence[store.QueuedRollout], admitted: Sequence[store.QueuedRollout]) -> None:
         """Enqueues waiting rollouts: new ones at once, all of them every few seconds, since Redis may be wiped."""
-        due = [one.rollout_id for one in queued if self._is_due(one)] + list(admitted)
+        due = [one for one in queued if self._is_due(one)] + list(admitted)
         ROLLOUTS_QUEUED.set(len(queued) + len(admitted))
         if time.monotonic() - self._enqueued_at > self.settings.enqueue_again_seconds:
             self._enqueued.clear()
             self._enqueued_at = time.monotonic()
-        fresh = [rollout_id for rollout_id in due if rollout_id not in self._enqueued]
+        fresh = [one for one in due if one.rollout_id not in self._enqueued]
         try:
-            await self.queue.enqueue(fresh)
+            for runner_type in dict.fromkeys(one.runner_type for one in fresh):
+                ids = [one.rollout_id for one in fresh if one.runner_type == runner_type]
+                await self.queue.enqueue(ids, runner_type)
             if fresh:
                 fault_point("controller.enqueued")
         except QueueUnavailable as error:
             limited_log.warning("rollouts not enqueued", cause=str(error))
             return
         # A rollout that is retried within this time waits until all are enqueued again.
-        self._enqueued.update(fresh)
+        self._enqueued.update(one.rollout_id for one in fresh)
 
     def _is_due(self, queued: store.QueuedRollout) -> bool:
         if queued.waited_seconds is None:

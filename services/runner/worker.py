@@ -125,14 +125,18 @@ class Runner:
     async def _lease_from_store(self, room: int, *, rest_seconds: float) -> None:
         try:
             async with self._database.read() as session:
-                waiting = await leases.deliverable_rollouts(session, limit=room, rest_seconds=rest_seconds)
+                waiting = await leases.deliverable_rollouts(
+                    session, limit=room, rest_seconds=rest_seconds, runner_type=self._settings.backend
+                )
             await self._lease(waiting)
         except (StoreAway, Refused) as error:
             limited_log.warning("nothing leased", cause=str(error))
 
     async def _lease(self, rollout_ids: Sequence[str]) -> None:
         async with self._database.session() as session:
-            leased = await leases.lease_rollouts(session, rollout_ids, self._owner, self._settings.lease_seconds)
+            leased = await leases.lease_rollouts(
+                session, rollout_ids, self._owner, self._settings.lease_seconds, self._settings.backend
+            )
         if leased:
             fault_point("runner.leased")
         self._start(leased)
@@ -299,7 +303,7 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     backend = await _backend(settings, owner)
     database = Database(settings.database_url, "leyden-runner", answer_seconds=settings.database_answer_seconds)
     endpoints = EndpointMonitor([settings.gateway_url, settings.collector_url], database.ping)
-    queue = RolloutQueue(settings.redis_url, answer_seconds=settings.redis_answer_seconds)
+    queue = RolloutQueue(settings.redis_url, runner_type=settings.backend, answer_seconds=settings.redis_answer_seconds)
     notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
     checks.add("schema", lambda: check_schema(database))

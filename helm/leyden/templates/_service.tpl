@@ -1,13 +1,14 @@
 {{/*
 The Deployment of a service. Arguments: root, name, env (YAML); port: its HTTP port; ports: further ones (YAML);
-account: a service account with rights; keys: the key ring; storage: `read` for the model, or `write`; templates: the pod
+account: a service account with rights; component and values: where
+they are not the service's; keys: the key ring; storage: `read` for the model, or `write`; templates: the pod
 templates.
 */}}
 {{- define "leyden.deployment" -}}
 {{- $root := .root -}}
-{{- $values := index $root.Values .name -}}
+{{- $values := .values | default (index $root.Values .name) -}}
 {{- $image := include "leyden.image" (dict "root" $root "image" $values.image) -}}
-{{- $component := dict "root" $root "component" .name -}}
+{{- $component := dict "root" $root "component" (.component | default .name) -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -205,13 +206,13 @@ spec:
 {{- end -}}
 {{- end }}
 
-{{/* Arguments: root, name. Nothing for one replica: a budget would forbid to drain its node. */}}
+{{/* Arguments: root, name; component and values as above. Nothing for one replica: a budget would forbid to drain its node. */}}
 {{- define "leyden.pdb" -}}
-{{- $values := index .root.Values .name -}}
+{{- $values := .values | default (index .root.Values .name) -}}
 {{- $scaling := $values.autoscaling | default dict -}}
 {{- $fewest := ternary $scaling.minReplicas $values.replicas ($scaling.enabled | default false) | int -}}
 {{- if gt $fewest 1 -}}
-{{- $component := dict "root" .root "component" .name -}}
+{{- $component := dict "root" .root "component" (.component | default .name) -}}
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:

@@ -32,6 +32,7 @@ from tests.contract.chart.chart import (
 GIVEN = {"mine", "database", "redis-address", "leyden-tls", "models", "registry", f"{FULLNAME}-postgres-app"}
 SETTINGS = {
     "api": ApiSettings, "controller": ControllerSettings, "runner": RunnerSettings, "gateway": GatewaySettings,
+    "warm-runner": RunnerSettings,
     "collector": CollectorSettings, "credit": CreditSettings, "engine": EngineSettings, "trainer": TrainerSettings,
 }  # fmt: skip
 # Of SGLang's start script.
@@ -123,7 +124,7 @@ def test_variables_are_settings_of_the_service(case: str) -> None:
         ours = {
             one
             for one in env_of(containers(pod)[-1])
-            if one.startswith((f"{component.upper()}_", "LEYDEN_")) and not one.endswith("_PASSWORD")
+            if one.startswith((settings.model_config["env_prefix"], "LEYDEN_")) and not one.endswith("_PASSWORD")
         }
         assert ours <= known, name
 

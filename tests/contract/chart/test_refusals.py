@@ -22,6 +22,7 @@ WRONG = [
     ("trainer.nodes=2,storage.accessModes={ReadWriteOnce}", "ReadWriteMany"),
     ("api.ingress.enabled=true", "set api.ingress.host"),
     ("api.httpRoute.enabled=true", "set api.httpRoute.parentRefs"),
+    ("runner.warmPool.enabled=true", "set runner.warmPool.image.repository"),
     ("rollouts.namespace=platform", "need a namespace that holds nothing else"),
     ("gateway.image.tag=latest", "name a version or a digest"),
     ("gateway.terminationGracePeriodSeconds=15", "gateway.preStopSeconds"),

@@ -212,6 +212,15 @@ async def test_a_run_proceeds_from_its_first_group_to_completed(scene: Scene) ->
     assert scene.trainers.wanted == {}
 
 
+async def test_rollouts_are_enqueued_for_the_runners_that_their_run_names(scene: Scene, redis_url: str) -> None:
+    config = {**document(), "runner": {"type": "kubernetes", "image": "agents:1"}}
+    run = await add_run(scene, config=config)
+    await scene.tick(3)
+    jobs = RolloutQueue(redis_url, runner_type="kubernetes")
+    assert (await scene.queue.depth(), await jobs.depth()) == (0, len(await scene.rollouts(run)))
+    await jobs.close()
+
+
 async def test_a_second_controller_makes_no_second_row(scene: Scene) -> None:
     run = await add_run(scene)
     await scene.tick(2)

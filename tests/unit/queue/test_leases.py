@@ -313,6 +313,17 @@ async def test_deliverable_rollouts_are_those_that_would_be_leased(database: Dat
         assert await leases.deliverable_rollouts(session, limit=1) == [waiting.id]
 
 
+async def test_a_runner_gets_no_rollout_of_another_type(database: Database) -> None:
+    config = builders.run_document(runner={"type": "kubernetes", "image": "agents:1"})
+    _, [here] = await builders.add_group(database, await builders.add_run(database), size=1)
+    _, [there] = await builders.add_group(database, await builders.add_run(database, config=config), size=1)
+    async with database.session() as session:
+        assert await leases.deliverable_rollouts(session, runner_type="process") == [here.id]
+        assert await leases.deliverable_rollouts(session, runner_type="kubernetes") == [there.id]
+        leased = await leases.lease_rollouts(session, [here.id, there.id], "runner-a", 30.0, "kubernetes")
+        assert [one.rollout_id for one in leased] == [there.id]
+
+
 async def test_no_output_can_make_an_attempt_unsettlable(database: Database, rollout: tables.Rollout) -> None:
     outcome = Outcome(
         OutcomeKind.SUCCEEDED,

@@ -32,6 +32,14 @@ async def test_rollouts_are_delivered_once_and_in_order(queue: RolloutQueue) -> 
     assert await deliver(queue, "runner-b") == []
 
 
+async def test_each_type_of_runner_has_a_stream_of_its_own(queue: RolloutQueue, redis_url: str) -> None:
+    jobs = RolloutQueue(redis_url, runner_type="kubernetes")
+    assert (await queue.enqueue(["a"]), await queue.enqueue(["b", "c"], "kubernetes")) == (1, 2)
+    assert (await deliver(queue), await deliver(jobs)) == (["a"], ["b", "c"])
+    assert (await deliver(queue, "runner-b"), await jobs.depth()) == ([], 2)
+    await jobs.close()
+
+
 async def test_enqueueing_again_adds_nothing_until_acknowledged(queue: RolloutQueue) -> None:
     assert await queue.enqueue(["a", "a", "b"]) == 2
     assert await queue.enqueue(["a", "b"]) == 0
