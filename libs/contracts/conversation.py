@@ -19,6 +19,8 @@ class Dialect(StrEnum):
 
     CHAT_COMPLETIONS = "chat_completions"
     RESPONSES = "responses"
+    COMPLETIONS = "completions"
+    MESSAGES = "messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class ToolCall:
 class Turn:
     """One message of a conversation; `content` is text, parts joined by newlines.
 
-    `tool_calls` belongs to assistants, `tool_call_id` to the tool result that answers one of them.
+    `tool_calls` belongs to assistants, `tool_call_id` to the tool result that answers one of them, `is_error` to one
+    that the agent marked as failed.
     """
 
     role: Role
@@ -46,6 +49,7 @@ class Turn:
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    is_error: bool = False
 
 
 def turn_json(turn: Turn) -> Json:
@@ -61,6 +65,8 @@ def turn_json(turn: Turn) -> Json:
         ]
     if turn.tool_call_id is not None:
         document["tool_call_id"] = turn.tool_call_id
+    if turn.is_error:
+        document["is_error"] = True
     return document
 
 
@@ -75,6 +81,7 @@ def parse_turn(document: Mapping[str, Any]) -> Turn:
             for call in document.get("tool_calls", ())
         ),
         tool_call_id=document.get("tool_call_id"),
+        is_error=document.get("is_error", False),
     )
 
 

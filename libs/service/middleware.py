@@ -51,8 +51,8 @@ class RequestContext:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
+        asked = Headers(scope=scope)
+        given = asked.get("x-request-id", "")
         # Unique is enough: a secret one would cost a system call.
         request_id = given if _REQUEST_ID.fullmatch(given) else f"{random.getrandbits(64):016x}"
         status: int | None = None
@@ -61,10 +61,13 @@ class RequestContext:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(raw=message.setdefault("headers", [])).setdefault("x-request-id", request_id)
+                headers = MutableHeaders(raw=message.setdefault("headers", []))
+                headers.setdefault("x-request-id", request_id)
+                # The name that Anthropic's clients read.
+                headers.setdefault("request-id", request_id)
             await send(message)
 
-        with span(f"{self._service} request", parent=headers.get("traceparent")) as current:
+        with span(f"{self._service} request", parent=asked.get("traceparent")) as current:
             trace_id = f"{current.get_span_context().trace_id:032x}"
             with bind(request_id=request_id, trace_id=trace_id):
                 try:

@@ -25,10 +25,17 @@ from leyden.services.gateway.conversation import Completion, ModelRequest, Promp
 from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.sglang import EngineRequest
-from leyden.services.gateway.errors import BadRequest, GatewayError, TooManyCalls, Unavailable, stopping
+from leyden.services.gateway.errors import (
+    BadRequest,
+    ContextOverflow,
+    GatewayError,
+    TooManyCalls,
+    Unavailable,
+    stopping,
+)
 from leyden.services.gateway.in_flight import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
 from leyden.services.gateway.prompt.answer import finish_answer
-from leyden.services.gateway.prompt.prefix import PrefixIndex
+from leyden.services.gateway.prompt.prefix import IndexedPrompt, PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import CallContext, Recorder, call_row, untrainable_reason
@@ -96,6 +103,14 @@ class CallService:
                 raise
             self._run(call, wire_format)
             return request, call
+
+    async def count(self, attempt: Attempt, wire_format: WireFormat, body: bytes) -> int:
+        """Returns the length of the prompt that a request with this body would send. Raises: BadRequest."""
+        request = wire_format.parse(body, max_choices=self._settings.max_choices)
+        try:
+            return len((await self._indexed(attempt, request)).prompt.ids)
+        except ContextOverflow as error:
+            return error.prompt_tokens
 
     def lose(self, call: InFlightCall) -> None:
         """Notes that the call's client hung up before the end of the answer, so that an equal request repeats it."""
@@ -170,7 +185,7 @@ class CallService:
         arrived_at: float,
         sequence: int,
     ) -> InFlightCall:
-        indexed = await self._prefixes.prompt(attempt.key, request, lambda known: self._reader.calls(attempt, known))
+        indexed = await self._indexed(attempt, request)
         prompt = indexed.prompt
         self._check_vocabulary(request, prompt)
         temperature = request.sampling.temperature
@@ -197,6 +212,9 @@ class CallService:
             sequence=sequence,
         )
         return InFlightCall(context, indexed, choices)
+
+    async def _indexed(self, attempt: Attempt, request: ModelRequest) -> IndexedPrompt:
+        return await self._prefixes.prompt(attempt.key, request, lambda known: self._reader.calls(attempt, known))
 
     def _check_vocabulary(self, request: ModelRequest, prompt: Prompt) -> None:
         # SGLang crashes on a token id beyond the vocabulary.

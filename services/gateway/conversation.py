@@ -106,13 +106,15 @@ class TokenLogprob:
 class Answer:
     """One finished choice: the assistant's turn as it is stored, and its finish reason.
 
-    `finish_reason` is stop, length or tool_calls. `logprobs` is None where the request does not ask for them.
+    `finish_reason` is stop, length or tool_calls. `logprobs` is None where the request does not ask for them. `stop` is
+    the stop string that ended the text.
     """
 
     index: int
     turn: Turn
     finish_reason: str
     logprobs: tuple[TokenLogprob, ...] | None
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class ContextOverflow(BadRequest):
     """The prompt leaves no room in the model's context."""
 
     def __init__(self, context_length: int, prompt_tokens: int) -> None:
+        self.prompt_tokens = prompt_tokens
         super().__init__(
             f"This model's maximum context length is {context_length} tokens, and the messages are"
             f" {prompt_tokens} tokens. Send fewer or shorter messages.",

@@ -54,6 +54,11 @@ class InFlightCall:
         return self.context.sequence // 1_000_000_000
 
     @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+        return len(self.context.prompt.ids)
+
+    @property
     def may_complete(self) -> bool:
         """Whether the call runs and is not being cancelled."""
         return self.task is not None and not self.task.cancelling()

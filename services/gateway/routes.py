@@ -20,6 +20,7 @@ from leyden.services.gateway.calls import CallService
 from leyden.services.gateway.conversation import Completion, ModelRequest
 from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
+from leyden.services.gateway.dialects.messages import Messages
 from leyden.services.gateway.in_flight import InFlightCall
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ CLIENT_CLOSED_REQUEST = 499
 UNWATCHED_SECONDS = 0.25
 """Only calls longer than this start a task that watches for the client's disconnect."""
 CHAT_COMPLETIONS = ChatCompletions()
+MESSAGES = Messages()
 
 
 async def chat_completions(request: Request) -> Response:
@@ -37,6 +39,21 @@ async def chat_completions(request: Request) -> Response:
 async def responses(request: Request) -> Response:
     """Answers a response of OpenAI's Responses API, in one body or as a stream."""
     return await _answer(request, request.app.state.responses)
+
+
+async def messages(request: Request) -> Response:
+    """Answers a request of Anthropic's messages, in one body or as a stream."""
+    return await _answer(request, MESSAGES)
+
+
+async def count_tokens(request: Request) -> Response:
+    """Counts the tokens of the prompt that a request of Anthropic's messages would have."""
+    request.state.wire_format = MESSAGES
+    attempt = await authenticate(request)
+    calls: CallService = request.app.state.calls
+    with request.app.state.budget.share() as share:
+        body = await _body(request, share)
+        return JsonResponse({"input_tokens": await calls.count(attempt, MESSAGES, body)})
 
 
 async def models(request: Request) -> Response:
@@ -56,6 +73,8 @@ BASE = "/r/{rollout}/{attempt}/v1"
 ROUTES = (
     *(Route(BASE + path, chat_completions, methods=["POST"]) for path in ("/chat/completions", "/chat/completions/")),
     *(Route(BASE + path, responses, methods=["POST"]) for path in ("/responses", "/responses/")),
+    *(Route(BASE + path, messages, methods=["POST"]) for path in ("/messages", "/messages/")),
+    Route(BASE + "/messages/count_tokens", count_tokens, methods=["POST"]),
     *(Route(BASE + path, models, methods=["GET"]) for path in ("/models", "/models/")),
     Route(BASE + "/models/{name:path}", model, methods=["GET"]),
 )
@@ -86,7 +105,7 @@ async def _stream(
     request: Request, wire_format: WireFormat, asked: ModelRequest, call: InFlightCall | Completion
 ) -> Response:
     settings = request.app.state.settings
-    writer = wire_format.stream(asked, call.request_id, call.created)
+    writer = wire_format.stream(asked, call.request_id, call.created, call.prompt_tokens)
     if isinstance(call, Completion):
         events = streaming.replay(writer, call)
     else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from sqlalchemy import select
 
@@ -62,6 +63,14 @@ class GatewayUnderTest:
             **{"max_retries": 0, **options},
         )
 
+    def anthropic(self, rollout_id: str, attempt: int = 1, **options: Any) -> AsyncAnthropic:
+        """An agent's Anthropic client; it does not retry unless told to."""
+        return AsyncAnthropic(
+            base_url=self.base_url(rollout_id, attempt).removesuffix("/v1"),
+            api_key=self.key(rollout_id, attempt),
+            **{"max_retries": 0, **options},
+        )
+
 
 @asynccontextmanager
 async def running_gateway(
@@ -111,6 +120,10 @@ class Scene:
     def client(self, **options: Any) -> AsyncOpenAI:
         """The agent's client of attempt 1."""
         return self.gateway.client(self.rollout_id, **options)
+
+    def anthropic(self, **options: Any) -> AsyncAnthropic:
+        """The Anthropic client of attempt 1's agent."""
+        return self.gateway.anthropic(self.rollout_id, **options)
 
     async def calls(self) -> Sequence[tables.ModelCall]:
         """Every recorded call, in order."""

@@ -7,6 +7,7 @@ from typing import Any
 from starlette.routing import Route
 
 from leyden.services.gateway.dialects.chat_completions import body_schema
+from leyden.services.gateway.dialects.messages import ERROR_TYPES, _Body
 from leyden.services.gateway.routes import BASE, ROUTES
 
 _REF = "#/components/schemas/{model}"
@@ -26,6 +27,18 @@ _ERROR = {
         }
     },
 }
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"enum": sorted(set(ERROR_TYPES.values()))}, "message": {"type": "string"}},
+        },
+    },
+}
 _COMPLETION = {
     "type": "object",
     "required": ["id", "object", "created", "model", "choices", "usage"],
@@ -43,6 +56,14 @@ def openapi_document() -> dict[str, Any]:
         "paths": {route.path_format: {_method(route): _operation(route)} for route in ROUTES},
     }
     _describe_chat(document["paths"][BASE + "/chat/completions"]["post"], schema)
+    messages = _Body.model_json_schema(ref_template="#/components/schemas/messages{model}")
+    definitions = messages.pop("$defs")
+    document["components"]["schemas"] |= {f"messages{name}": found for name, found in definitions.items()}
+    for path, item in document["paths"].items():
+        if "/messages" in path:
+            item["post"]["requestBody"] = {"required": True, "content": {"application/json": {"schema": messages}}}
+            item["post"]["responses"]["default"]["content"] = {"application/json": {"schema": _ANTHROPIC_ERROR}}
+            item["post"]["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return document
 
 

@@ -31,7 +31,7 @@ class WireFormat(Protocol):
     def body(self, request: ModelRequest, completion: Completion) -> Json:
         """Returns the response body of a request without streaming."""
 
-    def stream(self, request: ModelRequest, request_id: str, created: int) -> EventWriter:
+    def stream(self, request: ModelRequest, request_id: str, created: int, prompt_tokens: int) -> EventWriter:
         """Returns a writer for one answer's stream. Args: created: seconds since the epoch."""
 
     def error(self, error: GatewayError) -> Json:
@@ -42,8 +42,9 @@ class WireFormat(Protocol):
 class EventWriter(Protocol):
     """Encodes the server-sent events of one stream; call its methods in the order of the events."""
 
-    keepalive: bytes
-    """An event that every client ignores."""
+    @property
+    def keepalive(self) -> bytes:
+        """An event that every client ignores."""
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes more text of a choice, with the `logprobs` of the tokens since the choice's last event."""

@@ -168,7 +168,7 @@ class ChatCompletions(WireFormat):
         )
         return {**envelope, "choices": choices, "usage": _usage(completion)}
 
-    def stream(self, request: ModelRequest, request_id: str, created: int) -> ChatCompletionChunks:
+    def stream(self, request: ModelRequest, request_id: str, created: int, _prompt_tokens: int) -> ChatCompletionChunks:
         """Returns a writer of `chat.completion.chunk` events."""
         return ChatCompletionChunks(request, request_id, created)
 

@@ -163,7 +163,7 @@ class Responses(WireFormat):
         """Returns a `response` object."""
         return response_of(request.parameters, request.tools, completion)
 
-    def stream(self, request: ModelRequest, request_id: str, created: int) -> ResponseEvents:
+    def stream(self, request: ModelRequest, request_id: str, created: int, _prompt_tokens: int) -> ResponseEvents:
         """Returns a writer of the events of a response."""
         return ResponseEvents(request, request_id, created)
 

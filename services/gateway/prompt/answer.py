@@ -16,8 +16,7 @@ def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledToken
     The text ends before the first stop string and before the token that ended the turn. Tool calls get the ids
     `call_<call id>_<k>`. A call that is no valid JSON has its arguments as sampled and is marked as malformed.
     """
-    text = model.tokenizer.decode(_visible(model, sampled.ids))
-    content, stop = cut_at_stop(text, request.sampling.stop)
+    content, stop = text_and_stop(model, request, sampled)
     finish: str = "stop" if stop is not None else (sampled.finish or "stop")
     content, found = parse_calls(content) if request.parses_tool_calls else (content, ())
     calls = tuple(
@@ -26,7 +25,12 @@ def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledToken
     )
     finish = "tool_calls" if calls and finish == "stop" else finish
     turn = Turn("assistant", content, tool_calls=calls)
-    return Answer(sampled.index, turn, finish, token_logprobs(model, request, sampled))
+    return Answer(sampled.index, turn, finish, token_logprobs(model, request, sampled), stop)
+
+
+def text_and_stop(model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> tuple[str, str | None]:
+    """Returns the sampled text before the first stop string, and that stop string."""
+    return cut_at_stop(model.tokenizer.decode(_visible(model, sampled.ids)), request.sampling.stop)
 
 
 def token_logprobs(

@@ -20,7 +20,7 @@ from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, SampledTokens
 from leyden.services.gateway.engine.pool import Endpoint
 from leyden.services.gateway.errors import Unavailable
-from leyden.services.gateway.prompt.answer import token_logprobs
+from leyden.services.gateway.prompt.answer import text_and_stop, token_logprobs
 from leyden.services.gateway.prompt.prefix import Conversation, StoredCall
 from leyden.services.gateway.prompt.template import ChatModel
 
@@ -178,7 +178,13 @@ def _answer(model: ChatModel, request: ModelRequest, row: ModelCall) -> Answer:
         ids=np.frombuffer(row.sampled_ids, dtype="<i4").tolist(),
         logprobs=np.frombuffer(row.generator_logprobs, dtype="<f4").tolist(),
     )
-    return Answer(row.choice, _answer_turn(row), row.finish_reason or "stop", token_logprobs(model, request, sampled))
+    return Answer(
+        row.choice,
+        _answer_turn(row),
+        row.finish_reason or "stop",
+        token_logprobs(model, request, sampled),
+        text_and_stop(model, request, sampled)[1],
+    )
 
 
 def _answer_turn(row: ModelCall) -> Turn:

@@ -53,7 +53,7 @@ class Growing:
         self.end.set_result(Completion("c1", "m", 0, None, (answer,), 1, len(self.sampled.ids), 0))
 
     def events(self, seconds: float = LONG) -> AsyncIterator[bytes]:
-        writer = ChatCompletions().stream(self.request, "c1", 0)
+        writer = ChatCompletions().stream(self.request, "c1", 0, 1)
         return follow(writer, self.model, self.call, keepalive_after_seconds=seconds, keepalive_seconds=seconds)
 
 

@@ -42,7 +42,7 @@ def test_a_stream_has_one_chunk_for_each_tool_call(text: str, kinds: list[str]) 
     request = ChatCompletions().parse(body("hi", stream=True), max_choices=1)
     turn = Turn("assistant", text, tool_calls=(ToolCall("1", "f", "{}"), ToolCall("2", "g", "{}")))
     logprobs = (TokenLogprob("So", -0.5),)
-    events = ChatCompletions().stream(request, "c1", 0).rest(Answer(0, turn, "tool_calls", logprobs), text, logprobs)
+    events = ChatCompletions().stream(request, "c1", 0, 1).rest(Answer(0, turn, "tool_calls", logprobs), text, logprobs)
     choices = [
         json.loads(event.removeprefix("data: "))["choices"][0] for event in events.decode().strip().split("\n\n")
     ]

@@ -1,0 +1,454 @@
+"""Messages: Anthropic's `POST /v1/messages`, validated, answered in one body or as a stream of named events.
+
+Fields that do not change how this model samples text are recorded and have no other effect, also unknown ones, because
+Anthropic's clients send new ones with every release. The dialect refuses what it cannot serve by name: images,
+documents, Anthropic's own tools, constrained formats.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Annotated, Any, Literal, NamedTuple
+
+import orjson
+from pydantic import Field
+
+from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
+from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
+from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.dialects.body import Integer, Wire, read_object, refuse_format, validated
+from leyden.services.gateway.errors import BadRequest, GatewayError
+from leyden.services.gateway.prompt.answer import visible_length
+from leyden.services.gateway.prompt.tool_calls import parsed_arguments
+
+ERROR_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 408: "timeout_error", 413: "request_too_large", 415: "invalid_request_error",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+"""Anthropic's error type by HTTP status; any other is an `api_error`."""
+STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
+CONVERSATION = frozenset({"messages", "system", "tools"})
+MALFORMED = "INVALID_JSON"
+"""The only member of a tool's input where the model sampled arguments that are no JSON object; its value is their text.
+The name is pydantic-ai's."""
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class _Block(Wire):
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    signature: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[_Block] | None = None
+    is_error: bool | None = None
+
+
+class _Message(Wire):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[_Block]
+
+
+class _Tool(Wire):
+    type: str | None = None
+    name: str = Field(min_length=1)
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class _ToolChoice(Wire):
+    type: Literal["auto", "any", "tool", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class _Thinking(Wire):
+    type: str
+
+
+class _Format(Wire):
+    type: str
+
+
+class _OutputConfig(Wire):
+    format: _Format | None = None
+
+
+class _Body(Wire):
+    model: str = Field(max_length=1000)
+    messages: list[_Message] = Field(min_length=1)
+    system: str | list[_Block] | None = None
+    tools: list[_Tool] | None = None
+    tool_choice: _ToolChoice | None = None
+    stream: bool | None = None
+    max_tokens: Integer | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: Integer | None = Field(default=None, ge=-1, le=2**30)
+    stop_sequences: list[Annotated[str, Field(min_length=1, max_length=1000)]] | None = Field(
+        default=None, max_length=16
+    )
+    thinking: _Thinking | None = None
+    output_config: _OutputConfig | None = None
+    output_format: _Format | None = None
+    mcp_servers: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class Messages(WireFormat):
+    """The dialect of messages."""
+
+    def parse(self, body: bytes, *, max_choices: int) -> ModelRequest:
+        """Parses and validates a body.
+
+        Raises: BadRequest: not JSON, a field is wrong, or the model cannot serve a field
+        """
+        document = read_object(body, param="messages")
+        parsed = validated(_Body, document, (), {})
+        _refuse_unsupported(parsed)
+        options = _template_options(parsed)
+        parameters = {name: value for name, value in document.items() if name not in CONVERSATION}
+        choice = parsed.tool_choice
+        return ModelRequest(
+            dialect=Dialect.MESSAGES,
+            model=parsed.model,
+            turns=tuple(_turns(parsed)),
+            tools=tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(parsed.tools or ())),
+            parses_tool_calls=bool(parsed.tools) and (choice is None or choice.type != "none"),
+            parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+            stream=bool(parsed.stream),
+            include_usage=True,
+            choices=1,
+            logprobs=False,
+            top_logprobs=0,
+            sampling=Sampling(
+                temperature=parsed.temperature,
+                top_p=1.0 if parsed.top_p is None else parsed.top_p,
+                top_k=parsed.top_k or -1,
+                stop=tuple(parsed.stop_sequences or ()),
+                max_tokens=parsed.max_tokens,
+            ),
+            template_options=options,
+            parameters=parameters | ({"chat_template_kwargs": options} if options else {}),
+            body_sha256=hashlib.sha256(body).digest(),
+        )
+
+    def body(self, request: ModelRequest, completion: Completion) -> Json:
+        """Returns a `message` object."""
+        (answer,) = completion.answers
+        message = _envelope(completion.request_id, completion.model, _usage(completion))
+        return message | _stop(answer) | {"content": _blocks(request, answer.turn)}
+
+    def stream(self, request: ModelRequest, request_id: str, created: int, prompt_tokens: int) -> MessageEvents:
+        """Returns a writer of a message's events."""
+        return MessageEvents(request, request_id, prompt_tokens)
+
+    def error(self, error: GatewayError) -> Json:
+        """Returns Anthropic's error object."""
+        kind = ERROR_TYPES.get(error.status, "api_error")
+        return {"type": "error", "error": {"type": kind, "message": error.message}}
+
+
+class MessageEvents:
+    """The events of one stream: a message's start, its content blocks one after the other, its end."""
+
+    def __init__(self, request: ModelRequest, request_id: str, prompt_tokens: int) -> None:
+        usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
+        message = _envelope(request_id, request.model, usage)
+        self._unsent_start = _event("message_start", message=message) + _event("ping")
+        self._block = -1
+        self._is_open = False
+        self._may_think = _shows_thinking(request)
+        self._pending = ""
+        self._thinking_sent = 0
+
+    @property
+    def keepalive(self) -> bytes:
+        """The message's start where it was not sent, and a ping."""
+        return self._start() or _event("ping")
+
+    def text(self, _index: int, text: str, _logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        """Encodes more text, or more thinking."""
+        return self._start() + self._content(text, is_last=False)
+
+    def rest(self, answer: Answer, text: str, _logprobs: Sequence[TokenLogprob] | None) -> bytes:
+        """Encodes the last text, and a block for each tool call."""
+        events = [self._start(), self._content(text, is_last=True)]
+        if self._block < 0 and not answer.turn.tool_calls:
+            events.append(self._start_block({"type": "text", "text": ""}))
+        events.append(self._stop_block())
+        for call in answer.turn.tool_calls:
+            block = _tool_use(call)
+            arguments = orjson.dumps(block["input"]).decode()
+            events += [
+                self._start_block(block | {"input": {}}),
+                self._delta("input_json_delta", partial_json=arguments),
+                self._stop_block(),
+            ]
+        return b"".join(events)
+
+    def end(self, completion: Completion) -> bytes:
+        """Encodes stop reason and usage, and the message's end."""
+        (answer,) = completion.answers
+        return _event("message_delta", delta=_stop(answer), usage=_usage(completion)) + _event("message_stop")
+
+    def error(self, error: GatewayError) -> bytes:
+        """Encodes an error event; a client raises it, as no message's end follows."""
+        return _event("error", **{"error": Messages().error(error)["error"]})
+
+    def _start(self) -> bytes:
+        start, self._unsent_start = self._unsent_start, b""
+        return start
+
+    def _content(self, text: str, *, is_last: bool) -> bytes:
+        if not self._may_think:
+            return self._text(text)
+        self._pending += text
+        thought = split_thinking(self._pending)
+        if thought is None:
+            if not is_last and OPEN.startswith(self._pending.strip()):
+                return b""
+            self._may_think = False
+            return self._text(self._pending)
+        shown = thought.thinking
+        if not (is_last or thought.is_closed):
+            shown = shown[: visible_length(shown, [CLOSE], hides_calls=False)].rstrip()
+        events = b"" if self._is_open else self._start_block({"type": "thinking", "thinking": "", "signature": ""})
+        if shown[self._thinking_sent :]:
+            events += self._delta("thinking_delta", thinking=shown[self._thinking_sent :])
+            self._thinking_sent = len(shown)
+        if thought.text or is_last:
+            self._may_think = False
+            events += self._delta("signature_delta", signature=_signature(thought)) + self._stop_block()
+            events += self._text(thought.text)
+        return events
+
+    def _text(self, text: str) -> bytes:
+        if not text:
+            return b""
+        start = b"" if self._is_open else self._start_block({"type": "text", "text": ""})
+        return start + self._delta("text_delta", text=text)
+
+    def _start_block(self, block: Json) -> bytes:
+        self._block += 1
+        self._is_open = True
+        return _event("content_block_start", index=self._block, content_block=block)
+
+    def _delta(self, kind: str, **fields: str) -> bytes:
+        return _event("content_block_delta", index=self._block, delta={"type": kind, **fields})
+
+    def _stop_block(self) -> bytes:
+        was_open, self._is_open = self._is_open, False
+        return _event("content_block_stop", index=self._block) if was_open else b""
+
+
+class Thought(NamedTuple):
+    """A text that begins with thinking. `before` and `after` are the marks with the white space around the thinking.
+
+    The text is `before + thinking + after + text`, character by character.
+    """
+
+    before: str
+    thinking: str
+    after: str
+    text: str
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the thinking has ended."""
+        return CLOSE in self.after
+
+
+def split_thinking(text: str) -> Thought | None:
+    r"""Splits a sampled text that begins with `<think>`; returns None for any other.
+
+    >>> split_thinking("<think>\nHm.\n</think>\n\nYes.")
+    Thought(before='<think>\n', thinking='Hm.', after='\n</think>\n\n', text='Yes.')
+    """
+    body = text.lstrip()
+    if not body.startswith(OPEN):
+        return None
+    inside, close, rest = body[len(OPEN) :].partition(CLOSE)
+    thinking = inside.strip()
+    lead = len(inside) - len(inside.lstrip())
+    visible = rest.lstrip()
+    before = text[: len(text) - len(body)] + OPEN + inside[:lead]
+    after = inside[lead + len(thinking) :] + close + rest[: len(rest) - len(visible)]
+    return Thought(before, thinking, after, visible)
+
+
+def _signature(thought: Thought) -> str:
+    # Clients send a thinking block back unchanged: its signature holds the marks, to restore the exact text.
+    return base64.b64encode(orjson.dumps([thought.before, thought.after])).decode()
+
+
+def _sampled_thinking(block: _Block) -> str:
+    try:
+        before, after = orjson.loads(base64.b64decode(block.signature or "", validate=True))
+    except (ValueError, TypeError):
+        # The thinking of another model.
+        before, after = f"{OPEN}\n", f"\n{CLOSE}\n\n"
+    return f"{before}{block.thinking or ''}{after}"
+
+
+def _shows_thinking(request: ModelRequest) -> bool:
+    thinking = request.parameters.get("thinking")
+    return thinking is not None and thinking["type"] != "disabled"
+
+
+def _template_options(body: _Body) -> Json:
+    # The name that the templates of Qwen, GLM, SmolLM and others read.
+    asked = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
+    return asked | (body.chat_template_kwargs or {})
+
+
+def _refuse_unsupported(body: _Body) -> None:
+    for param, form in (
+        ("output_format", body.output_format),
+        ("output_config.format", body.output_config.format if body.output_config else None),
+    ):
+        if form is not None:
+            refuse_format(form.type, param=param)
+    if body.mcp_servers:
+        message = "mcp_servers is not supported: connect the agent to the servers, and send their tools in `tools`."
+        raise BadRequest(message, param="mcp_servers", code="unsupported_parameter")
+    if body.messages[-1].role == "assistant":
+        message = (
+            "This model does not support assistant message prefill: the conversation must end with a user message."
+        )
+        raise BadRequest(message, param="messages", code="unsupported_content")
+
+
+def _tool(tool: _Tool, place: str) -> Json:
+    if tool.type not in {None, "custom"}:
+        message = (
+            f"{place}: the tool '{tool.type}' is Anthropic's own: give the agent a tool that it runs itself, with a"
+            " name, a description and an input_schema."
+        )
+        raise BadRequest(message, param=place, code="unsupported_tool")
+    if tool.input_schema is None:
+        raise BadRequest(f"Missing required parameter: '{place}.input_schema'.", param=place, code="invalid_value")
+    described = {} if tool.description is None else {"description": tool.description}
+    return {"type": "function", "function": {"name": tool.name, **described, "parameters": tool.input_schema}}
+
+
+def _turns(body: _Body) -> Iterator[Turn]:
+    if system := _text(body.system or "", "system"):
+        yield Turn("system", system)
+    calls: set[str] = set()
+    for index, message in enumerate(body.messages):
+        place = f"messages.{index}.content"
+        if message.role == "assistant":
+            turn = _assistant(message.content, place)
+            calls.update(call.id for call in turn.tool_calls)
+            yield turn
+        elif message.role == "user" and not isinstance(message.content, str):
+            yield from _user(message.content, calls, place)
+        else:
+            yield Turn(message.role, _text(message.content, place))
+
+
+def _user(blocks: list[_Block], calls: set[str], place: str) -> Iterator[Turn]:
+    if not blocks:
+        yield Turn("user", "")
+    for is_result, group in groupby(blocks, key=lambda block: block.type == "tool_result"):
+        if not is_result:
+            yield Turn("user", _text(list(group), place))
+            continue
+        for block in group:
+            if block.tool_use_id not in calls:
+                message = f"{place}: the tool_result for '{block.tool_use_id}' has no tool_use block before it."
+                raise BadRequest(message, param=place, code="invalid_value")
+            text = _text(block.content or "", place)
+            yield Turn("tool", text, tool_call_id=block.tool_use_id, is_error=bool(block.is_error))
+
+
+def _assistant(content: str | list[_Block], place: str) -> Turn:
+    if isinstance(content, str):
+        return Turn("assistant", content)
+    thinking = "".join(_sampled_thinking(block) for block in content if block.type == "thinking")
+    calls = tuple(_tool_call(block, place) for block in content if block.type == "tool_use")
+    others = {"thinking", "redacted_thinking", "tool_use"}
+    text = _text([block for block in content if block.type not in others], place)
+    return Turn("assistant", thinking + text, tool_calls=calls)
+
+
+def _tool_call(block: _Block, place: str) -> ToolCall:
+    if not block.id or not block.name:
+        raise BadRequest(f"{place}: a tool_use block needs an id and a name.", param=place, code="invalid_value")
+    arguments = block.input or {}
+    raw = arguments.get(MALFORMED)
+    if len(arguments) == 1 and isinstance(raw, str):
+        return ToolCall(block.id, block.name, raw)
+    return ToolCall(block.id, block.name, orjson.dumps(arguments).decode())
+
+
+def _text(content: str | list[_Block], place: str) -> str:
+    if isinstance(content, str):
+        return content
+    for block in content:
+        if block.type != "text" or block.text is None:
+            message = f"{place} has a block of type '{block.type}': this model reads text, tool calls and tool results."
+            raise BadRequest(message, param=place, code="unsupported_content")
+    return "\n".join(block.text or "" for block in content)
+
+
+def _blocks(request: ModelRequest, turn: Turn) -> list[Json]:
+    thought = split_thinking(turn.content) if _shows_thinking(request) else None
+    text = turn.content if thought is None else thought.text
+    blocks: list[Json] = []
+    if thought is not None:
+        blocks.append({"type": "thinking", "thinking": thought.thinking, "signature": _signature(thought)})
+    if text or not (blocks or turn.tool_calls):
+        blocks.append({"type": "text", "text": text})
+    return [*blocks, *map(_tool_use, turn.tool_calls)]
+
+
+def _tool_use(call: ToolCall) -> Json:
+    arguments = parsed_arguments(call.arguments)
+    try:
+        orjson.dumps(arguments)
+    except TypeError:
+        # An integer beyond 64 bits.
+        arguments = call.arguments
+    if not isinstance(arguments, dict):
+        arguments = {MALFORMED: call.arguments}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments}
+
+
+def _stop(answer: Answer) -> Json:
+    if answer.finish_reason == "stop" and answer.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": answer.stop}
+    return {"stop_reason": STOP_REASONS.get(answer.finish_reason, "end_turn"), "stop_sequence": None}
+
+
+def _usage(completion: Completion) -> Json:
+    return {
+        "input_tokens": completion.prompt_tokens - completion.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": completion.cached_tokens,
+        "output_tokens": completion.completion_tokens,
+    }
+
+
+def _envelope(request_id: str, model: str, usage: Json) -> Json:
+    return {
+        "id": f"msg_{request_id}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage,
+    }
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return b"event: " + kind.encode() + b"\ndata: " + orjson.dumps({"type": kind, **fields}) + b"\n\n"

@@ -1,0 +1,131 @@
+"""Messages: a stream holds the blocks of the body, however its text is cut; thinking is sent back exactly."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leyden.libs.contracts.conversation import ToolCall, Turn
+from leyden.services.gateway.conversation import Answer, Completion, ModelRequest
+from leyden.services.gateway.dialects.messages import Messages
+from leyden.services.gateway.prompt.tool_calls import parsed_arguments
+
+PIECES = ["<think>", "</think>", "<", "</th", "ink>", " ", "\n", "Hm", "é", "."]
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=12).map("".join)
+ARGUMENTS = st.sampled_from(["{}", '{"a":  [1]}', '{"a": 1', "[]", '""', "", '{"n": 99999999999999999999}'])
+
+
+def request(messages: list[Any], *, thinks: bool) -> ModelRequest:
+    body = {"model": "m", "max_tokens": 9, "messages": [*messages, {"role": "user", "content": "?"}]}
+    if thinks:
+        body["thinking"] = {"type": "enabled", "budget_tokens": 1024}
+    return Messages().parse(json.dumps(body).encode(), max_choices=1)
+
+
+def completion(text: str, calls: list[str]) -> Completion:
+    turn = Turn("assistant", text, tool_calls=tuple(ToolCall(f"c{n}", "f", call) for n, call in enumerate(calls)))
+    answer = Answer(0, turn, "tool_calls" if calls else "stop", None)
+    return Completion("c1", "m", 0, None, (answer,), 3, 2, 1)
+
+
+def accumulated(events: bytes) -> Any:
+    """The message that the events describe."""
+    message: Any = None
+    for event in events.decode().strip().split("\n\n"):
+        name, _, data = event.partition("\ndata: ")
+        document = json.loads(data)
+        assert name == f"event: {document['type']}"
+        match document["type"]:
+            case "message_start":
+                assert message is None
+                message = document["message"]
+                arguments = ""
+            case "content_block_start":
+                assert document["index"] == len(message["content"])
+                message["content"].append(document["content_block"])
+                arguments = ""
+            case "content_block_delta":
+                assert document["index"] == len(message["content"]) - 1
+                block, delta = message["content"][-1], document["delta"]
+                (value,) = (value for key, value in delta.items() if key != "type")
+                assert value
+                match delta["type"]:
+                    case "input_json_delta":
+                        arguments += value
+                    case kind:
+                        field = kind.removesuffix("_delta")
+                        block[field] += value
+            case "content_block_stop":
+                if arguments:
+                    message["content"][-1]["input"] = json.loads(arguments)
+            case "message_delta":
+                message |= document["delta"]
+                message["usage"] = document["usage"]
+            case kind:
+                assert kind in {"ping", "message_stop"}
+    return message
+
+
+@given(TEXTS, st.lists(st.integers(0, 60)), st.lists(ARGUMENTS, max_size=2), st.booleans())
+def test_a_stream_has_the_blocks_of_the_body_and_they_are_sent_back_as_sampled(text, cuts, calls, thinks):
+    asked, done = request([], thinks=thinks), completion(text, calls)
+    body = Messages().body(asked, done)
+    writer = Messages().stream(asked, "c1", 0, 3)
+    places = [0, *sorted(cut for cut in cuts if cut < len(text))]
+    # The gateway hides white space at the end of a text until the answer's end.
+    parts = [text[start:end] for start, end in pairwise(places)]
+    events = b"".join(writer.text(0, part, None) for part in parts if part)
+    events += writer.rest(done.answers[0], text[places[-1] :], None) + writer.end(done)
+    assert accumulated(events) == body
+    echoed = request(
+        [{"role": "user", "content": "?"}, {"role": "assistant", "content": body["content"]}], thinks=thinks
+    )
+    turn = echoed.turns[1]
+    assert turn.content == text
+    sampled = done.answers[0].turn.tool_calls
+    assert [parsed_arguments(call.arguments) for call in turn.tool_calls] == [
+        parsed_arguments(call.arguments) for call in sampled
+    ]
+
+
+def test_thinking_leaves_while_it_is_sampled_and_ends_before_the_text():
+    writer = Messages().stream(request([], thinks=True), "c1", 0, 3)
+    kinds = []
+    for part in ("<thi", "nk>\n", "Hm", ".\n</thi", "nk>\n\n", "Yes"):
+        events = writer.text(0, part, None).decode().strip().split("\n\n")
+        kinds.append([json.loads(e.partition("data: ")[2]).get("delta", {}).get("type") for e in events if e])
+    assert kinds == [
+        [None, None],
+        [None],
+        ["thinking_delta"],
+        ["thinking_delta"],
+        [],
+        ["signature_delta", None, None, "text_delta"],
+    ]
+
+
+@pytest.mark.parametrize("signature", ["", "of another model", "WzFd", "MQ=="])
+def test_thinking_of_another_model_is_written_in_marks(signature):
+    blocks = [
+        {"type": "thinking", "thinking": "Hm.", "signature": signature},
+        {"type": "redacted_thinking", "data": "x"},
+    ]
+    blocks.append({"type": "text", "text": "Yes."})
+    turns = request([{"role": "assistant", "content": blocks}], thinks=True).turns
+    assert turns[0].content == "<think>\nHm.\n</think>\n\nYes."
+
+
+def test_tool_results_and_texts_stay_in_the_order_sent():
+    uses = [{"type": "tool_use", "id": name, "name": "f", "input": {}} for name in "ab"]
+    results = [{"type": "tool_result", "tool_use_id": name, "content": name} for name in "ba"]
+    text = {"type": "text", "text": "Go on."}
+    messages = [{"role": "assistant", "content": uses}, {"role": "user", "content": [results[0], text, results[1]]}]
+    turns = request(messages, thinks=False).turns[1:4]
+    assert [(turn.role, turn.content, turn.tool_call_id) for turn in turns] == [
+        ("tool", "b", "b"), ("user", "Go on.", None), ("tool", "a", "a")
+    ]  # fmt: skip
