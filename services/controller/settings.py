@@ -85,11 +85,13 @@ class Settings(ServiceSettings):
     trainer_service: str | None = None
     """Kubernetes: the headless Service of trainers, by which the pods of one trainer find each other."""
     trainer_pods: int = Field(default=1, ge=1, le=1024)
-    """Kubernetes: pods of one trainer. With more than one, `torchrun` starts a process for each GPU of each pod."""
+    """Kubernetes: pods of one trainer. With more than one, or where the pod template sets PET_NPROC_PER_NODE above 1,
+    `torchrun` starts the trainer's processes, so many in each pod."""
     trainer_command: list[str] = Field(
         default_factory=lambda: [sys.executable, "-m", "leyden.services.trainer"], min_length=1
     )
-    """Command that starts a trainer, as a JSON list; `--run-id` and the run follow. A trainer is one process."""
+    """Command that starts a trainer, as a JSON list; `--run-id` and the run follow. For several processes it begins
+    with `torchrun`."""
     trainer_restarts: int = Field(default=3, ge=0)
     """Restarts of a trainer that ended by itself, in a row without a step, before the run fails with the reason."""
     trainer_kills: int = Field(default=30, ge=0)

@@ -19,14 +19,16 @@ LEFTOVER_SECONDS = 86_400
 """An ended Job stays for so long, with its log."""
 PORT = 29_500
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+PROCESSES = "PET_NPROC_PER_NODE"
 KUEUE = "kueue.x-k8s.io/"
 
 
 def trainer_job(attempt: TrainerAttempt, template: client.V1PodTemplateSpec, settings: Settings) -> client.V1Job:
     """Builds the Job: its pods start together and fail together, since a retry is another attempt."""
     pods, labels = settings.trainer_pods, trainer_labels(attempt, settings)
-    environment = _rendezvous(attempt, settings) if pods > 1 else []
-    command = _command(settings, attempt.run_id)
+    several = pods > 1 or _processes(template) not in {"", "1"}
+    environment = _rendezvous(attempt, settings) if several else []
+    command = _command(settings, attempt.run_id, several)
     pod, trainer = completed(template, CONTAINER, labels=labels, command=command, environment=environment)
     # The last lines of the log, in the pod's status.
     trainer.termination_message_policy = "FallbackToLogsOnError"
@@ -59,17 +61,23 @@ def trainer_labels(attempt: TrainerAttempt, settings: Settings) -> dict[str, str
     }
 
 
-def _command(settings: Settings, run_id: str) -> list[str]:
+def _processes(template: client.V1PodTemplateSpec) -> str:
+    """The processes of a pod, as the template gives them to `torchrun`; empty where it does not."""
+    trainer = next(one for one in template.spec.containers if one.name == CONTAINER)
+    return next((one.value or "" for one in trainer.env or [] if one.name == PROCESSES), "")
+
+
+def _command(settings: Settings, run_id: str, several: bool) -> list[str]:
     first, *rest = settings.trainer_command
     # The controller's own interpreter is not that of the trainer's image.
     program = ["python" if first == sys.executable else first]
-    if settings.trainer_pods > 1 and program == ["python"]:
+    if several and program == ["python"]:
         program = ["torchrun"]
     return [*program, *rest, "--run-id", run_id]
 
 
 def _rendezvous(attempt: TrainerAttempt, settings: Settings) -> list[client.V1EnvVar]:
-    """The variables by which `torchrun` joins the trainer's pods. The template may set PET_NPROC_PER_NODE."""
+    """The variables by which `torchrun` joins the trainer's pods."""
     index = client.V1EnvVarSource(field_ref=client.V1ObjectFieldSelector(field_path=INDEX))
     return [
         *variables(

@@ -3,6 +3,7 @@
 import argparse
 
 from leyden.libs.service import run_worker
+from leyden.libs.service.server import run_until_signal
 from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.telemetry import bind, configure_logs, configure_tracing
 from leyden.services.trainer.cpu.memory import retain_freed_memory
@@ -17,15 +18,22 @@ def main() -> None:
     run_id = parser.parse_args().run_id
     settings = Settings(run_id=run_id) if run_id else Settings()
     # Importing torch takes seconds: a wrong setting is refused before.
+    from leyden.services.trainer.follower import run_follower
     from leyden.services.trainer.learner import runs_on_cpu
+    from leyden.services.trainer.ranks import join_ranks
     from leyden.services.trainer.worker import run_trainer
 
-    if runs_on_cpu(settings.device):
+    on_cpu = runs_on_cpu(settings.device)
+    if on_cpu:
         retain_freed_memory()
     configure_logs("trainer", settings.log_level)
     configure_tracing("trainer", settings.otlp_endpoint)
     with bind(run_id=settings.run_id):
-        run_worker("trainer", settings, lambda stop, checks: run_trainer(settings, stop, checks))
+        ranks = join_ranks(settings.world_size, on_cpu=on_cpu, timeout_seconds=settings.rank_timeout_seconds)
+        if ranks.rank == 0:
+            run_worker("trainer", settings, lambda stop, checks: run_trainer(settings, stop, checks, ranks))
+        else:
+            run_until_signal(lambda stop: run_follower(settings, ranks, stop))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from leyden.libs.contracts.config import Algorithm
 from leyden.services.trainer.batch import Sample, TrainedTokens
 from leyden.services.trainer.forward import Policy, Reads, Trunk
 from leyden.services.trainer.objective import Objective, Terms, objective
-from leyden.services.trainer.tree import Forest, Pack, plan_forest
+from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.tree import Forest, Pack, plan_forest, share_rows
 
 
 class Interrupted(Exception):
@@ -58,6 +59,16 @@ class Computed:
         self.masked_K[tokens_k] = result.masked_K.cpu()
         self.computed_K[tokens_k] = True
 
+    def add_up(self, ranks: Ranks) -> None:
+        """Replaces one rank's share of the results by those of the complete batch. All ranks call it."""
+        columns = (self.logprobs_K, self.importance_K, self.kl_K, self.clipped_K, self.masked_K, self.computed_K)
+        values = np.concatenate([*columns, [self.loss, self.computed_tokens, self.row_tokens]])
+        *parts, counts = np.split(ranks.add(torch.from_numpy(values)).numpy(), np.arange(1, 7) * self.size)
+        # Each token is computed on one rank, and 0 on the others.
+        self.logprobs_K, self.importance_K, self.kl_K = parts[:3]
+        self.clipped_K, self.masked_K, self.computed_K = (part.astype(bool) for part in parts[3:])
+        self.loss, self.computed_tokens, self.row_tokens = float(counts[0]), int(counts[1]), int(counts[2])
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -69,18 +80,25 @@ class Plan:
 
 
 def plan_batch(
-    samples: Sequence[Sample], tokens: TrainedTokens, max_pack_tokens: int, *, every_row: bool = True
+    samples: Sequence[Sample],
+    tokens: TrainedTokens,
+    max_pack_tokens: int,
+    *,
+    every_row: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Plan:
     """Plans which tokens run together and where each trained token's log-probability is read.
 
     Rows end at the parent of their last trained token: no later logits are needed.
 
-    Args: every_row: False leaves out rows in which every advantage is zero.
+    Args: every_row: False leaves out rows in which every advantage is zero; ranks: plans this rank's share alone.
     """
     starts_N = np.searchsorted(tokens.rows_K, np.arange(len(samples) + 1))
     rows: list[int] = np.unique(tokens.rows_K[every_row | (tokens.advantages_K != 0)]).tolist()
-    last = [int(tokens.positions_K[starts_N[row + 1] - 1]) for row in rows]
-    forest = plan_forest([samples[row].token_ids[:end] for row, end in zip(rows, last, strict=True)], max_pack_tokens)
+    last = {row: int(tokens.positions_K[starts_N[row + 1] - 1]) for row in rows}
+    if ranks.size > 1:
+        rows = [rows[i] for i in share_rows([samples[r].token_ids[: last[r]] for r in rows], ranks.rank, ranks.size)]
+    forest = plan_forest([samples[row].token_ids[: last[row]] for row in rows], max_pack_tokens)
     reads = [_reads(pack, rows, starts_N, tokens) for pack in forest.packs]
     return Plan(forest, reads, sum(len(samples[row].token_ids) for row in rows))
 
@@ -105,28 +123,36 @@ def accumulate_gradients(
     max_pack_tokens: int,
     accelerator: Accelerator,
     reference: Policy | None = None,
+    ranks: Ranks = ALONE,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Computed:
     """Adds the gradients of the batch's loss to the policy's parameters, pack by pack.
+
+    Each rank computes its share of the rows; gradients and results are then those of the complete batch on all ranks.
 
     A row whose advantages are all zero has no gradient unless KL is penalised, and is not computed: the weights contain
     the denominators of the entire batch, so leaving it out changes nothing else.
 
     Args:   tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; reference: version 0, for KL.
-    Raises: Interrupted: `interrupted` returned True before a pack; gradients are incomplete.
+    Raises: Interrupted: `interrupted` returned True before a pack, on any rank; gradients are incomplete.
     """
-    plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.kl_coefficient > 0)
+    plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.kl_coefficient > 0, ranks=ranks)
     computed = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
     reference_K = batch_logprobs(reference, plan, len(tokens), accelerator) if reference else None
+    leaving = False
     for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
-        if interrupted():
-            raise Interrupted("stopped between two packs: make the step again")
+        if leaving := ranks.leaving(interrupted()):
+            break
         with accelerator.autocast():
             tokens_k, reads = plan.reads[number]
             logprobs_k = policy(pack, path, reads)
         result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, reference_K, tokens_k, logprobs_k))
         accelerator.backward(result.loss)
         computed.add(tokens_k, logprobs_k, result)
+    if ranks.any(leaving):
+        raise Interrupted("stopped between two packs: make the step again")
+    ranks.add_gradients(policy.parameters())
+    computed.add_up(ranks)
     return computed
 
 

@@ -17,6 +17,7 @@ from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.model import freeze, load_model
+from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.step import Learner, Metrics, gap_metrics, make_optimizer
 
 log = logger()
@@ -34,33 +35,47 @@ def make_accelerator(device: str, precision: str) -> Accelerator:
     """Chooses the device and, on an accelerator, autocast's precision; master weights stay float32.
 
     On a CPU `cpu.products` rounds to bfloat16 instead of autocast, exactly where the CPU engine does.
-
-    Raises: ValueError: several processes; the loss is not yet split over ranks.
     """
     on_cpu = runs_on_cpu(device)
     autocast = precision == "bfloat16" and not on_cpu
-    accelerator = Accelerator(cpu=on_cpu, mixed_precision="bf16" if autocast else "no")
-    if accelerator.num_processes != 1:
-        raise ValueError(f"a run is trained by one process, not {accelerator.num_processes}: start it without torchrun")
-    return accelerator
+    return Accelerator(cpu=on_cpu, mixed_precision="bf16" if autocast else "no")
 
 
-def start_learner(base: Path, config: RunConfig, accelerator: Accelerator) -> Learner:
+def start_learner(base: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks = ALONE) -> Learner:
     """The learner of policy version 0."""
-    return _learner(base, base, config, accelerator)
+    return _learner(base, base, config, accelerator, ranks)
 
 
 def resume_learner(
-    base: Path, weights: Path, checkpoint: Path, expected: Progress, config: RunConfig, accelerator: Accelerator
+    base: Path,
+    weights: Path,
+    checkpoint: Path,
+    expected: Progress,
+    config: RunConfig,
+    accelerator: Accelerator,
+    ranks: Ranks = ALONE,
 ) -> Learner:
     """The learner as it was right after the step of `expected`; on a CPU it continues bit for bit.
 
-    Raises: CheckpointDamaged: weights or optimiser state are missing or are not what the store recorded.
+    Raises: CheckpointDamaged: weights or optimiser state are missing or are not what the store recorded, on any rank.
     """
+    with ranks.agreeing_on(CheckpointDamaged):
+        return _resume(base, weights, checkpoint, expected, config, accelerator, ranks)
+
+
+def _resume(
+    base: Path,
+    weights: Path,
+    checkpoint: Path,
+    expected: Progress,
+    config: RunConfig,
+    accelerator: Accelerator,
+    ranks: Ranks,
+) -> Learner:
     if describe(weights).content_sha256 != expected.content_sha256:
         raise CheckpointDamaged(f"{weights} is not what the store recorded of version {expected.step}: restore it")
     try:
-        learner = _learner(base, weights, config, accelerator)
+        learner = _learner(base, weights, config, accelerator, ranks)
     # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
@@ -107,18 +122,21 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
     return largest
 
 
-def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator) -> Learner:
+def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> Learner:
     model = _load(weights, config, accelerator.device)
     freeze(model, config.training.frozen)
     policy = Policy(model, activation_checkpointing=config.training.activation_checkpointing)
-    policy, optimizer = accelerator.prepare(policy, make_optimizer(policy, config.optimizer))
+    optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer))
+    # Not DistributedDataParallel, which evaluation mode leaves out: ranks differ in their trunks and packs, so that a
+    # step adds up gradients once, at its end.
+    policy = accelerator.prepare_model(policy, evaluation_mode=True)
     reference = None
     if config.algorithm.kl_coefficient > 0:
         reference = Policy(_load(base, config, accelerator.device).requires_grad_(requires_grad=False)).to(
             accelerator.device
         )
     torch.manual_seed(config.sampling.seed)
-    return Learner(policy, optimizer, accelerator, reference)
+    return Learner(policy, optimizer, accelerator, reference, ranks=ranks)
 
 
 def _load(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:

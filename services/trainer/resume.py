@@ -35,6 +35,7 @@ from leyden.services.trainer.checkpoint import (
     save_checkpoint,
 )
 from leyden.services.trainer.learner import adopt_weights, model_of, resume_learner, start_learner
+from leyden.services.trainer.ranks import ALONE, Adopt, Load, Ranks, Step
 from leyden.services.trainer.step import Learner, optimizer_step
 
 log = logger()
@@ -94,6 +95,7 @@ class LearnerLoader:
     base: Path
     accelerator: Accelerator
     check_lock: LockCheck = no_lock
+    ranks: Ranks = ALONE
 
     async def load(self, interrupted: Callable[[], bool]) -> Learner:
         """Returns the learner right after the run's last committed step, or of version 0 if no step is committed.
@@ -104,7 +106,7 @@ class LearnerLoader:
         async with self.database.read() as session:
             last = await training.last_committed_step(session, self.run_id)
         if last is None:
-            return await asyncio.to_thread(start_learner, self.base, self.config, self.accelerator)
+            return await asyncio.to_thread(self._start)
         checkpoint = Path(last.checkpoint)
         if not await asyncio.to_thread(checkpoint.exists):
             return await self._replay_step(last.number, checkpoint, interrupted)
@@ -120,15 +122,21 @@ class LearnerLoader:
     async def _load_step(self, step: int, checkpoint: Path) -> Learner:
         version = await self._version(step)
         expected = Progress(self.run_id, step, version.content_sha256)
-        return await asyncio.to_thread(
-            resume_learner, self.base, Path(version.path), checkpoint, expected, self.config, self.accelerator
-        )
+        return await asyncio.to_thread(self._resume, Path(version.path), checkpoint, expected)
+
+    def _start(self) -> Learner:
+        with self.ranks.sending(Load(self.base, self.config)):
+            return start_learner(self.base, self.config, self.accelerator, self.ranks)
+
+    def _resume(self, weights: Path, checkpoint: Path, expected: Progress) -> Learner:
+        with self.ranks.sending(Load(self.base, self.config, (weights, checkpoint, expected))):
+            return resume_learner(self.base, weights, checkpoint, expected, self.config, self.accelerator, self.ranks)
 
     async def _replay_step(self, step: int, checkpoint: Path, interrupted: Callable[[], bool]) -> Learner:
         """Makes a recorded step again, with the samples on record, and writes its missing checkpoint."""
         before = step - 1
         if before == 0:
-            learner = await asyncio.to_thread(start_learner, self.base, self.config, self.accelerator)
+            learner = await asyncio.to_thread(self._start)
         else:
             learner = await self._load_step(before, checkpoint.with_name(str(before)))
         async with self.database.read() as session:
@@ -136,17 +144,27 @@ class LearnerLoader:
             rows = await training.load_samples(session, self.run_id, list(verdicts))
         trained = {group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.TRAINED}
         samples, zero_variance = decode_samples(rows, trained)
-        await asyncio.to_thread(
-            optimizer_step, learner, samples, self.config, zero_variance=zero_variance, interrupted=interrupted
-        )
+        await asyncio.to_thread(self._make_step, learner, samples, zero_variance, interrupted)
         await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), checkpoint)
         return learner
+
+    def _make_step(
+        self,
+        learner: Learner,
+        samples: list[Sample],
+        zero_variance: list[Sample],
+        interrupted: Callable[[], bool],
+    ) -> None:
+        with self.ranks.sending(Step(samples, zero_variance)):
+            optimizer_step(learner, samples, self.config, zero_variance=zero_variance, interrupted=interrupted)
 
     def _adopt_and_save(self, learner: Learner, version: training.Version, checkpoint: Path) -> None:
         """Takes the recorded weights, which engines may serve already, or exports them again; saves the state."""
         weights = Path(version.path)
         if weights_sha256(weights) == version.content_sha256:
-            log.info("step made again", step=learner.step, largest_difference=adopt_weights(learner, weights))
+            with self.ranks.sending(Adopt(weights)):
+                difference = adopt_weights(learner, weights)
+            log.info("step made again", step=learner.step, largest_difference=difference)
         else:
             export_again(learner, self.base, version, self.check_lock)
         progress = Progress(self.run_id, learner.step, version.content_sha256)

@@ -33,5 +33,9 @@ class Settings(ServiceSettings):
     gap_patience: int = Field(default=3, ge=1)
     """Steps in a row, restarts included, that exceed `training.max_logprob_gap` or `training.min_effective_share`: the
     last is not recorded, and the run fails."""
-    world_size: int = Field(default=1, ge=1, le=1, validation_alias="WORLD_SIZE")
-    """Processes of this trainer, as `torchrun` sets it. A trainer is one process as yet; it refuses more."""
+    world_size: int = Field(default=1, ge=1, validation_alias="WORLD_SIZE")
+    """Processes of this trainer, as `torchrun` sets it."""
+    rank: int = Field(default=0, ge=0, validation_alias="RANK")
+    """The number of this process among them, as `torchrun` sets it. Rank 0 leads."""
+    rank_timeout_seconds: float = Field(default=600.0, gt=0)
+    """Longest wait of a trainer's processes for each other within a step; then they end, and the trainer fails."""

@@ -19,6 +19,7 @@ from leyden.services.trainer.compute import Computed, accumulate_gradients
 from leyden.services.trainer.corrections import effective_sample_share
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.losses import LOG_RATIO_LIMIT
+from leyden.services.trainer.ranks import ALONE, Ranks
 
 Metrics = dict[str, float]
 
@@ -36,6 +37,7 @@ class Learner:
     accelerator: Accelerator
     reference: Policy | None = None
     step: int = 0
+    ranks: Ranks = ALONE
 
 
 def make_optimizer(policy: Policy, config: Optimizer) -> torch.optim.AdamW:
@@ -65,7 +67,7 @@ def optimizer_step(
     interrupted: Callable[[], bool] = lambda: False,
     before_update: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Updates the policy once on `samples` and returns the step's metrics.
+    """Updates the policy once on `samples` and returns the step's metrics; all ranks call it with the same samples.
 
     `zero_variance` holds the samples of groups whose advantages are all zero. Their gradient is zero, so leaving them
     out of the computation is exact, but the loss's denominators count them.
@@ -116,6 +118,7 @@ def _compute_gradients(
         max_pack_tokens=config.training.micro_batch_tokens,
         accelerator=learner.accelerator,
         reference=learner.reference,
+        ranks=learner.ranks,
         interrupted=interrupted,
     )
 

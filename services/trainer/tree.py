@@ -92,6 +92,18 @@ def plan_forest(token_ids: Sequence[NDArray[np.int32]], max_pack_tokens: int) ->
     return Forest(trunks, packs)
 
 
+def share_rows(token_ids: Sequence[NDArray[np.int32]], rank: int, ranks: int) -> list[int]:
+    """The rows that one of `ranks` processes computes: a stretch of the sorted rows, about as many nodes as any other.
+
+    Neighbours share their beginnings; where a stretch ends, both ranks compute the common one.
+    """
+    order = sorted(range(len(token_ids)), key=lambda row: _sort_key(token_ids[row]))
+    before = _SortedRows([token_ids[row] for row in order]).own_before
+    # A row is in the share in which the middle of its own nodes lies.
+    shares = [min((a + b) * ranks // (2 * before[-1]), ranks - 1) for a, b in pairwise(before)]
+    return [row for row, share in zip(order, shares, strict=False) if share == rank]
+
+
 @dataclass(frozen=True)
 class _Branch:
     """Sorted rows begin:end, to be computed behind the `depth` tokens of the trunks in `path`."""

@@ -35,6 +35,7 @@ from leyden.services.trainer.checkpoint import (
 )
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import compare_at, make_accelerator, model_of
+from leyden.services.trainer.ranks import ALONE, Ranks, Step
 from leyden.services.trainer.resume import LearnerLoader, decode_samples, export_again
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.settings import Settings
@@ -118,21 +119,25 @@ def select_groups(
     return Selection(stale, trained, zero_variance)
 
 
-async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
+async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks, ranks: Ranks = ALONE) -> None:
     """Trains the run until its last step or until `stop` is set; the run's advisory lock admits one trainer.
 
     SIGTERM leaves an unfinished step uncommitted; the next trainer makes it again with the same result. This process
     does so itself after an outage of Postgres: the lost connection held the lock, and another trainer may have trained.
+
+    Args: ranks: this process is rank 0 of them
     """
     answer_seconds = settings.database_answer_seconds
     database = Database(settings.database_url, CLIENT, answer_seconds=answer_seconds)
     notifications = Notifications(settings.redis_url)
     checks.add("database", database.ping)
     lock = AdvisoryLock(settings.database_url, f"trainer:{settings.run_id}", CLIENT, answer_seconds=answer_seconds)
+    loop = asyncio.get_running_loop()
     try:
-        while not await _train_once(settings, database, notifications, lock, stop):
-            if await pause(stop, settings.poll_seconds):
-                break
+        with ranks.beating(lambda: loop.call_soon_threadsafe(stop.set)):
+            while not await _train_once(settings, database, notifications, lock, stop, ranks):
+                if await pause(stop, settings.poll_seconds):
+                    break
     finally:
         await lock.release()
         await notifications.close()
@@ -140,7 +145,12 @@ async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks) -
 
 
 async def _train_once(
-    settings: Settings, database: Database, notifications: Notifications, lock: AdvisoryLock, stop: asyncio.Event
+    settings: Settings,
+    database: Database,
+    notifications: Notifications,
+    lock: AdvisoryLock,
+    stop: asyncio.Event,
+    ranks: Ranks,
 ) -> bool:
     """Trains from the last committed step. Returns False on a passing failure: call it again.
 
@@ -148,7 +158,7 @@ async def _train_once(
     """
     try:
         if await _acquire(lock, stop):
-            trainer = await _open_trainer(settings, database, notifications, lock, stop)
+            trainer = await _open_trainer(settings, database, notifications, lock, stop, ranks)
             await trainer.train(stop)
         return True
     except Interrupted:
@@ -177,7 +187,12 @@ async def _acquire(lock: AdvisoryLock, stop: asyncio.Event) -> bool:
 
 
 async def _open_trainer(
-    settings: Settings, database: Database, notifications: Notifications, lock: AdvisoryLock, stop: asyncio.Event
+    settings: Settings,
+    database: Database,
+    notifications: Notifications,
+    lock: AdvisoryLock,
+    stop: asyncio.Event,
+    ranks: Ranks,
 ) -> Trainer:
     """Records version 0 if it is new, and loads the learner of the last committed step."""
     if settings.threads:
@@ -194,9 +209,9 @@ async def _open_trainer(
             await training.add_base_version(session, run_id, _version(0, export))
         await notifications.notify(Topic.VERSIONS)
     accelerator = make_accelerator(settings.device, config.training.precision)
-    loader = LearnerLoader(database, run_id, config, base, accelerator, lock_check(lock))
+    loader = LearnerLoader(database, run_id, config, base, accelerator, lock_check(lock), ranks)
     learner = await loader.load(stop.is_set)
-    log.info("learner ready", step=learner.step, device=str(accelerator.device))
+    log.info("learner ready", step=learner.step, device=str(accelerator.device), ranks=ranks.size)
     return Trainer(settings, config, base, database, notifications, lock, learner)
 
 
@@ -246,6 +261,8 @@ class Trainer:
                 try:
                     await self._step(selection, stop)
                 except Interrupted:
+                    # Another rank may have been asked to stop.
+                    stop.set()
                     log.info("step given up", step=self.learner.step + 1)
             await self.saver.finish()
         finally:
@@ -349,14 +366,15 @@ class Trainer:
         self, samples: Sequence[Sample], zero_variance: Sequence[Sample], interrupted: Callable[[], bool]
     ) -> tuple[Metrics, Export]:
         """Runs in a thread: the part of a step that needs no database."""
-        metrics = optimizer_step(
-            self.learner,
-            samples,
-            self.config,
-            zero_variance=zero_variance,
-            interrupted=interrupted,
-            before_update=self.saver.wait_written,
-        )
+        with self.learner.ranks.sending(Step(samples, zero_variance)):
+            metrics = optimizer_step(
+                self.learner,
+                samples,
+                self.config,
+                zero_variance=zero_variance,
+                interrupted=interrupted,
+                before_update=self.saver.wait_written,
+            )
         started = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
         export = export_weights(model_of(self.learner), self.base, folder, self._check_lock)

@@ -120,6 +120,17 @@ async def test_the_pods_of_one_trainer_find_each_other_by_torchruns_variables(
     assert "job-completion-index" in variables["PET_NODE_RANK"]["fieldRef"]["fieldPath"]
 
 
+async def test_several_processes_of_one_pod_start_under_torchrun(
+    server: FakeKubernetes, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = TEMPLATE.replace("env: [", 'env: [{name: PET_NPROC_PER_NODE, value: "8"}, ')
+    monkeypatch.setitem(globals(), "TEMPLATE", several)
+    await make().start(FIRST)
+    [trainer] = server.objects["jobs"]["trainer-run-abc-1"]["spec"]["template"]["spec"]["containers"]
+    assert trainer["command"][0] == "torchrun"
+    assert {"PET_NPROC_PER_NODE", "PET_NNODES"} <= {one["name"] for one in trainer["env"]}
+
+
 async def test_the_states_of_a_trainer_have_their_reasons(server: FakeKubernetes, make: Make) -> None:
     backend, name = make(trainer_pods=2), FIRST.name
 

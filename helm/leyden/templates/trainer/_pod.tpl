@@ -32,6 +32,8 @@ spec:
       value: {{ .Values.model.path }}
     - name: TRAINER_DEVICE
       value: {{ ternary "auto" "cpu" (gt (int $trainer.gpusPerNode) 0) }}
+    - name: PET_NPROC_PER_NODE
+      value: {{ max 1 (int $trainer.gpusPerNode) | quote }}
     {{- include "leyden.cacheEnv" . | nindent 4 }}
     {{- with $trainer.extraEnv }}
     {{- toYaml . | nindent 4 }}

@@ -1,0 +1,66 @@
+"""A trainer's process beside rank 0: computes its share of every step, and knows neither database nor Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import torch
+
+from leyden.libs.faults import fault_point
+from leyden.libs.telemetry import logger
+from leyden.services.trainer.checkpoint import CheckpointDamaged
+from leyden.services.trainer.compute import Interrupted
+from leyden.services.trainer.learner import adopt_weights, make_accelerator, resume_learner, start_learner
+from leyden.services.trainer.ranks import Adopt, Leave, Load, Ranks, Step
+from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.step import Learner, TrainingDiverged, optimizer_step
+
+log = logger()
+
+
+async def run_follower(settings: Settings, ranks: Ranks, stop: asyncio.Event) -> None:
+    """Obeys rank 0 until it says to leave. `stop` only asks it to: the ranks leave together.
+
+    Raises: RankLost
+    """
+
+    async def ask() -> None:
+        await stop.wait()
+        await asyncio.to_thread(ranks.announce_stop)
+
+    asking = asyncio.create_task(ask())
+    try:
+        await asyncio.to_thread(_follow, settings, ranks, stop.is_set)
+    finally:
+        asking.cancel()
+
+
+def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None:
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    run: tuple[Load, Learner] | None = None
+    while not isinstance(message := ranks.receive(), Leave):
+        try:
+            if isinstance(message, Load):
+                run = message, _load(settings, ranks, message)
+            elif isinstance(message, Step) and run is not None:
+                load, learner = run
+                fault_point("trainer.follower_step")
+                optimizer_step(
+                    learner, message.samples, load.config, zero_variance=message.zero_variance, interrupted=asked
+                )
+            elif isinstance(message, Adopt) and run is not None:
+                adopt_weights(run[1], message.weights)
+        except (CheckpointDamaged, Interrupted, TrainingDiverged) as error:
+            # Rank 0 has raised the same, and decides what follows.
+            log.info("message not completed", rank=ranks.rank, cause=str(error))
+    ranks.close()
+
+
+def _load(settings: Settings, ranks: Ranks, load: Load) -> Learner:
+    accelerator = make_accelerator(settings.device, load.config.training.precision)
+    if load.resumed is None:
+        return start_learner(load.base, load.config, accelerator, ranks)
+    weights, checkpoint, progress = load.resumed
+    return resume_learner(load.base, weights, checkpoint, progress, load.config, accelerator, ranks)

@@ -1,0 +1,247 @@
+"""The processes of one trainer. Rank 0 leads: it alone knows the database and writes files; `follower` obeys it.
+
+Rank 0 sends each message to all other ranks and does itself what it says. Inside a message all ranks call the same
+collectives in the same order. A trainer of one process is rank 0 of 1: it has no process group and sends nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from leyden.libs.contracts.config import RunConfig
+from leyden.libs.telemetry import logger
+from leyden.services.trainer.batch import Sample
+from leyden.services.trainer.checkpoint import Progress
+
+log = logger()
+
+WAIT_SECONDS = 5.0
+"""Longest time between two messages: a follower that waits for one must not take rank 0 for dead."""
+STOP_KEY = "stop"
+PR_SET_PDEATHSIG = 1
+
+
+class RankLost(RuntimeError):
+    """Another process of this trainer died, or did not answer in time."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """Load the learner of version 0, or the one right after the step of `progress` from `weights` and `checkpoint`."""
+
+    base: Path
+    config: RunConfig
+    resumed: tuple[Path, Path, Progress] | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """Make a step on the rows of `samples`; all ranks have all of them, and each computes its share."""
+
+    samples: Sequence[Sample]
+    zero_variance: Sequence[Sample]
+
+
+@dataclass(frozen=True)
+class Adopt:
+    """Replace the learner's weights by those of a folder."""
+
+    weights: Path
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do yet."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """The trainer ends."""
+
+
+Message = Load | Step | Adopt | Wait | Leave
+
+
+class Ranks:
+    """This process's place among the trainer's processes, and what they say to each other.
+
+    Args: rank, size: this process and the number of all; store: `torchrun`'s key-value store, None for one process;
+        timeout_seconds: bound on one collective
+
+    Every method raises RankLost if another process is gone or silent.
+    """
+
+    def __init__(
+        self, rank: int = 0, size: int = 1, store: Store | None = None, timeout_seconds: float = 600.0
+    ) -> None:
+        self.rank, self.size, self._store, self._timeout = rank, size, store, timeout_seconds
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def sending(self, message: Message) -> Iterator[None]:
+        """Rank 0 sends a message and does inside the block what it says."""
+        with self._lock:
+            if self.size > 1:
+                with self._answers():
+                    dist.broadcast_object_list([message], src=0)
+            yield
+
+    def receive(self) -> Message:
+        """Rank 0's next message."""
+        box: list[Message] = [Wait()]
+        with self._answers():
+            dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    @contextmanager
+    def beating(self, stop: Callable[[], object]) -> Iterator[None]:
+        """Rank 0 sends `Wait` between its messages, and `Leave` at the end of the block unless it raises.
+
+        Args:   stop: called, from another thread, once another rank wants to stop or is lost
+        Raises: RankLost: at the end of the block
+        """
+        if self.size == 1:
+            yield
+            return
+        over, lost = threading.Event(), list[RankLost]()
+
+        def beat() -> None:
+            try:
+                while not over.wait(min(WAIT_SECONDS, self._timeout / 4)):
+                    with self.sending(Wait()):
+                        pass
+                    if self._stop_announced():
+                        stop()
+            except RankLost as error:
+                lost.append(error)
+                stop()
+
+        # A daemon: a process that ends with an error does not wait for a collective.
+        thread = threading.Thread(target=beat, name="beat", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+        thread.join()
+        if lost:
+            raise lost[0]
+        with self.sending(Leave()):
+            self.close()
+
+    def close(self) -> None:
+        """Ends the process group; every rank does so after `Leave`."""
+        dist.destroy_process_group()
+
+    def announce_stop(self) -> None:
+        """Makes known to all ranks that this one was asked to stop."""
+        if self._store is not None:
+            with self._answers():
+                self._store.set(STOP_KEY, "1")
+
+    def _stop_announced(self) -> bool:
+        with self._answers():
+            return self._store is not None and self._store.check([STOP_KEY])
+
+    def leaving(self, asked: bool) -> bool:
+        """Whether any rank was asked to stop; no collective, so that ranks may ask differently often."""
+        if asked:
+            self.announce_stop()
+        return asked or self._stop_announced()
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any rank. All ranks call it."""
+        if self.size == 1:
+            return flag
+        flags = torch.tensor([int(flag)])
+        with self._answers():
+            dist.all_reduce(flags, dist.ReduceOp.MAX)
+        return bool(flags.item())
+
+    def add(self, values: Tensor) -> Tensor:
+        """Replaces the values by their sums over all ranks, and returns them. All ranks call it."""
+        if self.size > 1:
+            with self._answers():
+                dist.all_reduce(values)
+        return values
+
+    def add_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Replaces each gradient by its sum over all ranks. All ranks call it.
+
+        A rank without a gradient that another rank has gets the other's: the optimiser then does the same everywhere.
+        """
+        if self.size == 1:
+            return
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        found = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32)
+        with self._answers():
+            dist.all_reduce(found, dist.ReduceOp.MAX)
+            works = []
+            for parameter in (one for one, has in zip(trained, found.tolist(), strict=True) if has):
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                works.append(dist.all_reduce(parameter.grad, async_op=True))
+            for work in works:
+                work.wait()
+
+    @contextmanager
+    def agreeing_on(self, kind: type[Exception]) -> Iterator[None]:
+        """Raises on all ranks the first error of this kind that the block raised on any. All ranks call it."""
+        own = None
+        try:
+            yield
+        except kind as error:
+            own = error
+        errors = [own] * self.size
+        if self.size > 1:
+            with self._answers():
+                dist.all_gather_object(errors, own)
+        for found in errors:
+            if found is not None:
+                raise found
+
+    @contextmanager
+    def _answers(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RankLost(
+                f"rank {self.rank} of {self.size}: another process of this trainer ended, or did not answer within"
+                f" {self._timeout:g} s (TRAINER_RANK_TIMEOUT_SECONDS): {error}"
+            ) from error
+
+
+ALONE = Ranks()
+"""A trainer of one process."""
+
+
+def join_ranks(size: int, *, on_cpu: bool, timeout_seconds: float) -> Ranks:
+    """Meets the trainer's other processes, as `torchrun`'s variables name them.
+
+    Control messages travel by gloo, gradients by the device's own library.
+    """
+    if size == 1:
+        return ALONE
+    # torchrun's workers must not outlive it: the controller kills it with SIGKILL.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    timeout = timedelta(seconds=timeout_seconds)
+    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    device = None if on_cpu else torch.accelerator.current_accelerator()
+    backend = f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}" if device else "gloo"
+    group = PrefixStore("group", store)
+    dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=timeout)
+    log.info("joined the trainer's processes", rank=rank, ranks=size, backend=backend)
+    return Ranks(rank, size, PrefixStore("leyden", store), timeout_seconds)

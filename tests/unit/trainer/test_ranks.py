@@ -1,0 +1,65 @@
+"""Several processes of a trainer, started by `torchrun`, against one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from leyden.services.trainer import tree
+from leyden.services.trainer.tree import share_rows
+from tests.unit.trainer.cases import agent_samples
+from tests.unit.trainer.ranked import three_steps
+
+PER_RANK = ("computed_tokens", "row_tokens", "sharing_ratio")
+
+
+SIZE = 2
+
+
+@pytest.mark.timeout(180)
+def test_weights_and_metrics_of_several_ranks_are_those_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+    subprocess.run(
+        (
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}"),
+            *("-m", "tests.unit.trainer.ranked", str(tmp_path)),
+        ),
+        cwd=Path(__file__).parents[3],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=150,
+    )
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(SIZE)]
+    for model in ("llama", "qwen"):
+        wanted_metrics, wanted = three_steps(model)
+        metrics, weights = found[0][model]
+        for name, weight in wanted.items():
+            assert torch.allclose(weights[name], weight, rtol=0, atol=1e-10), name
+            assert all(torch.equal(of_rank[model][1][name], weights[name]) for of_rank in found), name
+        for one, other in zip(metrics, wanted_metrics, strict=True):
+            assert one["computed_tokens"] >= other["computed_tokens"]
+            assert one["row_tokens"] == other["row_tokens"]
+            comparable = {name for name in other if not name.endswith("_seconds") and name not in PER_RANK}
+            assert {name: one[name] for name in comparable} == pytest.approx(
+                {name: other[name] for name in comparable}, rel=1e-10, abs=1e-10
+            )
+
+
+def test_shares_are_stretches_of_the_sorted_rows_with_about_as_many_nodes() -> None:
+    rows = [one.token_ids for one in agent_samples(0, groups=6, siblings=4)]
+    shares = [share_rows(rows, rank, 3) for rank in range(3)]
+    assert sorted(row for share in shares for row in share) == list(range(len(rows)))
+    in_order = [rows[row].astype(">u4").tobytes() for share in shares for row in share]
+    assert in_order == sorted(in_order)
+    nodes = [tree.plan_forest([rows[row] for row in share], 10_000).computed_tokens for share in shares]
+    assert max(nodes) <= 1.25 * np.mean(nodes)
+
+
+def test_a_rank_may_have_no_row() -> None:
+    rows = [np.array([1, 2, 3], np.int32)] * 2
+    assert sorted(row for rank in range(4) for row in share_rows(rows, rank, 4)) == [0, 1]
+    assert [share_rows([], rank, 2) for rank in range(2)] == [[], []]
