@@ -11,7 +11,8 @@ from leyden.libs.cli import agents, datasets, local, rollouts, runs
 from leyden.libs.cli.context import Context, Home, make_context
 from leyden.libs.cli.demo import demo
 from leyden.libs.cli.doctor import doctor
-from leyden.libs.cli.errors import exit_on_error
+from leyden.libs.cli.errors import CommandError, Exit, exit_on_error
+from leyden.libs.cli.logs import logs
 from leyden.libs.cli.pools import pools
 
 
@@ -22,6 +23,8 @@ class _Group(TyperGroup):
         with exit_on_error():
             return super().invoke(ctx)
 
+
+ON_THIS_MACHINE = frozenset({"up", "down", "restart", "demo"})
 
 app = typer.Typer(
     cls=_Group,
@@ -44,10 +47,28 @@ def root(
     token: Annotated[
         str | None, typer.Option(help="Bearer token.", show_default="LEYDEN_TOKEN, or the home's platform")
     ] = None,
+    context: Annotated[
+        str | None, typer.Option(help="kubectl context of a cluster.", show_default="LEYDEN_KUBE_CONTEXT")
+    ] = None,
+    namespace: Annotated[
+        str | None,
+        typer.Option(help="Namespace of the release.", show_default="LEYDEN_KUBE_NAMESPACE, or the context's"),
+    ] = None,
+    release: Annotated[
+        str | None, typer.Option(help="Name of the release.", show_default="LEYDEN_RELEASE, or the only one")
+    ] = None,
 ) -> None:
     """Lays the options over the settings."""
-    ctx.obj = make_context(home, url, token)
-    assert isinstance(ctx.obj, Context)
+    ctx.obj = made = make_context(
+        home=home, url=url, token=token, kube_context=context, kube_namespace=namespace, release=release
+    )
+    assert isinstance(made, Context)
+    if made.on_cluster and ctx.invoked_subcommand in ON_THIS_MACHINE:
+        raise CommandError(
+            f"`leyden {ctx.invoked_subcommand}` is for this machine: use it without --context, --namespace, --release"
+            " and LEYDEN_KUBE_CONTEXT; helm and kubectl start and restart a release",
+            Exit.USAGE,
+        )
 
 
 app.command()(local.up)
@@ -57,7 +78,7 @@ app.command()(local.status)
 app.command()(doctor)
 app.command()(demo)
 app.command()(pools)
-app.command()(local.logs)
+app.command()(logs)
 app.add_typer(agents.app, name="agent")
 app.add_typer(datasets.app, name="dataset")
 app.add_typer(runs.app, name="run")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from leyden.libs.cli.cluster.kubectl import Kubectl
+from leyden.libs.cli.cluster.release import API_PORT, Release, find_release
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.record import PlatformRecord, read_record
 from leyden.libs.cli.services import ADMIN_TOKEN
@@ -18,6 +22,9 @@ Home = Annotated[
     Path | None,
     typer.Option("--home", help="Folder of the platform's files.", show_default="LEYDEN_HOME, or ~/.leyden"),
 ]
+
+CLUSTER = frozenset({"kube_context", "kube_namespace", "release"})
+"""The settings that name a release on a cluster."""
 
 
 @dataclass(frozen=True)
@@ -35,25 +42,52 @@ class Context:
         """The record that the supervisor of this home wrote last."""
         return read_record(self.home)
 
-    def client(self) -> Client:
+    @property
+    def on_cluster(self) -> bool:
+        """Whether options or environment name a cluster."""
+        return any(getattr(self.settings, name) is not None for name in CLUSTER)
+
+    def kubectl(self) -> Kubectl:
+        """kubectl with the context that options or environment name, else with the current one."""
+        return Kubectl(self.settings.kube_context)
+
+    def release(self) -> Release:
+        """The platform's release on the cluster. Raises: CommandError: none or several match"""
+        return find_release(self.kubectl(), self.settings.kube_namespace, self.settings.release)
+
+    @contextmanager
+    def client(self) -> Iterator[Client]:
         """A client of the platform that options, environment or the home name.
 
         Raises: CommandError: none of them names one
         """
+        if self.on_cluster:
+            release = self.release()
+            token = self.settings.token or release.token()
+            target = f"service/{release.api}"
+            forward = release.kubectl.forward(release.namespace, target, API_PORT)
+            with forward as url, Client(url, token) as client:
+                yield client
+            return
+        with Client(*self._address()) as client:
+            yield client
+
+    def _address(self) -> tuple[str, str | None]:
         url, token, record = self.settings.url, self.settings.token, self.record()
         own_url = record.url if record is not None else None
         if url is None and record is not None and record.is_running():
             url = own_url
         if url is None:
             raise CommandError(
-                f"no platform runs in {self.home}: start it with `leyden up`, or name one with --url or LEYDEN_URL",
+                f"no platform runs in {self.home}: start it with `leyden up`, or name one with --url (LEYDEN_URL)"
+                " or --context (LEYDEN_KUBE_CONTEXT)",
                 Exit.UNREACHABLE,
             )
         token_file = self.home / ADMIN_TOKEN
         # The home's own token goes to the home's own platform alone.
         if token is None and token_file.exists() and own_url is not None and own_url.rstrip("/") == url.rstrip("/"):
             token = token_file.read_text().strip()
-        return Client(url, token)
+        return url, token
 
 
 def context_of(ctx: typer.Context, home: Path | None = None) -> Context:
@@ -63,7 +97,18 @@ def context_of(ctx: typer.Context, home: Path | None = None) -> Context:
     return Context(context.settings.model_copy(update={"home": home})) if home is not None else context
 
 
-def make_context(home: Path | None, url: str | None, token: str | None) -> Context:
-    """Settings from the environment with the root options laid over them."""
-    options = {"home": home, "url": url, "token": token}
-    return Context(Settings().model_copy(update={name: value for name, value in options.items() if value is not None}))
+def make_context(**options: object) -> Context:
+    """Settings from the environment with the root options laid over them.
+
+    Raises: CommandError: they name a cluster and an address
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    context = Context(Settings().model_copy(update=given))
+    if not context.on_cluster or context.settings.url is None:
+        return context
+    cluster = bool(given.keys() & CLUSTER)
+    if cluster == ("url" in given):
+        raise CommandError("choose --url (LEYDEN_URL) or --context (LEYDEN_KUBE_CONTEXT), not both", Exit.USAGE)
+    # Options replace the environment.
+    unused = {"url"} if cluster else CLUSTER
+    return Context(context.settings.model_copy(update=dict.fromkeys(unused)))

@@ -1,4 +1,4 @@
-"""`leyden doctor`: checks of this machine and its platform, each with a remedy."""
+"""`leyden doctor`: checks of this machine and its platform, or of a cluster, each with a remedy."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 import typer
 
+from leyden.libs.cli.cluster.doctor import examine_cluster
+from leyden.libs.cli.cluster.release_doctor import examine_release
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import Exit
+from leyden.libs.cli.findings import Finding
 from leyden.libs.cli.output import AsJson, as_text, print_result, table
 from leyden.libs.cli.platform import readiness
 from leyden.libs.cli.record import PlatformRecord
@@ -43,19 +46,17 @@ NEEDED_DISK_BYTES = 5 * 2**30
 NEEDED_MEMORY_BYTES = 4 * 2**30
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check. A `warning` costs speed or comfort; a `problem` keeps the platform from working."""
-
-    name: str
-    status: Literal["ok", "warning", "problem", "skipped"]
-    detail: str
-    remedy: str = ""
-
-
-def doctor(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:
-    """Check this machine and its platform; each problem has a remedy. Exit status 1 when there is a problem."""
-    findings = list(examine(context_of(ctx, home)))
+def doctor(
+    ctx: typer.Context,
+    cluster: Annotated[
+        bool, typer.Option("--cluster", help="Check the cluster of --context, or of kubectl's current one.")
+    ] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this machine and its platform, or a cluster; each problem has a remedy. Exit status 1 when there is one."""
+    context = context_of(ctx, home)
+    findings = list(_examine_cluster(context) if cluster or context.on_cluster else examine(context))
     styles = {"ok": "green", "warning": "yellow", "problem": "red"}
     rows = [(f.name, as_text(f.status, styles.get(f.status, "")), f.detail, f.remedy) for f in findings]
     problems = sum(finding.status == "problem" for finding in findings)
@@ -63,6 +64,12 @@ def doctor(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> No
     print_result(as_json, [asdict(finding) for finding in findings], shown, f"problems: {problems or 'none'}")
     if problems:
         raise typer.Exit(Exit.ERROR)
+
+
+def _examine_cluster(context: Context) -> Iterator[Finding]:
+    kubectl, namespace = context.kubectl(), context.settings.kube_namespace
+    yield from examine_cluster(kubectl, namespace or kubectl.default_namespace())
+    yield from examine_release(kubectl, namespace, context.settings.release)
 
 
 def examine(context: Context) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""`leyden up`, `down`, `restart`, `status` and `logs`: the platform of this machine."""
+"""`leyden up`, `down`, `restart` and `status`: the platform of this machine, and the state of any."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from leyden.libs.cli import control_files
+from leyden.libs.cli.cluster.release import LASTING, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import AsJson, Part, as_text, console, facts, print_json, print_result, report_event, table
@@ -37,7 +38,6 @@ from leyden.libs.contracts.api import Engine, Run
 READY_SECONDS = 600.0
 STOP_SECONDS = 120.0
 NEWEST_RUNS = 50
-TAIL_BYTES = 4 * 2**20
 
 STAGES = {
     "starting": "its successor starts",
@@ -213,6 +213,9 @@ def restart(
 def status(ctx: typer.Context, home: Home = None, as_json: AsJson = False) -> None:
     """Show services, engines and runs. Exit status 4 when no platform runs, 1 when a service cannot work."""
     context = context_of(ctx, home)
+    if context.on_cluster:
+        _cluster_status(context, as_json)
+        return
     record = _running(context)
     states = {name: _state(service) for name, service in record.services.items()}
     engines, runs, error = _from_api(context)
@@ -236,7 +239,7 @@ def _from_api(context: Context) -> tuple[list[Engine], list[Run], str | None]:
         with context.client() as leyden:
             newest = itertools.islice(leyden.runs(), NEWEST_RUNS)
             return list(leyden.engines()), [run for run in newest if run.phase not in ENDED], None
-    except LeydenError as error:
+    except (LeydenError, CommandError) as error:
         return [], [], str(error)
 
 
@@ -248,6 +251,28 @@ def _status(
         for name, one in record.services.items()
     ]
     yield table(("service", "status", "address", "pid", "restarts"), services)
+    yield from _engines_and_runs(engines, runs, error)
+
+
+def _cluster_status(context: Context, as_json: bool) -> None:
+    release = context.release()
+    pods = sorted(map(pod_state, release.pods()), key=lambda pod: (pod.component, pod.name))
+    engines, runs, error = _from_api(context)
+    document = {
+        "release": release.name,
+        "namespace": release.namespace,
+        "pods": [asdict(pod) for pod in pods],
+        "engines": engines,
+        "runs": runs,
+    }
+    rows = [(pod.component, pod.name, pod.reason or pod.phase.lower(), pod.restarts, pod.node) for pod in pods]
+    shown = table(("component", "pod", "status", "restarts", "node"), rows)
+    print_result(as_json, document, shown, *_engines_and_runs(engines, runs, error))
+    if any(pod.reason for pod in pods if pod.component in LASTING):
+        raise typer.Exit(Exit.ERROR)
+
+
+def _engines_and_runs(engines: list[Engine], runs: list[Run], error: str | None) -> Iterator[Part]:
     if error is not None:
         yield as_text(f"the API answers: {error}")
         return
@@ -255,38 +280,3 @@ def _status(
     yield table(("engine", "pool", "state", "run", "version", "seen"), rows) if rows else "No engine has been seen yet."
     active = [(run.id, run.name, run.phase, f"{run.progress.step}/{run.progress.steps}", run.reason) for run in runs]
     yield table(("run", "name", "phase", "step", "reason"), active) if active else "No run is active."
-
-
-def logs(
-    ctx: typer.Context,
-    service: Annotated[str, typer.Argument(help="A service, `postgres`, `redis`, or `trainer-…`; `all` lists them.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of lines from the end.")] = 50,
-    home: Home = None,
-) -> None:
-    """Print the log of a service."""
-    context = context_of(ctx, home)
-    files = log_files(context.home)
-    if service == "all":
-        console.print("\n".join(sorted(files)))
-        return
-    if service not in files:
-        raise CommandError(f"no log of {service!r}; there are: {', '.join(sorted(files)) or 'none'}", Exit.NOT_FOUND)
-    with files[service].open("r", errors="replace") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-        text = file.read().splitlines(keepends=True)
-        sys.stdout.write("".join(text[-lines:] if lines else []))
-        while follow:
-            sys.stdout.flush()
-            if files[service].stat().st_size < file.tell():
-                # The supervisor has emptied a log that grew too long.
-                file.seek(0)
-            sys.stdout.write(file.read())
-            time.sleep(0.2)
-
-
-def log_files(home: Path) -> dict[str, Path]:
-    """Every log of a home by its name."""
-    found = {path.stem: path for path in (home / LOGS).glob("*.log")}
-    servers = {name: home / name / f"{name}.log" for name in ("postgres", "redis")}
-    return found | {name: path for name, path in servers.items() if path.exists()}

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from leyden.libs.cli.cluster.release import copy_from_storage
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document
 from leyden.libs.cli.errors import CommandError, Exit
@@ -116,7 +117,7 @@ def report(
 ) -> None:
     """Write a run's report: one HTML page with curves, evaluations and trajectories that needs no other file."""
     context = context_of(ctx)
-    record = context.record() if context.settings.url is None else None
+    record = None if context.settings.url or context.on_cluster else context.record()
     with context.client() as leyden:
         found = leyden.find_run(run)
         path = output or Path(f"{found.id}.html")
@@ -225,7 +226,8 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Copy a policy version as an ordinary Hugging Face folder."""
-    with context_of(ctx).client() as leyden:
+    context = context_of(ctx)
+    with context.client() as leyden:
         available = [p for p in leyden.policies(leyden.find_run(run).id) if p.pruned_at is None]
     matching = [p for p in available if version is None or p.version == version]
     if not matching:
@@ -234,9 +236,15 @@ def export(
     chosen = matching[-1]
     if to.exists():
         raise CommandError(f"{to} exists: name a folder that does not", Exit.REFUSED)
-    if not Path(chosen.path).is_dir():
-        raise CommandError(f"{chosen.path} is not on this machine: run this where the trainer writes", Exit.NOT_FOUND)
-    shutil.copytree(chosen.path, to)
+    if context.on_cluster:
+        copy_from_storage(context.release(), chosen.path, to)
+    elif Path(chosen.path).is_dir():
+        shutil.copytree(chosen.path, to)
+    else:
+        raise CommandError(
+            f"{chosen.path} is not on this machine: run this where the trainer writes, or with --context",
+            Exit.NOT_FOUND,
+        )
     print_result(
         as_json,
         {**chosen.model_dump(mode="json"), "exported_to": str(to.resolve())},

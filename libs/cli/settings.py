@@ -27,6 +27,12 @@ class Settings(BaseSettings):
     """Address of the API; by default the platform in `home`."""
     token: str | None = Field(default=None, repr=False)
     """Bearer token for the API; by default the token in `home`."""
+    kube_context: str | None = None
+    """kubectl context of the cluster whose platform the commands call, in place of `url`."""
+    kube_namespace: str | None = None
+    """Namespace of the release on the cluster; by default the context's, else the only one that has a release."""
+    release: str | None = None
+    """Name of the release on the cluster, where there are several."""
     database_url: str | None = Field(default=None, repr=False)
     """Postgres of your own for `leyden up`, as `postgresql://user:password@host:port/name`; embedded when unset."""
     redis_url: str | None = Field(default=None, repr=False)

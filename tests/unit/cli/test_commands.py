@@ -63,3 +63,13 @@ def test_every_choice_of_the_demo_is_a_valid_run_with_a_name_of_its_own(credit: 
     document = run_document(options)
     assert RunConfig.model_validate_json(document.model_dump_json()) == document
     assert run_name(options) != run_name(DemoOptions(credit=credit, air=not air))  # type: ignore[arg-type]
+
+
+def test_logs_of_all_trainers_name_their_run(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for run in ("run-a", "run-b"):
+        (tmp_path / "logs" / f"trainer-{run}.log").write_text(f"step of {run}\n")
+    assert leyden(tmp_path, "logs", "trainer").stdout == (
+        "[trainer-run-a] step of run-a\n[trainer-run-b] step of run-b\n"
+    )
+    assert leyden(tmp_path, "logs").stdout.split() == ["trainer-run-a", "trainer-run-b"]

@@ -1,0 +1,1 @@
+"""A platform on Kubernetes, reached by kubectl with the caller's own rights."""
