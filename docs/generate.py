@@ -1,4 +1,4 @@
-"""Writes `docs/reference/` from the code (settings, run document, REST API, metrics, tables), and the dashboards.
+"""Writes `docs/reference/` (settings, run document, REST API, metrics, tables, chart values), and the dashboards.
 
 `python -m docs.generate` writes; `--check` compares and exits with 1 when a page is stale.
 """
@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from docs.chart_values import chart_values
 from docs.dashboards import dashboards
 from leyden.libs.service.startup import variable
 
@@ -182,12 +183,32 @@ def tables_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def values_page() -> str:
+    """Every value of the chart."""
+    lines = [
+        NOTE,
+        "# Values of the chart",
+        "",
+        "`helm show values helm/leyden` prints the same as YAML. `values.schema.json` refuses names that are not here.",
+        "",
+        "Every value that is empty here may be set: `<service>.extraEnv` sets any variable of [settings](settings.md).",
+    ]
+    for part, (comment, values) in chart_values().items():
+        lines += ["", f"## {part or 'General'}", *(["", comment] if comment else []), ""]
+        lines += ["| value | type | default | meaning |", "|---|---|---|---|"]
+        for value in values:
+            cells = (f"`{value.path}`", value.kind, f"`{value.default}`", value.comment)
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings.md": settings_page,
     "run-config.md": run_config_page,
     "api.md": api_page,
     "metrics.md": metrics_page,
     "tables.md": tables_page,
+    "values.md": values_page,
 }
 
 

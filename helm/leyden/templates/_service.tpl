@@ -9,6 +9,8 @@ templates.
 {{- $values := .values | default (index $root.Values .name) -}}
 {{- $image := include "leyden.image" (dict "root" $root "image" $values.image) -}}
 {{- $component := dict "root" $root "component" (.component | default .name) -}}
+{{- $code := "/opt/leyden/lib/python3.11/site-packages/leyden" -}}
+{{- $sync := and $root.Values.developer.sync (not .component) -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:
@@ -48,6 +50,7 @@ spec:
         image: {{ $image }}
         imagePullPolicy: {{ $root.Values.imagePullPolicy }}
         command: [python, -m, leyden.libs.store.wait, schema]
+        terminationMessagePolicy: FallbackToLogsOnError
         env:
         {{- include "leyden.databaseEnv" $root | nindent 8 }}
         resources:
@@ -57,11 +60,26 @@ spec:
       {{- if eq (.storage | default "") "read" }}
       {{- include "leyden.waitForModel" (dict "root" $root "image" $image) | nindent 6 }}
       {{- end }}
+      {{- if $sync }}
+      - name: copy-code
+        image: {{ $image }}
+        imagePullPolicy: {{ $root.Values.imagePullPolicy }}
+        command: [cp, -R, {{ $code }}/., /code]
+        resources:
+          {{- toYaml $root.Values.initResources | nindent 10 }}
+        securityContext:
+          {{- include "leyden.containerSecurity" (dict "readOnly" true) | nindent 10 }}
+        volumeMounts:
+        - name: code
+          mountPath: /code
+      {{- end }}
       containers:
       - name: {{ .name }}
         image: {{ $image }}
         imagePullPolicy: {{ $root.Values.imagePullPolicy }}
         command: [python, -m, leyden.services.{{ .name }}]
+        # A service that refuses its settings names variable and remedy: the pod's status shows its last lines.
+        terminationMessagePolicy: FallbackToLogsOnError
         env:
         {{- include "leyden.commonEnv" $root | nindent 8 }}
         {{- include "leyden.databaseEnv" $root | nindent 8 }}
@@ -119,6 +137,10 @@ spec:
         volumeMounts:
         - name: tmp
           mountPath: /tmp
+        {{- if $sync }}
+        - name: code
+          mountPath: {{ $code }}
+        {{- end }}
         {{- if .keys }}
         - name: keys
           mountPath: /etc/leyden/keys
@@ -140,6 +162,10 @@ spec:
       volumes:
       - name: tmp
         emptyDir: {}
+      {{- if $sync }}
+      - name: code
+        emptyDir: {}
+      {{- end }}
       {{- if .keys }}
       {{- $keys := fromYaml (include "leyden.secretRef" (dict "root" $root "secret" $root.Values.secrets.capabilityKeys "key" "capability-keys.json")) }}
       - name: keys

