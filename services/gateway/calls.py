@@ -21,7 +21,7 @@ from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
 from leyden.services.gateway.auth import Attempt, refusal
-from leyden.services.gateway.conversation import Completion, ModelRequest, Prompt, SampledTokens
+from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.sglang import EngineRequest
@@ -314,9 +314,8 @@ class CallService:
         ]
         call.is_recorded = True
         await self._recorder.record(rows)
-        # Agents continue the first choice: it is indexed last, so that it replaces a later choice with the same text.
-        for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
-            self._prefixes.remember(call.context.attempt.key, choice.call_id, call.indexed, answer.turn, choice.ids)
+        if call.context.request.raw_prompt is None:
+            self._remember(call, answers)
         version = max((version for choice in call.choices for version in choice.policy_versions), default=None)
         completion = Completion(
             request_id=call.request_id,
@@ -330,6 +329,11 @@ class CallService:
         )
         _count(call, completion, is_trainable=reason is None)
         return completion
+
+    def _remember(self, call: InFlightCall, answers: Sequence[Answer]) -> None:
+        # Agents continue the first choice: it is indexed last, so that it replaces a later choice with the same text.
+        for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
+            self._prefixes.remember(call.context.attempt.key, choice.call_id, call.indexed, answer.turn, choice.ids)
 
     async def _record_unfinished(self, call: InFlightCall, status: CallStatus, reason: str) -> None:
         if call.is_recorded:

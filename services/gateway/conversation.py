@@ -40,6 +40,7 @@ class ModelRequest:
 
     `tools` are JSON objects in the form that chat templates read: {"type": "function", "function": {…}}. `parameters`
     is the request as the agent sent it, without conversation and tools. `body_sha256` identifies an SDK's retry.
+    `raw_prompt`, text or token ids, is the prompt of a request without a conversation: no template renders it.
     """
 
     dialect: Dialect
@@ -57,6 +58,7 @@ class ModelRequest:
     template_options: Json
     parameters: Json
     body_sha256: bytes
+    raw_prompt: str | tuple[int, ...] | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,6 +20,7 @@ from leyden.services.gateway.calls import CallService
 from leyden.services.gateway.conversation import Completion, ModelRequest
 from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
+from leyden.services.gateway.dialects.completions import Completions
 from leyden.services.gateway.dialects.messages import Messages
 from leyden.services.gateway.in_flight import InFlightCall
 
@@ -28,6 +29,7 @@ CLIENT_CLOSED_REQUEST = 499
 UNWATCHED_SECONDS = 0.25
 """Only calls longer than this start a task that watches for the client's disconnect."""
 CHAT_COMPLETIONS = ChatCompletions()
+COMPLETIONS = Completions()
 MESSAGES = Messages()
 
 
@@ -39,6 +41,11 @@ async def chat_completions(request: Request) -> Response:
 async def responses(request: Request) -> Response:
     """Answers a response of OpenAI's Responses API, in one body or as a stream."""
     return await _answer(request, request.app.state.responses)
+
+
+async def completions(request: Request) -> Response:
+    """Continues a raw prompt, in one body or as a stream."""
+    return await _answer(request, COMPLETIONS)
 
 
 async def messages(request: Request) -> Response:
@@ -73,6 +80,7 @@ BASE = "/r/{rollout}/{attempt}/v1"
 ROUTES = (
     *(Route(BASE + path, chat_completions, methods=["POST"]) for path in ("/chat/completions", "/chat/completions/")),
     *(Route(BASE + path, responses, methods=["POST"]) for path in ("/responses", "/responses/")),
+    *(Route(BASE + path, completions, methods=["POST"]) for path in ("/completions", "/completions/")),
     *(Route(BASE + path, messages, methods=["POST"]) for path in ("/messages", "/messages/")),
     Route(BASE + "/messages/count_tokens", count_tokens, methods=["POST"]),
     *(Route(BASE + path, models, methods=["GET"]) for path in ("/models", "/models/")),

@@ -128,25 +128,7 @@ class ChatCompletions(WireFormat):
         Raises: BadRequest: not JSON, a field is wrong or unknown, or the model cannot serve a field
         """
         document = read_object(body, param="messages")
-        parsed = validated(_Body, document, RECORDED, REMEDIES)
-        _refuse_unsupported(parsed, max_choices)
-        return ModelRequest(
-            dialect=Dialect.CHAT_COMPLETIONS,
-            model=parsed.model,
-            turns=tuple(_turn(message, index) for index, message in enumerate(parsed.messages)),
-            tools=tuple(document.get("tools") or ()),
-            parses_tool_calls=bool(parsed.tools) and parsed.tool_choice != "none",
-            parallel_tool_calls=parsed.parallel_tool_calls is not False,
-            stream=bool(parsed.stream),
-            include_usage=parsed.stream_options is not None and bool(parsed.stream_options.include_usage),
-            choices=parsed.n or 1,
-            logprobs=bool(parsed.logprobs),
-            top_logprobs=parsed.top_logprobs or 0,
-            sampling=_sampling(parsed),
-            template_options=parsed.chat_template_kwargs or {},
-            parameters={name: value for name, value in document.items() if name not in {"messages", "tools"}},
-            body_sha256=hashlib.sha256(body).digest(),
-        )
+        return parse_document(document, hashlib.sha256(body).digest(), max_choices=max_choices)
 
     def body(self, _request: ModelRequest, completion: Completion) -> Json:
         """Returns a `chat.completion` object."""
@@ -166,11 +148,34 @@ class ChatCompletions(WireFormat):
             completion.created,
             completion.weight_version,
         )
-        return {**envelope, "choices": choices, "usage": _usage(completion)}
+        return {**envelope, "choices": choices, "usage": usage(completion)}
 
     def stream(self, request: ModelRequest, request_id: str, created: int, _prompt_tokens: int) -> ChatCompletionChunks:
         """Returns a writer of `chat.completion.chunk` events."""
         return ChatCompletionChunks(request, request_id, created)
+
+
+def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> ModelRequest:
+    """Validates a body that was read. Raises: BadRequest."""
+    parsed = validated(_Body, document, RECORDED, REMEDIES)
+    _refuse_unsupported(parsed, max_choices)
+    return ModelRequest(
+        dialect=Dialect.CHAT_COMPLETIONS,
+        model=parsed.model,
+        turns=tuple(_turn(message, index) for index, message in enumerate(parsed.messages)),
+        tools=tuple(document.get("tools") or ()),
+        parses_tool_calls=bool(parsed.tools) and parsed.tool_choice != "none",
+        parallel_tool_calls=parsed.parallel_tool_calls is not False,
+        stream=bool(parsed.stream),
+        include_usage=parsed.stream_options is not None and bool(parsed.stream_options.include_usage),
+        choices=parsed.n or 1,
+        logprobs=bool(parsed.logprobs),
+        top_logprobs=parsed.top_logprobs or 0,
+        sampling=_sampling(parsed),
+        template_options=parsed.chat_template_kwargs or {},
+        parameters={name: value for name, value in document.items() if name not in {"messages", "tools"}},
+        body_sha256=body_sha256,
+    )
 
 
 class ChatCompletionChunks:
@@ -210,7 +215,7 @@ class ChatCompletionChunks:
             for answer in completion.answers
         ]
         if self._request.include_usage:
-            chunks.append({**self._document([], version), "usage": _usage(completion)})
+            chunks.append({**self._document([], version), "usage": usage(completion)})
         return b"".join(map(_event, chunks)) + b"data: [DONE]\n\n"
 
     def error(self, error: GatewayError) -> bytes:
@@ -329,7 +334,8 @@ def _token(entry: TokenLogprob) -> Json:
     return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.text.encode())}
 
 
-def _usage(completion: Completion) -> Json:
+def usage(completion: Completion) -> Json:
+    """Returns OpenAI's usage object."""
     return {
         "prompt_tokens": completion.prompt_tokens,
         "completion_tokens": completion.completion_tokens,

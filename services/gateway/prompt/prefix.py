@@ -117,6 +117,8 @@ class PrefixIndex:
         Raises: ContextOverflow: no room is left for an answer; BadRequest: the template refuses the conversation
         """
         conversation = Conversation(request.turns, request.tools, request.template_options)
+        if request.raw_prompt is not None:
+            return await self._raw(request.raw_prompt, conversation)
         chain = digest_chain(conversation)
         text = self._model.render(*conversation)
         await self._read_unknown(key, conversation, chain, read)
@@ -126,13 +128,21 @@ class PrefixIndex:
             ids = await self._encode(text, None)
         else:
             ids = np.concatenate([continued.tokens, await self._encode(rest, int(continued.tokens[-1]))])
-        if len(ids) > self._model.tokenizer.context_length - 2:
-            raise ContextOverflow(self._model.tokenizer.context_length, len(ids))
+        self._check_length(ids)
         parent, shared_turns = _parent(attempt, continued, conversation)
         shared_tokens = 0 if parent is None else _common(parent.tokens, ids)
         parent_call_id = None if parent is None else parent.call_id
         prompt = Prompt(ids, parent_call_id, shared_turns, shared_tokens, is_fork)
         return IndexedPrompt(prompt, conversation, text, chain, continued)
+
+    async def _raw(self, prompt: str | Sequence[int], conversation: Conversation) -> IndexedPrompt:
+        ids = await self._encode(prompt, None) if isinstance(prompt, str) else np.asarray(prompt, dtype=np.int32)
+        self._check_length(ids)
+        return IndexedPrompt(Prompt(ids, None, 0, 0, is_fork=False), conversation, "", [], None)
+
+    def _check_length(self, ids: TokenIds) -> None:
+        if len(ids) > self._model.tokenizer.context_length - 2:
+            raise ContextOverflow(self._model.tokenizer.context_length, len(ids))
 
     def remember(
         self, key: AttemptKey, call_id: str, indexed: IndexedPrompt, answer: Turn, sampled_ids: Sequence[int]

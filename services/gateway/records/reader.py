@@ -82,7 +82,9 @@ class Reader:
                 found = await completed_calls(
                     session, attempt.run_id, attempt.rollout_id, attempt.attempt, except_ids=known
                 )
-                return [_stored_call(row, full) for row, full in found]
+                # A raw prompt is no conversation that a later one continues.
+                chats = [(row, full) for row, full in found if row.dialect != Dialect.COMPLETIONS]
+                return [_stored_call(row, full) for row, full in chats]
 
         return await self._hold(read)
 

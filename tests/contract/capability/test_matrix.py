@@ -39,6 +39,7 @@ AGENTS = ("nobody", "garbage", "expired", "other attempt", "other run", "own")
 PEOPLE = ("read", "write", "admin")
 ENGINES = ("engine", "engine admin")
 CALLERS = (*AGENTS, *PEOPLE, *ENGINES)
+PROMPT = {"model": "m", "prompt": "hi", "max_tokens": 2}
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 RESPONSE = {"model": "m", "input": "hi", "max_output_tokens": 2}
 
@@ -120,6 +121,8 @@ GATEWAY = {
     ("GET", "/r/{rollout}/{attempt}/v1/responses/{response_id}"): Row(for_agents(404)),
     ("GET", "/r/{rollout}/{attempt}/v1/responses/{response_id}/input_items"): Row(for_agents(404)),
     ("POST", "/r/{rollout}/{attempt}/v1/responses/{response_id}/cancel"): Row(for_agents(404)),
+    ("POST", "/r/{rollout}/{attempt}/v1/completions"): Row(for_agents(200), PROMPT),
+    ("POST", "/r/{rollout}/{attempt}/v1/completions/"): Row(for_agents(200), PROMPT),
     ("POST", "/r/{rollout}/{attempt}/v1/messages"): Row(for_agents(200), CHAT),
     ("POST", "/r/{rollout}/{attempt}/v1/messages/"): Row(for_agents(200), CHAT),
     ("POST", "/r/{rollout}/{attempt}/v1/messages/count_tokens"): Row(for_agents(200), CHAT),
