@@ -422,6 +422,23 @@ class ModelCall(Base):
     )
 
 
+class AgentObject(Base):
+    """Writer: gateway. One object that the agent of an attempt stores by the Responses API: a conversation, an item of
+    one, or the mark of a deleted response. A repeat changes nothing. Pruning deletes a run's rows.
+    """
+
+    __tablename__ = "agent_objects"
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="The run of the rollout.")
+    rollout_id: Mapped[str] = mapped_column(primary_key=True, comment="From the path that the agent called.")
+    attempt: Mapped[int] = mapped_column(primary_key=True, comment="From the path that the agent called.")
+    owner_id: Mapped[str] = mapped_column(primary_key=True, comment="The conversation of an item; else its own id.")
+    id: Mapped[str] = mapped_column(primary_key=True, comment="The id that the agent sees.")
+    position: Mapped[int] = mapped_column(BigInteger, comment="Nanoseconds since the epoch: orders the items.")
+    document: Mapped[Json | None] = mapped_column(
+        JSON(none_as_null=True), comment="As the agent sees it; null once deleted."
+    )
+
+
 class Span(Base):
     """Writer: collector. One OpenTelemetry span; a re-sent one changes nothing. Partitioned by run."""
 

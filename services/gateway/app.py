@@ -37,6 +37,7 @@ from leyden.services.gateway.errors import (
 )
 from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
 from leyden.services.gateway.response_routes import RESPONSE_ROUTES
@@ -99,7 +100,8 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         settings=settings,
     )
     liveness = AttemptLiveness(database, notifications, hold_seconds=settings.record_hold_seconds, on_end=calls.end)
-    app.state.responses = Responses(reader)
+    app.state.agent_objects = AgentObjects(database, hold_seconds=settings.record_hold_seconds)
+    app.state.responses = Responses(reader, app.state.agent_objects)
     app.state.calls, app.state.give_up = calls, calls.close
     app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.now), liveness)
     app.state.checks.add("store", database.ping)

@@ -1,17 +1,26 @@
-"""HTTP routes of what the Responses API stores: responses and their input items."""
+"""HTTP routes of what the Responses API stores: responses with their input items, conversations with their items."""
 
 from __future__ import annotations
 
+import secrets
+import time
+
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.service import JsonResponse
-from leyden.services.gateway.dialects.responses import Responses, input_items, response_of
+from leyden.services.gateway.auth import Attempt
+from leyden.services.gateway.dialects.body import read_object, validated
+from leyden.services.gateway.dialects.response_items import Item, stored_items
+from leyden.services.gateway.dialects.responses import Responses, found, input_items, response_of
 from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.in_flight import Retry
+from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.reader import StoredAnswer
-from leyden.services.gateway.routes import BASE, authenticate
+from leyden.services.gateway.routes import BASE, authenticate, body_of
 
 MAX_ITEMS = 100
 DEFAULT_ITEMS = 20
@@ -26,6 +35,13 @@ async def response(request: Request) -> Response:
     return JsonResponse(response_of(stored.parameters, stored.conversation.tools, stored.completion))
 
 
+async def delete_response(request: Request) -> Response:
+    """Deletes a response for its agent; the record of its call stays."""
+    response_id = f"resp_{(await _stored(request)).completion.request_id}"
+    await _objects(request).add(await authenticate(request), response_id, {response_id: None})
+    return JsonResponse({"id": response_id, "object": "response", "deleted": True})
+
+
 async def response_input_items(request: Request) -> Response:
     """Lists the items of a response's conversation before its answer."""
     return JsonResponse(page(request, input_items(await _stored(request))))
@@ -35,6 +51,69 @@ async def cancel(request: Request) -> Response:
     """Refuses: as at OpenAI, only responses in the background can be cancelled, and there are none."""
     await _stored(request)
     raise BadRequest("Only background responses can be cancelled: close the connection instead.", code="invalid_value")
+
+
+async def create_conversation(request: Request) -> Response:
+    """Makes a conversation, with items if the body has some."""
+    attempt, body = await authenticate(request), await _read(request)
+    conversation_id = f"conv_{secrets.token_hex(12)}"
+    own = {"id": conversation_id, "object": "conversation", "created_at": int(time.time()), "metadata": body.metadata}
+    items = stored_items(body.items, secrets.token_hex(12))
+    await _objects(request).add(attempt, conversation_id, {conversation_id: own, **items})
+    return JsonResponse(own)
+
+
+async def conversation(request: Request) -> Response:
+    """Returns a conversation."""
+    _, [own, *_] = await _conversation(request)
+    return JsonResponse(own)
+
+
+async def update_conversation(request: Request) -> Response:
+    """Replaces the metadata of a conversation."""
+    attempt, [own, *_] = await _conversation(request)
+    own |= {"metadata": (await _read(request)).metadata}
+    await _objects(request).replace(attempt, own["id"], own["id"], own)
+    return JsonResponse(own)
+
+
+async def delete_conversation(request: Request) -> Response:
+    """Deletes a conversation with its items."""
+    attempt, [own, *_] = await _conversation(request)
+    await _objects(request).delete(attempt, own["id"])
+    return JsonResponse({"id": own["id"], "object": "conversation.deleted", "deleted": True})
+
+
+async def conversation_items(request: Request) -> Response:
+    """Lists the items of a conversation."""
+    _, [_, *items] = await _conversation(request)
+    return JsonResponse(page(request, items))
+
+
+async def add_items(request: Request) -> Response:
+    """Appends items to a conversation; a client's retry of the last ones returns those."""
+    attempt, [own, *items] = await _conversation(request)
+    new = list(stored_items((await _read(request)).items, secrets.token_hex(12)).values())
+    last = items[-len(new) :] if new else []
+    is_repeat = Retry.of(request.headers).may_be_answered and list(map(_content, last)) == list(map(_content, new))
+    if is_repeat:
+        new = last
+    else:
+        await _objects(request).add(attempt, own["id"], {item["id"]: item for item in new})
+    return JsonResponse(_list(new, has_more=False))
+
+
+async def conversation_item(request: Request) -> Response:
+    """Returns an item of a conversation."""
+    _, [_, *items] = await _conversation(request)
+    return JsonResponse(_item(request, items))
+
+
+async def delete_item(request: Request) -> Response:
+    """Deletes an item of a conversation, and returns the conversation."""
+    attempt, [own, *items] = await _conversation(request)
+    await _objects(request).delete(attempt, own["id"], _item(request, items)["id"])
+    return JsonResponse(own)
 
 
 def page(request: Request, items: list[Json]) -> Json:
@@ -52,8 +131,43 @@ def page(request: Request, items: list[Json]) -> Json:
             raise BadRequest(f"after names no item of the list: '{after[:100]}'.", param="after", code="invalid_value")
         items = items[ids.index(after) + 1 :]
     data = items[: int(limit)]
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": "", "last_id": ""}
-    return {"object": "list", "data": data, **ends, "has_more": len(items) > len(data)}
+    return _list(data, has_more=len(items) > len(data))
+
+
+def _list(data: list[Json], *, has_more: bool) -> Json:
+    first, last = (data[0]["id"], data[-1]["id"]) if data else ("", "")
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def _content(item: Json) -> Json:
+    return {name: value for name, value in item.items() if name != "id"}
+
+
+def _item(request: Request, items: list[Json]) -> Json:
+    name = request.path_params["item_id"]
+    return found(next((item for item in items if item["id"] == name), None), "item", name, "item_id")
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+    items: list[Item] = Field(default_factory=list)
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+
+async def _read(request: Request) -> _Body:
+    with request.app.state.budget.share() as share:
+        return validated(_Body, read_object(await body_of(request, share), param="items"), (), {})
+
+
+async def _conversation(request: Request) -> tuple[Attempt, list[Json]]:
+    attempt = await authenticate(request)
+    responses: Responses = request.app.state.responses
+    return attempt, await responses.conversation(attempt, request.path_params["conversation_id"])
+
+
+def _objects(request: Request) -> AgentObjects:
+    objects: AgentObjects = request.app.state.agent_objects
+    return objects
 
 
 async def _stored(request: Request) -> StoredAnswer:
@@ -63,8 +177,18 @@ async def _stored(request: Request) -> StoredAnswer:
 
 
 RESPONSE = BASE + "/responses/{response_id}"
+CONVERSATION = BASE + "/conversations/{conversation_id}"
 RESPONSE_ROUTES = (
     Route(RESPONSE, response, methods=["GET"]),
+    Route(RESPONSE, delete_response, methods=["DELETE"]),
     Route(RESPONSE + "/input_items", response_input_items, methods=["GET"]),
     Route(RESPONSE + "/cancel", cancel, methods=["POST"]),
+    Route(BASE + "/conversations", create_conversation, methods=["POST"]),
+    Route(CONVERSATION, conversation, methods=["GET"]),
+    Route(CONVERSATION, update_conversation, methods=["POST"]),
+    Route(CONVERSATION, delete_conversation, methods=["DELETE"]),
+    Route(CONVERSATION + "/items", conversation_items, methods=["GET"]),
+    Route(CONVERSATION + "/items", add_items, methods=["POST"]),
+    Route(CONVERSATION + "/items/{item_id}", conversation_item, methods=["GET"]),
+    Route(CONVERSATION + "/items/{item_id}", delete_item, methods=["DELETE"]),
 )

@@ -59,7 +59,7 @@ async def count_tokens(request: Request) -> Response:
     attempt = await authenticate(request)
     calls: CallService = request.app.state.calls
     with request.app.state.budget.share() as share:
-        body = await _body(request, share)
+        body = await body_of(request, share)
         return JsonResponse({"input_tokens": await calls.count(attempt, MESSAGES, body)})
 
 
@@ -94,7 +94,7 @@ async def _answer(request: Request, wire_format: WireFormat) -> Response:
     attempt = await authenticate(request)
     calls: CallService = request.app.state.calls
     with request.app.state.budget.share() as share:
-        asked, call = await calls.start(attempt, wire_format, await _body(request, share), request.headers)
+        asked, call = await calls.start(attempt, wire_format, await body_of(request, share), request.headers)
     if asked.stream:
         return await _stream(request, wire_format, asked, call)
     if isinstance(call, Completion):
@@ -153,7 +153,7 @@ async def authenticate(request: Request) -> Attempt:
     return attempt
 
 
-async def _body(request: Request, share: Share) -> bytes:
+async def body_of(request: Request, share: Share) -> bytes:
     """Reads the body, decompressed; each chunk is counted against the limits before it is stored."""
     encoding = request.headers.get("content-encoding", "").strip().lower()
     return await read_body(request.stream(), encoding, share, max_bytes=request.app.state.settings.max_body_bytes)

@@ -56,9 +56,10 @@ def call_of(item_id: str | None) -> str | None:
     return found[1] if found else None
 
 
-def turns_of(items: Sequence[Item], earlier: Sequence[Turn] = ()) -> tuple[Turn, ...]:
+def turns_of(items: Sequence[Item], earlier: Sequence[Turn] = (), *, checks_results: bool = True) -> tuple[Turn, ...]:
     """Returns the earlier turns and those of the items; the text and the tool calls of one answer become one turn.
 
+    Args: checks_results: False accepts results of tool calls that are not among the items
     Raises: BadRequest: an item has a type, role or part that this model does not read, lacks a field, or answers a tool
         call that is not in the conversation
     """
@@ -89,7 +90,7 @@ def turns_of(items: Sequence[Item], earlier: Sequence[Turn] = ()) -> tuple[Turn,
                 turns[answer[0]] = replace(turn, tool_calls=(*turn.tool_calls, call))
             case "function_call_output":
                 call_id = _required(item.call_id, f"{where}.call_id")
-                if call_id not in known:
+                if checks_results and call_id not in known:
                     message = f"No tool call found for function call output with call_id '{call_id[:100]}'."
                     raise BadRequest(message, param=f"{where}.call_id", code="invalid_value")
                 turns.append(Turn("tool", _text(item.output, f"{where}.output"), tool_call_id=call_id))
@@ -115,6 +116,20 @@ def items_of(turn: Turn, name: str, *, status: str = "completed") -> list[Json]:
         return [{"id": f"msg_{name}", "type": "message", "status": status, "role": turn.role, "content": content}]
     items = [message_item(name, turn.content, None, status)] if turn.content or not turn.tool_calls else []
     return [*items, *(call_item(call, f"fc_{name}_{number}") for number, call in enumerate(turn.tool_calls))]
+
+
+def stored_items(items: Sequence[Item], name: str) -> dict[str, Json]:
+    """Returns items as a conversation stores them, by id; reasoning is not stored.
+
+    Args: name: the end of the ids of items that have none
+    Raises: BadRequest: as `turns_of`
+    """
+    documents: dict[str, Json] = {}
+    for index, item in enumerate(items):
+        for turn in turns_of([item], checks_results=False):
+            [document] = items_of(turn, f"{name}_n{index}")
+            documents[item.id or document["id"]] = document | {"id": item.id or document["id"]}
+    return documents
 
 
 def message_item(name: str, text: str, logprobs: Sequence[TokenLogprob] | None, status: str) -> Json:

@@ -1,13 +1,13 @@
 """Responses: OpenAI's `POST /v1/responses`, answered in one body or as a stream of typed events.
 
-`previous_response_id` and item references are expanded from the attempt's calls in the store, so that a later prompt
-continues the tokens of the call that it refers to.
+`previous_response_id`, `conversation` and item references are expanded from what the attempt has stored, so that a
+later prompt continues the tokens of the call that it refers to.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -25,10 +25,12 @@ from leyden.services.gateway.dialects.response_items import (
     items_of,
     logprobs_of,
     message_item,
+    stored_items,
     text_part,
     turns_of,
 )
 from leyden.services.gateway.errors import BadRequest, GatewayError, NotServed
+from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.reader import Reader, StoredAnswer
 
 RECORDED = frozenset(
@@ -105,8 +107,9 @@ class ResponsesRequest(ModelRequest):
 class Responses(WireFormat):
     """The dialect of responses."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, objects: AgentObjects) -> None:
         self._reader = reader
+        self._objects = objects
 
     def parse(self, body: bytes, *, max_choices: int) -> ResponsesRequest:
         """Parses and validates a body.
@@ -146,18 +149,27 @@ class Responses(WireFormat):
         Raises: NotServed: an id is unknown to this attempt; BadRequest: the items are no conversation
         """
         assert isinstance(request, ResponsesRequest)
-        previous = request.parameters.get("previous_response_id")
-        answers = await self._answers(attempt, [previous, *(item.id for item in request.items if _refers(item))])
         earlier: Sequence[Turn] = ()
-        if previous is not None:
-            earlier = _turns_after(_found(answers.get(previous), "previous response", previous, "previous_response_id"))
-        items = [_referred(item, answers) if _refers(item) else item for item in request.items]
-        turns = turns_of(items, earlier)
+        if (previous := request.parameters.get("previous_response_id")) is not None:
+            earlier = _turns_after(await self.stored(attempt, previous, param="previous_response_id"))
+        if (conversation := _conversation_id(request)) is not None:
+            documents = await self.conversation(attempt, conversation)
+            earlier = turns_of([Item.model_validate(one) for one in documents[1:]])
+        turns = turns_of(await self._resolved(attempt, request.items), earlier)
         if not turns:
             raise BadRequest("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
         if instructions := request.parameters.get("instructions"):
             turns = (Turn("system", instructions), *turns)
         return replace(request, turns=turns)
+
+    async def remember(self, attempt: Attempt, request: ModelRequest, completion: Completion) -> None:
+        """Appends the request's items and the answer's to their conversation."""
+        assert isinstance(request, ResponsesRequest)
+        if (conversation := _conversation_id(request)) is not None:
+            documents = stored_items(await self._resolved(attempt, request.items), completion.request_id)
+            [answer] = completion.answers
+            documents |= {item["id"]: item for item in _output(completion.request_id, answer)}
+            await self._objects.add(attempt, conversation, documents)
 
     def body(self, request: ModelRequest, completion: Completion) -> Json:
         """Returns a `response` object."""
@@ -167,16 +179,45 @@ class Responses(WireFormat):
         """Returns a writer of the events of a response."""
         return ResponseEvents(request, request_id, created)
 
-    async def stored(self, attempt: Attempt, response_id: str) -> StoredAnswer:
+    async def stored(self, attempt: Attempt, response_id: str, *, param: str = "response_id") -> StoredAnswer:
         """Returns a response of this attempt. Raises: NotServed."""
-        answers = await self._answers(attempt, [response_id])
-        return _found(answers.get(response_id), "response", response_id, "response_id")
+        answers = await self._answers(attempt, {response_id})
+        return found(answers.get(response_id), "response", response_id, param)
 
-    async def _answers(self, attempt: Attempt, ids: Sequence[str | None]) -> dict[str, StoredAnswer]:
+    async def conversation(self, attempt: Attempt, conversation_id: str) -> list[Json]:
+        """Returns a conversation of this attempt, then its items. Raises: NotServed."""
+        documents = await self._objects.owned(attempt, conversation_id)
+        own = found(documents.pop(conversation_id, None), "conversation", conversation_id, "conversation")
+        return [own, *documents.values()]
+
+    async def _resolved(self, attempt: Attempt, items: Sequence[Item]) -> list[Item]:
+        """Returns the items with those that references name in their place. Raises: NotServed."""
+        ids = {item.id for item in items if item.kind == "item_reference" and item.id is not None}
+        if not ids:
+            return list(items)
+        known = await self._objects.by_id(attempt, ids)
+        for stored in (await self._answers(attempt, ids)).values():
+            [answer] = stored.completion.answers
+            known |= {one["id"]: one for one in (*_output(stored.completion.request_id, answer), *input_items(stored))}
+        return [
+            Item.model_validate(found(known.get(item.id or ""), "item", item.id or "", "input"))
+            if item.kind == "item_reference"
+            else item
+            for item in items
+        ]
+
+    async def _answers(self, attempt: Attempt, ids: Collection[str]) -> dict[str, StoredAnswer]:
         """Returns the stored answers that these ids of responses and items name."""
-        calls = {name: call_id for name in ids if name is not None and (call_id := call_of(name)) is not None}
-        found = await self._reader.answers(attempt, Dialect.RESPONSES, set(calls.values())) if calls else []
-        stored = {one.completion.request_id: one for one in found if one.parameters.get("store") is not False}
+        calls = {name: call_id for name in ids if (call_id := call_of(name)) is not None}
+        if not calls:
+            return {}
+        answers = await self._reader.answers(attempt, Dialect.RESPONSES, set(calls.values()))
+        deleted = await self._objects.by_id(attempt, [f"resp_{call_id}" for call_id in calls.values()])
+        stored = {
+            answer.completion.request_id: answer
+            for answer in answers
+            if answer.parameters.get("store") is not False and f"resp_{answer.completion.request_id}" not in deleted
+        }
         return {name: stored[call_id] for name, call_id in calls.items() if call_id in stored}
 
 
@@ -379,16 +420,9 @@ def _wire_tool(tool: Json) -> Json:
     return {"type": "function", "description": None, "parameters": None, "strict": None, **tool["function"]}
 
 
-def _refers(item: Item) -> bool:
-    return item.kind == "item_reference"
-
-
-def _referred(item: Item, answers: Mapping[str, StoredAnswer]) -> Item:
-    stored = _found(answers.get(item.id or ""), "item", item.id or "", "input")
-    [answer] = stored.completion.answers
-    items = [*_output(stored.completion.request_id, answer), *input_items(stored)]
-    found = next((one for one in items if one["id"] == item.id), None)
-    return Item.model_validate(_found(found, "item", item.id or "", "input"))
+def _conversation_id(request: ModelRequest) -> str | None:
+    sent = request.parameters.get("conversation")
+    return sent["id"] if isinstance(sent, dict) else sent
 
 
 def _turns_before(stored: StoredAnswer) -> Sequence[Turn]:
@@ -400,8 +434,9 @@ def _turns_after(stored: StoredAnswer) -> Sequence[Turn]:
     return (*_turns_before(stored), answer.turn)
 
 
-def _found(value: T | None, what: str, name: str, param: str) -> T:
+def found(value: T | None, what: str, name: str, param: str) -> T:
+    """Returns the value. Raises: NotServed: it is None."""
     if value is None:
-        message = f"No {what} with the id '{name[:100]}' in this attempt: it was not stored, or its answer failed."
+        message = f"No {what} with the id '{name[:100]}' in this attempt: it was deleted, not stored, or not completed."
         raise NotServed(message, param=param, code="not_found")
     return value

@@ -125,16 +125,24 @@ class Reader:
         return await self._hold(read)
 
     async def _hold(self, read: Callable[[], Awaitable[T]]) -> T:
-        deadline = asyncio.get_running_loop().time() + self._hold_seconds
-        while True:
-            try:
-                return await read()
-            except StoreAway as error:
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise Unavailable(
-                        "The store is down; try again.", code="store_unavailable", retry_after_seconds=5
-                    ) from error
-                await asyncio.sleep(RETRY_SECONDS)
+        return await hold(read, self._hold_seconds)
+
+
+async def hold(work: Callable[[], Awaitable[T]], seconds: float) -> T:
+    """Returns the result of a read or of a write that may be repeated; retries while Postgres is down.
+
+    Raises: Unavailable: it was down for longer
+    """
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            return await work()
+        except StoreAway as error:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise Unavailable(
+                    "The store is down; try again.", code="store_unavailable", retry_after_seconds=5
+                ) from error
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 def _stored_call(row: ModelCall, full: FullCall) -> StoredCall:

@@ -119,6 +119,16 @@ GATEWAY = {
     ("POST", "/r/{rollout}/{attempt}/v1/responses"): Row(for_agents(200), RESPONSE),
     ("POST", "/r/{rollout}/{attempt}/v1/responses/"): Row(for_agents(200), RESPONSE),
     ("GET", "/r/{rollout}/{attempt}/v1/responses/{response_id}"): Row(for_agents(404)),
+    ("DELETE", "/r/{rollout}/{attempt}/v1/responses/{response_id}"): Row(for_agents(404)),
+    ("POST", "/r/{rollout}/{attempt}/v1/conversations"): Row(for_agents(200), {}),
+    **{
+        (method, "/r/{rollout}/{attempt}/v1/conversations/{conversation_id}" + path): Row(for_agents(404))
+        for method, path in [
+            *((method, "") for method in ("GET", "POST", "DELETE")),
+            *((method, "/items") for method in ("GET", "POST")),
+            *((method, "/items/{item_id}") for method in ("GET", "DELETE")),
+        ]
+    },
     ("GET", "/r/{rollout}/{attempt}/v1/responses/{response_id}/input_items"): Row(for_agents(404)),
     ("POST", "/r/{rollout}/{attempt}/v1/responses/{response_id}/cancel"): Row(for_agents(404)),
     ("POST", "/r/{rollout}/{attempt}/v1/completions"): Row(for_agents(200), PROMPT),
@@ -227,6 +237,8 @@ async def stage(database: Database, redis_url: str, tmp_path: Path, tiny_model: 
         "number": "1",
         "name": "any",
         "response_id": "resp_none",
+        "conversation_id": "conv_none",
+        "item_id": "msg_none",
         "token_id": "token-of-read",
     }
     shared: dict[str, Any] = {

@@ -333,3 +333,96 @@ async def test_explicit_nulls_and_fields_without_effect_are_accepted_and_recorde
         [call] = await stage.calls()
     assert call.request == {"model": "m"} | {name: value for name, value in nulls.items() if name != "tools"} | sent
     assert ids(call.sampled_ids)
+
+
+async def test_a_deleted_response_is_unknown_and_its_call_stays(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        answer = await client.responses.create(model="m", input="hi")
+        await client.responses.delete(answer.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(answer.id)
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.create(model="m", input="hi", previous_response_id=answer.id)
+        assert [call.status for call in await stage.calls()] == ["completed"]
+
+
+async def test_a_conversation_gathers_the_items_and_its_prompts_extend_the_tokens(tmp_path, database):
+    says = [TWO_CALLS, "Rain.", "Bye."]
+    async with scene(tmp_path, database, says=says, template=CHATML_WITH_TOOLS) as stage, stage.client() as client:
+        opening: Any = [{"type": "message", "role": "developer", "content": "Help."}]
+        talk = await client.conversations.create(items=opening, metadata={"a": "b"})
+        first = await client.responses.create(model="m", input="weather?", tools=TOOLS, conversation=talk.id)
+        results: Any = [
+            {"type": "function_call_output", "call_id": item.call_id, "output": "rain"}
+            for item in first.output
+            if item.type == "function_call"
+        ]
+        await client.responses.create(model="m", input=results, tools=TOOLS, conversation=talk.id)
+        last = await client.responses.create(model="m", input="and?", tools=TOOLS, conversation={"id": talk.id})
+        items = [item async for item in client.conversations.items.list(talk.id, order="asc", limit=3)]
+        rows = await stage.calls()
+        assert (await client.conversations.retrieve(talk.id)).metadata == {"a": "b"}
+        again = await client.conversations.items.retrieve(items[2].id or "", conversation_id=talk.id)
+    assert strictly(last).conversation and last.conversation.id == talk.id
+    assert [item.type for item in items] == [
+        *("message", "message", "message", "function_call", "function_call"),
+        *("function_call_output", "function_call_output", "message", "message", "message"),
+    ]
+    assert [item.id for item in items[2:5]] == [item.id for item in first.output] and again == items[2]
+    assert all(begins_with(later, earlier) for earlier, later in pairwise(rows))
+
+
+async def test_a_repeated_turn_is_once_in_its_conversation(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client, http_of(stage) as http:
+        talk = await client.conversations.create()
+        headers = {"idempotency-key": "k"}
+        body = {"model": "m", "input": "hi", "conversation": talk.id}
+        first, again = [await http.post("/responses", json=body, headers=headers) for _ in range(2)]
+        assert first.json() == again.json()
+        more = {"items": [{"role": "user", "content": "?"}]}
+        for count in ("0", "1", "0"):
+            added = await http.post(
+                f"/conversations/{talk.id}/items", json=more, headers={"x-stainless-retry-count": count}
+            )
+            assert added.status_code == 200
+        items = [item async for item in client.conversations.items.list(talk.id, order="asc")]
+        assert len(await stage.calls()) == 1
+    assert len(items) == 4
+
+
+async def test_items_and_conversations_are_deleted(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        opening: Any = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
+        talk = await client.conversations.create(items=opening)
+        await client.conversations.update(talk.id, metadata={"c": "d"})
+        items = [item async for item in client.conversations.items.list(talk.id)]
+        after = await client.conversations.items.delete(items[0].id or "", conversation_id=talk.id)
+        assert after.metadata == {"c": "d"}
+        await client.responses.create(model="m", input="three", conversation=talk.id)
+        [call] = await stage.calls()
+        assert [turn["content"] for turn in call.turns] == ["one", "three"]
+        assert (await client.conversations.delete(talk.id)).deleted
+        for refused in (
+            client.conversations.retrieve(talk.id),
+            client.responses.create(model="m", input="hi", conversation=talk.id),
+            client.conversations.items.create(talk.id, items=opening),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                await refused
+
+
+async def test_another_attempts_conversation_is_unknown(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client, http_of(stage, 1) as other:
+        talk = await client.conversations.create(items=[{"role": "user", "content": "secret"}])
+        path = f"/conversations/{talk.id}"
+        [item] = (await client.conversations.items.list(talk.id)).data
+        for refused in (
+            await other.get(path),
+            await other.get(f"{path}/items"),
+            await other.get(f"{path}/items/{item.id}"),
+            await other.delete(path),
+            await other.post("/responses", json={"model": "m", "input": "hi", "conversation": talk.id}),
+            await other.post("/responses", json={"model": "m", "input": [{"id": item.id}]}),
+        ):
+            assert (refused.status_code, refused.json()["error"]["code"]) == (404, "not_found"), refused.text
+        assert not await stage.calls()
