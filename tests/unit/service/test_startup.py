@@ -192,3 +192,25 @@ def test_a_file_that_cannot_be_used_is_a_line_too(
     # Log lines may stand before it.
     last = said.splitlines()[-1]
     assert (status, last[: len(words)], "Traceback" in said, "s3cret" in said) == (1, words, False, False)
+
+
+def test_sigterm_ends_the_first_process_of_a_container_while_it_imports() -> None:
+    script = """
+import os, time
+os.getpid = lambda: 1
+from leyden.libs.service import HttpSettings
+from leyden.libs.service.startup import exit_on_config_error
+
+@exit_on_config_error(HttpSettings)
+def main():
+    print("importing", flush=True)
+    time.sleep(60)
+
+main()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.terminate()
+        # Without a handler it would be -15, and nothing would happen to process 1.
+        assert process.wait(30) == 143
