@@ -31,6 +31,16 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{- end }}
 {{- end }}
 
+{{/* Of a Job's pod, which cannot change: without the versions of chart and platform. Arguments: root, component. */}}
+{{- define "leyden.jobLabels" -}}
+{{ include "leyden.selectorLabels" . }}
+app.kubernetes.io/part-of: leyden
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{/* metadata of an object. Arguments: root, component, optional suffix of the name, namespace, annotations. */}}
 {{- define "leyden.metadata" -}}
 name: {{ include "leyden.fullname" .root }}{{ with .suffix | default .component }}-{{ . }}{{ end }}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
 
 from tests.contract.chart.chart import CASES, CHART, HELMS, VERSIONS, objects, pod_templates, template, text_of
+from tests.tools import HELM
 
 # Of custom resources; kubernetes-validate has no schemas for them.
 CUSTOM = {"Cluster", "HTTPRoute", "PodMonitor", "PrometheusRule"}
@@ -69,3 +72,29 @@ def test_an_older_kubernetes_is_refused() -> None:
 
 def test_the_development_values_are_a_case_of_the_tests() -> None:
     assert (CHART / "values-dev.yaml").read_text() == (CHART / "ci" / "cpu-engine-values.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        "commonLabels.team=blue",
+        "migrations.nodeSelector.pool=cpu,model.nodeSelector.pool=cpu",
+        "imagePullPolicy=Always",
+    ],
+)
+def test_an_upgrade_changes_no_job_in_place(values: str, tmp_path: Path) -> None:
+    # A Job is immutable: a release that keeps its name and changes its pod cannot be applied.
+    chart = shutil.copytree(CHART, tmp_path / "leyden")
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    (chart / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": "99.0.0"}))
+    before, after = _jobs(CHART), _jobs(chart, "--set", values)
+    assert all(before[name] == after[name] for name in before.keys() & after.keys())
+    assert _jobs(chart).keys() == before.keys()
+
+
+def _jobs(chart: Path, *options: str) -> dict[str, object]:
+    values = str(CHART / "values-dev.yaml")
+    command = [str(HELM), "template", "trial", str(chart), "--values", values, *options]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "Job"]
+    return {one["metadata"]["name"]: one["spec"]["template"] for one in found}
