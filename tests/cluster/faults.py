@@ -8,14 +8,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from leyden.libs.client import Client
 from tests.cluster.node import step
-from tests.cluster.release import NAME, ROLLOUTS, SERVICES, Release, until
+from tests.cluster.release import NAME, ROLLOUTS, Release, until
 from tests.cluster.training import ENDED, document
 
 QUOTA = f"{NAME}-rollouts"
@@ -48,13 +48,13 @@ def check_quota_reason(client: Client, run_id: str) -> None:
     print(f"  {reason}", flush=True)
 
 
-def delete_each(release: Release) -> None:
+def delete_each(release: Release, components: Sequence[str]) -> None:
     """Deletes a pod of each component, one after another; Redis loses all that it holds."""
-    for component in (*SERVICES, "engine", "redis", "postgres"):
+    for component in components:
         with step(f"delete {component}"):
-            deleted = release.pods(component)[0]
-            release.delete_pod(deleted)
-            until(partial(_replaced, release, component, deleted), f"another pod of {component}")
+            before = release.pods(component)
+            release.delete_pod(before[0])
+            until(partial(_replaced, release, component, before), f"another pod of {component}")
 
 
 def kill_agent(release: Release) -> None:
@@ -113,7 +113,7 @@ def restart_api_server(release: Release) -> None:
 
 
 def still_runs(client: Client, run_id: str) -> None:
-    """The faults are over and the run is not: it went on meanwhile."""
+    """The run has not ended."""
     found = client.run(run_id)
     assert found.phase not in ENDED, (found.phase, found.reason)
     print(f"  {found.phase}, step {found.progress.step}", flush=True)
@@ -139,9 +139,11 @@ def _set_quota(release: Release, pods: str) -> None:
     release.node.kubectl("patch", "resourcequota", QUOTA, "-n", ROLLOUTS, "--type=merge", "-p", patch)
 
 
-def _replaced(release: Release, component: str, deleted: dict[str, Any]) -> bool:
+def _replaced(release: Release, component: str, before: list[dict[str, Any]]) -> bool:
+    """As many pods as before, all of them ready, and the first one is gone."""
     pods = release.pods(component)
-    return bool(pods) and all(_ready(pod) and pod["metadata"]["uid"] != deleted["metadata"]["uid"] for pod in pods)
+    gone = all(pod["metadata"]["uid"] != before[0]["metadata"]["uid"] for pod in pods)
+    return gone and len(pods) == len(before) and all(map(_ready, pods))
 
 
 def _ready(pod: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from tests.cluster.isolation import agent_pod
 from tests.cluster.node import step
 from tests.cluster.release import NAME, NAMESPACE, ROLLOUTS, Release, until
 
-FAST_SECONDS, ALL_SECONDS = 90, 240
+FAST_SECONDS, ALL_SECONDS = 75, 200
 SCALED = "gateway.autoscaling.enabled=true,gateway.autoscaling.minReplicas=1,gateway.autoscaling.maxReplicas=3"
 
 
@@ -29,7 +29,7 @@ def check(release: Release) -> None:
     with step("more replicas"):
         until(lambda: _replicas(release) >= 2, "a second gateway", FAST_SECONDS + 60)
     with step("fewer replicas"):
-        until(lambda: _replicas(release) == 1, "one gateway again", ALL_SECONDS)
+        until(lambda: _replicas(release) == 1, "one gateway again", ALL_SECONDS + 120)
     until(lambda: _phase(release) == "Succeeded", "the end of the load", ALL_SECONDS)
     found = json.loads(node.kubectl("logs", "load", "-n", ROLLOUTS))
     node.kubectl("delete", "pod", "load", "-n", ROLLOUTS, "--now")

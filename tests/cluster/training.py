@@ -54,8 +54,6 @@ def finish(release: Release, client: Client, run_id: str, steps: int, seconds: f
     report(client, ended, seen)
     assert ended.phase == "completed", (ended.phase, ended.reason)
     assert len(list(client.policies(ended.id))) == steps + 1
-    assert seen["agent"], "no agent ran as a pod"
-    assert seen["trainer"], "no trainer ran as a pod"
     check_promises(release, run_id)
 
 
