@@ -16,7 +16,7 @@ kind: Deployment
 metadata:
   {{- include "leyden.metadata" $component | nindent 2 }}
 spec:
-  {{- if not ($values.autoscaling | default dict).enabled }}
+  {{- if not (or ($values.autoscaling | default dict).enabled ($values.keda | default dict).enabled) }}
   replicas: {{ $values.replicas }}
   {{- end }}
   selector:
@@ -236,7 +236,9 @@ spec:
 {{- define "leyden.pdb" -}}
 {{- $values := .values | default (index .root.Values .name) -}}
 {{- $scaling := $values.autoscaling | default dict -}}
-{{- $fewest := ternary $scaling.minReplicas $values.replicas ($scaling.enabled | default false) | int -}}
+{{- $keda := $values.keda | default dict -}}
+{{- $fixed := ternary $keda.minReplicas $values.replicas ($keda.enabled | default false) -}}
+{{- $fewest := ternary $scaling.minReplicas $fixed ($scaling.enabled | default false) | int -}}
 {{- if gt $fewest 1 -}}
 {{- $component := dict "root" .root "component" (.component | default .name) -}}
 apiVersion: policy/v1

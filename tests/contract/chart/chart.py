@@ -56,6 +56,9 @@ def pods(case: str) -> Iterator[tuple[str, Object]]:
     """Name and template of every pod that the release starts, now or later."""
     for one in of_kind(case, "Deployment", "StatefulSet", "Job"):
         yield one["metadata"]["name"], one["spec"]["template"]
+    for one in of_kind(case, "LeaderWorkerSet"):
+        for role in ("leader", "worker"):
+            yield f"{one['metadata']['name']}-{role}", one["spec"]["leaderWorkerTemplate"][f"{role}Template"]
     for one in of_kind(case, "Pod"):
         yield one["metadata"]["name"], one
     yield from pod_templates(case).items()

@@ -14,7 +14,7 @@ from tests.contract.chart.chart import CASES, CHART, HELMS, VERSIONS, objects, p
 from tests.tools import HELM
 
 # Of custom resources; kubernetes-validate has no schemas for them.
-CUSTOM = {"Cluster", "HTTPRoute", "PodMonitor", "PrometheusRule"}
+CUSTOM = {"Cluster", "HTTPRoute", "LeaderWorkerSet", "PodMonitor", "PrometheusRule", "ScaledObject"}
 
 
 @pytest.mark.parametrize("helm", HELMS)

@@ -3,6 +3,9 @@ Engines of one model. Arguments of all templates here: root; engine: the values;
 Service, after the release's; component: of labels and selectors; model: the path of the model.
 */}}
 {{- define "leyden.engineStatefulSet" -}}
+{{- if gt (int (.engine.nodes | default 1)) 1 -}}
+{{ include "leyden.engineGroups" . }}
+{{- else -}}
 apiVersion: apps/v1
 kind: StatefulSet
 metadata:
@@ -17,6 +20,34 @@ spec:
   template:
     {{- include "leyden.enginePod" . | nindent 4 }}
 {{- end }}
+{{- end }}
+
+{{/*
+Engines whose model is split over several nodes. A group starts and ends as one; its leader alone answers requests. The
+operator makes a Service of the group's name, which must not be ours.
+*/}}
+{{- define "leyden.engineGroups" -}}
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+metadata:
+  {{- include "leyden.metadata" (dict "root" .root "component" .component "suffix" (printf "%s-group" .name)) | nindent 2 }}
+spec:
+  replicas: {{ .engine.replicas }}
+  startupPolicy: LeaderCreated
+  rolloutStrategy:
+    type: RollingUpdate
+    rollingUpdateConfiguration:
+      # A group more would need free GPUs.
+      maxUnavailable: 1
+      maxSurge: 0
+  leaderWorkerTemplate:
+    size: {{ .engine.nodes }}
+    restartPolicy: RecreateGroupOnPodRestart
+    leaderTemplate:
+      {{- include "leyden.enginePod" (merge (dict "role" "leader") .) | nindent 6 }}
+    workerTemplate:
+      {{- include "leyden.enginePod" (merge (dict "role" "worker") .) | nindent 6 }}
+{{- end }}
 
 {{/* Its EndpointSlices are the controller's list of engines, ready or not. */}}
 {{- define "leyden.engineService" -}}
@@ -29,6 +60,9 @@ spec:
   publishNotReadyAddresses: true
   selector:
     {{- include "leyden.selectorLabels" . | nindent 4 }}
+    {{- if gt (int (.engine.nodes | default 1)) 1 }}
+    leyden.dev/engine-role: leader
+    {{- end }}
   ports:
   - name: http
     port: 30000
@@ -44,6 +78,12 @@ spec:
 metadata:
   labels:
     {{- include "leyden.labels" . | nindent 4 }}
+    {{- with .role }}
+    leyden.dev/engine-role: {{ . }}
+    {{- end }}
+    {{- with $engine.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   {{- with $engine.podAnnotations }}
   annotations:
     {{- toYaml . | nindent 4 }}
@@ -62,9 +102,17 @@ spec:
     image: {{ $image }}
     imagePullPolicy: {{ $root.Values.imagePullPolicy }}
     command: [leyden-engine]
-    {{- with $engine.extraArgs }}
+    {{- if or .role $engine.extraArgs }}
     args:
+      {{- if .role }}
+      # The operator sets these variables.
+      - --dist-init-addr=$(LWS_LEADER_ADDRESS):20000
+      - --nnodes=$(LWS_GROUP_SIZE)
+      - --node-rank=$(LWS_WORKER_INDEX)
+      {{- end }}
+      {{- with $engine.extraArgs }}
       {{- toYaml . | nindent 6 }}
+      {{- end }}
     {{- end }}
     env:
     {{- include "leyden.commonEnv" $root | nindent 4 }}
@@ -82,7 +130,7 @@ spec:
     {{- include "leyden.internalEnv" (dict "prefix" "ENGINE") | nindent 4 }}
     {{- else }}
     - name: ENGINE_TENSOR_PARALLEL
-      value: {{ $engine.gpus | quote }}
+      value: {{ mul $engine.gpus ($engine.nodes | default 1) | quote }}
     {{- end }}
     {{- include "leyden.cacheEnv" $root | nindent 4 }}
     {{- with $engine.extraEnv }}
@@ -92,6 +140,7 @@ spec:
     - name: http
       containerPort: 30000
       protocol: TCP
+    {{- if ne (.role | default "leader") "worker" }}
     startupProbe:
       httpGet: {path: /health, port: http}
       periodSeconds: 10
@@ -106,6 +155,7 @@ spec:
       periodSeconds: 30
       timeoutSeconds: 20
       failureThreshold: 6
+    {{- end }}
     resources:
       {{- include "leyden.gpuResources" (dict "root" $root "resources" $engine.resources "gpus" (ternary 0 $engine.gpus $cpu)) | nindent 6 }}
     securityContext:
@@ -119,6 +169,9 @@ spec:
     - name: storage
       mountPath: /var/lib/leyden
       readOnly: true
+    {{- with $engine.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
   - name: tmp
     emptyDir: {}
@@ -127,4 +180,7 @@ spec:
       medium: Memory
       sizeLimit: {{ $engine.shmSize }}
   {{- include "leyden.storageVolume" $root | nindent 2 }}
+  {{- with $engine.extraVolumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
