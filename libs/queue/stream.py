@@ -146,7 +146,7 @@ class RolloutQueue:
         deliveries = await self._parsed(unacknowledged)
         if deliveries:
             return deliveries
-        unread = {self._stream: ">"}
+        unread: dict[Any, Any] = {self._stream: ">"}
         fresh: Any = await self._redis.xreadgroup(_GROUP, owner, unread, count=count, block=block_milliseconds)
         if not fresh:
             return []
