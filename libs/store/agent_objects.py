@@ -1,4 +1,4 @@
-"""What agents store by the Responses API: conversations, their items, and marks of deleted responses."""
+"""Objects that agents store by the Responses API: conversations, their items, and marks of deleted responses."""
 
 from __future__ import annotations
 

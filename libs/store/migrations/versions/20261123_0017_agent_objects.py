@@ -1,4 +1,4 @@
-"""What agents store through the Responses API: conversations with their items, and marks of deleted responses."""
+"""Objects that agents store through the Responses API: conversations with their items, and marks of deleted responses."""
 
 import sqlalchemy as sa
 from alembic import op
