@@ -72,6 +72,16 @@ async def read_pools(session: ReadSession) -> dict[str, Pool]:
     return {row.name: Pool(row.name, row.model_path, row.context_length) for row in rows}
 
 
+async def pool_of_run(session: ReadSession, run_id: str) -> Pool | None:
+    """The pool that a run names; None where it no longer exists."""
+    config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id))
+    name = (config or {}).get("pool", DEFAULT_POOL)
+    row = await session.get(tables.Pool, name)
+    if row is None:
+        return Pool(name) if name == DEFAULT_POOL else None
+    return Pool(row.name, row.model_path, row.context_length)
+
+
 async def write_engines(session: Session, engines: Sequence[EngineStatus], pool: str = DEFAULT_POOL) -> None:
     """Writes statuses of a pool's engines, one row per url."""
     if not engines:
@@ -90,13 +100,13 @@ async def forget_other_engines(session: Session, urls: Sequence[str], pool: str 
     await session.execute(delete(table).where(table.pool == pool, table.url.not_in(urls)))
 
 
-async def serving_engines(session: ReadSession) -> Sequence[tuple[str, str, int | None]]:
-    """URL, run and policy version of every engine that the controller last saw serving a run, by URL."""
+async def serving_engines(session: ReadSession) -> Sequence[tuple[str, str, int | None, str]]:
+    """URL, run, policy version and pool of every engine that the controller last saw serving a run, by URL."""
     table = tables.Engine
     serving = (table.state == EngineState.SERVING) & table.run_id.is_not(None)
-    columns = select(table.url, table.run_id, table.policy_version)
+    columns = select(table.url, table.run_id, table.policy_version, table.pool)
     rows = await session.execute(columns.where(serving).order_by(table.url))
-    return [(url, run_id, version) for url, run_id, version in rows if run_id is not None]
+    return [(url, run_id, version, pool) for url, run_id, version, pool in rows if run_id is not None]
 
 
 async def newest_policy_version(session: ReadSession, run_id: str) -> int | None:

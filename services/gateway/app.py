@@ -35,7 +35,7 @@ from leyden.services.gateway.errors import (
     Unavailable,
     error_response,
 )
-from leyden.services.gateway.prompt.prefix import PrefixIndex
+from leyden.services.gateway.models import PoolModels
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.reader import Reader
@@ -92,8 +92,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         newest_version=reader.newest_version,
     )
     calls = CallService(
-        model,
-        prefixes=PrefixIndex(model, max_bytes=settings.history_bytes),
+        PoolModels(model, reader, history_bytes=settings.history_bytes),
         engines=engines,
         recorder=recorder,
         reader=reader,

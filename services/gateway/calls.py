@@ -34,8 +34,9 @@ from leyden.services.gateway.errors import (
     stopping,
 )
 from leyden.services.gateway.in_flight import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
+from leyden.services.gateway.models import PoolModels, ServedModel
 from leyden.services.gateway.prompt.answer import finish_answer
-from leyden.services.gateway.prompt.prefix import IndexedPrompt, PrefixIndex
+from leyden.services.gateway.prompt.prefix import IndexedPrompt
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import CallContext, Recorder, call_row, untrainable_reason
@@ -49,16 +50,14 @@ class CallService:
 
     def __init__(
         self,
-        model: ChatModel,
+        models: PoolModels,
         *,
-        prefixes: PrefixIndex,
         engines: EngineClient,
         recorder: Recorder,
         reader: Reader,
         settings: Settings,
     ) -> None:
-        self.model = model
-        self._prefixes = prefixes
+        self.models = models
         self._engines = engines
         self._recorder = recorder
         self._reader = reader
@@ -80,13 +79,14 @@ class CallService:
         """
         arrived_at, sequence = time.perf_counter(), time.time_ns()
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
+        served = await self.models.of_run(attempt.run_id)
         retry = Retry.of(headers)
         digest = hashlib.sha256(retry.key.encode() + body).digest() if retry.key else request.body_sha256
         with self._retries.starting((attempt.key, digest)) as earlier:
             if retry.may_be_answered:
-                answered = await self._answered(attempt, request, digest, retry, earlier)
+                answered = await self._answered(served.chat, attempt, request, digest, retry, earlier)
             else:
-                answered = await self._undeclared(attempt, request, digest)
+                answered = await self._undeclared(served.chat, attempt, request, digest)
             if answered is not None:
                 if isinstance(answered, Completion):
                     await wire_format.remember(attempt, request, answered)
@@ -94,7 +94,7 @@ class CallService:
             self._admit(attempt)
             try:
                 request = await wire_format.expand(attempt, request)
-                call = await self._prepare(attempt, request, digest, headers, arrived_at, sequence)
+                call = await self._prepare(served, attempt, request, digest, headers, arrived_at, sequence)
                 # close() waits only for the calls that run when it starts: a later call would lose its record.
                 if self._is_closing:
                     raise stopping()
@@ -108,7 +108,8 @@ class CallService:
         """Returns the length of the prompt that a request with this body would send. Raises: BadRequest."""
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
         try:
-            return len((await self._indexed(attempt, request)).prompt.ids)
+            served = await self.models.of_run(attempt.run_id)
+            return len((await self._indexed(served, attempt, request)).prompt.ids)
         except ContextOverflow as error:
             return error.prompt_tokens
 
@@ -144,7 +145,13 @@ class CallService:
             del self._per_attempt[attempt.key]
 
     async def _answered(
-        self, attempt: Attempt, request: ModelRequest, digest: bytes, retry: Retry, earlier: Sequence[asyncio.Event]
+        self,
+        model: ChatModel,
+        attempt: Attempt,
+        request: ModelRequest,
+        digest: bytes,
+        retry: Retry,
+        earlier: Sequence[asyncio.Event],
     ) -> InFlightCall | Completion | None:
         for event in earlier:
             await event.wait()
@@ -152,13 +159,15 @@ class CallService:
         if call is not None and call.may_complete:
             metrics.REPLAYS.labels("in_flight").inc()
             return call
-        stored = await self._reader.completions(self.model, attempt, request, digest)
+        stored = await self._reader.completions(model, attempt, request, digest)
         completion = next((done for done in stored if self._retries.claim(done.request_id, retry)), None)
         if completion is not None:
             metrics.REPLAYS.labels("store").inc()
         return completion
 
-    async def _undeclared(self, attempt: Attempt, request: ModelRequest, digest: bytes) -> Completion | None:
+    async def _undeclared(
+        self, model: ChatModel, attempt: Attempt, request: ModelRequest, digest: bytes
+    ) -> Completion | None:
         """Returns the stored answer that this request repeats without saying so.
 
         The client of that answer hung up before its end, or the gateway that had it died: then its successor asks the
@@ -168,7 +177,7 @@ class CallService:
         lost = self._retries.undelivered.get(key)
         if lost is None and now > self._started_at + REPEAT_SECONDS:
             return None
-        for done in await self._reader.completions(self.model, attempt, request, digest, hold=False):
+        for done in await self._reader.completions(model, attempt, request, digest, hold=False):
             is_orphan = self._started_at - REPEAT_SECONDS < done.created < self._started_at - 1
             if (is_orphan or done.request_id == lost) and self._retries.claim(done.request_id, UNDECLARED):
                 self._retries.undelivered.pop(key, None)
@@ -178,6 +187,7 @@ class CallService:
 
     async def _prepare(
         self,
+        served: ServedModel,
         attempt: Attempt,
         request: ModelRequest,
         digest: bytes,
@@ -185,9 +195,9 @@ class CallService:
         arrived_at: float,
         sequence: int,
     ) -> InFlightCall:
-        indexed = await self._indexed(attempt, request)
+        indexed = await self._indexed(served, attempt, request)
         prompt = indexed.prompt
-        self._check_vocabulary(request, prompt)
+        _check_vocabulary(served.chat, request, prompt)
         temperature = request.sampling.temperature
         if temperature is None:
             temperature = await self._reader.temperature(attempt.run_id)
@@ -211,23 +221,10 @@ class CallService:
             arrived_at=arrived_at,
             sequence=sequence,
         )
-        return InFlightCall(context, indexed, choices)
+        return InFlightCall(context, indexed, choices, served)
 
-    async def _indexed(self, attempt: Attempt, request: ModelRequest) -> IndexedPrompt:
-        return await self._prefixes.prompt(attempt.key, request, lambda known: self._reader.calls(attempt, known))
-
-    def _check_vocabulary(self, request: ModelRequest, prompt: Prompt) -> None:
-        # SGLang crashes on a token id beyond the vocabulary.
-        size = self.model.tokenizer.vocab_size
-        if prompt.ids.min(initial=0) < 0 or prompt.ids.max(initial=0) >= size:
-            raise BadRequest("The messages hold a token that the model does not know.", param="messages")
-        for token in request.sampling.logit_bias:
-            if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):
-                raise BadRequest(
-                    f"logit_bias names token '{token[:20]}', but ids go from 0 to {size - 1}.",
-                    param="logit_bias",
-                    code="invalid_value",
-                )
+    async def _indexed(self, served: ServedModel, attempt: Attempt, request: ModelRequest) -> IndexedPrompt:
+        return await served.prefixes.prompt(attempt.key, request, lambda known: self._reader.calls(attempt, known))
 
     def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
         call.task = asyncio.create_task(self._serve(call, wire_format), name=f"call {call.request_id}")
@@ -283,12 +280,13 @@ class CallService:
             raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1) from None
 
     async def _sample(self, call: InFlightCall) -> None:
-        request, tokenizer = call.context.request, self.model.tokenizer
+        request, tokenizer = call.context.request, call.served.chat.tokenizer
         # Engines reserve one place of the context for themselves.
         room = tokenizer.context_length - 1 - len(call.context.prompt.ids)
         asked = EngineRequest(
             run_id=call.context.attempt.run_id,
             rollout_id=call.context.attempt.rollout_id,
+            pool=call.served.pool,
             prompt_ids=call.context.prompt.ids,
             sampling=request.sampling,
             temperature=call.context.temperature,
@@ -306,7 +304,7 @@ class CallService:
             raise errors.exceptions[0] from None
 
     async def _complete(self, call: InFlightCall) -> Completion:
-        answers = [finish_answer(self.model, call.context.request, choice) for choice in call.choices]
+        answers = [finish_answer(call.served.chat, call.context.request, choice) for choice in call.choices]
         reason = untrainable_reason(call.context.request.sampling, call.context.temperature)
         rows = [
             call_row(call.context, choice, CallStatus.COMPLETED, reason, answer)
@@ -333,7 +331,7 @@ class CallService:
     def _remember(self, call: InFlightCall, answers: Sequence[Answer]) -> None:
         # Agents continue the first choice: it is indexed last, so that it replaces a later choice with the same text.
         for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
-            self._prefixes.remember(call.context.attempt.key, choice.call_id, call.indexed, answer.turn, choice.ids)
+            call.served.prefixes.remember(call.context.attempt.key, choice.call_id, call.indexed, answer.turn, choice.ids)
 
     async def _record_unfinished(self, call: InFlightCall, status: CallStatus, reason: str) -> None:
         if call.is_recorded:
@@ -344,6 +342,20 @@ class CallService:
         with suppress(GatewayError):
             await self._recorder.record(
                 [call_row(call.context, choice, status, reason, None) for choice in call.choices]
+            )
+
+
+def _check_vocabulary(model: ChatModel, request: ModelRequest, prompt: Prompt) -> None:
+    # SGLang crashes on a token id beyond the vocabulary.
+    size = model.tokenizer.vocab_size
+    if prompt.ids.min(initial=0) < 0 or prompt.ids.max(initial=0) >= size:
+        raise BadRequest("The messages hold a token that the model does not know.", param="messages")
+    for token in request.sampling.logit_bias:
+        if not (token.isascii() and token.isdecimal() and len(token) < 10 and int(token) < size):
+            raise BadRequest(
+                f"logit_bias names token '{token[:20]}', but ids go from 0 to {size - 1}.",
+                param="logit_bias",
+                code="invalid_value",
             )
 
 

@@ -20,6 +20,7 @@ from cachetools import LRUCache, TTLCache
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.conversation import Completion, SampledTokens
 from leyden.services.gateway.errors import stopping
+from leyden.services.gateway.models import ServedModel
 from leyden.services.gateway.prompt.prefix import IndexedPrompt
 from leyden.services.gateway.records.writer import CallContext
 
@@ -37,6 +38,7 @@ class InFlightCall:
     context: CallContext
     indexed: IndexedPrompt
     choices: list[SampledTokens]
+    served: ServedModel
     task: asyncio.Task[Completion] | None = None
     listeners: list[Callable[[], None]] = field(default_factory=list)
     is_recorded: bool = False

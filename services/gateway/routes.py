@@ -65,9 +65,10 @@ async def count_tokens(request: Request) -> Response:
 
 async def models(request: Request) -> Response:
     """Lists the model behind this address."""
-    await authenticate(request)
+    attempt = await authenticate(request)
     calls: CallService = request.app.state.calls
-    return JsonResponse({"object": "list", "data": [_model(calls.model.name)]})
+    served = await calls.models.of_run(attempt.run_id)
+    return JsonResponse({"object": "list", "data": [_model(served.chat.name)]})
 
 
 async def model(request: Request) -> Response:
@@ -119,7 +120,7 @@ async def _stream(
     else:
         events = streaming.follow(
             writer,
-            request.app.state.calls.model,
+            call.served.chat,
             call,
             keepalive_after_seconds=settings.keepalive_after_seconds,
             keepalive_seconds=settings.keepalive_seconds,

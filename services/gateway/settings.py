@@ -20,7 +20,7 @@ class Settings(HttpSettings):
     shutdown_seconds: float = Field(default=300.0, gt=0)
     """How long calls in flight may run after SIGTERM; then, or at a second SIGTERM, they get 503."""
     model_path: Path = Path("model")
-    """Hugging Face folder of the base model, with tokenizer, chat template and config.json."""
+    """Hugging Face folder of the model of a pool that names none: tokenizer, chat template and config.json."""
     engine_urls: list[HttpAddress] = Field(default_factory=list)
     """Engines to use while the controller has registered none, as a JSON list of URLs."""
     engine_api_key: SecretStr | None = None
@@ -50,6 +50,6 @@ class Settings(HttpSettings):
     max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
     """Bytes of all bodies that the gateway reads at once; beyond it 503 with Retry-After."""
     history_bytes: int = Field(default=256 * 2**20, ge=2**16)
-    """Memory of the cache of completed calls; the gateway reads dropped attempts from the store again."""
+    """Memory of each pool's cache of completed calls; the gateway reads dropped attempts from the store again."""
     context_length: int | None = Field(default=None, ge=16)
-    """Tokens of prompt and answer together, if the engines allow fewer than the model's config.json."""
+    """Tokens of prompt and answer together in a pool that names no model, if engines allow fewer than config.json."""

@@ -20,7 +20,7 @@ class Settings(ServiceSettings):
     folder: Path = Path("runs")
     """Folder of versions and checkpoints, one subfolder a run; engines see it under the same path."""
     model_path: Path | None = None
-    """Hugging Face folder of the model for runs that name none."""
+    """Hugging Face folder of the model, for runs that name none and whose pool names none."""
     device: str = "auto"
     """`cpu`, or `auto` for the accelerator that this machine has."""
     threads: int | None = Field(default=None, ge=1)

@@ -20,6 +20,7 @@ from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks, pause
 from leyden.libs.store import training
 from leyden.libs.store.database import Database, StoreAway
+from leyden.libs.store.engines import Pool, pool_of_run
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.trainer.batch import Sample
@@ -202,7 +203,8 @@ async def _open_trainer(
     async with database.read() as session:
         config = await training.read_run_config(session, run_id)
         version_0 = await training.read_version(session, run_id, 0)
-    base = _base_model(config, settings)
+        pool = await pool_of_run(session, run_id)
+    base = _base_model(config, pool, settings)
     if version_0 is None:
         export = await asyncio.to_thread(describe, base)
         async with database.session() as session:
@@ -215,12 +217,15 @@ async def _open_trainer(
     return Trainer(settings, config, base, database, notifications, lock, learner)
 
 
-def _base_model(config: RunConfig, settings: Settings) -> Path:
-    """The run's model folder, or the platform's. Raises: ValueError: neither names one."""
-    if config.model is not None:
-        return Path(config.model)
+def _base_model(config: RunConfig, pool: Pool | None, settings: Settings) -> Path:
+    """The model folder of the run, of its pool, or of the settings. Raises: ValueError: none names one."""
+    named = config.model or (pool and pool.model_path)
+    if named:
+        return Path(named)
     if settings.model_path is None:
-        raise ValueError("the run names no model: set `model` in its document, or TRAINER_MODEL_PATH")
+        raise ValueError(
+            "the run names no model: set `model` in its document, TRAINER_MODEL_PATH, or its pool's model_path"
+        )
     return settings.model_path
 
 

@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from leyden.libs.contracts.config import DEFAULT_POOL
 from leyden.libs.contracts.ids import weight_version
 from leyden.libs.service import pause
 from leyden.libs.store.database import StoreAway
@@ -34,6 +35,7 @@ class Endpoint:
     url: str
     run_id: str | None = None
     policy_version: int | None = None
+    pool: str = DEFAULT_POOL
 
     @property
     def weight_version(self) -> str | None:
@@ -109,20 +111,20 @@ class EnginePool:
         self._refreshed.set()
         self._refreshed.clear()
 
-    async def pick(self, run_id: str, rollout_id: str, hold: HoldTimeout) -> Endpoint:
-        """Returns the rollout's engine; waits while no engine serves the run.
+    async def pick(self, run_id: str, rollout_id: str, hold: HoldTimeout, pool: str = DEFAULT_POOL) -> Endpoint:
+        """Returns the rollout's engine; waits while no engine of the pool serves the run.
 
         Raises: Unavailable: no engine served the run before the hold timeout
         """
         self._last_pick = asyncio.get_running_loop().time()
         self._requested.set()
-        endpoint = self._choose(run_id, rollout_id)
+        endpoint = self._choose(run_id, rollout_id, pool)
         if endpoint is not None:
             return endpoint
         with HELD.track_inprogress():
             while endpoint is None:
                 await pause(self._refreshed, min(hold.remaining(), 2 * self._poll_seconds))
-                endpoint = self._choose(run_id, rollout_id)
+                endpoint = self._choose(run_id, rollout_id, pool)
         return endpoint
 
     def mark_unhealthy(self, url: str) -> None:
@@ -130,8 +132,8 @@ class EnginePool:
         self._unhealthy_until[url] = asyncio.get_running_loop().time() + UNHEALTHY_SECONDS
         self._requested.set()
 
-    def _choose(self, run_id: str, rollout_id: str) -> Endpoint | None:
-        serving = [endpoint for endpoint in self._endpoints if endpoint.run_id in {run_id, None}]
+    def _choose(self, run_id: str, rollout_id: str, pool: str = DEFAULT_POOL) -> Endpoint | None:
+        serving = [one for one in self._endpoints if one.pool == pool and one.run_id in {run_id, None}]
         now = asyncio.get_running_loop().time()
         healthy = [endpoint for endpoint in serving if self._unhealthy_until.get(endpoint.url, 0.0) < now]
         return max(healthy or serving, key=lambda endpoint: _score(endpoint.url, rollout_id), default=None)

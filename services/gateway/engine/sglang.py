@@ -55,6 +55,7 @@ class EngineRequest:
 
     run_id: str
     rollout_id: str
+    pool: str
     prompt_ids: npt.NDArray[np.int32]
     sampling: Sampling
     temperature: float

@@ -14,7 +14,7 @@ from leyden.libs.contracts.ids import weight_version
 from leyden.libs.store.calls import calls_by_id, completed_calls, completed_requests, default_temperature
 from leyden.libs.store.chains import FullCall
 from leyden.libs.store.database import Database, StoreAway
-from leyden.libs.store.engines import newest_policy_version, serving_engines
+from leyden.libs.store.engines import Pool, newest_policy_version, pool_of_run, serving_engines
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, SampledTokens
@@ -45,12 +45,13 @@ class Reader:
         self._database = database
         self._hold_seconds = hold_seconds
         self._temperatures: dict[str, float | None] = {}
+        self._pools: dict[str, Pool] = {}
 
     async def endpoints(self) -> list[Endpoint]:
         """Reads the engines that serve a run. Raises: StoreAway."""
         async with self._database.read() as session:
             serving = await serving_engines(session)
-        return [Endpoint(url.rstrip("/"), run_id, policy_version) for url, run_id, policy_version in serving]
+        return [Endpoint(url.rstrip("/"), run_id, version, pool) for url, run_id, version, pool in serving]
 
     async def newest_version(self, run_id: str) -> int | None:
         """Reads the run's newest policy version; None before its first."""
@@ -73,6 +74,21 @@ class Reader:
             self._temperatures[run_id] = await self._hold(read)
         temperature = self._temperatures[run_id]
         return 1.0 if temperature is None else temperature
+
+    async def pool(self, run_id: str) -> Pool:
+        """Reads the run's pool. Raises: Unavailable: it no longer exists."""
+        if run_id not in self._pools:
+
+            async def read() -> Pool | None:
+                async with self._database.read() as session:
+                    return await pool_of_run(session, run_id)
+
+            found = await self._hold(read)
+            if found is None:
+                message = "The pool of this run no longer exists; try again."
+                raise Unavailable(message, code="engine_unavailable", retry_after_seconds=10)
+            self._pools[run_id] = found
+        return self._pools[run_id]
 
     async def calls(self, attempt: Attempt, known: Collection[str]) -> list[StoredCall]:
         """Reads the completed calls, oldest first, except those in `known` and those with a missing parent."""

@@ -167,7 +167,7 @@ async def test_a_store_that_does_not_answer_counts_as_down():
 async def test_engines_that_serve_a_run_are_read(database):
     engines = [
         tables.Engine(url="http://b", state="serving", run_id="run-a", policy_version=2),
-        tables.Engine(url="http://a", state="serving", run_id="run-b"),
+        tables.Engine(url="http://a", pool="small", state="serving", run_id="run-b"),
         tables.Engine(url="http://c", state="updating", run_id="run-a", policy_version=2),
         tables.Engine(url="http://d", state="serving"),
     ]
@@ -175,4 +175,4 @@ async def test_engines_that_serve_a_run_are_read(database):
         session.add_all(engines)
     async with database.read() as session:
         found = await serving_engines(session)
-    assert found == [("http://a", "run-b", None), ("http://b", "run-a", 2)]
+    assert found == [("http://a", "run-b", None, "small"), ("http://b", "run-a", 2, "default")]

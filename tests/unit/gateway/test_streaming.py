@@ -32,7 +32,7 @@ class Growing:
         self.sampled = SampledTokens("c1", 0, None)
         self.end: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         context = SimpleNamespace(request=self.request, request_id="c1", sequence=0)
-        self.call = InFlightCall(cast(Any, context), cast(Any, None), [self.sampled])
+        self.call = InFlightCall(cast(Any, context), cast(Any, None), [self.sampled], cast(Any, None))
         self.call.task = asyncio.create_task(self._answer())
 
     async def _answer(self) -> Completion:

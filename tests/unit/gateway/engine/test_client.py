@@ -135,6 +135,7 @@ def request(**fields: Any) -> EngineRequest:
     values: dict[str, Any] = {
         "run_id": "run-a",
         "rollout_id": "run-a.0.0",
+        "pool": "default",
         "prompt_ids": np.array([1], dtype=np.int32),
         "sampling": Sampling(),
         "temperature": 1.0,

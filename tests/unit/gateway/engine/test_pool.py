@@ -72,6 +72,15 @@ async def test_a_rollout_waits_for_an_engine_of_its_run() -> None:
     refreshing.cancel()
 
 
+async def test_a_run_gets_engines_of_its_pool_alone() -> None:
+    pool, _ = await pool_of(static_urls=["http://default"])
+    with pytest.raises(Unavailable):
+        await pool.pick("run-a", "run-a.0.0", HoldTimeout(0.05), "small")
+    pool, _ = await pool_of(A, Endpoint("http://small", "run-a", 3, "small"))
+    for number in range(10):
+        assert (await pool.pick("run-a", f"run-a.0.{number}", HoldTimeout(60), "small")).url == "http://small"
+
+
 async def test_a_rollout_waits_no_longer_than_its_hold_timeout() -> None:
     pool, _ = await pool_of()
     with pytest.raises(Unavailable, match=r"No engine served this run for 0\.05 seconds") as refused:
