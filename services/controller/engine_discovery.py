@@ -1,24 +1,29 @@
-"""The engines that exist. Settings list them today; a Kubernetes cluster can list them as EndpointSlices."""
+"""The engines that exist: those that the settings name, or those that a Kubernetes cluster lists as EndpointSlices."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+
+class FoundEngines(NamedTuple):
+    """Engines by URL, ready or not; `draining` ones end, and only answer the requests that they have."""
+
+    urls: frozenset[str]
+    draining: frozenset[str] = frozenset()
 
 
 class EngineDiscovery(Protocol):
-    async def urls(self) -> frozenset[str]:
-        """Returns the URL of every engine that exists now, ready or not; the fleet asks again at every poll.
+    async def find(self) -> FoundEngines:
+        """Returns the engines that exist now; the fleet asks again at every poll.
 
         Raises: OSError: nobody can say now; the fleet keeps the engines that it has
         """
 
 
-@dataclass(frozen=True)
-class StaticEngines:
+class StaticEngines(NamedTuple):
     """The engines that the settings name."""
 
-    found: frozenset[str]
+    urls: frozenset[str]
 
-    async def urls(self) -> frozenset[str]:
-        return self.found
+    async def find(self) -> FoundEngines:
+        return FoundEngines(self.urls)

@@ -23,7 +23,7 @@ from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import EngineStatus, forget_other_engines, write_engines
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.controller.engine_client import EngineClient, EngineRefused, TargetVersion
-from leyden.services.controller.engine_discovery import EngineDiscovery
+from leyden.services.controller.engine_discovery import EngineDiscovery, FoundEngines
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.weights import WeightCheck, WeightsLost
 
@@ -60,7 +60,7 @@ class Fleet:
     def __post_init__(self) -> None:
         self._target: TargetVersion | None = None
         self._members: dict[str, FleetMember] = {}
-        self._listed: frozenset[str] | None = None
+        self._found: FoundEngines | None = None
         self._weights = WeightCheck()
 
     def set_target(self, target: TargetVersion) -> None:
@@ -90,7 +90,7 @@ class Fleet:
 
     def trouble(self) -> str | None:
         """Says, for users, why no engine serves or will soon; None when one does."""
-        if self._listed == frozenset():
+        if self._found is not None and not self._found.urls:
             return f"pool {self.pool} has no engine"
         if any(status.state is not EngineState.UNREACHABLE for status in self._statuses()):
             return None
@@ -103,15 +103,15 @@ class Fleet:
         async with httpx.AsyncClient(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
             while True:
                 try:
-                    urls = await self.discovery.urls()
-                    for url in urls - tasks.keys():
+                    found = await self.discovery.find()
+                    for url in found.urls - tasks.keys():
                         member = self.add(EngineClient(url, http, self.settings))
                         tasks[url] = group.create_task(self._follow(member), name=f"engine {url}")
-                    for url in tasks.keys() - urls:
+                    for url in tasks.keys() - found.urls:
                         tasks[url].cancel()
                         await asyncio.wait({tasks.pop(url)})
                         del self._members[url]
-                    await self._forget_others(urls)
+                    await self._store_found(found)
                 except (StoreAway, OSError) as error:
                     limited_log.warning("engines not listed", cause=str(error))
                 await asyncio.sleep(self.settings.engine_poll_seconds)
@@ -124,13 +124,20 @@ class Fleet:
     def _statuses(self) -> list[EngineStatus]:
         return [member.status for member in self._members.values() if member.status is not None]
 
-    async def _forget_others(self, urls: frozenset[str]) -> None:
-        """Removes the rows of engines that no longer exist, so that no gateway sends requests to them."""
-        if urls == self._listed:
+    async def _store_found(self, found: FoundEngines) -> None:
+        """Stores which engines drain, and removes the rows of those that are gone: no gateway sends them new requests.
+
+        Requests in flight go on until the engine ends; the gateway then continues them on another one.
+        """
+        if found == self._found:
             return
+        draining = [EngineStatus(url, EngineState.DRAINING, detail="it ends") for url in sorted(found.draining)]
         async with self.database.session() as session:
-            await forget_other_engines(session, sorted(urls), self.pool)
-        self._listed = urls
+            await forget_other_engines(session, sorted(found.urls | found.draining), self.pool)
+            await write_engines(session, draining, self.pool)
+        self._found = found
+        SERVING.labels(self.pool).set(sum(self._serves_target(one) for one in self._statuses()))
+        await self.notifications.notify(Topic.ENGINES)
 
     async def _follow(self, member: FleetMember) -> None:
         while True:

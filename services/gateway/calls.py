@@ -331,7 +331,9 @@ class CallService:
     def _remember(self, call: InFlightCall, answers: Sequence[Answer]) -> None:
         # Agents continue the first choice: it is indexed last, so that it replaces a later choice with the same text.
         for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
-            call.served.prefixes.remember(call.context.attempt.key, choice.call_id, call.indexed, answer.turn, choice.ids)
+            call.served.prefixes.remember(
+                call.context.attempt.key, choice.call_id, call.indexed, answer.turn, choice.ids
+            )
 
     async def _record_unfinished(self, call: InFlightCall, status: CallStatus, reason: str) -> None:
         if call.is_recorded:

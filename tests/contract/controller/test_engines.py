@@ -16,10 +16,11 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.engines import EngineStatus
 from leyden.services.controller import weights
 from leyden.services.controller.engine_client import TargetVersion
-from leyden.services.controller.engine_discovery import StaticEngines
-from leyden.services.controller.engines import Fleet
+from leyden.services.controller.engine_discovery import FoundEngines, StaticEngines
+from leyden.services.controller.engines import Fleet, FleetMember
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.weights import WeightCheck, WeightsLost
 from tests.fakes.scripted_engine import ScriptedEngine, running
@@ -194,11 +195,38 @@ async def test_engines_no_longer_configured_are_forgotten(database: Database, re
         assert await rows(database) == {engine.url: ("serving", "run-a", 0)}
 
 
+async def test_a_new_engine_serves_no_run_before_it_has_the_version_of_the_run(
+    database: Database, redis_url: str
+) -> None:
+    states: list[tuple[str, str | None, int | None]] = []
+    engine = ScriptedEngine(weight_version="run-a:0")
+    async with running(engine):
+
+        class WatchedFleet(Fleet):
+            async def _store(self, member: FleetMember, status: EngineStatus) -> None:
+                await super()._store(member, status)
+                states.extend((await rows(database)).values())
+
+        notifications = Notifications(redis_url)
+        fleet = WatchedFleet(
+            Settings(engine_poll_seconds=0.05), StaticEngines(frozenset({engine.url})), database, notifications
+        )
+        # The engine still has an old version, as after a partition.
+        fleet.set_target(TargetVersion("run-a", 3, "/w/3", "hash"))
+        task = asyncio.create_task(fleet.run())
+        await until(lambda: ("serving", "run-a", 3) in states)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await notifications.close()
+    assert list(dict.fromkeys(states)) == [("updating", None, None), ("serving", "run-a", 3)]
+
+
 async def test_engines_follow_discovery(database: Database, redis_url: str) -> None:
     class Discovery:
-        found: frozenset[str] = frozenset()
+        found = FoundEngines(frozenset())
 
-        async def urls(self) -> frozenset[str]:
+        async def find(self) -> FoundEngines:
             return self.found
 
     discovery, notifications = Discovery(), Notifications(redis_url)
@@ -208,13 +236,19 @@ async def test_engines_follow_discovery(database: Database, redis_url: str) -> N
         one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]
         task = asyncio.create_task(fleet.run())
         await until(lambda: fleet.trouble() == "pool default has no engine")
-        discovery.found = frozenset({one.url})
+        discovery.found = FoundEngines(frozenset({one.url}))
         await until(lambda: fleet.served_version("run-a") == 1)
-        discovery.found = frozenset({two.url})
+        # A pod that ends answers what it has; its successor serves nothing before it has the run's version.
+        discovery.found = FoundEngines(frozenset({two.url}), draining=frozenset({one.url}))
         await until(lambda: two.weight_version == "run-a:1" and fleet.served_version("run-a") == 1)
+        assert await rows(database) == {one.url: ("draining", None, None), two.url: ("serving", "run-a", 1)}
+        fleet.set_target(TargetVersion("run-a", 2, "/w/2", "hash"))
+        await until(lambda: fleet.served_version("run-a") == 2)
+        assert (one.weight_version, two.weight_version) == ("run-a:1", "run-a:2")
         polled = len(one.journal)
+        discovery.found = FoundEngines(frozenset({two.url}))
         await asyncio.sleep(0.2)
-        assert await rows(database) == {two.url: ("serving", "run-a", 1)}
+        assert await rows(database) == {two.url: ("serving", "run-a", 2)}
         assert len(one.journal) == polled
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

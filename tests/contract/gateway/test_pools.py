@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,38 @@ async def test_each_run_has_the_template_the_limits_and_the_engines_of_its_pool(
     assert rendered(small, model) == ["[user]hi[assistant]", "[user]hi[user]again[assistant]"]
     calls = {call.run_id: call for call in await stage.calls()}
     assert model.tokenizer.decode(np.frombuffer(calls[run.id].sampled_ids, "<i4").tolist()).startswith("Small.")
+
+
+async def test_an_engine_that_drains_ends_its_calls_and_gets_no_new_one(tmp_path: Path, database: Database) -> None:
+    reached, released = asyncio.Event(), asyncio.Event()
+
+    async def pace(sampled: int) -> None:
+        if sampled:
+            reached.set()
+            await released.wait()
+
+    async with scene(tmp_path, database, says="Drained.", engine={"pace": pace}) as stage, stage.client() as agent:
+        draining = tables.Engine(url=stage.engine.url, state="serving", run_id=stage.run_id, policy_version=0)
+        async with database.session() as session:
+            session.add(draining)
+        create: Any = agent.chat.completions.create
+        in_flight = asyncio.create_task(create(model="m", messages=HI))
+        await reached.wait()
+        other = ScriptedEngine(
+            lambda _: [*stage.model.tokenizer.encode("Next.").tolist(), EOS],
+            stage.model.tokenizer.decode,
+            f"{stage.run_id}:0",
+        )
+        async with running(other):
+            async with database.session() as session:
+                (await session.get_one(tables.Engine, stage.engine.url)).state = "draining"
+                session.add(tables.Engine(url=other.url, state="serving", run_id=stage.run_id, policy_version=0))
+            await asyncio.sleep(0.2)
+            later = [await create(model="m", messages=[{"role": "user", "content": str(n)}]) for n in range(3)]
+            assert [answer.choices[0].message.content for answer in later] == ["Next."] * 3
+            released.set()
+            assert (await in_flight).choices[0].message.content == "Drained."
+        assert (len(stage.engine.requests), len(other.requests)) == (1, 3)
 
 
 async def test_a_model_that_cannot_be_read_fails_the_calls_of_its_pool_alone_until_it_can(

@@ -242,7 +242,7 @@ def endpoint(address: str, **conditions: bool) -> dict[str, Any]:
     return {"addresses": [address], "conditions": conditions}
 
 
-async def test_engines_are_the_endpoints_of_a_service_without_those_that_end(server: FakeKubernetes) -> None:
+async def test_engines_are_the_endpoints_of_a_service_and_those_that_end_drain(server: FakeKubernetes) -> None:
     made = {
         "metadata": {"labels": {"kubernetes.io/service-name": "leyden-engine"}},
         "ports": [{"name": "metrics", "port": 9090}, {"name": "http", "port": 30000}],
@@ -251,9 +251,10 @@ async def test_engines_are_the_endpoints_of_a_service_without_those_that_end(ser
     made["endpoints"].append(endpoint("10.0.0.3", ready=False, terminating=True))  # type: ignore[attr-defined]
     server.objects["endpointslices"] = {"a": made, "b": {"metadata": {"labels": {}}, "endpoints": [], "ports": []}}
     cluster = server.cluster()
-    found = await KubernetesEngines(cluster, "leyden-engine").urls()
+    found = await KubernetesEngines(cluster, "leyden-engine").find()
     await cluster.close()
-    assert found == {"http://10.0.0.1:30000", "http://10.0.0.2:30000"}
+    assert found.urls == {"http://10.0.0.1:30000", "http://10.0.0.2:30000"}
+    assert found.draining == {"http://10.0.0.3:30000"}
 
 
 def test_an_address_of_ipv6_has_brackets_and_a_slice_without_ports_has_no_engine() -> None:
