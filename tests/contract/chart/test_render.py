@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +11,20 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.contract.chart.chart import CASES, CHART, HELMS, VERSIONS, objects, pod_templates, template, text_of
+from leyden.services.controller.settings import Settings
+from tests.contract.chart.chart import (
+    CASES,
+    CHART,
+    FULLNAME,
+    HELMS,
+    VERSIONS,
+    env_of,
+    objects,
+    of_kind,
+    pod_templates,
+    template,
+    text_of,
+)
 from tests.tools import HELM
 
 # Of custom resources; kubernetes-validate has no schemas for them.
@@ -98,3 +112,27 @@ def _jobs(chart: Path, *options: str) -> dict[str, object]:
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     found = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "Job"]
     return {one["metadata"]["name"]: one["spec"]["template"] for one in found}
+
+
+def test_each_pool_has_engines_of_its_own_and_the_controller_lists_them() -> None:
+    sets = {one["metadata"]["name"]: one["spec"] for one in of_kind("pools", "StatefulSet")}
+    services = {one["metadata"]["name"]: one["spec"]["selector"] for one in of_kind("pools", "Service")}
+    policies = {one["metadata"]["name"]: one["spec"] for one in of_kind("pools", "NetworkPolicy")}
+    for pool, model, replicas in (("small", "/var/lib/leyden/models/small", 2), ("stand-in", None, 1)):
+        name = f"{FULLNAME}-engine-{pool}"
+        labels = sets[name]["selector"]["matchLabels"]
+        assert (sets[name]["replicas"], sets[name]["serviceName"]) == (replicas, name)
+        assert services[name] == labels == policies[name]["podSelector"]["matchLabels"]
+        assert labels != sets[f"{FULLNAME}-engine"]["selector"]["matchLabels"]
+        assert model is None or env_of(sets[name]["template"]["spec"]["containers"][0])["ENGINE_MODEL_PATH"] == {
+            "name": "ENGINE_MODEL_PATH",
+            "value": model,
+        }
+    [controller] = [one for one in of_kind("pools", "Deployment") if one["metadata"]["name"].endswith("-controller")]
+    pools = json.loads(env_of(controller["spec"]["template"]["spec"]["containers"][0])["CONTROLLER_POOLS"]["value"])
+    settings = Settings.model_validate({"pools": pools, "namespace": "platform"}).engine_pools()
+    assert {name: (pool.engine_service, pool.context_length) for name, pool in settings.items()} == {
+        "default": (f"{FULLNAME}-engine", None),
+        "small": (f"{FULLNAME}-engine-small", 8192),
+        "stand-in": (f"{FULLNAME}-engine-stand-in", None),
+    }

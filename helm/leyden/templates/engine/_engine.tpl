@@ -1,3 +1,11 @@
+{{/* The arguments of a pool beside `default`, as JSON, without root. Its values lie over those of `engine`. */}}
+{{- define "leyden.enginePool" -}}
+{{- $pool := index .root.Values.engine.pools .name -}}
+{{- $component := printf "engine-%s" .name -}}
+{{- $engine := mergeOverwrite (deepCopy (omit .root.Values.engine "pools")) (omit $pool "model" "contextLength") -}}
+{{- dict "engine" $engine "name" $component "component" $component "model" $pool.model | toJson -}}
+{{- end }}
+
 {{/*
 Engines of one model. Arguments of all templates here: root; engine: the values; name: of the StatefulSet and its
 Service, after the release's; component: of labels and selectors; model: the path of the model.
