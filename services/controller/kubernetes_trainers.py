@@ -13,7 +13,13 @@ from leyden.libs.kubernetes.shared import SharedPoll
 from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, RUN, selector
 from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerRefused, TrainerState, TrainerStatus
+from leyden.services.controller.trainer_backend import (
+    TrainerAttempt,
+    TrainerRefused,
+    TrainerState,
+    TrainerStatus,
+    last_line,
+)
 from leyden.services.controller.trainer_job import CONTAINER, trainer_job
 
 log = logger()
@@ -129,8 +135,7 @@ def _was_killed(pod: PodStatus) -> bool:
 
 
 def _end_of(pod: PodStatus) -> TrainerStatus:
-    lines = (pod.start_error or pod.message).strip().splitlines()
-    line = lines[-1][:1000] if lines else "no output"
+    line = last_line(pod.start_error or pod.message) or "no output"
     code = pod.exit_code or 0
     if pod.out_of_memory:
         return TrainerStatus(TrainerState.KILLED, f"out of memory: {line}")

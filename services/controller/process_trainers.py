@@ -12,7 +12,13 @@ from pathlib import Path
 from leyden.libs.telemetry import logger
 from leyden.services.controller import launch
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerRefused, TrainerState, TrainerStatus
+from leyden.services.controller.trainer_backend import (
+    TrainerAttempt,
+    TrainerRefused,
+    TrainerState,
+    TrainerStatus,
+    last_line,
+)
 
 log = logger()
 
@@ -47,7 +53,7 @@ class ProcessTrainers:
         code = process.returncode
         if code is None:
             return TrainerStatus(TrainerState.RUNNING, f"process {process.pid}")
-        line = await asyncio.to_thread(last_line, self._log_file(attempt.run_id))
+        line = await asyncio.to_thread(_last_line_of, self._log_file(attempt.run_id))
         if code < 0:
             return TrainerStatus(TrainerState.KILLED, f"killed by signal {-code}: {line}")
         return TrainerStatus(TrainerState.ENDED, f"exit code {code}: {line}")
@@ -90,9 +96,7 @@ def log_file(folder: Path, run_id: str) -> Path:
     return folder / f"trainer-{run_id}.log"
 
 
-def last_line(path: Path) -> str:
-    """Returns the last line of a file, bounded; empty where there is none."""
+def _last_line_of(path: Path) -> str:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - LAST_LINE_BYTES))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return lines[-1][:1000] if lines else ""
+        return last_line(file.read().decode(errors="replace"))

@@ -39,6 +39,15 @@ class TrainerStatus(NamedTuple):
     reason: str
 
 
+def last_line(output: str) -> str:
+    """Returns the last line that holds a letter or a digit, at most 1,000 characters of it; empty where there is none.
+
+    `torchrun` ends its output with the cause and a ruler.
+    """
+    lines = (line.strip() for line in reversed(output.splitlines()))
+    return next((line[:1000] for line in lines if any(map(str.isalnum, line))), "")
+
+
 class TrainerRefused(Exception):
     """The backend cannot start this trainer, and trying again will not help; the message says why."""
 

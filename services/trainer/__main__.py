@@ -17,6 +17,16 @@ def main() -> None:
     parser.add_argument("--run-id", help="the run to train; otherwise TRAINER_RUN_ID")
     run_id = parser.parse_args().run_id
     settings = Settings(run_id=run_id) if run_id else Settings()
+    train = _train
+    if settings.world_size > 1:
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        # `torchrun` ends its output with the exception that this writes down.
+        train = record(_train)
+    train(settings)
+
+
+def _train(settings: Settings) -> None:
     # Importing torch takes seconds: a wrong setting is refused before.
     from leyden.services.trainer.follower import run_follower
     from leyden.services.trainer.learner import runs_on_cpu

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from leyden.services.controller import launch, trainers
-from leyden.services.controller.process_trainers import ProcessTrainers, last_line
+from leyden.services.controller.process_trainers import ProcessTrainers
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerState, TrainerStatus
+from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerState, TrainerStatus, last_line
 from leyden.services.controller.trainers import TrainerSupervisor
 
 NOTE = "import os, sys, time; open('pids', 'a').write(f'{os.getpid()}\\n'); "
@@ -214,9 +214,13 @@ def test_launch_does_nothing_when_its_parent_is_dead() -> None:
     assert subprocess.run(command, capture_output=True, check=True).stdout == b""
 
 
-def test_the_last_line_is_the_last_one_with_text(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("x" * 5000 + "\nTraceback\nValueError: no model\n\n")
-    assert last_line(log) == "ValueError: no model"
-    log.write_text("")
-    assert last_line(log) == ""
+@pytest.mark.parametrize(
+    ("output", "line"),
+    [
+        ("x" * 5000 + "\nTraceback\nValueError: no model\n\n", "ValueError: no model"),
+        (f"traceback : Traceback\n  RuntimeError: no model\n  \n{'=' * 60}\n", "RuntimeError: no model"),
+        ("", ""),
+    ],
+)
+def test_the_last_line_is_the_last_one_with_a_word(output: str, line: str) -> None:
+    assert last_line(output) == line
