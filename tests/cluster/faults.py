@@ -19,6 +19,8 @@ from tests.cluster.release import NAME, ROLLOUTS, Release, until
 from tests.cluster.training import ENDED, document
 
 QUOTA = f"{NAME}-rollouts"
+TRAINER_PODS = 2
+"""Of tests/cluster/values.yaml."""
 
 
 def check_start_failures(release: Release, client: Client) -> None:
@@ -65,19 +67,28 @@ def kill_agent(release: Release) -> None:
 
 
 def kill_trainer(release: Release) -> None:
-    """Deletes the trainer's pod without a grace period; another attempt of it begins."""
-    with step("kill the trainer"):
-        pod = until(lambda: release.pods("trainer", phase="Running"), "the trainer's pod")[0]
+    """Deletes a pod of the trainer without a grace period; another attempt of all its pods begins."""
+    with step("kill the trainer"), _new_trainer(release) as pod:
         release.delete_pod(pod, "--grace-period=0", "--force")
-        until(lambda: _other(release.pods("trainer", phase="Running"), pod), "another trainer")
 
 
 def evict_trainer(release: Release) -> None:
-    """Evicts the trainer's pod as a drained node would; another attempt of it begins."""
-    with step("evict the trainer"):
-        pod = until(lambda: release.pods("trainer", phase="Running"), "the trainer's pod")[0]
+    """Evicts a pod of the trainer as a drained node would; another attempt of all its pods begins."""
+    with step("evict the trainer"), _new_trainer(release) as pod:
         evict(release, pod)
-        until(lambda: _other(release.pods("trainer", phase="Running"), pod), "another trainer")
+
+
+@contextlib.contextmanager
+def _new_trainer(release: Release) -> Iterator[dict[str, Any]]:
+    """Yields the last pod of a trainer that runs; later all pods of another one run."""
+    before = until(lambda: _running_trainer(release, set()), "a trainer")
+    yield before[-1]
+    until(lambda: _running_trainer(release, {pod["metadata"]["uid"] for pod in before}), "another trainer")
+
+
+def _running_trainer(release: Release, without: set[str]) -> list[dict[str, Any]] | None:
+    pods = [pod for pod in release.pods("trainer", phase="Running") if pod["metadata"]["uid"] not in without]
+    return sorted(pods, key=lambda pod: str(pod["metadata"]["name"])) if len(pods) >= TRAINER_PODS else None
 
 
 def evict(release: Release, pod: dict[str, Any]) -> None:
@@ -149,10 +160,6 @@ def _replaced(release: Release, component: str, before: list[dict[str, Any]]) ->
 def _ready(pod: dict[str, Any]) -> bool:
     conditions = pod["status"].get("conditions", [])
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-
-def _other(pods: list[dict[str, Any]], than: dict[str, Any]) -> bool:
-    return any(pod["metadata"]["uid"] != than["metadata"]["uid"] for pod in pods)
 
 
 def _answers(release: Release) -> bool:
