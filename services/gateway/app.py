@@ -24,6 +24,7 @@ from leyden.services.gateway.auth import Authenticator
 from leyden.services.gateway.calls import CallService
 from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.dialects.responses import Responses
+from leyden.services.gateway.embeddings import Embeddings
 from leyden.services.gateway.engine.client import EngineClient
 from leyden.services.gateway.engine.pool import EnginePool
 from leyden.services.gateway.errors import (
@@ -101,6 +102,8 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     liveness = AttemptLiveness(database, notifications, hold_seconds=settings.record_hold_seconds, on_end=calls.end)
     app.state.agent_objects = AgentObjects(database, hold_seconds=settings.record_hold_seconds)
     app.state.responses = Responses(reader, app.state.agent_objects)
+    embeddings_key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
+    app.state.embeddings = Embeddings(settings.embeddings_url, embeddings_key)
     app.state.calls, app.state.give_up = calls, calls.close
     app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.now), liveness)
     app.state.checks.add("store", database.ping)
@@ -116,6 +119,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
             loop.cancel()
         await asyncio.wait(loops)
         await engines.close()
+        await app.state.embeddings.close()
         await recording.close()
         await notifications.close()
         await database.close()
@@ -142,7 +146,7 @@ async def _on_http_exception(request: Request, error: Any) -> Response:
         converted = BadRequest(f"{error.detail}.", code="invalid_body")
         converted.status = error.status_code
     else:
-        message = f"{error.detail}: the address is <base URL>/chat/completions, /responses or /models."
+        message = f"{error.detail}: the address is <base URL>/chat/completions, /responses, /messages or /models."
         converted = NotServed(message, code="not_found" if error.status_code == 404 else "method_not_allowed")
         converted.status = error.status_code
     response = await _on_gateway_error(request, converted)

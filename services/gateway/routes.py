@@ -63,6 +63,14 @@ async def count_tokens(request: Request) -> Response:
         return JsonResponse({"input_tokens": await calls.count(attempt, MESSAGES, body)})
 
 
+async def embeddings(request: Request) -> Response:
+    """Passes a request on to the server of embeddings, where the settings name one."""
+    await authenticate(request)
+    with request.app.state.budget.share() as share:
+        answer: Response = await request.app.state.embeddings.answer(await body_of(request, share))
+    return answer
+
+
 async def models(request: Request) -> Response:
     """Lists the model behind this address."""
     attempt = await authenticate(request)
@@ -84,6 +92,7 @@ ROUTES = (
     *(Route(BASE + path, completions, methods=["POST"]) for path in ("/completions", "/completions/")),
     *(Route(BASE + path, messages, methods=["POST"]) for path in ("/messages", "/messages/")),
     Route(BASE + "/messages/count_tokens", count_tokens, methods=["POST"]),
+    *(Route(BASE + path, embeddings, methods=["POST"]) for path in ("/embeddings", "/embeddings/")),
     *(Route(BASE + path, models, methods=["GET"]) for path in ("/models", "/models/")),
     Route(BASE + "/models/{name:path}", model, methods=["GET"]),
 )

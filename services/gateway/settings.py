@@ -27,6 +27,12 @@ class Settings(HttpSettings):
     """API key of the engines' inference routes, sent as a bearer token."""
     engine_api_key_file: Path | None = None
     """File that holds the engines' API key, instead of `engine_api_key`."""
+    embeddings_url: HttpAddress | None = None
+    """Base URL of a server of embeddings, as `http://embedder:8080/v1`; it gets agents' `/v1/embeddings`."""
+    embeddings_api_key: SecretStr | None = None
+    """API key of the server of embeddings, sent as a bearer token."""
+    embeddings_api_key_file: Path | None = None
+    """File that holds that key, instead of `embeddings_api_key`."""
     engine_poll_seconds: float = Field(default=0.2, gt=0)
     """Time between reads of the engines' table; ten times as long while no requests arrive."""
     engine_silence_seconds: float = Field(default=600.0, gt=0)

@@ -136,6 +136,8 @@ GATEWAY = {
     ("POST", "/r/{rollout}/{attempt}/v1/messages"): Row(for_agents(200), CHAT),
     ("POST", "/r/{rollout}/{attempt}/v1/messages/"): Row(for_agents(200), CHAT),
     ("POST", "/r/{rollout}/{attempt}/v1/messages/count_tokens"): Row(for_agents(200), CHAT),
+    ("POST", "/r/{rollout}/{attempt}/v1/embeddings"): Row(for_agents(404), {}),
+    ("POST", "/r/{rollout}/{attempt}/v1/embeddings/"): Row(for_agents(404), {}),
     ("GET", "/r/{rollout}/{attempt}/v1/models"): Row(for_agents(200)),
     ("GET", "/r/{rollout}/{attempt}/v1/models/"): Row(for_agents(200)),
     ("GET", "/r/{rollout}/{attempt}/v1/models/{name}"): Row(for_agents(200)),

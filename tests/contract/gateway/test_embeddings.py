@@ -1,0 +1,49 @@
+"""Embeddings: passed on where the settings name a server, else refused with the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer, unused_port
+
+from tests.fakes.gateway import scene
+
+
+async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path, database):
+    seen: list[Any] = []
+
+    async def embed(request: web.Request) -> web.Response:
+        seen.append((request.headers["authorization"], await request.json()))
+        if seen[-1][1]["input"] == "wrong":
+            return web.json_response({"error": {"message": "no", "type": "invalid_request_error"}}, status=400)
+        item = {"object": "embedding", "index": 0, "embedding": [0.5, -0.25]}
+        return web.json_response(
+            {"object": "list", "model": "e", "data": [item], "usage": {"prompt_tokens": 1, "total_tokens": 1}}
+        )
+
+    app = web.Application()
+    app.router.add_post("/v1/embeddings", embed)
+    async with TestServer(app) as server:
+        url = str(server.make_url("/v1"))
+        async with (
+            scene(tmp_path, database, embeddings_url=url, embeddings_api_key="theirs") as stage,
+            stage.client() as client,
+        ):
+            answer = await client.embeddings.create(model="e", input="text", encoding_format="float")
+            with pytest.raises(openai.BadRequestError, match="no"):
+                await client.embeddings.create(model="e", input="wrong")
+            assert await stage.calls() == []
+    assert answer.data[0].embedding == [0.5, -0.25]
+    assert seen[0] == ("Bearer theirs", {"model": "e", "input": "text", "encoding_format": "float"})
+
+
+@pytest.mark.parametrize("url", [None, f"http://127.0.0.1:{unused_port()}/v1"])
+async def test_without_a_server_the_answer_names_the_remedy(tmp_path, database, url):
+    async with scene(tmp_path, database, embeddings_url=url) as stage, stage.client() as client:
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.embeddings.create(model="e", input="text")
+    expected = (404, "GATEWAY_EMBEDDINGS_URL") if url is None else (503, "does not answer")
+    assert (caught.value.status_code, expected[1] in caught.value.message) == (expected[0], True)
