@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any, NamedTuple
 
 import httpx
@@ -58,12 +59,22 @@ class EngineClient:
         fault_point("controller.engine_paused")
         try:
             await self._load(target)
-        finally:
-            # Shielded: an engine that stays paused would hold every agent for good.
-            resuming = asyncio.ensure_future(self.resume())
-            # The caller may be cancelled; then nobody fetches the exception, which is no accident.
-            resuming.add_done_callback(lambda task: task.cancelled() or task.exception())
-            await asyncio.shield(resuming)
+        except asyncio.CancelledError:
+            # An error would replace the cancellation, and whoever cancelled would wait for ever.
+            with contextlib.suppress(Exception):
+                await self._resume_shielded()
+            raise
+        except Exception:
+            await self._resume_shielded()
+            raise
+        await self._resume_shielded()
+
+    async def _resume_shielded(self) -> None:
+        """Resumes also when the caller is cancelled: an engine that stays paused would hold every agent for good."""
+        resuming = asyncio.ensure_future(self.resume())
+        # Nobody fetches the exception of a cancelled caller, which is no accident.
+        resuming.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(resuming)
 
     async def resume(self) -> None:
         """Lets a paused engine continue; changes nothing on one that is not paused."""

@@ -115,9 +115,13 @@ class Settings(ServiceSettings):
         nameless = [name for name, pool in pools.items() if pool.model_path is None and name != DEFAULT_POOL]
         if nameless:
             raise ValueError(f"CONTROLLER_POOLS: pool {nameless[0]} needs model_path")
-        urls = [url for pool in pools.values() for url in pool.engine_urls]
-        if len(urls) > len(set(urls)):
-            raise ValueError("CONTROLLER_POOLS: an engine belongs to one pool: write each URL once")
+        unknown = [name for name, pool in pools.items() if pool.model_path is None and pool.context_length is not None]
+        if unknown:
+            raise ValueError(f"CONTROLLER_POOLS: pool {unknown[0]} has context_length, which needs model_path")
+        engines = [url.rstrip("/") for pool in pools.values() for url in pool.engine_urls]
+        engines += [pool.engine_service for pool in pools.values() if pool.engine_service is not None]
+        if len(engines) > len(set(engines)):
+            raise ValueError("CONTROLLER_POOLS: an engine belongs to one pool: write each URL and each Service once")
         return self
 
     @model_validator(mode="after")

@@ -252,7 +252,12 @@ class CallService:
                 self._turns.release()
             fault_point("gateway.answered")
             completion = await self._complete(call)
-            await wire_format.remember(call.context.attempt, call.context.request, completion)
+            try:
+                await wire_format.remember(call.context.attempt, call.context.request, completion)
+            except GatewayError:
+                # The record holds an answer that its client does not get: an equal request does.
+                self.lose(call)
+                raise
             fault_point("gateway.recorded")
         except asyncio.CancelledError:
             otherwise = "the gateway was stopped" if self._is_closing else "the agent hung up"

@@ -120,7 +120,7 @@ def page(request: Request, items: list[Json]) -> Json:
     """Returns a page of a list by the parameters `order`, `after` and `limit`. Raises: BadRequest."""
     query = request.query_params
     limit = query.get("limit", str(DEFAULT_ITEMS))
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= MAX_ITEMS:
+    if not limit.isdecimal() or len(limit) > 3 or not 1 <= int(limit) <= MAX_ITEMS:
         raise BadRequest(f"limit must be between 1 and {MAX_ITEMS}.", param="limit", code="invalid_value")
     if (order := query.get("order", "desc")) not in {"asc", "desc"}:
         raise BadRequest("order must be 'asc' or 'desc'.", param="order", code="invalid_value")

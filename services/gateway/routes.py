@@ -22,6 +22,7 @@ from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.dialects.chat_completions import ChatCompletions
 from leyden.services.gateway.dialects.completions import Completions
 from leyden.services.gateway.dialects.messages import Messages
+from leyden.services.gateway.embeddings import Embeddings
 from leyden.services.gateway.in_flight import InFlightCall
 
 T = TypeVar("T")
@@ -66,9 +67,12 @@ async def count_tokens(request: Request) -> Response:
 async def embeddings(request: Request) -> Response:
     """Passes a request on to the server of embeddings, where the settings name one."""
     await authenticate(request)
-    with request.app.state.budget.share() as share:
-        answer: Response = await request.app.state.embeddings.answer(await body_of(request, share))
-    return answer
+    server: Embeddings = request.app.state.embeddings
+    # Before the body: a slow server holds the bodies of few requests, which the budget of model calls then spares.
+    async with server.turns:
+        with request.app.state.budget.share() as share:
+            body = await body_of(request, share)
+        return await server.answer(body)
 
 
 async def models(request: Request) -> Response:

@@ -51,7 +51,7 @@ class Completions(WireFormat):
             if document.get(name) and not (name == "best_of" and document[name] == document.get("n", 1)):
                 raise BadRequest(f"{name} is not supported; {remedy}.", param=name, code="unsupported_parameter")
         prompt = own.prompt[0] if isinstance(own.prompt, list) and not isinstance(own.prompt[0], int) else own.prompt
-        shared = {name: value for name, value in document.items() if name not in OWN}
+        shared = {name: value for name, value in document.items() if name not in OWN and value is not None}
         text = prompt if isinstance(prompt, str) else ""
         chat = {"max_tokens": DEFAULT_MAX_TOKENS, "messages": [{"role": "user", "content": text}], **shared}
         if own.logprobs is not None:

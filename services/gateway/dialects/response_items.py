@@ -9,17 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Annotated, TypeVar
+
+from pydantic import Field
 
 from leyden.libs.contracts.conversation import Json, Role, ToolCall, Turn
 from leyden.services.gateway.conversation import TokenLogprob
 from leyden.services.gateway.dialects.body import Wire
 from leyden.services.gateway.errors import BadRequest
 
-CALL_ID = re.compile(r"(?:resp|msg|fc|fco|rs|call)_(c[0-9a-f]{24})(?:_i?\d+)?")
+CALL_ID = re.compile(r"(?:resp|msg|fc|fco|rs|call)_(c[0-9a-f]{24})(?:_i\d+)?(?:_\d+)?")
 ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "refusal"})
 T = TypeVar("T")
+ObjectId = Annotated[str, Field(max_length=256, pattern=r"^[^\x00]*$")]
+"""An id that the store can hold."""
 
 
 class _Part(Wire):
@@ -32,7 +36,7 @@ class Item(Wire):
     """One item of a request's input; the fields of the types that this model reads."""
 
     type: str | None = None
-    id: str | None = None
+    id: ObjectId | None = None
     role: str | None = None
     content: str | list[_Part] | None = None
     call_id: str | None = None
@@ -86,6 +90,7 @@ def turns_of(items: Sequence[Item], earlier: Sequence[Turn] = (), *, checks_resu
                 if answer is None or not _is_same_answer(turns, answer, origin):
                     answer = (len(turns), origin)
                     turns.append(Turn("assistant", ""))
+                answer = (answer[0], answer[1] or origin)
                 turn = turns[answer[0]]
                 turns[answer[0]] = replace(turn, tool_calls=(*turn.tool_calls, call))
             case "function_call_output":
@@ -121,14 +126,16 @@ def items_of(turn: Turn, name: str, *, status: str = "completed") -> list[Json]:
 def stored_items(items: Sequence[Item], name: str) -> dict[str, Json]:
     """Returns items as a conversation stores them, by id; reasoning is not stored.
 
-    Args: name: the end of the ids of items that have none
+    Args: name: the end of the ids of items that have none of an answer's
     Raises: BadRequest: as `turns_of`
     """
     documents: dict[str, Json] = {}
     for index, item in enumerate(items):
         for turn in turns_of([item], checks_results=False):
             [document] = items_of(turn, f"{name}_n{index}")
-            documents[item.id or document["id"]] = document | {"id": item.id or document["id"]}
+            # An id of the agent's own may come again with other content.
+            item_id = item.id if item.id and call_of(item.id) else document["id"]
+            documents[item_id] = document | {"id": item_id}
     return documents
 
 

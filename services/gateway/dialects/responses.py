@@ -21,6 +21,7 @@ from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, read_object, refuse_format, validated
 from leyden.services.gateway.dialects.response_items import (
     Item,
+    ObjectId,
     call_of,
     items_of,
     logprobs_of,
@@ -69,7 +70,7 @@ class _Text(Wire):
 
 
 class _Conversation(Wire):
-    id: str
+    id: ObjectId
 
 
 class _Body(BaseModel):
@@ -79,7 +80,7 @@ class _Body(BaseModel):
     input: str | list[Item] = Field(default_factory=list)
     instructions: str | None = None
     previous_response_id: str | None = None
-    conversation: str | _Conversation | None = None
+    conversation: ObjectId | _Conversation | None = None
     tools: list[_Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | _ToolChoice | None = None
     parallel_tool_calls: bool | None = None

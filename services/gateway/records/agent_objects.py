@@ -10,6 +10,8 @@ from leyden.libs.store.database import Database, ReadSession, Session
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.records.reader import T, hold
 
+MAX_ID = 256
+
 
 class AgentObjects:
     """The objects of all attempts; each attempt sees its own. Raises: Unavailable, in every method."""
@@ -20,11 +22,14 @@ class AgentObjects:
 
     async def owned(self, attempt: Attempt, owner_id: str) -> dict[str, Json]:
         """Returns an object and its items, by id, in order; empty where it is unknown or deleted."""
+        if not _is_storable(owner_id):
+            return {}
         return await self._read(lambda session: owned_objects(session, _key(attempt), owner_id))
 
     async def by_id(self, attempt: Attempt, ids: Collection[str]) -> dict[str, Json | None]:
         """Returns items and deleted responses (None) with these ids."""
-        return await self._read(lambda session: objects_by_id(session, _key(attempt), ids))
+        storable = list(filter(_is_storable, ids))
+        return await self._read(lambda session: objects_by_id(session, _key(attempt), storable))
 
     async def add(self, attempt: Attempt, owner_id: str, documents: Mapping[str, Json | None]) -> None:
         """Stores documents after all earlier ones; those that exist stay as they are."""
@@ -51,6 +56,11 @@ class AgentObjects:
                 await work(session)
 
         await hold(write, self._hold_seconds)
+
+
+def _is_storable(name: str) -> bool:
+    """Whether Postgres takes the text as a key; an id from a path may be any."""
+    return "\0" not in name and len(name) <= MAX_ID
 
 
 def _key(attempt: Attempt) -> AttemptOfRun:

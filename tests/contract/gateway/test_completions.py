@@ -50,6 +50,14 @@ async def test_a_prompt_of_token_ids_is_sent_as_it_is_and_a_repeat_is_answered(t
     assert (chat.choices[0].message.content, calls[-1].parent_call_id) == ("ok", None)
 
 
+async def test_null_means_the_default_number_of_tokens(tmp_path, database):
+    async with scene(tmp_path, database, says="ok") as stage, stage.client() as client:
+        create: Any = client.completions.create
+        await create(model="m", prompt="a", max_tokens=None, extra_body={"max_tokens": None})
+        [asked] = stage.engine.requests
+    assert asked["sampling_params"]["max_new_tokens"] == 16
+
+
 @pytest.mark.parametrize(
     "change",
     [

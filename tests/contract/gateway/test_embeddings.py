@@ -19,6 +19,8 @@ async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path
         seen.append((request.headers["authorization"], await request.json()))
         if seen[-1][1]["input"] == "wrong":
             return web.json_response({"error": {"message": "no", "type": "invalid_request_error"}}, status=400)
+        if seen[-1][1]["input"] == "key":
+            return web.json_response({"error": {"message": "bad key"}}, status=401)
         item = {"object": "embedding", "index": 0, "embedding": [0.5, -0.25]}
         return web.json_response(
             {"object": "list", "model": "e", "data": [item], "usage": {"prompt_tokens": 1, "total_tokens": 1}}
@@ -27,7 +29,7 @@ async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path
     app = web.Application()
     app.router.add_post("/v1/embeddings", embed)
     async with TestServer(app) as server:
-        url = str(server.make_url("/v1"))
+        url = str(server.make_url("/v1/"))
         async with (
             scene(tmp_path, database, embeddings_url=url, embeddings_api_key="theirs") as stage,
             stage.client() as client,
@@ -35,6 +37,9 @@ async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path
             answer = await client.embeddings.create(model="e", input="text", encoding_format="float")
             with pytest.raises(openai.BadRequestError, match="no"):
                 await client.embeddings.create(model="e", input="wrong")
+            # That key is the gateway's: the agent's own is right.
+            with pytest.raises(openai.InternalServerError, match="GATEWAY_EMBEDDINGS_API_KEY"):
+                await client.embeddings.create(model="e", input="key")
             assert await stage.calls() == []
     assert answer.data[0].embedding == [0.5, -0.25]
     assert seen[0] == ("Bearer theirs", {"model": "e", "input": "text", "encoding_format": "float"})

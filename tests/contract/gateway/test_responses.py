@@ -306,6 +306,9 @@ async def test_another_attempts_response_and_one_not_stored_are_unknown(tmp_path
             "invalid_value",
         ),
         ({"metadata": {"a": 1}}, "metadata.a", "invalid_value"),
+        ({"conversation": "a\0"}, "conversation", "invalid_value"),
+        ({"input": [{"role": "user", "content": "hi", "id": "\0"}]}, "input", "invalid_value"),
+        ({"input": [{"role": "user", "content": "hi", "id": "i" * 257}]}, "input", "invalid_value"),
     ],
 )
 async def test_what_cannot_be_served_is_refused_by_name_and_not_recorded(tmp_path, database, change, param, code):
@@ -388,6 +391,27 @@ async def test_a_repeated_turn_is_once_in_its_conversation(tmp_path, database):
         items = [item async for item in client.conversations.items.list(talk.id, order="asc")]
         assert len(await stage.calls()) == 1
     assert len(items) == 4
+
+
+async def test_items_with_an_id_of_the_agents_own_are_all_stored(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+        talk = await client.conversations.create()
+        for text in ("one", "two"):
+            said: Any = [{"type": "message", "role": "user", "content": text, "id": "user"}]
+            await client.responses.create(model="m", input=said, conversation=talk.id)
+        calls = await stage.calls()
+        assert [turn["content"] for turn in calls[1].turns] == ["one", "Hello.", "two"]
+        assert begins_with(calls[1], calls[0])
+
+
+async def test_ids_and_limits_that_nothing_has_are_refused(tmp_path, database):
+    async with scene(tmp_path, database) as stage, http_of(stage) as http:
+        for path in ("/conversations/%00", f"/conversations/{'c' * 3000}", "/responses/%00"):
+            assert (await http.get(path)).status_code == 404
+        talk = (await http.post("/conversations", json={})).json()["id"]
+        for limit in ("0", "101", "0000000019999", "1" + "9" * 4400):
+            answer = await http.get(f"/conversations/{talk}/items", params={"limit": limit})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "limit")
 
 
 async def test_items_and_conversations_are_deleted(tmp_path, database):

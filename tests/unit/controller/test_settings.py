@@ -41,8 +41,15 @@ def test_pools_that_cannot_work_are_refused_with_the_remedy() -> None:
         pools(default={**urls, "engine_service": "engines"})
     with pytest.raises(ValueError, match="an engine belongs to one pool"):
         pools(default=urls, small={**urls, "model_path": "/models/small"})
+    with pytest.raises(ValueError, match="an engine belongs to one pool"):
+        pools(default=urls, small={"engine_urls": ["http://a:1/"], "model_path": "/models/small"})
+    services = {"engine_service": "engines"}
+    with pytest.raises(ValueError, match="an engine belongs to one pool"):
+        pools(default=services, small={**services, "model_path": "/models/small"})
+    with pytest.raises(ValueError, match="pool default has context_length, which needs model_path"):
+        pools(default={**urls, "context_length": 4096})
     with pytest.raises(ValueError, match="needs CONTROLLER_NAMESPACE"):
-        pools(default={"engine_service": "engines"})
+        pools(default=services)
     with pytest.raises(ValueError, match="should match pattern"):
         pools(**{"Not A Name": urls})
     with pytest.raises(ValueError, match="at least 1 item"):
