@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from leyden.libs.cli import control_files
-from leyden.libs.cli.cluster.release import LASTING, pod_state
+from leyden.libs.cli.cluster.release import lasts, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import AsJson, Part, as_text, console, facts, print_json, print_result, report_event, table
@@ -268,7 +268,7 @@ def _cluster_status(context: Context, as_json: bool) -> None:
     rows = [(pod.component, pod.name, pod.reason or pod.phase.lower(), pod.restarts, pod.node) for pod in pods]
     shown = table(("component", "pod", "status", "restarts", "node"), rows)
     print_result(as_json, document, shown, *_engines_and_runs(engines, runs, error))
-    if any(pod.reason for pod in pods if pod.component in LASTING):
+    if any(pod.reason for pod in pods if lasts(pod.component)):
         raise typer.Exit(Exit.ERROR)
 
 

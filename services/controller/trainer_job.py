@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 CONTAINER = "trainer"
 LEFTOVER_SECONDS = 86_400
 """An ended Job stays for so long, with its log."""
+DEFAULT_GRACE_SECONDS = 30
+"""Of Kubernetes."""
 PORT = 29_500
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 PROCESSES = "PET_NPROC_PER_NODE"
@@ -27,7 +29,8 @@ def trainer_job(attempt: TrainerAttempt, template: client.V1PodTemplateSpec, set
     """Builds the Job: its pods start together and fail together, since a retry is another attempt."""
     pods, labels = settings.trainer_pods, trainer_labels(attempt, settings)
     several = pods > 1 or _processes(template) not in {"", "1"}
-    environment = _rendezvous(attempt, settings) if several else []
+    grace = template.spec.termination_grace_period_seconds or DEFAULT_GRACE_SECONDS
+    environment = _rendezvous(attempt, settings, grace) if several else []
     command = _command(settings, attempt.run_id, several)
     pod, trainer = completed(template, CONTAINER, labels=labels, command=command, environment=environment)
     # The last lines of the log, in the pod's status.
@@ -76,8 +79,8 @@ def _command(settings: Settings, run_id: str, several: bool) -> list[str]:
     return [*program, *rest, "--run-id", run_id]
 
 
-def _rendezvous(attempt: TrainerAttempt, settings: Settings) -> list[client.V1EnvVar]:
-    """The variables by which `torchrun` joins the trainer's pods."""
+def _rendezvous(attempt: TrainerAttempt, settings: Settings, grace_seconds: int) -> list[client.V1EnvVar]:
+    """The variables by which `torchrun` joins the trainer's pods, and lets them finish within their grace period."""
     index = client.V1EnvVarSource(field_ref=client.V1ObjectFieldSelector(field_path=INDEX))
     return [
         *variables(
@@ -85,6 +88,7 @@ def _rendezvous(attempt: TrainerAttempt, settings: Settings) -> list[client.V1En
                 "PET_NNODES": str(settings.trainer_pods),
                 "PET_MASTER_ADDR": f"{attempt.name}-0.{settings.trainer_service}",
                 "PET_MASTER_PORT": str(PORT),
+                "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(max(5, grace_seconds - 10)),
             }
         ),
         client.V1EnvVar(name="PET_NODE_RANK", value_from=index),

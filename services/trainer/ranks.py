@@ -89,6 +89,7 @@ class Ranks:
     ) -> None:
         self.rank, self.size, self._store, self._timeout = rank, size, store, timeout_seconds
         self._lock = threading.Lock()
+        self._beat_seconds = min(WAIT_SECONDS, timeout_seconds / 4)
 
     @contextmanager
     def sending(self, message: Message) -> Iterator[None]:
@@ -98,6 +99,16 @@ class Ranks:
                 with self._answers():
                     dist.broadcast_object_list([message], src=0)
             yield
+
+    def wait(self, is_done: Callable[[float], bool]) -> None:
+        """Rank 0 waits inside the block of `sending`, after its last collective; the others wait with it.
+
+        Args: is_done: waits so many seconds, and says whether there is nothing left to wait for
+        """
+        while not is_done(self._beat_seconds):
+            if self.size > 1:
+                with self._answers():
+                    dist.broadcast_object_list([Wait()], src=0)
 
     def receive(self) -> Message:
         """Rank 0's next message."""
@@ -120,7 +131,7 @@ class Ranks:
 
         def beat() -> None:
             try:
-                while not over.wait(min(WAIT_SECONDS, self._timeout / 4)):
+                while not over.wait(self._beat_seconds):
                     with self.sending(Wait()):
                         pass
                     if self._stop_announced():

@@ -10,6 +10,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Mapping
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,13 +66,16 @@ class Saver:
         self._written = written = self._thread.submit(write)
         self._task = asyncio.create_task(self._follow(written, progress.step), name="checkpoint")
 
-    def wait_written(self) -> None:
-        """Waits until the last step's state is written: the next update changes it in place. For other threads.
+    def is_written(self, seconds: float) -> bool:
+        """Waits this long until the last step's state is written: the next update changes it in place.
 
-        Raises: LockLost; OSError: it could not be written
+        For other threads. Raises: LockLost; OSError: it could not be written
         """
         self._hurry.set()
-        self._written.result()
+        done, _ = futures.wait([self._written], seconds)
+        if done:
+            self._written.result()
+        return bool(done)
 
     async def finish(self) -> None:
         """Waits until the last step is saved and old files are gone.

@@ -118,7 +118,7 @@ key: {{ .key }}
 {{- end }}
 
 {{- define "leyden.postgresHost" -}}
-{{- if eq .Values.postgres.mode "external" }}{{ .Values.postgres.external.host }}{{ else }}{{ include "leyden.fullname" . }}-postgres{{ end -}}
+{{- if eq .Values.postgres.mode "external" }}{{ .Values.postgres.external.host }}{{ else }}{{ include "leyden.fullname" . }}-postgres.{{ .Release.Namespace }}.svc{{ end -}}
 {{- end }}
 
 {{/* LEYDEN_DATABASE_URL; Kubernetes puts the password in, so that it is in no object but a Secret. */}}

@@ -16,7 +16,7 @@ RUN = "leyden.dev/run"
 ADMIN_VARIABLE = "API_ADMIN_TOKEN"
 API_PORT = 8000
 LASTING = frozenset({"api", "controller", "runner", "gateway", "collector", "credit", "engine", "postgres", "redis"})
-"""Components whose pods must always be ready; the others end."""
+"""Components whose pods must always be ready, with the runners of the warm pool and further pools of engines."""
 API = "/apis/apps/v1{}/deployments?labelSelector=" + quote(f"app.kubernetes.io/name=leyden,{COMPONENT}=api")
 
 
@@ -143,8 +143,14 @@ def copy_from_storage(release: Release, folder: str, to: Path) -> None:
     controller = next((one.name for one in states if one.component == "controller" and one.running), None)
     if controller is None:
         raise CommandError("no controller runs that could read the storage: see `leyden status`", Exit.UNREACHABLE)
-    source = f"{release.namespace}/{controller}:{folder}"
+    # Its contents: kubectl leaves out a folder that is a link, as version 0 to the base model.
+    source = f"{release.namespace}/{controller}:{folder}/."
     release.kubectl.run("cp", "--container", "controller", "--retries=10", source, str(to), timed=False)
+
+
+def lasts(component: str) -> bool:
+    """Whether the pods of a component must always be ready; the others end."""
+    return component in LASTING or component == "warm-runner" or component.startswith("engine-")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 from leyden.libs.cli.cluster.kubectl import Kubectl, KubectlError, Object
-from leyden.libs.cli.cluster.release import LASTING, PodState, Release, find_release, pod_state
+from leyden.libs.cli.cluster.release import LASTING, PodState, Release, find_release, lasts, pod_state
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.findings import Finding
 
@@ -40,7 +40,7 @@ def examine_release(kubectl: Kubectl, namespace: str | None, name: str | None) -
         yield Finding("release", "skipped" if error.status == Exit.NOT_FOUND else "problem", str(error))
         return
     waiting = [state for state in states if state.reason]
-    lasting = [state for state in states if state.component in LASTING]
+    lasting = [state for state in states if lasts(state.component)]
     ready = sum(not state.reason for state in lasting)
     yield Finding("release", "ok", f"{release.name} in {release.namespace}: {ready} of {len(lasting)} pods ready")
     for state in waiting:
@@ -67,7 +67,7 @@ def _pod(release: Release, state: PodState) -> Iterator[Finding]:
     reason = state.reason + _last_words(release, state)
     remedy = next((words for part, words in REMEDIES.items() if part in reason), log)
     # Agents and trainers wait for room as a matter of course; the run's status says it, too.
-    status = "problem" if state.component in LASTING or state.phase == "Failed" else "warning"
+    status = "problem" if lasts(state.component) or state.phase == "Failed" else "warning"
     yield Finding(state.name, status, reason, remedy)  # type: ignore[arg-type]  # one of the statuses
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.contract.chart.chart import CHART, HELMS, template
 
+SMALL = "engine.pools.small.model=/var/lib/leyden/m"
 EXTERNAL = "postgres.mode=external,postgres.external.host=db"
 
 WRONG = [
@@ -20,6 +21,12 @@ WRONG = [
     ("engine.pools.default.model=/var/lib/leyden/m", "choose another name"),
     ("engine.pools.small.model=/models", "engine.pools.small.model must be a folder below"),
     ("engine.gpus=0,engine.pools.small.model=/var/lib/leyden/m", "engine.pools.small is of sglang"),
+    (f"engine.pools.small.nodes=2,engine.pools.small.backend=cpu,{SMALL}", "set its nodes to 1"),
+    (
+        f"engine.pools.small.nodes=2,{SMALL},storage.accessModes={{ReadWriteOnce}}",
+        "engine.pools.small.nodes is above 1",
+    ),
+    ("engine.pools.group.model=/var/lib/leyden/m", "choose a shorter name"),
     ("model.source=demo", "set engine.backend to cpu"),
     ("model.path=/models", "below /var/lib/leyden/"),
     ("trainer.nodes=2,storage.accessModes={ReadWriteOnce}", "ReadWriteMany"),

@@ -117,6 +117,8 @@ async def test_the_pods_of_one_trainer_find_each_other_by_torchruns_variables(
     variables = {one["name"]: one.get("value", one.get("valueFrom")) for one in trainer["env"]}
     assert variables["PET_MASTER_ADDR"] == "trainer-run-abc-1-0.leyden-trainers"
     assert (variables["PET_NNODES"], variables["PET_MASTER_PORT"]) == ("2", "29500")
+    # Ten seconds less than the grace period of the template.
+    assert variables["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "290"
     assert "job-completion-index" in variables["PET_NODE_RANK"]["fieldRef"]["fieldPath"]
 
 

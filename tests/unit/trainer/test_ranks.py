@@ -3,13 +3,18 @@
 import os
 import subprocess
 import sys
+import time
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torch.multiprocessing
 
 from leyden.services.trainer import tree
+from leyden.services.trainer.ranks import Leave, Ranks, Step
 from leyden.services.trainer.tree import share_rows
 from tests.unit.trainer.cases import agent_samples
 from tests.unit.trainer.ranked import three_steps
@@ -47,6 +52,30 @@ def test_weights_and_metrics_of_several_ranks_are_those_of_one(tmp_path: Path, m
             assert {name: one[name] for name in comparable} == pytest.approx(
                 {name: other[name] for name in comparable}, rel=1e-10, abs=1e-10
             )
+
+
+def _write_slowly(rank: int, folder: str) -> None:
+    timeout = timedelta(seconds=8)
+    dist.init_process_group("gloo", f"file://{folder}/store", timeout=timeout, rank=rank, world_size=2)
+    ranks = Ranks(rank, 2, timeout_seconds=timeout.total_seconds())
+    if rank > 0:
+        while not isinstance(ranks.receive(), Leave):
+            pass
+        return
+    began = time.monotonic()
+
+    def is_written(seconds: float) -> bool:
+        time.sleep(seconds)
+        return time.monotonic() - began > 1.5 * timeout.total_seconds()
+
+    with ranks.sending(Step([], [])):
+        ranks.wait(is_written)
+    with ranks.sending(Leave()):
+        pass
+
+
+def test_ranks_wait_for_a_checkpoint_that_takes_longer_than_their_timeout(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_write_slowly, (str(tmp_path),), nprocs=2)
 
 
 def test_shares_are_stretches_of_the_sorted_rows_with_about_as_many_nodes() -> None:
