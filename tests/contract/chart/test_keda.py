@@ -32,16 +32,23 @@ def test_keda_scales_the_deployments_alone() -> None:
         (trigger,) = spec["triggers"]
         assert trigger["metadata"]["targetQueryValue"] == target
         container = deployments[spec["scaleTargetRef"]["name"]]["template"]["spec"]["containers"][0]
-        assert trigger["metadata"]["connectionFromEnv"] in {one["name"] for one in container["env"]}
+        variables = {one["name"]: one for one in container["env"]}
+        # KEDA calls from a namespace of its own, where a short name means nothing.
+        assert ".svc:5432/" in variables[trigger["metadata"]["connectionFromEnv"]]["value"]
     assert not list(of_kind("keda", "HorizontalPodAutoscaler"))
 
 
 async def test_the_runners_query_counts_rollouts_for_jobs(database: Database) -> None:
     config = builders.run_document(runner={"type": "kubernetes", "image": "agents:1"})
     await builders.add_group(database, await builders.add_run(database, config=config), size=3)
-    await builders.add_group(database, await builders.add_run(database, config=config, intent="paused"), size=2)
+    _, paused = await builders.add_group(
+        database, await builders.add_run(database, config=config, intent="paused"), size=2
+    )
     await builders.add_group(database, await builders.add_run(database), size=2)
     assert await count(database, "runner") == 3
+    # A pause leaves attempts to their end.
+    await builders.add_attempt(database, paused[0])
+    assert await count(database, "runner") == 4
 
 
 async def test_credits_query_counts_complete_groups(database: Database) -> None:
