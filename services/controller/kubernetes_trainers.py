@@ -25,6 +25,8 @@ from leyden.services.controller.trainer_job import CONTAINER, trainer_job
 log = logger()
 
 POLL_SECONDS = 1.0
+RANK_LOST = "another process of this trainer ended"
+"""Words of the trainer's RankLost."""
 SIGNALS_FROM = 128
 
 
@@ -117,8 +119,14 @@ def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> Trai
     disrupted = next((pod.disrupted or pod.evicted_for_limit for pod in pods if pod.is_over and _was_killed(pod)), None)
     if disrupted is not None:
         return TrainerStatus(TrainerState.KILLED, disrupted)
+    # A process that loses another one ends, too: the other's end is the cause.
+    causes = [pod for pod in failed if RANK_LOST not in pod.message]
+    if causes:
+        return _end_of(min(causes, key=lambda pod: not pod.out_of_memory))
+    if failed and not job.over and sum(pod.is_over for pod in pods) < expected:
+        return TrainerStatus(TrainerState.RUNNING, "a pod has ended")
     if failed:
-        return _end_of(failed[0])
+        return TrainerStatus(TrainerState.KILLED, last_line(failed[0].message))
     if job.over:
         # No pod is left to blame: somebody deleted it.
         return TrainerStatus(TrainerState.KILLED, job.trouble or "its Job failed")

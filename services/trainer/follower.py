@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import torch
 
+from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.checkpoint import CheckpointDamaged
@@ -51,11 +52,18 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                     learner, message.samples, load.config, zero_variance=message.zero_variance, interrupted=asked
                 )
             elif isinstance(message, Adopt) and run is not None:
-                adopt_weights(run[1], message.weights)
+                _adopt(run[1], message)
         except (CheckpointDamaged, Interrupted, TrainingDiverged) as error:
             # Rank 0 has raised the same, and decides what follows.
             log.info("message not completed", rank=ranks.rank, cause=str(error))
     ranks.close()
+
+
+def _adopt(learner: Learner, message: Adopt) -> None:
+    # Ranks with different weights would add up the gradients of different policies, and nothing would notice.
+    if weights_sha256(message.weights) != message.content_sha256:
+        raise OSError(f"{message.weights}: this process reads other bytes than rank 0: check the storage they share")
+    adopt_weights(learner, message.weights)
 
 
 def _load(settings: Settings, ranks: Ranks, load: Load) -> Learner:

@@ -57,9 +57,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Adopt:
-    """Replace the learner's weights by those of a folder."""
+    """Replace the learner's weights by those of a folder, whose hash is `weights_sha256`."""
 
     weights: Path
+    content_sha256: str
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ class LearnerLoader:
         """Takes the recorded weights, which engines may serve already, or exports them again; saves the state."""
         weights = Path(version.path)
         if weights_sha256(weights) == version.content_sha256:
-            with self.ranks.sending(Adopt(weights)):
+            with self.ranks.sending(Adopt(weights, version.content_sha256)):
                 difference = adopt_weights(learner, weights)
             log.info("step made again", step=learner.step, largest_difference=difference)
         else:

@@ -13,7 +13,7 @@ import pytest
 from leyden.libs.kubernetes import cluster as cluster_module
 from leyden.services.controller import kubernetes_trainers, trainers
 from leyden.services.controller.kubernetes_engines import KubernetesEngines, engine_urls
-from leyden.services.controller.kubernetes_trainers import KubernetesTrainers
+from leyden.services.controller.kubernetes_trainers import RANK_LOST, KubernetesTrainers
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerRefused, TrainerState
 from leyden.services.controller.trainers import TrainerSupervisor
@@ -170,6 +170,29 @@ async def end(server: FakeKubernetes, make: Make, code: int, **details: Any) -> 
 async def test_a_crash_is_blamed_on_the_run_with_its_last_line(server: FakeKubernetes, make: Make) -> None:
     found = await end(server, make, 1, message="Traceback\nValueError: loss is nan\n")
     assert found == (TrainerState.ENDED, "exit code 1: ValueError: loss is nan")
+
+
+LOST = f"RankLost: rank 0 of 2: {RANK_LOST}, or did not answer"
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "expected"),
+    [
+        (1, {"message": "ValueError: loss is nan"}, (TrainerState.ENDED, "exit code 1: ValueError: loss is nan")),
+        (137, {"reason": "OOMKilled"}, (TrainerState.KILLED, "out of memory: no output")),
+        (1, {"message": LOST}, (TrainerState.KILLED, LOST)),
+    ],
+)
+async def test_a_pod_that_lost_another_one_is_not_the_cause(
+    server: FakeKubernetes, make: Make, code: int, details: dict[str, Any], expected: tuple[TrainerState, str]
+) -> None:
+    backend = make(trainer_pods=2)
+    await backend.start(FIRST)
+    server.ended(FIRST.name, 1, 0, "trainer", message=LOST)
+    server.running(FIRST.name, 1, "trainer")
+    assert (await backend.status(FIRST)).state is TrainerState.RUNNING
+    server.ended(FIRST.name, code, 1, "trainer", **details)
+    assert tuple(await backend.status(FIRST)) == expected
 
 
 @pytest.mark.parametrize(

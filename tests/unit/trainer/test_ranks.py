@@ -1,5 +1,6 @@
 """Several processes of a trainer, started by `torchrun`, against one."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
+from leyden.services.controller.kubernetes_trainers import RANK_LOST
 from leyden.services.trainer import tree
 from leyden.services.trainer.ranks import Leave, Ranks, Step
 from leyden.services.trainer.tree import share_rows
@@ -76,6 +78,10 @@ def _write_slowly(rank: int, folder: str) -> None:
 
 def test_ranks_wait_for_a_checkpoint_that_takes_longer_than_their_timeout(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_write_slowly, (str(tmp_path),), nprocs=2)
+
+
+def test_the_controller_knows_the_end_of_a_rank_that_lost_another_one() -> None:
+    assert RANK_LOST in inspect.getsource(Ranks)
 
 
 def test_shares_are_stretches_of_the_sorted_rows_with_about_as_many_nodes() -> None:
