@@ -44,7 +44,7 @@ def leyden(cluster: FakeCluster, tmp_path: Path) -> Leyden:
     def run(*words: str, **variables: str) -> Result:
         config = cluster.write_kubeconfig(tmp_path / "kubeconfig", "platform")
         path = f"{tmp_path}:{os.environ['PATH']}"
-        environment = {"COLUMNS": "250", "KUBECONFIG": str(config), "PATH": path, **variables}
+        environment = {"COLUMNS": "500", "KUBECONFIG": str(config), "PATH": path, **variables}
         return CliRunner().invoke(app, ["--home", str(tmp_path / "home"), *words], env=environment)
 
     return run

@@ -20,6 +20,8 @@ from tests.contract.trainer.test_steps import Case
 
 SECONDS = 150
 
+POINT = "trainer.follower_step"
+
 
 @asynccontextmanager
 async def trainer(case: Case, injector: FaultInjector, **changes: str) -> AsyncIterator[asyncio.subprocess.Process]:
@@ -79,9 +81,9 @@ async def test_a_trainer_of_which_one_process_dies_ends_and_resumes_with_the_wei
     assert len(wanted) == STEPS + 1
 
     killed = await prepared(database, postgres_dsn, tiny_model, tmp_path / "killed", redis_url)
-    injector.arm("trainer.follower_step")
+    injector.arm(POINT)
     assert await train(killed, injector) == 1
-    assert injector.fired("trainer.follower_step", 0.0)
+    assert injector.fired(POINT, 0.0)
     injector.arm("trainer.saved")
     assert await train(killed, injector) == 1
     assert injector.fired("trainer.saved", 0.0)

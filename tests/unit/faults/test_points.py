@@ -11,6 +11,7 @@ import pytest
 from leyden.libs.faults import FaultInjector
 from tests.contract.engine import test_kills as engine_kills
 from tests.contract.trainer import test_kills as trainer_kills
+from tests.contract.trainer import test_ranks
 from tests.e2e import test_points
 
 PASSING = "from leyden.libs.faults import fault_point; fault_point('there'); print('alive')"
@@ -51,6 +52,6 @@ def test_every_point_in_the_code_is_described_and_has_a_test_that_kills_there() 
     points = set(re.findall(r'(?:\bfault_point\(|\bmoment=)"([a-z]+\.[a-z_]+)"', code))
     described = re.findall(r"^\| `([a-z]+\.[a-z_]+)` \|", (root / "docs/adr/0010-fault-points.md").read_text(), re.M)
     killed = {f"{service}.{moment}" for service, moments in test_points.POINTS.items() for moment in moments}
-    killed |= {*trainer_kills.POINTS, *engine_kills.POINTS, *test_points.API_POINTS}
+    killed |= {*trainer_kills.POINTS, *engine_kills.POINTS, *test_points.API_POINTS, test_ranks.POINT}
     assert sorted(described) == sorted(points)
     assert set(described) == killed
