@@ -18,7 +18,7 @@ CONTAINER = "trainer"
 LEFTOVER_SECONDS = 86_400
 """An ended Job stays for so long, with its log."""
 DEFAULT_GRACE_SECONDS = 30
-"""Of Kubernetes."""
+"""Kubernetes gives this to a pod whose template names none."""
 PORT = 29_500
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 PROCESSES = "PET_NPROC_PER_NODE"
