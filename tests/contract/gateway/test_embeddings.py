@@ -45,10 +45,11 @@ async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path
     assert seen[0] == ("Bearer theirs", {"model": "e", "input": "text", "encoding_format": "float"})
 
 
-@pytest.mark.parametrize("url", [None, f"http://127.0.0.1:{unused_port()}/v1"])
-async def test_without_a_server_the_answer_names_the_remedy(tmp_path, database, url):
+@pytest.mark.parametrize("configured", [False, True])
+async def test_without_a_server_the_answer_names_the_remedy(tmp_path, database, configured):
+    url = f"http://127.0.0.1:{unused_port()}/v1" if configured else None
     async with scene(tmp_path, database, embeddings_url=url) as stage, stage.client() as client:
         with pytest.raises(openai.APIStatusError) as caught:
             await client.embeddings.create(model="e", input="text")
-    expected = (404, "GATEWAY_EMBEDDINGS_URL") if url is None else (503, "does not answer")
+    expected = (404, "GATEWAY_EMBEDDINGS_URL") if not configured else (503, "does not answer")
     assert (caught.value.status_code, expected[1] in caught.value.message) == (expected[0], True)
