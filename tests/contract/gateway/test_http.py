@@ -35,7 +35,7 @@ async def test_a_compressed_body_and_a_trailing_slash_are_taken(tmp_path, databa
     ("content", "encoding", "status", "code"),
     [
         (b"no gzip", "gzip", 400, "invalid_body"),
-        (gzip.compress(b"{}")[:-4], "gzip", 400, "invalid_body"),
+        (gzip.compress(b"{}", mtime=0)[:-4], "gzip", 400, "invalid_body"),
         (gzip.compress(b" " * 2**25), "gzip", 413, "body_too_large"),
         (b"{}", "zstd", 415, "invalid_body"),
     ],
