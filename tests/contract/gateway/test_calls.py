@@ -295,7 +295,7 @@ async def test_a_body_that_is_no_json_or_too_large_is_refused(tmp_path, database
         headers = {"authorization": f"Bearer {stage.gateway.key(stage.rollout_id)}"}
         broken = await http.post(url, content=b'{"model": ', headers=headers)
         large = await http.post(url, content=b" " * 3000, headers=headers)
-        unknown = await http.get(f"{stage.gateway.base_url(stage.rollout_id)}/embeddings", headers=headers)
+        unknown = await http.get(f"{stage.gateway.base_url(stage.rollout_id)}/audio", headers=headers)
     assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_json")
     assert (large.status_code, large.json()["error"]["code"]) == (413, "body_too_large")
     assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "not_found")
