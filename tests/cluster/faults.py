@@ -20,7 +20,7 @@ from tests.cluster.training import ENDED, document
 
 QUOTA = f"{NAME}-rollouts"
 TRAINER_PODS = 2
-"""Of tests/cluster/values.yaml."""
+"""tests/cluster/values.yaml asks for so many."""
 
 
 def check_start_failures(release: Release, client: Client) -> None:

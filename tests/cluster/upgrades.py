@@ -29,13 +29,13 @@ def upgrade(release: Release) -> None:
         about = yaml.safe_load((chart / "Chart.yaml").read_text())
         (chart / "Chart.yaml").write_text(yaml.safe_dump(about | {"version": "99.0.0"}))
         release.upgrade("--set", "logLevel=warning,gateway.replicas=2", chart=chart)
-    kept = [pod for pod in release.pods(phase="Running") if pod["metadata"]["uid"] in before]
-    components = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in kept}
+    remaining = [pod for pod in release.pods(phase="Running") if pod["metadata"]["uid"] in before]
+    components = {pod["metadata"]["labels"]["app.kubernetes.io/component"] for pod in remaining}
     assert components <= {"postgres", "redis", "trainer"}, components
 
 
 def check_budget(release: Release) -> None:
-    """Of two gateways one may be evicted at a time."""
+    """The disruption budget lets one of two gateways go at a time."""
     first, second = release.pods("gateway")
     evict(release, first)
     with pytest.raises(RuntimeError, match="disruption budget"):

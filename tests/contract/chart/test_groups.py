@@ -6,7 +6,7 @@ import kubernetes_validate
 
 from tests.contract.chart.chart import FULLNAME, Object, of_kind
 
-# Of leaderworkerset.x-k8s.io/v1: https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1/
+# The fields of leaderworkerset.x-k8s.io/v1: https://lws.sigs.k8s.io/docs/reference/leaderworkerset.v1/
 SPEC = {"replicas", "startupPolicy", "rolloutStrategy", "leaderWorkerTemplate"}
 TEMPLATE = {"size", "restartPolicy", "leaderTemplate", "workerTemplate"}
 

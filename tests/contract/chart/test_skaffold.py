@@ -32,7 +32,7 @@ def set_values(profile: str) -> dict[str, str]:
 
 def test_the_file_is_of_the_version_that_it_was_written_for() -> None:
     assert (CONFIG["apiVersion"], CONFIG["kind"]) == ("skaffold/v4beta10", "Config")
-    # Of the schema's SkaffoldConfig, HelmRelease, DockerArtifact and Sync.
+    # The schema's SkaffoldConfig, HelmRelease, DockerArtifact and Sync have these keys.
     assert set(CONFIG) <= {"apiVersion", "kind", "metadata", "build", "deploy", "portForward", "profiles"}
     for artifact in [*artifacts("cpu"), *artifacts("gpu")]:
         assert set(artifact) <= {"image", "context", "docker", "sync", "requires"}
