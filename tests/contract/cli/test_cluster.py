@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from leyden.libs.cli.__main__ import app
 from leyden.libs.cli.errors import Exit
+from leyden.libs.cli.output import console
 from tests.fakes.kubernetes_cluster import FakeCluster, pod, release, write_kubectl
 from tests.fakes.served_api import TOKEN
 
@@ -37,14 +38,16 @@ def cluster() -> Iterator[FakeCluster]:
 
 
 @pytest.fixture
-def leyden(cluster: FakeCluster, tmp_path: Path) -> Leyden:
+def leyden(cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Leyden:
     """Runs a command with the cluster's kubeconfig."""
+    # The console reads COLUMNS when it is made, once for all tests of a process.
+    monkeypatch.setattr(console, "width", 500)
     write_kubectl(tmp_path, {})
 
     def run(*words: str, **variables: str) -> Result:
         config = cluster.write_kubeconfig(tmp_path / "kubeconfig", "platform")
         path = f"{tmp_path}:{os.environ['PATH']}"
-        environment = {"COLUMNS": "500", "KUBECONFIG": str(config), "PATH": path, **variables}
+        environment = {"KUBECONFIG": str(config), "PATH": path, **variables}
         return CliRunner().invoke(app, ["--home", str(tmp_path / "home"), *words], env=environment)
 
     return run
@@ -176,7 +179,7 @@ def test_a_good_cluster_has_no_problem(cluster: FakeCluster, leyden: Leyden) -> 
     found = findings(leyden)
     assert {name for name, one in found.items() if one["status"] == "problem"} == set()
     assert found["release"]["detail"] == "leyden in platform: 4 of 4 pods ready"
-    assert "problems: none" in leyden("doctor", "--cluster").stdout
+    assert "4 of 4 pods ready" in leyden("doctor", "--cluster").stdout
     assert found["network policies"]["detail"] == "calico-node enforces them"
     assert (found["gpus"]["status"], found["KEDA"]["status"]) == ("warning", "skipped")
 
