@@ -109,6 +109,6 @@ def make_context(**options: object) -> Context:
     cluster = bool(given.keys() & CLUSTER)
     if cluster == ("url" in given):
         raise CommandError("choose --url (LEYDEN_URL) or --context (LEYDEN_KUBE_CONTEXT), not both", Exit.USAGE)
-    # Options replace the environment.
-    unused = {"url"} if cluster else CLUSTER
+    # Options replace the environment, with the token that belongs to the environment's platform.
+    unused = ({"url"} if cluster else CLUSTER) | ({"token"} - given.keys())
     return Context(context.settings.model_copy(update=dict.fromkeys(unused)))

@@ -13,7 +13,7 @@ from leyden.libs.telemetry import logger
 from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import adopt_weights, make_accelerator, resume_learner, start_learner
-from leyden.services.trainer.ranks import Adopt, Leave, Load, Ranks, Step
+from leyden.services.trainer.ranks import Adopt, Leave, Load, RankFailed, Ranks, Step
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.step import Learner, TrainingDiverged, optimizer_step
 
@@ -53,7 +53,7 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                 )
             elif isinstance(message, Adopt) and run is not None:
                 _adopt(run[1], message)
-        except (CheckpointDamaged, Interrupted, TrainingDiverged) as error:
+        except (CheckpointDamaged, Interrupted, RankFailed, TrainingDiverged) as error:
             # Rank 0 has raised the same, and decides what follows.
             log.info("message not completed", rank=ranks.rank, cause=str(error))
     ranks.close()

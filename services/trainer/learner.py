@@ -60,28 +60,16 @@ def resume_learner(
     Raises: CheckpointDamaged: weights or optimiser state are missing or are not what the store recorded, on any rank.
     """
     with ranks.agreeing_on(CheckpointDamaged):
-        return _resume(base, weights, checkpoint, expected, config, accelerator, ranks)
-
-
-def _resume(
-    base: Path,
-    weights: Path,
-    checkpoint: Path,
-    expected: Progress,
-    config: RunConfig,
-    accelerator: Accelerator,
-    ranks: Ranks,
-) -> Learner:
-    if describe(weights).content_sha256 != expected.content_sha256:
-        raise CheckpointDamaged(f"{weights} is not what the store recorded of version {expected.step}: restore it")
-    try:
-        learner = _learner(base, weights, config, accelerator, ranks)
-    # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
-    except (OSError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
-    load_checkpoint(learner.optimizer, checkpoint, expected)
-    learner.step = expected.step
-    return learner
+        if describe(weights).content_sha256 != expected.content_sha256:
+            raise CheckpointDamaged(f"{weights} is not what the store recorded of version {expected.step}: restore it")
+        try:
+            learner = _learner(base, weights, config, accelerator, ranks)
+        # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
+        except (OSError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
+        load_checkpoint(learner.optimizer, checkpoint, expected)
+        learner.step = expected.step
+        return learner
 
 
 def model_of(learner: Learner) -> PreTrainedModel:

@@ -34,6 +34,10 @@ STOP_KEY = "stop"
 PR_SET_PDEATHSIG = 1
 
 
+class RankFailed(Exception):
+    """Another process of this trainer could not do its part, and lives."""
+
+
 class RankLost(RuntimeError):
     """Another process of this trainer died, or did not answer in time."""
 
@@ -211,19 +215,22 @@ class Ranks:
 
     @contextmanager
     def agreeing_on(self, kind: type[Exception]) -> Iterator[None]:
-        """Raises on all ranks the first error of this kind that the block raised on any. All ranks call it."""
-        own = None
+        """Raises on all ranks if the block raises on any: its own error, or another rank's. All ranks call it.
+
+        Raises: RankFailed: another rank's error is of another kind
+        """
+        own: Exception | None = None
         try:
             yield
-        except kind as error:
+        except Exception as error:  # noqa: BLE001  # raised below, after the collective that every rank takes part in
             own = error
-        errors = [own] * self.size
+        shared = own if own is None or isinstance(own, kind) else RankFailed(f"rank {self.rank}: {own!r}")
+        errors = [shared] * self.size
         if self.size > 1:
             with self._answers():
-                dist.all_gather_object(errors, own)
-        for found in errors:
-            if found is not None:
-                raise found
+                dist.all_gather_object(errors, shared)
+        if found := own or next(filter(None, errors), None):
+            raise found
 
     @contextmanager
     def _answers(self) -> Iterator[None]:

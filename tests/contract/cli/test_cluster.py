@@ -133,7 +133,8 @@ def test_a_command_is_for_one_platform(leyden: Leyden, words: list[str], variabl
 
 
 def test_an_option_replaces_the_environments_platform(with_api: FakeCluster, leyden: Leyden) -> None:
-    assert leyden("--context", "trial", "run", "list", LEYDEN_URL="http://127.0.0.1:1").exit_code == 0
+    another = {"LEYDEN_URL": "http://127.0.0.1:1", "LEYDEN_TOKEN": "of-another-platform"}
+    assert leyden("--context", "trial", "run", "list", **another).exit_code == 0
 
 
 def test_logs_are_those_of_the_pods(cluster: FakeCluster, leyden: Leyden, capfd: pytest.CaptureFixture[str]) -> None:

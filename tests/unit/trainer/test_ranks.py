@@ -16,7 +16,8 @@ import torch.multiprocessing
 
 from leyden.services.controller.kubernetes_trainers import RANK_LOST
 from leyden.services.trainer import tree
-from leyden.services.trainer.ranks import Leave, Ranks, Step
+from leyden.services.trainer.checkpoint import CheckpointDamaged
+from leyden.services.trainer.ranks import Leave, RankFailed, Ranks, Step
 from leyden.services.trainer.tree import share_rows
 from tests.unit.trainer.cases import agent_samples
 from tests.unit.trainer.ranked import three_steps
@@ -78,6 +79,24 @@ def _write_slowly(rank: int, folder: str) -> None:
 
 def test_ranks_wait_for_a_checkpoint_that_takes_longer_than_their_timeout(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_write_slowly, (str(tmp_path),), nprocs=2)
+
+
+def _disagree(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", f"file://{folder}/store", timeout=timedelta(seconds=60), rank=rank, world_size=2)
+    ranks = Ranks(rank, 2)
+
+    def broken_on_one(error: Exception) -> None:
+        with ranks.agreeing_on(CheckpointDamaged):
+            if rank == 1:
+                raise error
+
+    for raised, elsewhere in ((OSError, RankFailed), (CheckpointDamaged, CheckpointDamaged)):
+        with pytest.raises(raised if rank == 1 else elsewhere, match="broken"):
+            broken_on_one(raised("broken"))
+
+
+def test_an_error_of_one_rank_is_an_error_of_all(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_disagree, (str(tmp_path),), nprocs=2)
 
 
 def test_the_controller_knows_the_end_of_a_rank_that_lost_another_one() -> None:
