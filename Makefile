@@ -18,6 +18,7 @@ BUILD_ARGS ?=
 IMAGES ?= gpu
 CPU_TORCH ?= --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 IMAGE_TAG ?= 0.1.0
+SERVICES ?= api controller runner gateway collector credit
 IMAGE_PREFIX ?= leyden
 # The oldest SGLang whose request and response types the tests validate against; only its wheel is unpacked, never installed.
 SGLANG_TYPES := sglang==0.5.23
@@ -87,7 +88,7 @@ types: $(VENV)/.ready ## mypy, strict
 	$(BIN)/mypy
 
 test: setup ## every test
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5 $(TESTS)
 
 contract: setup ## tests of the promises at each boundary
 	$(BIN)/pytest tests/contract
@@ -127,7 +128,7 @@ growth: setup ## run ROLLOUTS rollouts and check that no service grows or slows 
 
 images: ## build every image: make images BUILD="docker build" IMAGES=cpu
 	@# The agent's base before the example that begins with it.
-	set -e; for service in api controller runner gateway collector credit; do \
+	set -e; for service in $(SERVICES); do \
 		$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/$$service:$(IMAGE_TAG) -f docker/service.Dockerfile \
 			--build-arg SERVICE=$$service --build-arg VERSION=$(IMAGE_TAG) .; \
 	done

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from leyden.libs.client import Client
-from tests.cluster import faults, isolation, rights, scaling, training, upgrades
+from tests.cluster import commands, faults, isolation, rights, scaling, training, upgrades
 from tests.cluster.node import Node, step
 from tests.cluster.release import SERVICES, Release
 from tests.tools import fetch
@@ -26,7 +26,9 @@ def main() -> int:
     parser.add_argument("--built", action="store_true", help="the images are in the node already; start no cluster")
     parser.add_argument("--stay", action="store_true", help="leave the cluster running")
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--long", action="store_true", help="also upgrade, rollback and scaling")
+    parser.add_argument(
+        "--long", action="store_true", help="also upgrade, rollback and scaling; an image for each service"
+    )
     arguments = parser.parse_args()
     fetch()
     node = Node(arguments.cluster)
@@ -34,8 +36,8 @@ def main() -> int:
         with step("all"):
             if not arguments.built:
                 node.up()
-                node.images()
-            check(Release(node), arguments.steps, arguments.long)
+                node.images(SERVICES, each=arguments.long)
+            check(Release(node, one_image=not arguments.long), arguments.steps, arguments.long)
     finally:
         if not arguments.stay:
             node.down()
@@ -51,6 +53,8 @@ def check(release: Release, steps: int, long: bool) -> None:
         isolation.check(release)
     with release.client() as client:
         training.upload(client)
+        with step("the leyden command"):
+            commands.check(release)
         with step("an image that cannot be pulled"):
             faults.check_start_failures(release, client)
         with step("a run with faults"):

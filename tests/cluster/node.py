@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ PREFIX = "docker.io/leyden"
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 LOG = ROOT / ".cache" / "test-cluster.log"
 STORES = f"{PREFIX}/stores:12"
+SERVICES_IMAGE = f"{PREFIX}/services:0.1.0"
 
 
 class Node:
@@ -44,8 +46,11 @@ class Node:
         """Stops it. Built images stay."""
         run(self.program, "down")
 
-    def images(self) -> None:
-        """Builds every image that values-dev.yaml names, and gives them to the node."""
+    def images(self, services: tuple[str, ...], each: bool) -> None:
+        """Builds every image that a release needs, and gives them to the node.
+
+        each: an image for each service, as users build them; else one for all of them, SERVICES_IMAGE
+        """
         with step("base image"):
             if not _has_image(PYTHON):
                 run(self.program, "base-image", PYTHON, "python3", "python3-pip", "python3-venv")
@@ -53,10 +58,15 @@ class Node:
             folder = Path(__file__).parent
             run(self.program, "build", "-t", STORES, "-f", str(folder / "stores.Dockerfile"), str(folder))
         with step("images"):
-            arguments = build_arguments()
-            variables = [f"BUILD={self.program} build", f"BUILD_ARGS={' '.join(arguments)}", "IMAGES=cpu"]
+            arguments = " ".join(build_arguments())
+            variables = [f"BUILD={self.program} build", f"BUILD_ARGS={arguments}", "IMAGES=cpu"]
             if arguments:
                 variables.append("CPU_TORCH=" + os.environ.get("CPU_TORCH", ""))
+            if not each:
+                variables.append("SERVICES=")
+                extras = f"SERVICE={','.join(services)}"
+                options = ["-t", SERVICES_IMAGE, "-f", "docker/service.Dockerfile", "--build-arg", extras]
+                run(self.program, "build", *shlex.split(arguments), *options, ".", cwd=ROOT)
             run("make", "images", *variables, f"IMAGE_PREFIX={PREFIX}", cwd=ROOT)
 
     def helm(self, *arguments: str) -> str:

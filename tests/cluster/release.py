@@ -18,14 +18,16 @@ Found = TypeVar("Found")
 NAME, NAMESPACE, ROLLOUTS = "leyden", "leyden", "leyden-rollouts"
 CHART = ROOT / "helm" / "leyden"
 SERVICES = ("api", "controller", "runner", "gateway", "collector", "credit")
-INSTALLED = ("--values", str(CHART / "values-dev.yaml"), "--values", str(Path(__file__).with_name("values.yaml")))
+HERE = Path(__file__).parent
 
 
 class Release:
     """The chart on a node."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, one_image: bool) -> None:
         self.node = node
+        files = [CHART / "values-dev.yaml", HERE / "values.yaml", *([HERE / "one-image.yaml"] if one_image else [])]
+        self._values = [f"--values={file}" for file in files]
 
     def install(self) -> None:
         """Installs it, or upgrades it to this checkout's chart."""
@@ -38,7 +40,8 @@ class Release:
     def upgrade(self, *options: str, chart: Path = CHART) -> None:
         """`helm upgrade --install` with further options, until everything is ready."""
         self.node.helm(
-            *("upgrade", "--install", NAME, str(chart), "--namespace", NAMESPACE, "--create-namespace", *INSTALLED),
+            *("upgrade", "--install", NAME, str(chart), "--namespace", NAMESPACE, "--create-namespace"),
+            *self._values,
             *("--wait", "--wait-for-jobs", "--timeout", "15m", *options),
         )
 

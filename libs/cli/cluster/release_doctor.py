@@ -109,7 +109,8 @@ def _events(release: Release, now: datetime) -> list[str]:
             moment, subject = _time(event), event["involvedObject"]
             key = (f"{subject.get('kind', '').lower()}/{subject.get('name', '')}", event.get("reason", ""))
             if moment is not None and now - moment < RECENT and moment > found.get(key, (now - RECENT, ""))[0]:
-                minutes = (now - moment).total_seconds() / 60
+                # The cluster's clock may be ahead.
+                minutes = max((now - moment).total_seconds(), 0.0) // 60
                 message = event.get("message", "").strip().partition("\n")[0]
                 found[key] = (moment, f"{minutes:.0f} min ago, {key[0]}: {key[1]}: {message}")
     newest = sorted(found.values(), reverse=True)[:MOST_EVENTS]
