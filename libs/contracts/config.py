@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from leyden.libs.contracts.placeholders import task_fields
+
 Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
 """A word of a command or a value of its environment; Linux limits one to 128 KiB."""
 VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^=\x00]+$")]
@@ -42,11 +44,25 @@ class Agent(_Document):
     """The command that runs the agent once; the environment holds its task and its endpoints."""
 
     command: list[Argument] = Field(min_length=1, max_length=256)
-    """Program and arguments, no shell. `{python}` as first word is the runner's own interpreter."""
+    """Program and arguments, no shell. `{python}` as first word is the runner's own interpreter. `{task.question}` is
+    that field of the task, `{task.user.name}` one of an object in it, `{task}` the complete task as JSON, and
+    `{{task.question}}` the text `{task.question}`."""
     environment: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
-    """Variables added to the agent's environment. Names that the platform sets itself are refused."""
+    """Variables added to the agent's environment, with placeholders as in `command`. Names that the platform sets
+    itself are refused."""
     directory: Annotated[FolderPath, Field(pattern=r"^/[^\x00]*$")] | None = None
     """A folder whose files are copied into the attempt's working folder; an absolute path on the runner's machine."""
+
+    task: Literal["environment", "stdin"] = "environment"
+    """The way of the task to the agent: `LEYDEN_TASK` and `LEYDEN_TASK_FILE` alone, or as JSON on stdin, too. In a pod
+    the image needs `/bin/sh` for stdin."""
+    task_file: Annotated[FolderPath, Field(max_length=255)] | None = None
+    """One more file with the task as JSON: a name in the working folder, such as `input.json`, in place of a file of
+    `directory` with that name; in a pod an absolute path, such as `/app/input.json`."""
+
+    def task_fields(self) -> list[tuple[str, ...]]:
+        """The paths of the task's fields that placeholders name."""
+        return task_fields([*self.command, *self.environment.values()])
 
     @model_validator(mode="after")
     def _platform_names_are_reserved(self) -> Agent:
@@ -385,4 +401,15 @@ class RunConfig(_Document):
                 "agent.directory is a folder of a runner's machine, and runner.type 'kubernetes' has none: "
                 "put the files into runner.image"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _a_task_file_has_a_place(self) -> RunConfig:
+        name = self.agent.task_file
+        if name is None:
+            return self
+        if self.runner.type == "kubernetes" and (not name.startswith("/") or ".." in name.split("/")):
+            raise ValueError("agent.task_file: write an absolute path of the pod, such as /app/input.json")
+        if self.runner.type == "process" and ("/" in name or name in {".", ".."}):
+            raise ValueError("agent.task_file: write a name in the agent's working folder, such as input.json")
         return self

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import cast
 
-from sqlalchemy import ColumnElement, delete, or_, select, text, tuple_
+from sqlalchemy import ARRAY, ColumnElement, Text, delete, or_, select, text, tuple_
+from sqlalchemy import cast as cast_as
+from sqlalchemy.orm import aliased
 
 from leyden.libs.contracts import api
 from leyden.libs.contracts.ids import new_id
@@ -143,6 +145,17 @@ async def list_tasks(session: ReadSession, dataset_id: str, *, cursor: str | Non
     return page(
         name, rows, limit, lambda row: api.Task.model_validate(row, from_attributes=True), lambda row: (row.number,)
     )
+
+
+async def task_without(session: ReadSession, dataset_id: str, field: Sequence[str], *, first: int) -> int | None:
+    """The number of a task among the first of a dataset that lacks a field; None if each has it.
+
+    Args: field: the names of objects' fields and the numbers of lists' items, from outside to inside
+    """
+    tasks = select(tables.Task).where(tables.Task.dataset_id == dataset_id).order_by(tables.Task.number).limit(first)
+    table = aliased(tables.Task, tasks.subquery())
+    lacks = table.payload.op("#>")(cast_as(list(field), ARRAY(Text))).is_(None)
+    return await session.scalar(select(table.number).where(lacks).order_by(table.number).limit(1))
 
 
 def _dataset(row: tables.Dataset) -> api.Dataset:

@@ -1,4 +1,4 @@
-"""Refuses a run whose pool or base model its trainer would fail on."""
+"""Refuses a run whose pool or base model its trainer would fail on, or whose tasks lack a field of its command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from pathlib import Path
 from leyden.libs.contracts.api import FieldProblem
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Problem
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.datasets import find_dataset, task_without
 from leyden.libs.store.engines import Pool
+
+CHECKED_TASKS = 1000
+"""The tasks of a dataset that are checked when a run is created; a later one without a field fails its rollouts."""
 
 
 def check_pool(config: RunConfig, pools: Mapping[str, Pool]) -> None:
@@ -24,6 +29,21 @@ def check_pool(config: RunConfig, pools: Mapping[str, Pool]) -> None:
     fitting = [name for name, one in pools.items() if one.model_path and Path(one.model_path) == Path(config.model)]
     remedy = f"write pool {fitting[0]!r}" if fitting else "leave `model` out"
     raise _refusal("model", f"the engines of pool {pool.name!r} serve {pool.model_path}: {remedy}")
+
+
+async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
+    """Passes a run whose first tasks, of training and of evaluation, have the fields that its agent's command names.
+
+    Raises: Problem: a task lacks one; UnknownDataset
+    """
+    fields = config.agent.task_fields()
+    names = {config.dataset, *([config.evaluation.dataset] if config.evaluation else [])} if fields else set()
+    for dataset in [await find_dataset(session, name) for name in sorted(names)]:
+        for field in fields:
+            number = await task_without(session, dataset.id, field, first=CHECKED_TASKS)
+            if number is not None:
+                placeholder = f"{{task.{'.'.join(field)}}}"
+                raise _refusal("agent", f"task {number} of dataset {dataset.name!r} has no field for {placeholder}")
 
 
 def check_model(model: str | None) -> None:

@@ -18,7 +18,7 @@ from leyden.libs.store.engines import read_pools
 from leyden.libs.store.training import best_version, weights_bytes
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
-from leyden.services.api.models import check_model, check_pool
+from leyden.services.api.models import check_model, check_pool, check_task_fields
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
@@ -41,6 +41,7 @@ async def create_run(
     async def work(session: Session) -> tuple[BaseModel, bool]:
         check_pool(config, await read_pools(session))
         await asyncio.to_thread(check_model, config.model)
+        await check_task_fields(session, config)
         return await runs.create_run(session, config), True
 
     return await create_once(store, create_request(request, caller, idempotency_key, config), work)

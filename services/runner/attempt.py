@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from leyden.libs.capability import KeyRing, sign
 from leyden.libs.contracts.capability import Capability, Scope
+from leyden.libs.contracts.placeholders import MissingField, with_task
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Lease, Outcome
 from leyden.services.runner.backends.base import AttemptSpec, Backend, BackendError
@@ -38,16 +39,18 @@ class RunnerContext:
 async def execute(lease: Lease, context: RunnerContext) -> Outcome:
     """Runs the agent of a lease to its end. Cancelling kills it and leaves nothing.
 
-    `infra_error`: the backend failed, an endpoint of the platform was down while the agent ran and failed, or the
-    gateway refuses the attempt's key.
+    `infra_error`: the task lacks a field that the agent's command names, the backend failed, an endpoint of the
+    platform was down while the agent ran and failed, or the gateway refuses the attempt's key.
     """
     started = time.monotonic()
     backend = context.backends.get(lease.runner.type)
     if backend is None:
         return Outcome(OutcomeKind.INFRA_ERROR, detail=_no_backend(lease.runner.type, context.settings.backend))
-    spec = attempt_spec(lease, context)
     try:
+        spec = attempt_spec(lease, context)
         ended = await backend.run(spec)
+    except MissingField as error:
+        return Outcome(OutcomeKind.INFRA_ERROR, detail=f"task {lease.task_number} of {lease.dataset_id}: {error}")
     except BackendError as error:
         return Outcome(OutcomeKind.INFRA_ERROR, detail=str(error))
     outcome = outcome_of(ended, stdout_reward=lease.runner.stdout_reward)
@@ -74,7 +77,10 @@ async def attribute_failure(outcome: Outcome, started: float, endpoints: Endpoin
 
 
 def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
-    """The attempt as a backend executes it."""
+    """The attempt as a backend executes it.
+
+    Raises: MissingField: the agent's command or environment names a field that the task lacks
+    """
     settings = context.settings
     endpoints = Endpoints(
         settings.gateway_url,
@@ -85,7 +91,7 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
     )
     return AttemptSpec(
         name=f"{lease.rollout_id}.{lease.attempt}",
-        command=lease.agent.command,
+        command=[with_task(word, lease.task) for word in lease.agent.command],
         environment=environment_block(lease, endpoints),
         secrets=secrets_block(endpoints),
         task=lease.task,
@@ -93,6 +99,8 @@ def attempt_spec(lease: Lease, context: RunnerContext) -> AttemptSpec:
         limits=lease.runner,
         labels={"run": lease.run_id, "rollout": lease.rollout_id, "attempt": str(lease.attempt)},
         adopted=lease.adopted,
+        task_file=lease.agent.task_file,
+        task_on_stdin=lease.agent.task == "stdin",
     )
 
 

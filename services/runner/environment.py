@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+from leyden.libs.contracts.placeholders import with_task
 from leyden.libs.queue.leases import Lease
 
 MAX_TASK_BYTES = 96 * 1024
@@ -61,6 +62,8 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
     """Every variable of an attempt without its key.
 
     `agent.environment` of the run may set anything except the platform's own names: the run document refuses those.
+
+    Raises: MissingField: it names a field that the task lacks
     """
     path = f"/r/{lease.rollout_id}/{lease.attempt}"
     model = endpoints.gateway_url + path
@@ -71,7 +74,7 @@ def environment_block(lease: Lease, endpoints: Endpoints) -> dict[str, str]:
         # LangSmith's clients post prompts to their cloud where OpenTelemetry is not installed, and in JavaScript
         # always. This address takes nothing.
         "LANGSMITH_ENDPOINT": f"{endpoints.collector_url}{path}/langsmith",
-        **lease.agent.environment,
+        **{name: with_task(value, lease.task) for name, value in lease.agent.environment.items()},
         "OPENAI_BASE_URL": f"{model}/v1",
         "OPENAI_API_BASE": f"{model}/v1",
         "OPENAI_CUSTOM_HEADERS": headers,

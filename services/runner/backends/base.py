@@ -21,9 +21,10 @@ class AttemptSpec:
         as first word for the backend's interpreter; environment: every variable but those that depend on the place
         (PATH, HOME, TMPDIR, LEYDEN_TASK_FILE), which the backend adds; secrets: more variables, which hold the
         attempt's key and stay out of arguments, logs and readable files; task: the content of LEYDEN_TASK_FILE;
-        directory: a folder that the backend copies into the fresh working folder; limits: `runner` of the run document;
-        labels: `run`, `rollout` and `attempt`, for people and selectors; adopted: the agent is at work already, and its
-        runner is gone.
+        task_file: one more file with it, a name in the working folder or a path in the pod; task_on_stdin: the agent
+        reads it from stdin, too; directory: a folder that the backend copies into the fresh working folder; limits:
+        `runner` of the run document; labels: `run`, `rollout` and `attempt`, for people and selectors; adopted: the
+        agent is at work already, and its runner is gone.
     """
 
     name: str
@@ -35,6 +36,8 @@ class AttemptSpec:
     limits: RunnerConfig
     labels: Mapping[str, str] = field(default_factory=dict)
     adopted: bool = False
+    task_file: str | None = None
+    task_on_stdin: bool = False
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,34 @@ async def test_pools_show_their_engines_and_runs(api_http: httpx.AsyncClient, da
     ]
 
 
+async def test_a_run_whose_tasks_lack_a_field_of_its_command_is_refused(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    tasks = [{"question": "2+2", "hints": [{"text": None}]}, {"question": "2+3"}]
+    await builders.add_dataset(database, tasks, name="hinted")
+    await builders.add_dataset(database, name="plain")
+
+    async def posted(word: str, **changes: object) -> httpx.Response:
+        agent = {"command": ["solve", word], "environment": {"Q": "{task.question}"}}
+        document = builders.run_document(**{"dataset": "hinted", "agent": agent, **changes})
+        return await api_http.post("/v1/runs", json=document)
+
+    accepted = [await posted(word) for word in ("{task}", "{task.question}", "{{task.other}}", "{other}")]
+    assert [response.status_code for response in accepted] == [201] * 4
+    refused = await posted("{task.hints.0.text}")
+    message = "task 1 of dataset 'hinted' has no field for {task.hints.0.text}"
+    assert (refused.status_code, refused.json()["errors"]) == (422, [{"path": "agent", "message": message}])
+    assert "task 0 of dataset 'hinted'" in (await posted("{task.nothing}")).json()["detail"]
+    evaluated = await posted("{task.hints}", evaluation={"dataset": "plain"})
+    assert "dataset 'hinted'" in evaluated.json()["detail"]
+    for agent, runner, words in (
+        ({"task_file": "../input.json"}, {}, "such as input.json"),
+        ({"task_file": "input.json"}, {"type": "kubernetes", "image": "agents/flight:3"}, "/app/input.json"),
+    ):
+        refused = await posted("{task}", agent={"command": ["solve"], **agent}, runner=runner)
+        assert (refused.status_code, words in refused.json()["detail"]) == (422, True), refused.text
+
+
 async def test_a_run_is_created_with_partitions_and_planned_evaluations(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
+import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -92,11 +95,22 @@ class Bench:
         self.processes.append(process)
         return process
 
-    async def enqueue(self, code: str, *, size: int = 1, **limits: Any) -> list[tables.Rollout]:
+    async def enqueue(
+        self,
+        code: str,
+        *arguments: str,
+        size: int = 1,
+        agent: Mapping[str, Any] = MappingProxyType({}),
+        task: Mapping[str, Any] | None = None,
+        **limits: Any,
+    ) -> list[tables.Rollout]:
         """One group whose agents run some Python in their working folder."""
-        agent = {"command": ["{python}", "-S", "-E", "-c", code], "environment": {"OWN": "1"}}
-        config = builders.run_document(agent=agent, runner={"timeout_seconds": 20, **limits})
-        run = await builders.add_run(self.database, config=config)
+        command = ["{python}", "-S", "-E", "-c", code, *arguments]
+        config = builders.run_document(
+            agent={"command": command, "environment": {"OWN": "1"}, **agent}, runner={"timeout_seconds": 20, **limits}
+        )
+        dataset = await builders.add_dataset(self.database, [task], name=f"one {len(code)}") if task else None
+        run = await builders.add_run(self.database, config=config, dataset_id=dataset.id if dataset else None)
         _, rollouts = await builders.add_group(self.database, run, size=size)
         await self.queue.enqueue([rollout.id for rollout in rollouts])
         return rollouts
@@ -209,6 +223,37 @@ print(json.dumps({
         assert attempt.started_at is not None
         assert await bench.queue.depth() == 0
     assert not list((bench.folder / "attempts").glob("runner-*"))
+
+
+PRINTS_ITS_INPUT = """
+import json, os, sys
+print(json.dumps({
+    'reward': 1,
+    'argv': sys.argv[1:],
+    'city': os.environ['CITY'],
+    'stdin': sys.stdin.read(),
+    'file': open('input.json').read(),
+}))
+"""
+
+
+async def test_an_agent_that_knows_nothing_of_leyden_gets_its_task(bench: Bench) -> None:
+    task = {"question": "'; rm -rf $HOME & `id` {task.trip.city} é", "trip": {"city": "Bari", "days": [3, 4.5]}}
+    words = ("--q={task.question}", "{task.trip.days.1}", '{"a": {{task.trip}}}', "{task.trip}")
+    agent = {"environment": {"CITY": "in {task.trip.city}"}, "task": "stdin", "task_file": "input.json"}
+    async with stopped(await bench.start()):
+        [rollout] = await bench.enqueue(PRINTS_ITS_INPUT, *words, agent=agent, task=task)
+        outcome = await bench.outcome(rollout)
+        [lacking] = await bench.enqueue("pass", "{task.answer}", task=task)
+        failed = await bench.outcome(lacking)
+    assert outcome.kind == "succeeded", outcome.stderr_tail
+    assert outcome.facts["argv"] == [
+        *(f"--q={task['question']}", "4.5", '{"a": {task.trip}}', '{"city": "Bari", "days": [3, 4.5]}')
+    ]
+    assert outcome.facts["city"] == "in Bari"
+    assert json.loads(outcome.facts["stdin"]) == json.loads(outcome.facts["file"]) == task
+    assert failed.kind == "infra_error"
+    assert re.fullmatch(r"task 0 of \S+: there is no field {task.answer} among question, trip", str(failed.detail))
 
 
 async def test_each_kind_of_failure_gets_its_own_outcome(bench: Bench) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -19,6 +21,7 @@ from leyden.libs.service.errors import Misconfigured
 from leyden.services.runner.backends.base import AttemptSpec, BackendError
 from leyden.services.runner.backends.kubernetes import backend as backend_module
 from leyden.services.runner.backends.kubernetes.backend import KubernetesBackend
+from leyden.services.runner.backends.kubernetes.job import agent_job
 from leyden.services.runner.outcome import outcome_of
 from leyden.services.runner.settings import Settings
 from tests.fakes.kubernetes_api import FakeKubernetes, Object
@@ -146,6 +149,33 @@ async def test_an_attempt_is_one_job_with_its_command_its_variables_and_its_secr
     assert secret["stringData"] == {"ATTEMPT_NAME": "signed"}
     assert "signed" not in json.dumps(job)
     assert (server.objects["jobs"], server.deleted) == ({}, [JOB])
+
+
+async def test_a_pod_gets_its_task_on_stdin_and_as_a_file_of_the_agents_name(
+    server: FakeKubernetes, tmp_path: Path
+) -> None:
+    (tmp_path / "agent.yaml").write_text(TEMPLATE)
+    cluster = server.cluster()
+    template = cluster.template(tmp_path / "agent.yaml", "agent")
+    await cluster.close()
+    own = spec("solve", "$(HOME) '$1' ; ls", task_on_stdin=True, task_file="/app/input.json")
+    assert isinstance(own.limits, KubernetesRunner)
+    [agent] = agent_job(own, own.limits, template, Settings(release="leyden")).spec.template.spec.containers
+    assert agent.command == [
+        *("/bin/sh", "-c", 'exec "$$0" "$$@" <"$$LEYDEN_TASK_FILE"', "solve", "$$(HOME) '$$1' ; ls")
+    ]
+    mounts = [(one.mount_path, one.sub_path) for one in agent.volume_mounts if one.name == "leyden-task"]
+    assert mounts == [("/var/run/leyden", None), ("/app/input.json", "task.json")]
+    # As the shell of the pod does it, after Kubernetes has replaced each `$$`.
+    (tmp_path / "task.json").write_text("the task")
+    show = ["/bin/sh", "-c", 'cat; echo "|$1"', "show", "$(HOME) '$1' ; ls"]
+    ran = subprocess.run(
+        [*(word.replace("$$", "$") for word in agent.command[:3]), *show],
+        env={"LEYDEN_TASK_FILE": str(tmp_path / "task.json"), "PATH": os.defpath},
+        capture_output=True,
+        check=True,
+    )
+    assert ran.stdout.decode() == "the task|$(HOME) '$1' ; ls\n"
 
 
 @pytest.mark.parametrize(

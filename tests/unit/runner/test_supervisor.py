@@ -29,6 +29,7 @@ def orders(code: str, folder: Path, **changes: object) -> Orders:
     values: dict[str, object] = {
         "command": [sys.executable, "-S", "-E", "-c", code],
         "environment": {"PATH": os.defpath},
+        "stdin": os.devnull,
         "folder": str(folder),
         "timeout_seconds": 60.0,
         "grace_seconds": 0.2,

@@ -54,6 +54,21 @@ def test_an_attempt_gets_a_private_fresh_copy(workspaces_of: Callable[[str], Wor
     assert (second.work / "agent.py").read_text() == (agent / "agent.py").read_text() == "print()"
 
 
+def test_a_task_file_replaces_the_agents_and_follows_no_link(
+    workspaces_of: Callable[[str], Workspaces], agent: Path, tmp_path: Path
+) -> None:
+    workspaces, outside = workspaces_of("runner-1"), tmp_path / "outside"
+    outside.write_text("untouched")
+    (agent / "link.json").symlink_to(outside)
+    with agent_folder(agent) as folder:
+        for name in ("agent.py", "link.json"):
+            made = workspaces.make("r.0.0", {"question": "Café"}, folder, None, name)
+            assert json.loads((made.work / name).read_text()) == {"question": "Café"}
+        with pytest.raises(OSError, match="lib"):
+            workspaces.make("r.0.0", {}, folder, None, "lib")
+    assert outside.read_text() == "untouched"
+
+
 def test_removing_a_workspace_removes_read_only_files(tmp_path: Path) -> None:
     workspaces = Workspaces(tmp_path / "work", "runner-1")
     folder = workspaces.make("r.0.0", {}, None)

@@ -75,13 +75,20 @@ def _pod(
     secrets = [_from_secret(name, key) for key in spec.secrets]
     environment = [*variables({**spec.environment, "LEYDEN_TASK_FILE": f"{TASK_FOLDER}/{TASK_FILE}"}), *secrets]
     command = ["python" if first == "{python}" else first, *rest]
+    if spec.task_on_stdin:
+        # A pod has no stdin without a client that stays attached. The words of the command are arguments of the shell.
+        command = ["/bin/sh", "-c", 'exec "$0" "$@" <"$LEYDEN_TASK_FILE"', *command]
     pod, agent = completed(template, CONTAINER, labels=labels, command=command, environment=environment)
     agent.image = runner.image
     agent.resources = agent.resources or client.V1ResourceRequirements()
     agent.resources.requests = {**(agent.resources.requests or {}), **runner.resources.requests}
     agent.resources.limits = {**(agent.resources.limits or {}), **runner.resources.limits}
     mount = client.V1VolumeMount(name=TASK_VOLUME, mount_path=TASK_FOLDER, read_only=True)
-    agent.volume_mounts = [*(agent.volume_mounts or []), mount]
+    mounts = [mount]
+    if spec.task_file is not None:
+        own = client.V1VolumeMount(name=TASK_VOLUME, mount_path=spec.task_file, sub_path=TASK_FILE, read_only=True)
+        mounts.append(own)
+    agent.volume_mounts = [*(agent.volume_mounts or []), *mounts]
     item = client.V1KeyToPath(key=TASK_FILE, path=TASK_FILE)
     volume = client.V1Volume(name=TASK_VOLUME, secret=client.V1SecretVolumeSource(secret_name=name, items=[item]))
     pod.spec.volumes = [*(pod.spec.volumes or []), volume]

@@ -139,13 +139,13 @@ class ProcessBackend:
 
     def _make_workspace(self, spec: AttemptSpec, user: SandboxUser, stop: threading.Event) -> Workspace:
         if spec.directory is None:
-            return self._workspaces.make(spec.name, spec.task, None, user.uid)
+            return self._workspaces.make(spec.name, spec.task, None, user.uid, spec.task_file)
         # Opened before the check of its path, so that nobody can exchange it in between.
         descriptor = os.open(spec.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
         try:
             self._check_directory(Path(f"/proc/self/fd/{descriptor}").readlink())
             folder = AgentFolder(descriptor, self._settings.max_directory_bytes, stop)
-            return self._workspaces.make(spec.name, spec.task, folder, user.uid)
+            return self._workspaces.make(spec.name, spec.task, folder, user.uid, spec.task_file)
         finally:
             os.close(descriptor)
 
@@ -169,6 +169,7 @@ class ProcessBackend:
         return {
             "command": command,
             "environment": self._environment(spec, workspace, user),
+            "stdin": str(workspace.task_file) if spec.task_on_stdin else os.devnull,
             "folder": str(workspace.work),
             "timeout_seconds": limits.timeout_seconds,
             "grace_seconds": self._settings.grace_seconds,

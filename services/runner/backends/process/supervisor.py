@@ -35,13 +35,15 @@ if sandbox.TYPE_CHECKING:
     class Orders(TypedDict):
         """One execution of an agent.
 
-        `environment` is complete: the agent inherits nothing. `output_bytes` bounds what stays of stdout and of stderr.
+        `environment` is complete: the agent inherits nothing. `stdin` is the file that it reads as its stdin.
+        `output_bytes` bounds what stays of stdout and of stderr.
         `memory_bytes` bounds the resident memory of all its processes. `limits` are the arguments of `setrlimit`:
         number, soft, hard.
         """
 
         command: list[str]
         environment: dict[str, str]
+        stdin: str
         folder: str
         timeout_seconds: float
         grace_seconds: float
@@ -241,7 +243,7 @@ def _become_agent(orders: Orders, supervisor: int, stdout: int, stderr: int, rep
         os.setsid()
         _libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         _prefer_for_oom_kill()
-        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        os.dup2(os.open(orders["stdin"], os.O_RDONLY), 0)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         _libc.signal(SIGPIPE, ctypes.c_void_p(SIG_DFL))

@@ -66,11 +66,17 @@ class Workspaces:
             self._lock = _lock(self.root)
 
     def make(
-        self, name: str, task: Mapping[str, object], folder: AgentFolder | None, uid: int | None = None
+        self,
+        name: str,
+        task: Mapping[str, object],
+        folder: AgentFolder | None,
+        uid: int | None = None,
+        task_name: str | None = None,
     ) -> Workspace:
         """A fresh workspace with the agent's files and its task in it. Blocks: call it in a thread.
 
-        Args: uid: the user and group of its owner; None for the runner
+        Args: uid: the user and group of its owner; None for the runner; task_name: a file of the working folder that
+            gets the task, too, in place of a file of the agent
         Raises: OSError: the agent's folder cannot be copied, or the disk is full; nothing is left then.
         """
         root = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.root))
@@ -81,8 +87,11 @@ class Workspaces:
             else:
                 copy_folder(folder, workspace.work)
             workspace.scratch.mkdir(mode=0o700)
-            workspace.task_file.touch(0o600)
-            workspace.task_file.write_text(json.dumps(task, ensure_ascii=False), encoding="utf-8")
+            text = json.dumps(task, ensure_ascii=False)
+            _write_private(workspace.task_file, text)
+            if task_name is not None:
+                (workspace.work / task_name).unlink(missing_ok=True)
+                _write_private(workspace.work / task_name, text)
             if uid is not None:
                 _give(workspace, uid)
         except BaseException:
@@ -94,6 +103,12 @@ class Workspaces:
         """Removes everything and unlocks the folder. Blocks: call it in a thread."""
         remove_tree(self.root)
         self._lock.close()
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Creates a file, which only its owner may read; never through a link that the agent's folder holds."""
+    path.touch(0o600, exist_ok=False)
+    path.write_text(text, encoding="utf-8")
 
 
 def _check_own(parent: Path) -> None:
