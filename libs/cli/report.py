@@ -251,7 +251,7 @@ def _tool(span: Span) -> str:
 
 def tool_spans(call: Call, spans: Sequence[Span]) -> list[Span]:
     """The tool spans that name this call's response."""
-    return [span for span in spans if span.kind == "tool" and span.response_id == f"chatcmpl-{call.request_id}"]
+    return [span for span in spans if span.kind == "tool" and (span.response_id or "").endswith(call.request_id)]
 
 
 def last_question(call: Call) -> str:

@@ -186,7 +186,8 @@ def _credit(call: Call) -> list[tuple[str, object]]:
     parts = (credit.intermediate_reward, credit.return_, credit.baseline, credit.advantage)
     names = ("intermediate", "return", "baseline", "advantage")
     words = ", ".join(f"{name} {format_value(value)}" for name, value in zip(names, parts, strict=True))
-    return [("credit", f"{words} (state {credit.state_key or 'start'})")]
+    tools = ", ".join(f"{use['tool']} {use['status']} ({use['source']})" for use in credit.tools.get("calls", ()))
+    return [("credit", f"{words} (state {credit.state_key or 'start'})"), *([("tools", tools)] if tools else [])]
 
 
 def _of_span(span: Span) -> Part:

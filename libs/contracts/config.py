@@ -196,6 +196,10 @@ class Air(_Document):
     """Mix: calls earn α · status and the outcome counts (1 - α). Null adds both unscaled."""
     max_reward: float = Field(default=1.0, gt=0, le=1e6)
     """Bound on the magnitude of one call's tool reward, before α."""
+    from_results: bool = True
+    """Whether a tool call without a span takes its status from the tool's result in the conversation: an error, by
+    Anthropic's mark or by the forms that frameworks give to errors; nothing, such as `null`, which earns nothing; or a
+    success. False: from telemetry alone."""
 
 
 class IdenticalCredit(_Document):

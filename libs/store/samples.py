@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from psycopg.types.json import Jsonb
-from sqlalchemy import Row, text
+from sqlalchemy import Row, Text, bindparam, text
 
 from leyden.libs.contracts.states import GroupVerdict
 from leyden.libs.store.database import ReadSession, Session, copy_rows
@@ -29,10 +29,11 @@ class PendingGroup(NamedTuple):
 class SiblingRows(NamedTuple):
     """The records of the counted attempts of finished siblings, each list in a stable order.
 
-    rollouts: id, group_id, reward
+    rollouts: id, group_id, reward, ended (the kind of its outcome, or null)
     calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable, prompt_ids
         (after the shared tokens), prompt_tokens (of the complete prompt), sampled_ids, generator_logprobs,
-        policy_versions, temperature, answer (a turn or null)
+        policy_versions, temperature, answer (a turn or null), results (of tools, in the turns of the row:
+        [{id, text, is_error}]; id is null for a user's text with a result in it; text is its beginning; or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
         tool spans
     rewards: rollout_id, value, response_id, tool_call_id, call_id; of agents, telemetry and people
@@ -120,20 +121,34 @@ _PENDING = text("""
 """)
 
 _ROLLOUTS = text("""
-    SELECT id, group_id, reward FROM rollouts
-    WHERE group_id = ANY(:groups) AND state = 'finished' AND reward IS NOT NULL AND attempt IS NOT NULL
-    ORDER BY group_id, sibling
+    SELECT r.id, r.group_id, r.reward, o.kind AS ended
+    FROM rollouts r LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt
+    WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND r.reward IS NOT NULL AND r.attempt IS NOT NULL
+    ORDER BY r.group_id, r.sibling
 """)
 
-_CALLS = text("""
+RESULT_CHARACTERS = 1000
+"""The beginning of a tool's result that credit reads; its first words show its status."""
+_USERS_RESULT = r".*(?:^|\n)((?:Observation|Error):\n.*)"
+"""smolagents sends results as the text of a user, after his own, and may send several: the last one is new."""
+
+_CALLS = text(f"""
     SELECT c.rollout_id, c.id, c.parent_call_id, c.shared_tokens, c.request_id, c.choice, c.sequence, c.status,
            c.trainable, c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions,
-           c.temperature, c.answer
+           c.temperature, c.answer, (
+               SELECT jsonb_agg(jsonb_build_object(
+                   'id', turn ->> 'tool_call_id', 'is_error', turn -> 'is_error', 'text', left(coalesce(
+                       substring(CASE WHEN turn ->> 'role' = 'user' THEN turn ->> 'content' END from :users_result),
+                       turn ->> 'content'), {RESULT_CHARACTERS})
+               ) ORDER BY number)
+               FROM jsonb_array_elements(c.turns) WITH ORDINALITY AS turns (turn, number)
+               WHERE turn ->> 'role' = 'tool' OR turn ->> 'role' = 'user' AND turn ->> 'content' ~ :users_result
+           ) AS results
     FROM rollouts r
     JOIN model_calls c ON c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = r.attempt
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND c.run_id = ANY(:runs)
     ORDER BY c.rollout_id, c.sequence, c.choice
-""")
+""").bindparams(bindparam("users_result", _USERS_RESULT, Text))  # noqa: S608  # constants alone
 
 _SPANS = text("""
     SELECT s.rollout_id, s.span_id, s.parent_span_id, s.scope, s.tool, s.status, s.tool_call_id, s.response_id,

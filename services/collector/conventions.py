@@ -1,4 +1,7 @@
-"""Reads OpenTelemetry GenAI and OpenInference attributes into the columns of `spans`, and finds rewards in them.
+"""Reads the attributes of GenAI instrumentations into the columns of `spans`, and finds rewards in them.
+
+Forms: OpenTelemetry GenAI (AutoGen, pydantic-ai), OpenInference (DSPy, CrewAI, smolagents …), Traceloop, LangSmith,
+Vercel's AI SDK, Claude Code, AgentOps, Langfuse and MLflow.
 
 Rewards: the attributes `rl.reward` and `agentlightning.reward.N.value`, and the event `gen_ai.evaluation.result` with
 `gen_ai.evaluation.score.value`, on a span or as a log record. A reward is for the model answer that its event or its
@@ -34,11 +37,26 @@ _KINDS_BY_OPERATION = {
     "invoke_workflow": "agent",
 }
 _KINDS_BY_OPENINFERENCE = {"LLM": "llm", "TOOL": "tool", "AGENT": "agent", "EVALUATOR": "reward"}
-_TOOL_CALL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "tool.id")
-_TOOL_NAMES = ("gen_ai.tool.name", "tool.name")
+_KINDS_BY_NAME = {
+    **{"llm": "llm", "llm_request": "llm", "chat_model": "llm", "generation": "llm", "tool": "tool"},
+    **{"agent": "agent", "workflow": "agent", "interaction": "agent"},
+    **{"ai.toolcall": "tool", "ai.generatetext": "agent", "ai.streamtext": "agent"},
+    **{"ai.generatetext.dogenerate": "llm", "ai.streamtext.dostream": "llm"},
+    **{"ai.generateobject.dogenerate": "llm", "ai.streamobject.dostream": "llm"},
+}
+_KIND_ATTRIBUTES = (
+    *("traceloop.span.kind", "langsmith.span.kind", "ai.operationId", "span.type", "agentops.span.kind"),
+    *("langfuse.observation.type", "mlflow.spanType"),
+)
+_TOOL_CALL_IDS = ("gen_ai.tool.call.id", "tool_call.id", "tool.id", "ai.toolCall.id", "tool_use_id")
+_TOOL_NAMES = (
+    *("gen_ai.tool.name", "tool.name", "ai.toolCall.name", "tool_name", "traceloop.entity.name"),
+    "mlflow.spanFunctionName",
+)
+_FAILURES = {"gen_ai.task.status": "failure", "langfuse.observation.level": "ERROR", "tool.status": "error"}
 # Both ids are minted by the gateway, so that one seen anywhere names its call.
 _MINTED_TOOL_CALL = re.compile(r"call_c[0-9a-f]{24}_\d+")
-_MINTED_RESPONSE = re.compile(r"chatcmpl-c[0-9a-f]{24}")
+_MINTED_RESPONSE = re.compile(r"(?:chatcmpl-|cmpl-|resp_|msg_)(c[0-9a-f]{24})")
 _LIGHTNING_REWARD = re.compile(r"agentlightning\.reward\.(\d+)\.value")
 _MAX_INT8 = 2**63 - 1
 
@@ -149,6 +167,9 @@ def _kind(span: WireSpan) -> str:
     kind = operation or _KINDS_BY_OPENINFERENCE.get(str(attributes.get("openinference.span.kind")).upper())
     if kind is not None:
         return kind
+    for name in _KIND_ATTRIBUTES:
+        if kind := _KINDS_BY_NAME.get(str(attributes.get(name)).lower()):
+            return kind
     return "reward" if next(_rewards_on(span), None) else "other"
 
 
@@ -168,7 +189,8 @@ def _error_type(span: WireSpan) -> str | None:
 
 
 def _status(span: WireSpan, kind: str, error_type: str | None) -> SpanStatus:
-    if span.status_code == STATUS_ERROR or error_type is not None:
+    has_failed = any(span.attributes.get(name) == value for name, value in _FAILURES.items())
+    if span.status_code == STATUS_ERROR or error_type is not None or has_failed:
         return SpanStatus.ERROR
     # Most instrumentation leaves a success unset; a tool without a sign of failure has succeeded.
     return SpanStatus.OK if span.status_code == STATUS_OK or kind == "tool" else SpanStatus.UNSET
@@ -184,12 +206,13 @@ def _tool_call_id(attributes: Attributes, kind: str) -> str | None:
 def _response_id(attributes: Attributes, kind: str) -> str | None:
     named = attributes.get("gen_ai.response.id")
     if named is None and kind in {"llm", "tool"}:
-        named = _only_match(_MINTED_RESPONSE, attributes)
+        call = _only_match(_MINTED_RESPONSE, attributes)
+        named = None if call is None else f"chatcmpl-{call}"
     return _short(named)
 
 
 def _only_match(pattern: re.Pattern[str], attributes: Attributes) -> str | None:
-    """The one id that texts of the attributes hold; None where a whole conversation holds several."""
+    """The one match that texts of the attributes hold; None where a whole conversation holds several."""
     found = {match for value in attributes.values() if isinstance(value, str) for match in pattern.findall(value)}
     return found.pop() if len(found) == 1 else None
 

@@ -1,4 +1,4 @@
-"""Automatic intermediate rewards (AIR) from the telemetry of the tools that each call asked for.
+"""Automatic intermediate rewards (AIR) from the status of the tools that each call asked for.
 
 AIR turns the return status of tool calls into rewards (Agent Lightning, arXiv 2508.03680, 3.4.2); the paper gives no
 formula. Ours: for each tool that its sampled answer asked for, a call earns the tool's weight when the tool succeeded,
@@ -8,9 +8,17 @@ The agent writes its own spans, so a span counts only as the result of a tool ca
 sampled tool call has one result. The first of these finds it; the source is stored with the result:
 
 tool_call_id  `call_<call>_<number>`, an id that the gateway made up and that names the tool call
-response_id   `chatcmpl-<request>`, the answer: its first tool call of this name that has no result yet
+response_id   the answer, such as `chatcmpl-<request>`: its first tool call of this name that has no result yet
 time          the latest call before the tool began that sampled a tool call of this name that has no result yet
 text          an answer without tool calls asks once for each tool that it names: some agents ask in plain text
+
+A tool call without a span takes its status from the conversation (`results.py`), unless `air.from_results` is off:
+
+result        a later call sends its result
+malformed     the model sampled no valid JSON, and no result came: it failed
+hung          the attempt ran into its timeout, and no result came: it failed; also a span that has no end
+lost          the agent failed, and no result came: the tool call failed
+answer        nothing more is known: the tool was the agent's last, or another call went on without its result
 
 An agent can name its span after any word of the answer, so a tool in the text earns its own weight alone, which the
 operator wrote, and never `default_weight`.
@@ -24,25 +32,38 @@ from dataclasses import dataclass
 from typing import Literal
 
 from leyden.libs.contracts.config import Air
-from leyden.libs.contracts.states import SpanStatus
-from leyden.services.credit.records import AskedTool, Call, ToolSpan
+from leyden.libs.contracts.states import OutcomeKind, SpanStatus
+from leyden.services.credit.records import AskedTool, Call, ToolResult, ToolSpan
+from leyden.services.credit.results import status_of
 
-Source = Literal["tool_call_id", "response_id", "time", "text", "answer"]
+Source = Literal["tool_call_id", "response_id", "time", "text", "result", "malformed", "hung", "lost", "answer"]
+_WITHOUT_RESULT: dict[OutcomeKind, Source] = {OutcomeKind.TIMEOUT: "hung", OutcomeKind.AGENT_ERROR: "lost"}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A tool that a call asked for, with its status. Source `answer`: the answer asked for it, but it has no span."""
+    """A tool that a call asked for, with its status and the source of that."""
 
     tool: str
     status: SpanStatus
     source: Source
 
 
-def tool_uses(calls: Sequence[Call], spans: Sequence[ToolSpan]) -> dict[str, list[ToolUse]]:
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of an attempt: how its agent ended, and the ids of the calls that a later call continues."""
+
+    kind: OutcomeKind = OutcomeKind.SUCCEEDED
+    continued: frozenset[str] = frozenset()
+
+
+def tool_uses(
+    calls: Sequence[Call], spans: Sequence[ToolSpan], seen: Sequence[Call] | None = None, ending: Ending | None = None
+) -> dict[str, list[ToolUse]]:
     """The tool uses of each call, by call id, in the order they began; calls that asked for none are absent.
 
-    Args: calls: in order of arrival
+    Args: calls: in order of arrival; seen: the same and those without an answer, whose conversations have results;
+        ending: None leaves conversations out, for telemetry alone
     """
     words = {tool: re.compile(rf"(?i)(?<!\w){re.escape(tool)}(?!\w)") for tool in {span.tool for span in spans}}
     open_asks = {call.id: list(call.asked) or _named_in_text(call, words) for call in calls}
@@ -51,10 +72,16 @@ def tool_uses(calls: Sequence[Call], spans: Sequence[ToolSpan]) -> dict[str, lis
         if (found := _ask_of(span, calls, open_asks)) is not None:
             call, asked, source = found
             open_asks[call.id].remove(asked)
-            uses[call.id].append(ToolUse(asked.tool, SpanStatus(span.status), source))
+            has_end = span.end_ns >= span.start_ns
+            status = SpanStatus(span.status) if has_end else SpanStatus.ERROR
+            uses[call.id].append(ToolUse(asked.tool, status, source if has_end else "hung"))
+    results = _results(calls if seen is None else seen)
     for call in calls:
-        unknown = [asked for asked in open_asks[call.id] if asked in call.asked]
-        uses[call.id] += [ToolUse(asked.tool, SpanStatus.UNSET, "answer") for asked in unknown]
+        for asked in open_asks[call.id]:
+            if asked in call.asked:
+                result = results.get(asked.tool_call_id)
+                status, source = _without_span(call, asked, result, ending) if ending else (SpanStatus.UNSET, "answer")
+                uses[call.id].append(ToolUse(asked.tool, status, source))
     return {call_id: found for call_id, found in uses.items() if found}
 
 
@@ -105,8 +132,31 @@ def _merged(first: ToolSpan, second: ToolSpan) -> ToolSpan:
         tool_call_id=first.tool_call_id or second.tool_call_id,
         response_id=first.response_id or second.response_id,
         start_ns=first.start_ns,
-        end_ns=first.end_ns,
+        end_ns=max(first.end_ns, second.end_ns),
     )
+
+
+def _results(calls: Sequence[Call]) -> dict[str, ToolResult]:
+    """The first result of each tool call, by its id."""
+    found: dict[str, ToolResult] = {}
+    before: Call | None = None
+    for call in calls:
+        for result in call.results:
+            # Without an id: for all tool calls of the call before.
+            asked = [one.tool_call_id for one in before.asked] if before else []
+            for tool_call_id in [result.tool_call_id] if result.tool_call_id else asked:
+                found.setdefault(tool_call_id, result)
+        before = call
+    return found
+
+
+def _without_span(call: Call, asked: AskedTool, result: ToolResult | None, ending: Ending) -> tuple[SpanStatus, Source]:
+    if result is not None:
+        return status_of(result), "result"
+    if asked.is_malformed:
+        return SpanStatus.ERROR, "malformed"
+    source = None if call.id in ending.continued else _WITHOUT_RESULT.get(ending.kind)
+    return (SpanStatus.ERROR, source) if source else (SpanStatus.UNSET, "answer")
 
 
 def _named_in_text(call: Call, words: Mapping[str, re.Pattern[str]]) -> list[AskedTool]:
@@ -119,7 +169,7 @@ def _ask_of(
     if span.tool_call_id is not None and (call := call_of_tool(span.tool_call_id, calls)) is not None:
         named = [asked for asked in open_asks[call.id] if asked.tool_call_id == span.tool_call_id]
         return (call, named[0], "tool_call_id") if named else None
-    answers = [call for call in calls if span.response_id is not None and call.response_id == span.response_id]
+    answers = [call for call in calls if call.has_response_id(span.response_id)]
     earlier = [call for call in reversed(calls) if call.sequence <= span.start_ns and call.completed]
     for call in answers or earlier:
         for asked in open_asks[call.id]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import Air, Credit
-from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
+from leyden.services.credit.air import Ending, ToolUse, air_reward, call_of_tool, tool_uses
 from leyden.services.credit.baselines import Advantages, advantages_per_rollout, advantages_per_state
 from leyden.services.credit.forest import Forest, Node, call_forest
 from leyden.services.credit.paths import Path, paths
@@ -22,7 +22,7 @@ from leyden.services.credit.records import Reward, Rollout
 from leyden.services.credit.rules import call_returns
 from leyden.services.credit.states import state_keys
 
-CREDIT_VERSION = 3
+CREDIT_VERSION = 4
 """Grows with every change of the computation."""
 
 
@@ -102,7 +102,8 @@ def credit_group(rollouts: Sequence[Rollout], credit: Credit, *, min_siblings: i
 def _earned(rollout: Rollout, credit: Credit) -> _Earned:
     forest = call_forest(rollout.calls)
     calls = [node.call for node in forest.nodes]
-    uses = tool_uses(calls, rollout.spans)
+    seen = sorted(rollout.calls, key=lambda call: call.order)
+    uses = tool_uses(calls, rollout.spans, seen, _ending(rollout, forest, credit.air))
     given, of_rollout = _given(rollout, forest)
     status_C = np.array([_status_reward(uses.get(call.id, []), credit.air) for call in calls], np.float64)
     intermediate_C = status_C + given
@@ -117,6 +118,12 @@ def _earned(rollout: Rollout, credit: Credit) -> _Earned:
         intermediate_C=intermediate_C,
         returns_C=call_returns(credit.rule, forest, intermediate_C, counted),
     )
+
+
+def _ending(rollout: Rollout, forest: Forest, air: Air | None) -> Ending | None:
+    if air is not None and not air.from_results:
+        return None
+    return Ending(rollout.ended, frozenset(node.call.id for node in forest.nodes if node.children))
 
 
 def _status_reward(uses: Sequence[ToolUse], air: Air | None) -> float:
@@ -148,7 +155,7 @@ def _place(reward: Reward, forest: Forest) -> int | None:
     for number, call in enumerate(calls):
         if call is asking or call.id == reward.call_id:
             return number
-    return next((i for i, call in enumerate(calls) if call.response_id == reward.response_id), None)
+    return next((i for i, call in enumerate(calls) if call.has_response_id(reward.response_id)), None)
 
 
 def _advantages(earned: Sequence[_Earned], credit: Credit) -> Advantages:

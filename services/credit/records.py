@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.libs.contracts.states import OutcomeKind
+
 TOKEN = np.dtype("<i4")
 LOGPROB = np.dtype("<f4")
 
@@ -24,13 +26,27 @@ class AskedTool:
 
     tool: str
     tool_call_id: str
+    is_malformed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """A tool's result in the conversation of a later call, or its beginning.
+
+    `tool_call_id` is None for results that smolagents sends as text of a user: they are for the call before.
+    """
+
+    tool_call_id: str | None
+    text: str
+    is_error: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One model call. Arrays are bytes as stored: prompt int32[P]; sampled, versions int32[S]; logprobs float32[S].
 
-    `asked` and `text` are the sampled answer's tool calls and its text beside them.
+    `asked` and `text` are the sampled answer's tool calls and its text beside them; `results` are those of earlier
+    calls' tools, which the conversation adds.
 
     Raises: BrokenRecord: the arrays of the sampled tokens differ in length
     """
@@ -48,6 +64,7 @@ class Call:
     temperature: float
     asked: tuple[AskedTool, ...] = ()
     text: str = ""
+    results: tuple[ToolResult, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.sampled) == len(self.logprobs) == len(self.versions) or len(self.sampled) % TOKEN.itemsize:
@@ -58,10 +75,12 @@ class Call:
         """Sort key: calls by arrival, choices of one request by number."""
         return self.sequence, self.choice
 
-    @property
-    def response_id(self) -> str:
-        """The id in the answer to the agent; all choices of one request share it."""
-        return f"chatcmpl-{self.request_id}"
+    def has_response_id(self, response_id: str | None) -> bool:
+        """Whether the answer has this id: the request's with a prefix of the wire format, such as `chatcmpl-`.
+
+        All choices of a request share it.
+        """
+        return response_id is not None and response_id.endswith(self.request_id)
 
     @property
     def learnable(self) -> bool:
@@ -106,7 +125,7 @@ class Reward:
 class Rollout:
     """A finished sibling: the counted attempt's calls in order, its tool spans, its rewards.
 
-    `outcome` is the rollout's reward as the controller settled it.
+    `outcome` is the rollout's reward as the controller settled it, `ended` the way in which the agent ended.
     """
 
     id: str
@@ -114,6 +133,7 @@ class Rollout:
     calls: list[Call] = field(default_factory=list)
     spans: list[ToolSpan] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
+    ended: OutcomeKind = OutcomeKind.SUCCEEDED
 
     @property
     def reward(self) -> float:

@@ -10,12 +10,22 @@ import numpy as np
 
 from leyden.libs.contracts.conversation import parse_turn
 from leyden.libs.contracts.ids import sample_id
-from leyden.libs.contracts.states import CallStatus, GroupVerdict
+from leyden.libs.contracts.states import CallStatus, GroupVerdict, OutcomeKind
 from leyden.libs.store.chains import MissingParent, full_prompt
 from leyden.libs.store.samples import NewCallCredit, NewGroupCredit, NewSample, PendingGroup, SiblingRows
 from leyden.services.credit.group import CREDIT_VERSION, CallCredit, Credited, Excluded
 from leyden.services.credit.paths import Path
-from leyden.services.credit.records import LOGPROB, TOKEN, AskedTool, BrokenRecord, Call, Reward, Rollout, ToolSpan
+from leyden.services.credit.records import (
+    LOGPROB,
+    TOKEN,
+    AskedTool,
+    BrokenRecord,
+    Call,
+    Reward,
+    Rollout,
+    ToolResult,
+    ToolSpan,
+)
 
 
 def rollouts_by_group(rows: SiblingRows) -> dict[str, list[Rollout]]:
@@ -26,7 +36,7 @@ def rollouts_by_group(rows: SiblingRows) -> dict[str, list[Rollout]]:
     groups: dict[str, list[Rollout]] = defaultdict(list)
     rollouts: dict[str, Rollout] = {}
     for row in rows.rollouts:
-        rollouts[row.id] = Rollout(row.id, row.reward)
+        rollouts[row.id] = Rollout(row.id, row.reward, ended=OutcomeKind(row.ended or OutcomeKind.SUCCEEDED))
         groups[row.group_id].append(rollouts[row.id])
     by_id = {row.id: row for row in rows.calls}
     for row in rows.calls:
@@ -96,8 +106,9 @@ def _call(row: Any, by_id: Mapping[str, Any]) -> Call:
         logprobs=row.generator_logprobs,
         versions=row.policy_versions,
         temperature=row.temperature,
-        asked=tuple(AskedTool(asked.name, asked.id) for asked in answer.tool_calls) if answer else (),
+        asked=tuple(AskedTool(one.name, one.id, one.is_malformed) for one in answer.tool_calls) if answer else (),
         text=answer.content if answer else "",
+        results=tuple(ToolResult(one["id"], one["text"], one["is_error"] is True) for one in row.results or ()),
     )
 
 

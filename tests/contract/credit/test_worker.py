@@ -90,6 +90,34 @@ async def test_a_complete_group_becomes_credits_and_samples(database: Database) 
     )
 
 
+@pytest.mark.parametrize("shape", ["chat_completions", "responses", "messages", "smolagents"])
+async def test_a_run_without_telemetry_earns_rewards_from_the_results_that_agents_send_back(
+    database: Database, shape: str
+) -> None:
+    run = await add_run_with_credit(database, air={"weights": {"search": 0.2}, "failure": -1.0})
+    group, rollouts = await add_group(database, run, size=3)
+    texts = ["3 hits", "Error executing tool 'search' with arguments {}: ValueError: no index", "None"]
+    for rollout, text in zip(rollouts, texts, strict=True):
+        asked = {"tool_calls": [{"id": "call_1", "name": "search", "arguments": "{}"}]}
+        answer = {"role": "assistant", "content": "", **asked}
+        await add_call(database, rollout, [1, 2], [3, 4], answer=answer)
+        heading = "Error:\n" if text.startswith("Error") else "Observation:\n"
+        result: dict[str, Any] = {"role": "tool", "content": text, "tool_call_id": "call_1"}
+        if shape == "smolagents":
+            result = {"role": "user", "content": f"Find it. Observation: none\n{heading}{text}"}
+        if shape == "messages" and heading == "Error:\n":
+            result |= {"content": "no index", "is_error": True}
+        turns = [{"role": "user", "content": "Find it."}, answer, result]
+        await add_call(database, rollout, [1, 2, 3, 4, 5], [6], turns=turns)
+        await finish_rollout(database, rollout, reward=0.0)
+    await complete(database, group)
+    assert await credit_pending(database, 8) == [group.id]
+    found = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id, tables.CallCredit.depth)
+    uses = [(one.tools["calls"][0]["status"], one.tools["calls"][0]["source"]) for one in found[::2]]
+    assert uses == [("ok", "result"), ("error", "result"), ("unset", "result")]
+    assert [one.intermediate_reward for one in found[::2]] == pytest.approx([0.2, -0.2, 0.0])
+
+
 async def test_only_complete_training_groups_of_active_runs_are_processed(database: Database) -> None:
     run = await add_run_with_credit(database)
     await add_group(database, run, 0)

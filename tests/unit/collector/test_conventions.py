@@ -32,11 +32,20 @@ def row(span: WireSpan, limits: Limits = Limits(100, 1000)) -> NewSpan:  # noqa:
         (wire("x", openinference__span__kind="TOOL", tool__name="i"), "tool", "i"),
         (wire("x", openinference__span__kind="LLM"), "llm", None),
         (wire("x", openinference__span__kind="CHAIN"), "other", None),
+        (wire("ai.toolCall", ai__operationId="ai.toolCall", ai__toolCall__name="j"), "tool", "j"),
+        (wire("ai.generateText", ai__operationId="ai.generateText"), "agent", None),
+        (wire("ai.streamText.doStream", ai__operationId="ai.streamText.doStream"), "llm", None),
+        (wire("k.tool", traceloop__span__kind="tool", traceloop__entity__name="k"), "tool", "k"),
+        (wire("x", traceloop__span__kind="task"), "other", None),
+        (wire("l", langsmith__span__kind="tool"), "tool", "l"),
+        (wire("claude_code.tool", span__type="tool", tool_name="m"), "tool", "m"),
+        (wire("claude_code.llm_request", span__type="llm_request"), "llm", None),
+        (wire("x", mlflow__spanType="TOOL", mlflow__spanFunctionName="n"), "tool", "n"),
         (wire("x", rl__reward=1.0), "reward", None),
         (wire("GET /"), "other", None),
     ],
 )
-def test_kinds_of_both_conventions(span: WireSpan, kind: str, tool: str | None) -> None:
+def test_kinds_of_all_conventions(span: WireSpan, kind: str, tool: str | None) -> None:
     assert (row(span).kind, row(span).tool) == (kind, tool)
 
 
@@ -50,6 +59,8 @@ def test_kinds_of_both_conventions(span: WireSpan, kind: str, tool: str | None) 
         (1, {"error__type": "timeout"}, ("error", "timeout")),
         (0, {"events": [WireEvent("exception", {"exception.type": "ValueError"})]}, ("error", "ValueError")),
         (0, {"events": [WireEvent("exception", {})]}, ("error", "exception")),
+        (1, {"gen_ai__task__status": "failure"}, ("error", None)),
+        (0, {"langfuse__observation__level": "ERROR"}, ("error", None)),
     ],
 )
 def test_a_tool_has_succeeded_without_a_sign_of_failure(
@@ -66,6 +77,8 @@ def test_other_spans_keep_an_unset_status() -> None:
 def test_ids_are_read_from_their_attributes() -> None:
     found = row(wire(gen_ai__operation__name="execute_tool", gen_ai__tool__call__id="t", gen_ai__response__id="r"))
     assert (found.tool_call_id, found.response_id) == ("t", "r")
+    vercel = row(wire(ai__operationId="ai.toolCall", ai__toolCall__id=f"call_{CALL}_1"))
+    assert vercel.tool_call_id == f"call_{CALL}_1"
 
 
 def test_minted_ids_are_found_inside_texts_when_there_is_one() -> None:
@@ -76,6 +89,8 @@ def test_minted_ids_are_found_inside_texts_when_there_is_one() -> None:
     assert several.tool_call_id is None
     answer = row(wire(openinference__span__kind="LLM", output__value=f'{{"id": "chatcmpl-{CALL}"}}'))
     assert answer.response_id == f"chatcmpl-{CALL}"
+    items = row(wire(openinference__span__kind="LLM", output__value=f'{{"id": "resp_{CALL}"}}, msg_{CALL}_0'))
+    assert items.response_id == f"chatcmpl-{CALL}"
 
 
 def rewards(span: WireSpan) -> list[tuple[str, str, float, str | None]]:

@@ -1,7 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from leyden.libs.contracts.config import Air
-from leyden.services.credit.air import ToolUse, air_reward, tool_uses, without_duplicates
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.services.credit.air import Ending, ToolUse, air_reward, tool_uses, without_duplicates
+from leyden.services.credit.records import AskedTool, Call, ToolResult
 from tests.unit.credit.cases import asking, call, span
 
 
@@ -22,8 +26,8 @@ def test_the_reward_of_a_call_is_bounded() -> None:
 def test_tool_call_id_has_precedence_over_response_id_and_time() -> None:
     first = asking("first", [1], [2], "search", at=0)
     second = asking("second", [1, 2], [3], "search", at=10)
-    by_id = span("search", "error", at=12, tool_call_id=first.asked[0].tool_call_id, response_id=second.response_id)
-    by_response = span("search", at=1, response_id=second.response_id)
+    by_id = span("search", "error", at=12, tool_call_id=first.asked[0].tool_call_id, response_id=f"resp_{second.id}")
+    by_response = span("search", at=1, response_id=f"resp_{second.id}")
     uses = tool_uses([first, second], [by_id, by_response])
     assert uses[first.id] == [ToolUse("search", "error", "tool_call_id")]
     assert uses[second.id] == [ToolUse("search", "ok", "response_id")]
@@ -47,7 +51,7 @@ def test_a_tool_call_has_one_result_and_unasked_tools_have_none() -> None:
     # The agent's name for the tool of an id does not count: the model asked for a memory.
     spans = [span("search", at=2 + k) for k in range(5)]
     spans += [span("search", "error", at=8 + k, tool_call_id=ids[1]) for k in range(5)]
-    spans += [span("search", at=20 + k, response_id=other.response_id) for k in range(5)]
+    spans += [span("search", at=20 + k, response_id=f"chatcmpl-{other.id}") for k in range(5)]
     assert tool_uses([asked, other], spans) == {
         asked.id: [ToolUse("search", "ok", "time"), ToolUse("memory", "error", "tool_call_id")]
     }
@@ -89,3 +93,65 @@ def test_parallel_uses_of_one_tool_are_not_duplicates() -> None:
     apart = [span("search", at=0, scope="a"), span("search", at=5, scope="b")]
     different = [span("search", at=0, tool_call_id="x"), span("search", at=0, scope="b", tool_call_id="y")]
     assert [len(without_duplicates(spans)) for spans in (inside, apart, different)] == [2, 2, 2]
+
+
+def without_spans(calls: list[Call], ending: Ending, seen: list[Call] | None = None) -> dict[str, list[ToolUse]]:
+    return tool_uses(calls, [], seen, ending)
+
+
+def test_a_tool_call_without_a_span_takes_its_status_from_its_result() -> None:
+    first = asking("first", [1], [2], "search", "memory", "clock", "search", at=0)
+    ids = [one.tool_call_id for one in first.asked]
+    results = (
+        ToolResult(ids[1], "Error: no memory"),
+        ToolResult(ids[2], "null"),
+        ToolResult(ids[0], "found"),
+        ToolResult(ids[3], "found", is_error=True),
+    )
+    # The later call that has them was aborted before its first token, and is in no tree.
+    seen = [first, call("second", [1, 2, 3], [], at=5, completed=False, results=results)]
+    by_span = span("search", "error", at=1, tool_call_id=ids[0])
+    assert tool_uses([first], [by_span], seen, Ending()) == {
+        first.id: [
+            ToolUse("search", "error", "tool_call_id"),
+            ToolUse("memory", "error", "result"),
+            ToolUse("clock", "unset", "result"),
+            ToolUse("search", "error", "result"),
+        ]
+    }
+    assert {use.source for use in tool_uses([first], [], seen)[first.id]} == {"answer"}
+
+
+def test_a_result_in_a_users_text_is_for_the_call_before() -> None:
+    first = asking("first", [1], [2], "search", at=0)
+    second = asking("second", [3], [4], "memory", at=5)
+    second = replace(second, results=(ToolResult(None, "Observation:\n3 hits"),))
+    third = call("third", [5], [6], at=9, results=(ToolResult(None, "Error:\nno memory"),))
+    assert without_spans([first, second, third], Ending(OutcomeKind.TIMEOUT)) == {
+        first.id: [ToolUse("search", "ok", "result")],
+        second.id: [ToolUse("memory", "error", "result")],
+    }
+
+
+def test_a_tool_call_that_never_got_a_result_is_hung_lost_or_unknown() -> None:
+    calls = [asking(name, [at], [2], "search", at=at) for at, name in enumerate("ab")]
+    broken = asking("broken", [7], [8], at=3)
+    broken = replace(broken, asked=(AskedTool("memory", "call_1", is_malformed=True),))
+    continued = frozenset({calls[0].id})
+
+    def found(kind: OutcomeKind) -> list[tuple[str, str]]:
+        uses = without_spans([*calls, broken], Ending(kind, continued))
+        return [(str(use.status), use.source) for one in uses.values() for use in one]
+
+    last = ("error", "malformed")
+    assert found(OutcomeKind.TIMEOUT) == [("unset", "answer"), ("error", "hung"), last]
+    assert found(OutcomeKind.AGENT_ERROR) == [("unset", "answer"), ("error", "lost"), last]
+    assert found(OutcomeKind.SUCCEEDED) == [("unset", "answer"), ("unset", "answer"), last]
+
+
+def test_a_span_that_never_ended_is_a_tool_that_hangs() -> None:
+    asked = asking("asked", [1], [2], "search", at=1)
+    unended = replace(span("search", at=2, tool_call_id=asked.asked[0].tool_call_id), end_ns=0)
+    assert tool_uses([asked], [unended]) == {asked.id: [ToolUse("search", "error", "hung")]}
+    ended = replace(unended, span_id="b", end_ns=unended.start_ns + 1)
+    assert tool_uses([asked], [unended, ended]) == {asked.id: [ToolUse("search", "ok", "tool_call_id")]}

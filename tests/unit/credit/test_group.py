@@ -74,7 +74,7 @@ def test_rewards_are_added_to_their_call_or_rollout() -> None:
     second = call("x1", [1, 10, 2], [11], at=1)
     rewards = [
         Reward(0.5),
-        Reward(0.25, response_id=second.response_id),
+        Reward(0.25, response_id=f"resp_{second.id}"),
         Reward(0.125, tool_call_id=first.asked[0].tool_call_id),
         Reward(0.0625, call_id=first.id),
         Reward(1.0, response_id="chatcmpl-unknown"),

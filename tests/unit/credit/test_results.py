@@ -1,0 +1,70 @@
+import pytest
+
+from leyden.libs.contracts.states import SpanStatus
+from leyden.services.credit.records import ToolResult
+from leyden.services.credit.results import status_of
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Error: ValueError('city not found: Atlantis')\n Please fix your mistakes.",
+        "city not found: Atlantis\n\nFix the errors and try again.",
+        "Error invoking tool 'get_weather' with kwargs {'town': 'x'} with error: 1 validation error",
+        "Error: no_such_tool is not a valid tool, try one of [get_weather].",
+        "no_such_tool is not a valid tool, try one of [get_weather].",
+        "An error occurred while running the tool. Please try again. Error: city not found",
+        "1 validation error for get_weatherargs\ncity\n  Field required",
+        "Error executing tool: city not found: Atlantis",
+        "Execution error in get_weather: city not found",
+        "get_weather() got an unexpected keyword argument 'town'",
+        "Tool x not found. Please select one of ['get_weather']",
+        "Tool not found",
+        '{"error":"Error: city not found: Atlantis"}',
+        '{"error":[{"type":"missing","loc":["city"]}]}',
+        '{"city": "Paris", "isError": true}',
+        '{"success": false, "reason": "none"}',
+        "Invalid input for tool get_weather: type validation failed",
+        "Model tried to call unavailable tool 'x'.",
+        "<tool_use_error>Error: No such tool available: x</tool_use_error>",
+        "Error:\nError executing tool 'get_weather' with arguments {'city': 'Atlantis'}: ValueError: city not found",
+        "Observation:\nTraceback (most recent call last):\n  File",
+        "requests.exceptions.ConnectionError: refused",
+        "HTTP 503 Service Unavailable",
+        "Command exited with code 2",
+        "The tool call timed out after 30 s",
+        "Timed out.",
+    ],
+)
+def test_errors_in_the_forms_of_frameworks_are_failures(text: str) -> None:
+    assert status_of(ToolResult("call_1", text)) == SpanStatus.ERROR
+
+
+@pytest.mark.parametrize("text", ["", "None", "null", "undefined", " [] ", "{}", '""', "Observation:\nNone"])
+def test_a_result_without_content_is_neither(text: str) -> None:
+    assert status_of(ToolResult("call_1", text)) == SpanStatus.UNSET
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Sunny, 21 degrees",
+        "An article: Error: how exceptions work. Traceback (most recent call last) explained.",
+        '{"error": null, "city": "Paris"}',
+        '{"error": "", "items": []}',
+        '{"status": "failed", "flight": "AZ 610"}',
+        "Errors in medicine, a survey",
+        "0",
+        "No timeouts were found",
+        "HTTP 200 OK",
+        "exit code 0",
+        "Observation:\nSunny",
+        "{broken",
+    ],
+)
+def test_results_that_speak_of_errors_are_none(text: str) -> None:
+    assert status_of(ToolResult("call_1", text)) == SpanStatus.OK
+
+
+def test_the_mark_of_anthropics_format_decides() -> None:
+    assert status_of(ToolResult("toolu_1", "Sunny", is_error=True)) == SpanStatus.ERROR
