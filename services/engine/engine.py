@@ -20,6 +20,7 @@ from leyden.services.engine import metrics
 from leyden.services.engine.config import ModelConfig, read_config
 from leyden.services.engine.errors import BadRequest, EngineError
 from leyden.services.engine.gate import Gate
+from leyden.services.engine.grammar import Grammars
 from leyden.services.engine.model import Model
 from leyden.services.engine.request import GenerateRequest, Prompt
 from leyden.services.engine.sampling import Draw, Sampler
@@ -53,6 +54,7 @@ class Engine:
             settings.context_length or self.config.context_length, self.config.context_length, settings.max_total_tokens
         )
         self.gate = Gate()
+        self._grammars = Grammars(settings.model_path, self.config.vocab_size, self.config.end_ids)
         self._metrics_name = self.served_model_name
         self._scheduler = _build_scheduler(settings, self.config)
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -211,6 +213,7 @@ class Engine:
         if sampling.n > 1:
             prompt = prompt.model_copy(update={"rid": f"{group_rid}_{index}"})
         draw = Draw(sampling, self.config.end_ids, prompt.top_logprobs_num, prompt.token_ids_logprob)
+        draw.matcher = self._grammars.matcher(sampling)
         if sampling.sampling_seed is not None:
             # Choices of one request differ: each has the seed after the one before.
             draw.generator = torch.Generator().manual_seed(sampling.sampling_seed + index)

@@ -13,8 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from leyden.services.engine.errors import BadRequest
 
-_GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag")
-_SGLANG_ONLY = (*_GRAMMARS, "stop_regex", "custom_params", "beam_width", "watermark", "choice")
+_SGLANG_ONLY = ("regex", "ebnf", "stop_regex", "custom_params", "beam_width", "watermark", "choice")
 # Unsupported top-level fields that would change the answer.
 _UNSERVED = (
     "input_embeds",
@@ -61,6 +60,8 @@ class SamplingParams(BaseModel):
     stream_interval: int = Field(default=1, ge=1)
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] = Field(default_factory=dict)
     sampling_seed: int | None = None
+    json_schema: str | None = None
+    structural_tag: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -205,8 +206,7 @@ def _sampling(raw: Any) -> SamplingParams:
         raise BadRequest("sampling_params must be an object")
     for name in _SGLANG_ONLY:
         if raw.get(name):
-            kind = "constrained decoding" if name in _GRAMMARS else "this parameter"
-            raise BadRequest(f"sampling_params.{name}: {kind} is not supported by this engine; use an SGLang server")
+            raise BadRequest(f"sampling_params.{name} is not supported by this engine; use an SGLang server")
     served = {name: value for name, value in raw.items() if name not in _SGLANG_ONLY}
     if (unknown := next((name for name in served if name not in SamplingParams.model_fields), None)) is not None:
         allowed = ", ".join(f"`{name}`" for name in SamplingParams.model_fields)

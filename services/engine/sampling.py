@@ -1,7 +1,7 @@
 """Samples tokens from logits, for a full batch at once.
 
-Reported log-probabilities are SGLang's: log_softmax(logits / temperature) after penalties, bias and minimum length, and
-before top-k, top-p and min-p remove tokens. Temperature 0 is greedy, reported at temperature 1.
+Reported log-probabilities are SGLang's: log_softmax(logits / temperature) after penalties, bias, minimum length and the
+grammar's mask, and before top-k, top-p and min-p remove tokens. Temperature 0 is greedy, reported at temperature 1.
 
 Legend: M sequences, V vocabulary.
 """
@@ -13,12 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from llguidance import LLMatcher
 from torch import Tensor
 
 from leyden.services.engine.request import SamplingParams
 
 # Size of a block of the vocabulary: the sampler finds the block first, then the token in it.
 _BLOCK = 512
+
+_LEAST = torch.finfo(torch.float32).min
+"""SGLang's log-probability of a token that the grammar forbids: JSON has no infinity."""
 
 TokenLogprobs = list[tuple[float, int]]
 
@@ -33,6 +37,7 @@ class Draw:
     token_ids_logprob: list[int] = field(default_factory=list)
     output_ids: list[int] = field(default_factory=list)
     generator: torch.Generator | None = None
+    matcher: LLMatcher | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,9 @@ class Sampler:
         for row, draw in enumerate(draws):
             if draw.sampling.reshapes:
                 _reshape(logits[row], draw)
+            if draw.matcher is not None:
+                allowed = torch.frombuffer(bytearray(draw.matcher.compute_logit_bias()), dtype=torch.uint8)
+                logits[row].masked_fill_(allowed == 0, -torch.inf)
         divisors = [draw.sampling.divisor for draw in draws]
         if any(divisor != 1.0 for divisor in divisors):
             logits.div_(torch.tensor(divisors).unsqueeze(1))
@@ -68,6 +76,9 @@ class Sampler:
         norms = weights.sum(-1).log_()
         tokens = self._choose(logits, weights, draws)
         logprobs = logits.gather(1, tokens.unsqueeze(1)).squeeze(1) - norms
+        for token, draw in zip(tokens.tolist(), draws, strict=True):
+            if draw.matcher is not None:
+                draw.matcher.consume_token(token)
         return [
             Drawn(token, logprob, *_asked_logprobs(logits[row], float(norms[row]), draw))
             for row, (token, logprob, draw) in enumerate(zip(tokens.tolist(), logprobs.tolist(), draws, strict=True))
@@ -113,9 +124,14 @@ def _asked_logprobs(shifted: Tensor, norm: float, draw: Draw) -> tuple[TokenLogp
     top: TokenLogprobs = []
     if draw.top_logprobs_num:
         values, ids = shifted.topk(draw.top_logprobs_num)
-        top = list(zip((values - norm).tolist(), ids.tolist(), strict=True))
+        top = list(zip(_finite(values - norm), ids.tolist(), strict=True))
     chosen = draw.token_ids_logprob
-    return top, list(zip((shifted[chosen] - norm).tolist(), chosen, strict=True)) if chosen else []
+    return top, list(zip(_finite(shifted[chosen] - norm), chosen, strict=True)) if chosen else []
+
+
+def _finite(logprobs: Tensor) -> list[float]:
+    finite: list[float] = logprobs.clamp(min=_LEAST).tolist()
+    return finite
 
 
 def _reshape(logits: Tensor, draw: Draw) -> None:

@@ -36,6 +36,7 @@ from leyden.services.gateway.errors import (
 from leyden.services.gateway.in_flight import REPEAT_SECONDS, UNDECLARED, InFlightCall, Retry, RetryIndex
 from leyden.services.gateway.models import PoolModels, ServedModel
 from leyden.services.gateway.prompt.answer import finish_answer
+from leyden.services.gateway.prompt.constraint import decoding_constraint
 from leyden.services.gateway.prompt.prefix import IndexedPrompt
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.records.reader import Reader
@@ -300,6 +301,7 @@ class CallService:
             top_logprobs=request.top_logprobs,
             eos_ids=sorted(tokenizer.eos_ids),
             stream=request.stream,
+            constraint=decoding_constraint(request),
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -310,7 +312,7 @@ class CallService:
 
     async def _complete(self, call: InFlightCall) -> Completion:
         answers = [finish_answer(call.served.chat, call.context.request, choice) for choice in call.choices]
-        reason = untrainable_reason(call.context.request.sampling, call.context.temperature)
+        reason = untrainable_reason(call.context.request, call.context.temperature)
         rows = [
             call_row(call.context, choice, CallStatus.COMPLETED, reason, answer)
             for choice, answer in zip(call.choices, answers, strict=True)

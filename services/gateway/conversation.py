@@ -41,6 +41,8 @@ class ModelRequest:
     `tools` are JSON objects in the form that chat templates read: {"type": "function", "function": {…}}. `parameters`
     is the request as the agent sent it, without conversation and tools. `body_sha256` identifies an SDK's retry.
     `raw_prompt`, text or token ids, is the prompt of a request without a conversation: no template renders it.
+    `answer_schema` is the JSON Schema of the answer's text, and `required_tools` names tools of which one must be
+    called: engines constrain decoding to them.
     """
 
     dialect: Dialect
@@ -59,6 +61,8 @@ class ModelRequest:
     parameters: Json
     body_sha256: bytes
     raw_prompt: str | tuple[int, ...] | None = field(default=None, kw_only=True)
+    answer_schema: Json | None = field(default=None, kw_only=True)
+    required_tools: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
+import jsonschema_rs
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
@@ -14,6 +15,8 @@ from leyden.services.gateway.errors import BadRequest
 
 MAX_VALUES = 100_000
 """Limit of objects, arrays and commas in a body: parsing 16 MiB of them would block all other calls for 20 s."""
+MAX_SCHEMA_BYTES = 128 * 1024
+"""Limit of an answer's schema: an engine compiles it, and every call's row holds it."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -62,15 +65,47 @@ def validated(model: type[M], document: Json, recorded: Collection[str], remedie
         raise _bad_request(error, known, remedies) from error
 
 
-def refuse_format(kind: str, *, param: str) -> None:
-    """Refuses every format of the answer but text. Raises: BadRequest."""
-    if kind != "text":
+def answer_schema(kind: str, schema: Json | None, *, param: str, place: str) -> Json | None:
+    """Returns the JSON Schema that a format asks for; None for text.
+
+    Args: param: the format's field; place: the field with the schema
+    Raises: BadRequest: no known format, or no valid schema
+    """
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        message = f"{param} '{kind[:100]}' is not supported: send text, json_object or json_schema."
+        raise BadRequest(message, param=param, code="unsupported_parameter")
+    if schema is None:
+        raise BadRequest(f"Missing required parameter: '{place}'.", param=place, code="missing_required_parameter")
+    if len(orjson.dumps(schema)) > MAX_SCHEMA_BYTES:
         raise BadRequest(
-            f"{param} '{kind}' is not supported: constrained sampling cannot be trained."
-            " Ask for the format in the prompt, or give a tool whose parameters are the schema.",
-            param=param,
-            code="unsupported_parameter",
+            f"{place} has more than {MAX_SCHEMA_BYTES} bytes: send a smaller schema.", param=place, code="invalid_value"
         )
+    try:
+        jsonschema_rs.validator_for(schema, retriever=_refuse_remote)
+    except ValueError as error:
+        reason = str(error).partition("\n")[0][:300]
+        raise BadRequest(f"{place} is not a valid JSON Schema: {reason}.", param=place, code="invalid_value") from error
+    return schema
+
+
+def required_tools(tools: Sequence[Json], names: Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the names of the tools of which one must be called: `names`, or all. Raises: BadRequest: no such tool."""
+    given = [tool["function"]["name"] for tool in tools]
+    if not given:
+        raise BadRequest("tool_choice needs tools.", param="tool_choice", code="invalid_value")
+    for name in names or ():
+        if name not in given:
+            message = f"tool_choice names '{name[:100]}', but `tools` has no such tool."
+            raise BadRequest(message, param="tool_choice", code="invalid_value")
+    return tuple(given if names is None else names)
+
+
+def _refuse_remote(uri: str) -> Json:
+    raise ValueError(f"a schema cannot refer to {uri[:100]}")
 
 
 def _bad_request(error: ValidationError, document: Json, remedies: Mapping[str, str]) -> BadRequest:

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects import WireFormat
-from leyden.services.gateway.dialects.body import Integer, Wire, read_object, refuse_format, validated
+from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.errors import BadRequest, GatewayError
 
 RECORDED = frozenset(
@@ -80,13 +80,28 @@ class _NamedTool(Wire):
     function: _FunctionSpec
 
 
+class _Allowed(Wire):
+    mode: Literal["auto", "required"]
+    tools: list[_NamedTool] = Field(min_length=1)
+
+
+class _AllowedTools(Wire):
+    type: Literal["allowed_tools"]
+    allowed_tools: _Allowed
+
+
 class _StreamOptions(Wire):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
 
+class _JsonSchema(Wire):
+    definition: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
 class _ResponseFormat(Wire):
     type: str
+    json_schema: _JsonSchema | None = None
 
 
 class _Body(BaseModel):
@@ -95,7 +110,7 @@ class _Body(BaseModel):
     model: str = Field(max_length=1000)
     messages: list[_Message] = Field(min_length=1)
     tools: list[_Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required", "any"] | _NamedTool | _AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -175,6 +190,8 @@ def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> M
         template_options=parsed.chat_template_kwargs or {},
         parameters={name: value for name, value in document.items() if name not in {"messages", "tools"}},
         body_sha256=body_sha256,
+        answer_schema=_schema(parsed.response_format),
+        required_tools=_required(parsed.tool_choice, document.get("tools") or ()),
     )
 
 
@@ -246,12 +263,27 @@ def body_schema(ref_template: str) -> Json:
 
 
 def _refuse_unsupported(body: _Body, max_choices: int) -> None:
-    if body.response_format is not None:
-        refuse_format(body.response_format.type, param="response_format")
     if (body.n or 1) > max_choices:
         raise BadRequest(f"n must be at most {max_choices}.", param="n", code="invalid_value")
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs needs 'logprobs': true.", param="top_logprobs", code="invalid_value")
+
+
+def _schema(form: _ResponseFormat | None) -> Json | None:
+    if form is None:
+        return None
+    schema = form.json_schema.definition if form.json_schema else None
+    return answer_schema(form.type, schema, param="response_format", place="response_format.json_schema.schema")
+
+
+def _required(choice: str | _NamedTool | _AllowedTools | None, tools: Sequence[Json]) -> tuple[str, ...]:
+    if choice in ("required", "any"):
+        return required_tools(tools, None)
+    if isinstance(choice, _NamedTool):
+        return required_tools(tools, [choice.function.name])
+    if isinstance(choice, _AllowedTools) and choice.allowed_tools.mode == "required":
+        return required_tools(tools, [tool.function.name for tool in choice.allowed_tools.tools])
+    return ()
 
 
 def _sampling(body: _Body) -> Sampling:

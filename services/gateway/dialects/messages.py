@@ -2,7 +2,7 @@
 
 Fields that do not change how this model samples text are recorded and have no other effect, also unknown ones, because
 Anthropic's clients send new ones with every release. The dialect refuses what it cannot serve by name: images,
-documents, Anthropic's own tools, constrained formats.
+documents, Anthropic's own tools.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import Field
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects import WireFormat
-from leyden.services.gateway.dialects.body import Integer, Wire, read_object, refuse_format, validated
+from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.errors import BadRequest, GatewayError
 from leyden.services.gateway.prompt.answer import visible_length
 from leyden.services.gateway.prompt.tool_calls import parsed_arguments
@@ -65,6 +65,7 @@ class _Tool(Wire):
 
 class _ToolChoice(Wire):
     type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
     disable_parallel_tool_use: bool | None = None
 
 
@@ -74,6 +75,7 @@ class _Thinking(Wire):
 
 class _Format(Wire):
     type: str
+    definition: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class _OutputConfig(Wire):
@@ -115,11 +117,12 @@ class Messages(WireFormat):
         options = _template_options(parsed)
         parameters = {name: value for name, value in document.items() if name not in CONVERSATION}
         choice = parsed.tool_choice
+        tools = tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(parsed.tools or ()))
         return ModelRequest(
             dialect=Dialect.MESSAGES,
             model=parsed.model,
             turns=tuple(_turns(parsed)),
-            tools=tuple(_tool(tool, f"tools.{index}") for index, tool in enumerate(parsed.tools or ())),
+            tools=tools,
             parses_tool_calls=bool(parsed.tools) and (choice is None or choice.type != "none"),
             parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
             stream=bool(parsed.stream),
@@ -137,6 +140,8 @@ class Messages(WireFormat):
             template_options=options,
             parameters=parameters | ({"chat_template_kwargs": options} if options else {}),
             body_sha256=hashlib.sha256(body).digest(),
+            answer_schema=_schema(parsed),
+            required_tools=_required(choice, tools),
         )
 
     def body(self, request: ModelRequest, completion: Completion) -> Json:
@@ -309,12 +314,6 @@ def _template_options(body: _Body) -> Json:
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    for param, form in (
-        ("output_format", body.output_format),
-        ("output_config.format", body.output_config.format if body.output_config else None),
-    ):
-        if form is not None:
-            refuse_format(form.type, param=param)
     if body.mcp_servers:
         message = "mcp_servers is not supported: connect the agent to the servers, and send their tools in `tools`."
         raise BadRequest(message, param="mcp_servers", code="unsupported_parameter")
@@ -323,6 +322,22 @@ def _refuse_unsupported(body: _Body) -> None:
             "This model does not support assistant message prefill: the conversation must end with a user message."
         )
         raise BadRequest(message, param="messages", code="unsupported_content")
+
+
+def _schema(body: _Body) -> Json | None:
+    for param, form in (
+        ("output_config.format", body.output_config.format if body.output_config else None),
+        ("output_format", body.output_format),
+    ):
+        if form is not None:
+            return answer_schema(form.type, form.definition, param=param, place=f"{param}.schema")
+    return None
+
+
+def _required(choice: _ToolChoice | None, tools: Sequence[Json]) -> tuple[str, ...]:
+    if choice is None or choice.type not in {"any", "tool"}:
+        return ()
+    return required_tools(tools, None if choice.type == "any" else [choice.name or ""])
 
 
 def _tool(tool: _Tool, place: str) -> Json:

@@ -18,7 +18,7 @@ from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects import WireFormat
-from leyden.services.gateway.dialects.body import Integer, Wire, read_object, refuse_format, validated
+from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.dialects.response_items import (
     Item,
     ObjectId,
@@ -57,12 +57,19 @@ class _Tool(BaseModel):
     name: str | None = Field(default=None, min_length=1)
 
 
-class _ToolChoice(Wire):
+class _Named(Wire):
+    name: str | None = None
+
+
+class _ToolChoice(_Named):
     type: str
+    mode: Literal["auto", "required"] = "auto"
+    tools: list[_Named] = Field(default_factory=list)
 
 
 class _Format(Wire):
     type: str
+    definition: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class _Text(Wire):
@@ -121,11 +128,12 @@ class Responses(WireFormat):
         parsed = validated(_Body, document, RECORDED, REMEDIES)
         _refuse_unsupported(parsed)
         sent = parsed.input
+        tools = tuple(map(_neutral_tool, document.get("tools") or ()))
         return ResponsesRequest(
             dialect=Dialect.RESPONSES,
             model=parsed.model,
             turns=(),
-            tools=tuple(map(_neutral_tool, document.get("tools") or ())),
+            tools=tools,
             parses_tool_calls=bool(parsed.tools) and parsed.tool_choice != "none",
             parallel_tool_calls=parsed.parallel_tool_calls is not False,
             stream=bool(parsed.stream),
@@ -141,6 +149,8 @@ class Responses(WireFormat):
             template_options=parsed.chat_template_kwargs or {},
             parameters={name: value for name, value in document.items() if name not in {"input", "tools"}},
             body_sha256=hashlib.sha256(body).digest(),
+            answer_schema=_schema(parsed.text),
+            required_tools=_required(parsed.tool_choice, tools),
             items=(Item(role="user", content=sent),) if isinstance(sent, str) else tuple(sent),
         )
 
@@ -389,8 +399,6 @@ def _output(request_id: str, answer: Answer) -> list[Json]:
 
 
 def _refuse_unsupported(body: _Body) -> None:
-    if body.text is not None and body.text.format is not None:
-        refuse_format(body.text.format.type, param="text.format")
     if body.background:
         raise _unsupported("background", "background responses are not supported: send the request without it.")
     if body.previous_response_id is not None and body.conversation is not None:
@@ -405,6 +413,22 @@ def _refuse_unsupported(body: _Body) -> None:
             raise BadRequest(f"Missing required parameter: '{where}'.", param=where, code="missing_required_parameter")
     if isinstance(body.tool_choice, _ToolChoice) and body.tool_choice.type not in {"function", "allowed_tools"}:
         raise _unsupported("tool_choice.type", f"'{body.tool_choice.type[:100]}' is not hosted here: name a function.")
+
+
+def _schema(text: _Text | None) -> Json | None:
+    if text is None or text.format is None:
+        return None
+    return answer_schema(text.format.type, text.format.definition, param="text.format", place="text.format.schema")
+
+
+def _required(choice: str | _ToolChoice | None, tools: Sequence[Json]) -> tuple[str, ...]:
+    if choice == "required":
+        return required_tools(tools, None)
+    if isinstance(choice, str | None):
+        return ()
+    if choice.type == "function":
+        return required_tools(tools, [choice.name or ""])
+    return required_tools(tools, [tool.name or "" for tool in choice.tools]) if choice.mode == "required" else ()
 
 
 def _unsupported(param: str, message: str) -> BadRequest:

@@ -27,6 +27,7 @@ from leyden.services.gateway.engine.sglang import (
     refusal,
     request_body,
 )
+from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.metrics import ENGINE_RETRIES
 
 CONNECT_SECONDS = 5.0
@@ -95,6 +96,8 @@ class EngineClient:
                     failures = 0
                 if lost.cause != "aborted":
                     self._pool.mark_unhealthy(endpoint.url)
+                if request.constraint and tokens.ids:
+                    _restart(request, tokens)
                 await asyncio.sleep(min(hold.remaining(), RETRY_SECONDS[min(failures, len(RETRY_SECONDS) - 1)]))
                 failures += 1
             tries += 1
@@ -181,6 +184,18 @@ class EngineClient:
                 headers=headers,
                 allow_redirects=False,
             )
+
+
+def _restart(request: EngineRequest, tokens: SampledTokens) -> None:
+    """Drops the tokens: an engine starts a grammar at its beginning and cannot continue a part of an answer.
+
+    Raises: Unavailable: the agent may have read them
+    """
+    if request.stream:
+        message = "The engine was lost in the middle of a constrained answer; try again."
+        raise Unavailable(message, code="engine_unavailable", retry_after_seconds=1)
+    for column in (tokens.ids, tokens.logprobs, tokens.policy_versions, tokens.top_logprobs):
+        column.clear()
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

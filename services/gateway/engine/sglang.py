@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -23,8 +23,8 @@ from leyden.services.gateway.errors import BadRequest, Unavailable
 
 MIN_LOGPROB = -1e4
 """Least accepted log-probability of a sampled token; a sampler cannot draw one that is near it."""
-MIN_ALTERNATIVE = -1e30
-"""Least accepted log-probability of a likely alternative: an engine may have masked it."""
+MIN_ALTERNATIVE = -3.5e38
+"""Least accepted log-probability of a likely alternative: SGLang has float32's least for one that a grammar forbids."""
 MAX_LOGPROB = 0.01
 """Largest accepted log-probability: rounding can lift one above 0."""
 
@@ -50,7 +50,8 @@ class UnknownVersion(EngineLost):
 class EngineRequest:
     """The parameters that all choices of a model call share. `max_tokens` already fits into the context.
 
-    Args: prompt_ids: [T] every id is in the vocabulary, because SGLang crashes on any other
+    Args: prompt_ids: [T] every id is in the vocabulary, because SGLang crashes on any other; constraint: SGLang's
+        parameter with the grammar of the answer, or nothing
     """
 
     run_id: str
@@ -64,6 +65,7 @@ class EngineRequest:
     top_logprobs: int
     eos_ids: Sequence[int]
     stream: bool
+    constraint: dict[str, str] = field(default_factory=dict)
 
 
 def request_body(request: EngineRequest, tokens: SampledTokens, request_id: str, weight_version: str | None) -> bytes:
@@ -81,6 +83,7 @@ def request_body(request: EngineRequest, tokens: SampledTokens, request_id: str,
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
         **_optional_parameters(sampling, sampled),
+        **request.constraint,
     }
     if tokens.seed is not None:
         parameters["sampling_seed"] = tokens.seed

@@ -14,7 +14,7 @@ from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.telemetry import logger
 from leyden.services.gateway.auth import Attempt
-from leyden.services.gateway.conversation import Answer, ModelRequest, Prompt, SampledTokens, Sampling
+from leyden.services.gateway.conversation import Answer, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.errors import GatewayError, Unavailable
 from leyden.services.gateway.metrics import RECORD_ROWS, RECORD_SECONDS
 
@@ -77,11 +77,12 @@ class Recorder:
         RECORD_ROWS.observe(len(rows))
 
 
-def untrainable_reason(sampling: Sampling, temperature: float) -> str | None:
+def untrainable_reason(request: ModelRequest, temperature: float) -> str | None:
     """Names the parameters that make the recorded log-probabilities differ from the policy's; None if there are none.
 
     Args: temperature: the effective one; greedy decoding does not sample from the policy
     """
+    sampling = request.sampling
     changed = {
         "temperature": temperature < GREEDY_BELOW,
         "top_p": sampling.top_p != 1.0,
@@ -92,6 +93,8 @@ def untrainable_reason(sampling: Sampling, temperature: float) -> str | None:
         "presence_penalty": sampling.presence_penalty != 0,
         "repetition_penalty": sampling.repetition_penalty != 1.0,
         "logit_bias": bool(sampling.logit_bias),
+        "json_schema": request.answer_schema is not None,
+        "tool_choice": bool(request.required_tools),
     }
     names = [name for name, is_changed in changed.items() if is_changed]
     return f"sampled with {', '.join(names)}" if names else None

@@ -246,7 +246,7 @@ async def test_the_models_list_names_one_and_any_is_served(tmp_path, database):
             "unsupported_content",
         ),
         ({"messages": None}, "messages", "missing_required_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"response_format": {"type": "grammar"}}, "response_format", "unsupported_parameter"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
     ],

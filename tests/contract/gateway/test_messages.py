@@ -270,8 +270,8 @@ async def test_sampling_parameters_reach_the_engine_and_mark_the_record(tmp_path
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "a tool that it runs itself"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"mcp_servers": [{"type": "url", "url": "http://x", "name": "x"}]}, "mcp_servers"),
-        ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
+        ({"output_format": {"type": "json_schema"}}, "output_format.schema"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format"),
     ],
 )
 async def test_a_wrong_body_is_refused_in_anthropics_shape(tmp_path, database, change, message):

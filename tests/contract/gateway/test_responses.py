@@ -286,7 +286,7 @@ async def test_another_attempts_response_and_one_not_stored_are_unknown(tmp_path
         ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools.0.type", "unsupported_parameter"),
         ({"tools": [{"type": "function"}]}, "tools.0.name", "missing_required_parameter"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "unsupported_parameter"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "unsupported_parameter"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format", "unsupported_parameter"),
         ({"background": True}, "background", "unsupported_parameter"),
         ({"previous_response_id": "a", "conversation": "b"}, "previous_response_id", "invalid_value"),
         ({"messages": []}, "messages", "unknown_parameter"),

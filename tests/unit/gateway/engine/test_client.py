@@ -289,6 +289,18 @@ async def test_the_rest_is_requested_again_after_a_broken_answer(broken: Sequenc
     assert server.bodies[1]["sampling_params"]["max_new_tokens"] == 8 - len(came)
 
 
+async def test_a_constrained_answer_begins_again_and_its_stream_ends() -> None:
+    server = Server([answered(event(9, 9, finish=ABORT))], [HELLO], [CHUNKED, chunk(event(9, 9)), None])
+    constraint = {"json_schema": "{}"}
+    async with server.serving(), client_of(server.url) as engines:
+        tokens = await engines.sample(stream=False, constraint=constraint)
+        assert tokens.ids == [7, 2] and len(tokens.logprobs) == len(tokens.policy_versions) == 2
+        assert [body["input_ids"] for body in server.bodies] == [[1], [1]]
+        assert server.bodies[1]["sampling_params"]["json_schema"] == "{}"
+        with pytest.raises(Unavailable, match="middle of a constrained answer"):
+            await engines.sample(constraint=constraint)
+
+
 async def test_a_call_moves_from_a_failed_engine_to_another() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -1,0 +1,32 @@
+"""Turns an answer's schema and the tools that must be called into a constraint of the engine's decoding."""
+
+from __future__ import annotations
+
+import orjson
+
+from leyden.libs.contracts.conversation import Json
+from leyden.services.gateway.conversation import ModelRequest
+from leyden.services.gateway.prompt.tool_calls import call_format
+
+
+def decoding_constraint(request: ModelRequest) -> dict[str, str]:
+    """Returns SGLang's sampling parameter that constrains the answer; none where the model writes freely.
+
+    A request with tools and a schema gets calls or an answer in that schema. One that must call a tool gets calls.
+    """
+    schema = request.answer_schema
+    is_single = not request.parallel_tool_calls
+    if request.required_tools:
+        required = [tool for tool in request.tools if tool["function"]["name"] in request.required_tools]
+        return _structural_tag(call_format(required, is_single=is_single))
+    if schema is None:
+        return {}
+    if request.parses_tool_calls:
+        answer = {"type": "json_schema", "json_schema": schema}
+        calls = call_format(request.tools, is_single=is_single)
+        return _structural_tag({"type": "or", "elements": [calls, answer]})
+    return {"json_schema": orjson.dumps(schema).decode()}
+
+
+def _structural_tag(form: Json) -> dict[str, str]:
+    return {"structural_tag": orjson.dumps({"type": "structural_tag", "format": form}).decode()}
