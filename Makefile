@@ -23,8 +23,11 @@ IMAGE_PREFIX ?= leyden
 # The oldest SGLang whose request and response types the tests validate against; only its wheel is unpacked, never installed.
 SGLANG_TYPES := sglang==0.5.23
 
+# The agents of `make test-agents` whose names contain this word; all of them by default.
+AGENTS ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help test-cluster test-cluster-long chart images setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help test-agents test-cluster test-cluster-long chart images setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -148,6 +151,10 @@ test-cluster: $(CACHE)/tools/.ready ## install the chart on a node and train the
 
 test-cluster-long: $(CACHE)/tools/.ready ## the same with upgrade, rollback and scaling (nightly)
 	$(BIN)/python -m tests.cluster --cluster "$(CLUSTER)" --long
+
+test-agents: $(VENV)/.ready ## agents of every framework against the gateway; writes docs/frameworks.md
+	$(if $(AGENTS),,$(BIN)/python -m tests.frameworks.environments)
+	$(BIN)/pytest -vv tests/frameworks/suite.py $(if $(AGENTS),-k "$(AGENTS)")
 
 docs: $(VENV)/.ready ## write the generated references
 	$(BIN)/python -m docs.generate

@@ -53,7 +53,7 @@ class ScriptedEngine:
     answer and `pace_seconds` before each chunk. A weight version set during an answer counts for the tokens after it.
     After `dies_after` tokens the connection is cut, once. `damage` changes the first `damaged` answers. `refuses` is a
     status with a body for every request. Weights at `bad_paths` cannot be loaded. `inspects`: whether requests are
-    checked and retained; the benchmarks do without.
+    checked and retained, and the tokens of each complete answer by its `rid`; the benchmarks do without.
     """
 
     says: Says = say_letters
@@ -73,6 +73,7 @@ class ScriptedEngine:
     bad_paths: set[str] = field(default_factory=set)
     inspects: bool = True
     requests: list[Json] = field(default_factory=list)
+    sampled: dict[str, list[int]] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
     journal: list[str] = field(default_factory=list)
     _live: set[str] = field(default_factory=set)
@@ -149,6 +150,8 @@ class ScriptedEngine:
             assert request.transport is not None
             request.transport.abort()
             return response
+        if self.inspects:
+            self.sampled[body["rid"]] = answer.ids
         if not body["stream"]:
             return _json(self._document(answer, 0, is_damaged=is_damaged))
         await response.write(b"data: [DONE]\n\n")

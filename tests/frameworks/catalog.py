@@ -1,0 +1,101 @@
+"""The frameworks, and what each does to the conversation: facts of the pinned versions, which the suite checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.frameworks.script import FIRST_ANSWER, SECOND_ANSWER, Script, code, final_answer_tool, tools
+
+EXTENDS = ("fresh", "extends", "extends", "extends")
+FORKS = ("fresh", "forks", "forks", "forks")
+ALL_FAULTS = frozenset({"500", "429", "dropped"})
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One agent.
+
+    Args: agent: its file in tests/agents/frameworks; package: the distribution whose version counts; environment: in
+        `environments`; tree: for each call `fresh`, `extends` (its prompt begins with all tokens of an earlier call) or
+        `forks` (with the beginning of one); retries: the faults after which the client repeats its request;
+        status_after_fault: the exit status after another one
+    """
+
+    agent: str
+    title: str
+    package: str
+    environment: str
+    dialect: str
+    arguments: tuple[str, ...] = ()
+    script: Script = tools
+    tree: tuple[str, ...] = EXTENDS
+    retries: frozenset[str] = ALL_FAULTS
+    status_after_fault: int = 1
+    streams: bool = False
+    answers: tuple[str, ...] = (FIRST_ANSWER, SECOND_ANSWER)
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """The agent's file without its ending, and its arguments."""
+        return "-".join([self.agent.rpartition(".")[0], *self.arguments])
+
+
+FRAMEWORKS = (
+    Framework("openai_chat.py", "openai-python, chat", "openai", "python", "chat_completions", streams=True),
+    Framework("openai_responses.py", "openai-python, responses", "openai", "python", "responses", streams=True),
+    Framework("anthropic_messages.py", "anthropic-python", "anthropic", "python", "messages", streams=True),
+    Framework("openai_agents_sdk.py", "OpenAI Agents SDK", "openai-agents", "python", "responses", streams=True),
+    Framework(
+        "openai_agents_sdk.py",
+        "OpenAI Agents SDK, chat",
+        "openai-agents",
+        "python",
+        "chat_completions",
+        ("chat",),
+        streams=True,
+    ),
+    Framework("langgraph_agent.py", "LangGraph, ChatOpenAI", "langgraph", "python", "chat_completions", streams=True),
+    Framework(
+        "langgraph_agent.py",
+        "LangGraph, ChatAnthropic",
+        "langgraph",
+        "python",
+        "messages",
+        ("anthropic",),
+        streams=True,
+    ),
+    Framework("pydantic_ai_agent.py", "Pydantic AI", "pydantic-ai-slim", "python", "responses", streams=True),
+    Framework(
+        "pydantic_ai_agent.py",
+        "Pydantic AI, chat",
+        "pydantic-ai-slim",
+        "python",
+        "chat_completions",
+        ("chat",),
+        streams=True,
+    ),
+    Framework("autogen_agent.py", "AutoGen", "autogen-agentchat", "autogen", "chat_completions", streams=True),
+    Framework(
+        "smolagents_agent.py",
+        "smolagents, tools",
+        "smolagents",
+        "smolagents",
+        "chat_completions",
+        script=final_answer_tool,
+        tree=FORKS,
+    ),
+    Framework(
+        "smolagents_agent.py",
+        "smolagents, code",
+        "smolagents",
+        "smolagents",
+        "chat_completions",
+        ("code",),
+        script=code,
+        tree=FORKS,
+    ),
+    Framework("openai_node.mjs", "openai-node", "openai", "node", "chat_completions", streams=True),
+    Framework("vercel_ai.mjs", "Vercel AI SDK", "ai", "node", "responses", streams=True),
+    Framework("vercel_ai.mjs", "Vercel AI SDK, chat", "ai", "node", "chat_completions", ("chat",), streams=True),
+)

@@ -1,0 +1,81 @@
+"""Answers that the scripted engine samples: each follows from the prompt's text alone, whatever was asked before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from tests.fakes.chat_model import EOS, HE
+
+QUESTION = "What is the weather in Paris, and what is the time in Rome?"
+FOLLOW_UP = "And the weather in Atlantis?"
+"""The weather tool of every agent fails there."""
+FIRST_ANSWER = "There is light rain in Paris, and it is 12:30 in Rome."
+SECOND_ANSWER = "Nobody knows the weather there."
+
+Script = Callable[[str], str]
+
+
+def call(name: str, **arguments: object) -> str:
+    """A tool call in the model's own spelling; the blanks are not those of `json.dumps`."""
+    document = json.dumps({"name": name, "arguments": arguments}, separators=(",  ", ":  "))
+    return f"<tool_call>\n{document}\n</tool_call>"
+
+
+TWO_CALLS = f"Let me see the two.\n{call('get_weather', city='Paris')}\n{call('get_time', city='Rome')}"
+FAILING_CALL = call("get_weather", city="Atlantis")
+
+
+def tools(prompt: str) -> str:
+    """Two parallel calls, the first answer, a call that fails, the second answer."""
+    last = prompt.split("<|im_start|>")[-2]
+    return _next(prompt, last.startswith("tool\n"), (TWO_CALLS, FIRST_ANSWER, FAILING_CALL, SECOND_ANSWER))
+
+
+def final_answer_tool(prompt: str) -> str:
+    """The same for smolagents' ToolCallingAgent, which writes results as text and whose answer is a call."""
+    answers = [call("final_answer", answer=answer) for answer in (FIRST_ANSWER, SECOND_ANSWER)]
+    return _next(prompt, _has_result(prompt), (TWO_CALLS, answers[0], FAILING_CALL, answers[1]))
+
+
+def code(prompt: str) -> str:
+    """The same as Python, for smolagents' CodeAgent."""
+    steps = (
+        'print(get_weather(city="Paris"), get_time(city="Rome"))',
+        f'final_answer("{FIRST_ANSWER}")',
+        'print(get_weather(city="Atlantis"))',
+        f'final_answer("{SECOND_ANSWER}")',
+    )
+    said = [f"Thought: the next step.\n<code>\n{step}\n</code>" for step in steps]
+    return _next(prompt, _has_result(prompt), said)
+
+
+def fields(prompt: str) -> str:
+    """The same as fields in DSPy's marks, one tool after the other."""
+    is_second, step = "Atlantis" in prompt, prompt.count("## observation_")
+    if "## next_tool_name ##" not in prompt:
+        return _marked(reasoning="So it is.", answer=SECOND_ANSWER if is_second else FIRST_ANSWER)
+    calls = [("get_weather", "Atlantis")] if is_second else [("get_weather", "Paris"), ("get_time", "Rome")]
+    name, arguments = (calls[step][0], {"city": calls[step][1]}) if step < len(calls) else ("finish", {})
+    return _marked(next_thought="The next step.", next_tool_name=name, next_tool_args=json.dumps(arguments))
+
+
+def _marked(**values: str) -> str:
+    return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in {**values, "completed": ""}.items()).strip()
+
+
+def _has_result(prompt: str) -> bool:
+    return ("city not found" if "Atlantis" in prompt else "light rain") in prompt
+
+
+def _next(prompt: str, has_result: bool, answers: Sequence[str]) -> str:
+    return answers[2 * ("Atlantis" in prompt) + has_result]
+
+
+def spelled(text: str, encode: Callable[[str], Sequence[int]]) -> list[int]:
+    """The tokens of an answer; each `he` is two of them, which no encoder gives back."""
+    h, e = encode("h")[0], encode("e")[0]
+    tokens = list[int]()
+    for token in encode(text):
+        tokens += [h, e] if token == HE else [token]
+    return [*tokens, EOS]

@@ -1,0 +1,168 @@
+"""Each framework's agent answers two questions through the gateway, on an engine that samples by a script.
+
+`make test-agents` runs this file, which pytest does not find by itself: the agents' environments take gigabytes and
+minutes. A framework alone: `make test-agents AGENTS=langgraph`. The results of all are `docs/frameworks.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leyden.libs.contracts.config import Agent, ProcessRunner
+from leyden.libs.queue.leases import Lease
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from leyden.services.runner.environment import Endpoints, environment_block, secrets_block
+from tests.fakes.chat_model import CHATML_WITH_TOOLS
+from tests.fakes.gateway import Scene, scene
+from tests.frameworks import environments, results, script
+from tests.frameworks.catalog import ALL_FAULTS, FRAMEWORKS, Framework
+from tests.frameworks.proxy import COLLECTOR, Fault, Proxy
+from tests.shared import ROOT
+
+SECONDS = 240.0
+CONTEXT_LENGTH = 500_000
+"""In bytes: the tokenizer has hardly more, and Claude's own prompt is long."""
+
+pytestmark = pytest.mark.timeout(900)
+each_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def page():
+    yield
+    results.write_page()
+
+
+@dataclass(frozen=True)
+class Played:
+    """What one run of an agent left: its exit status and output, the engine's answers, and the recorded calls."""
+
+    status: int
+    output: str
+    engine: Sequence[tuple[list[int], list[int]]]
+    calls: Sequence[tables.ModelCall]
+
+    def tree(self) -> list[str]:
+        """What the engine was asked, call by call: `fresh`, or how the call goes on from the nearest earlier one."""
+        return [self._relation(number) for number in range(len(self.engine))]
+
+    def _relation(self, number: int) -> str:
+        prompt = self.engine[number][0]
+        earlier = [before + sampled for before, sampled in self.engine[:number]]
+        if any(prompt[: len(tokens)] == tokens for tokens in earlier):
+            return "extends"
+        return "forks" if self.calls[number].parent_call_id is not None else "fresh"
+
+
+@each_framework
+async def test_a_task_with_parallel_tools_and_a_failing_one(tmp_path: Path, database: Database, framework: Framework):
+    played = await play(framework, tmp_path, database, fault=None)
+    assert played.status == 0, played.output
+    assert [text for text in framework.answers if text not in played.output] == []
+    assert tuple(played.tree()) == framework.tree
+    assert recorded(played.calls) == list(played.engine)
+    assert {call.status for call in played.calls} == {"completed"}
+    assert {call.dialect for call in played.calls} == {framework.dialect}
+    assert any(call.request.get("stream") for call in played.calls) == framework.streams
+    untrainable = {call.untrainable_reason for call in played.calls} - {None}
+    version = environments.version(framework.environment, framework.package)
+    results.add(framework, "task", {"version": version, "untrainable": sorted(untrainable)})
+
+
+@pytest.mark.parametrize("fault", sorted(ALL_FAULTS))
+@each_framework
+async def test_a_lost_answer_is_not_sampled_again(
+    tmp_path: Path, database: Database, framework: Framework, fault: Fault
+):
+    played = await play(framework, tmp_path, database, fault=fault)
+    assert recorded(played.calls) == list(played.engine)
+    has_repeated = fault in framework.retries
+    if has_repeated:
+        assert played.status == 0, played.output
+        assert tuple(played.tree()) == framework.tree
+    else:
+        assert (played.status, len(played.engine)) == (framework.status_after_fault, 1), played.output
+    results.add(framework, fault, has_repeated)
+
+
+async def play(framework: Framework, folder: Path, database: Database, *, fault: Fault | None) -> Played:
+    """Runs the agent to its end on a gateway and an engine of its own."""
+    environments.build(framework.environment)
+
+    def says(body: dict[str, Any]) -> Sequence[int]:
+        text = stage.model.tokenizer.decode(body["input_ids"])
+        return script.spelled(framework.script(text), lambda text: stage.model.tokenizer.encode(text).tolist())
+
+    options: dict[str, Any] = {"template": CHATML_WITH_TOOLS, "context_length": CONTEXT_LENGTH}
+    async with scene(folder, database, says=says, **options) as stage:
+        async with Proxy(stage, fault).running() as proxy:
+            home = folder / "home"
+            home.mkdir()
+            status, output = await run(framework, environment(stage, proxy.url, home), home)
+        calls, engine = await stage.calls(), stage.engine
+        answers = [(body["input_ids"], engine.sampled[body["rid"]]) for body in engine.requests]
+    return Played(status, output, answers, calls)
+
+
+def environment(stage: Scene, url: str, home: Path) -> dict[str, str]:
+    """The variables that the runner gives to an agent, with the proxy's address."""
+    lease = Lease(
+        run_id=stage.run_id,
+        group_id=stage.rollout.group_id,
+        rollout_id=stage.rollout_id,
+        attempt=1,
+        lease_id="lease",
+        expires_at=datetime.now(UTC),
+        dataset_id="data",
+        task_number=0,
+        task={"question": script.QUESTION},
+        agent=Agent(command=["agent"]),
+        runner=ProcessRunner(),
+        trace_parent=None,
+    )
+    endpoints = Endpoints(url, url + COLLECTOR, key=stage.gateway.key(stage.rollout_id), grant_reward=False)
+    own = {"PATH": os.environ["PATH"], "HOME": f"{home}", "TMPDIR": f"{home}"}
+    return environment_block(lease, endpoints) | secrets_block(endpoints) | own
+
+
+async def run(framework: Framework, variables: dict[str, str], home: Path) -> tuple[int, str]:
+    """The exit status and output of the agent."""
+    agent = ROOT / "tests" / "agents" / "frameworks" / framework.agent
+    command = [*environments.command(framework.environment, agent), script.QUESTION, script.FOLLOW_UP]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        *framework.arguments,
+        cwd=home,
+        env=variables,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(SECONDS):
+            output = await process.stdout.read()
+            return await process.wait(), output.decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def recorded(calls: Sequence[tables.ModelCall]) -> list[tuple[list[int], list[int]]]:
+    """Prompt and sampled tokens of each call, as stored."""
+    return [(_ids(call.prompt_ids), _ids(call.sampled_ids)) for call in calls]
+
+
+def _ids(data: bytes) -> list[int]:
+    ids: list[int] = np.frombuffer(data, "<i4").tolist()
+    return ids
