@@ -362,6 +362,10 @@ class Training(_Document):
     Right implementations differ by 1e-5 in float32, and by 0.035 to 0.045 where one of them computes in bfloat16."""
     min_effective_share: float = Field(default=0.5, ge=0, le=1)
     """Effective sample size of trainer / engine at equal versions, as a share, below which the run fails, too."""
+    constrained_calls: Literal["leave_out", "mask", "train"] = "leave_out"
+    """Calls whose answer a grammar constrained (`response_format`, a required tool). `leave_out`: they do not train.
+    `mask`: their tokens train, except those that the grammar left a probability of at least 0.999. `train`: all train.
+    The engine's log-probabilities of such tokens are not the policy's, which `max_logprob_gap` sees."""
     keep_checkpoints: int = Field(default=2, ge=1, le=1_000_000)
     """Checkpoints with optimiser state kept on disk, newest first; version 0, the last and the best stay."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import orjson
 from psycopg.types.json import Json as JsonColumn
@@ -40,6 +41,7 @@ class NewCall:
     status: CallStatus
     trainable: bool
     untrainable_reason: str | None
+    masks_forced: bool
     request_sha256: bytes
     dialect: Dialect
     request: Json
@@ -67,8 +69,17 @@ class NewCall:
     total_seconds: float
 
 
+class CallDefaults(NamedTuple):
+    """A run's temperature of calls that set none, 1 (OpenAI's default) unless it says so, and its choice of
+    `training.constrained_calls`."""
+
+    temperature: float
+    constrained_calls: str
+
+
 _TYPES = {
-    "attempt": "int4", "choice": "int4", "sequence": "int8", "trainable": "bool", "request_sha256": "bytea",
+    "attempt": "int4", "choice": "int4", "sequence": "int8", "trainable": "bool", "masks_forced": "bool",
+    "request_sha256": "bytea",
     "request": "jsonb", "shared_turns": "int4", "shared_tokens": "int4", "turns": "jsonb", "tools": "json",
     "answer": "jsonb", "prompt_ids": "bytea", "sampled_ids": "bytea", "generator_logprobs": "bytea",
     "policy_versions": "bytea", "prompt_tokens": "int4", "completion_tokens": "int4", "cached_tokens": "int4",
@@ -184,8 +195,9 @@ async def calls_by_id(
     return [(call, full) for call, full in found if not isinstance(full, MissingParent)]
 
 
-async def default_temperature(session: ReadSession, run_id: str) -> float | None:
-    """The temperature that a run gives to calls that name none; None when it names none either, or is unknown."""
-    config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id))
-    temperature = ((config or {}).get("sampling") or {}).get("temperature")
-    return None if temperature is None else float(temperature)
+async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
+    """Reads what a run's document says of its calls; the defaults where the run is unknown."""
+    config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id)) or {}
+    temperature = (config.get("sampling") or {}).get("temperature")
+    constrained = (config.get("training") or {}).get("constrained_calls", "leave_out")
+    return CallDefaults(1.0 if temperature is None else float(temperature), constrained)

@@ -30,8 +30,8 @@ class SiblingRows(NamedTuple):
     """The records of the counted attempts of finished siblings, each list in a stable order.
 
     rollouts: id, group_id, reward, ended (the kind of its outcome, or null)
-    calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable, prompt_ids
-        (after the shared tokens), prompt_tokens (of the complete prompt), sampled_ids, generator_logprobs,
+    calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable, masks_forced,
+        prompt_ids (after the shared tokens), prompt_tokens (of the complete prompt), sampled_ids, generator_logprobs,
         policy_versions, temperature, answer (a turn or null), results (of tools, in the turns of the row:
         [{id, text, is_error}]; id is null for a user's text with a result in it; text is its beginning; or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
@@ -134,7 +134,8 @@ _USERS_RESULT = r".*(?:^|\n)((?:Observation|Error):\n.*)"
 
 _CALLS = text(f"""
     SELECT c.rollout_id, c.id, c.parent_call_id, c.shared_tokens, c.request_id, c.choice, c.sequence, c.status,
-           c.trainable, c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions,
+           c.trainable, c.masks_forced,
+           c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions,
            c.temperature, c.answer, (
                SELECT jsonb_agg(jsonb_build_object(
                    'id', turn ->> 'tool_call_id', 'is_error', turn -> 'is_error', 'text', left(coalesce(

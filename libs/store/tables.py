@@ -359,6 +359,11 @@ class ModelCall(Base):
     untrainable_reason: Mapped[str | None] = mapped_column(
         comment="The parameters that a trainer cannot reproduce, or how the call ended."
     )
+    masks_forced: Mapped[bool] = mapped_column(
+        Boolean,
+        server_default="false",
+        comment="True when a grammar constrained the answer and tokens that it left no choice do not train.",
+    )
     request_sha256: Mapped[bytes] = mapped_column(
         comment="Digest of the body; the gateway recognises the retry of an SDK by it."
     )

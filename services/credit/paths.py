@@ -76,10 +76,11 @@ def _row(branch: int, leaf: Node, trained: list[Node], advantages: Mapping[str, 
         call = node.call
         # The prompt of a child begins with its parent's tokens, so a call has the same place in all its paths.
         start = len(call.prompt) // TOKEN.itemsize
-        place = slice(start, start + len(call.sampled) // TOKEN.itemsize)
+        chosen = call.trained_places()
+        place = start + chosen
         row.mask[place] = 1
-        row.generator_logprobs[place] = call.logprob_array()
+        row.generator_logprobs[place] = call.logprob_array()[chosen]
         row.advantages[place] = advantages[call.id]
         row.temperatures[place] = call.temperature
-        row.policy_versions[place] = call.version_array()
+        row.policy_versions[place] = call.version_array()[chosen]
     return row

@@ -14,6 +14,9 @@ from leyden.libs.contracts.states import OutcomeKind
 
 TOKEN = np.dtype("<i4")
 LOGPROB = np.dtype("<f4")
+FORCED_ABOVE = np.log(0.999)
+"""A token of a constrained call counts as forced above this log-probability. A grammar allows shorter tokens of the
+same text, so a forced token may have less than 0; where nothing was forced, the token's gradient is near 0."""
 
 
 class BrokenRecord(ValueError):
@@ -62,6 +65,7 @@ class Call:
     logprobs: bytes
     versions: bytes
     temperature: float
+    masks_forced: bool = False
     asked: tuple[AskedTool, ...] = ()
     text: str = ""
     results: tuple[ToolResult, ...] = ()
@@ -85,7 +89,13 @@ class Call:
     @property
     def learnable(self) -> bool:
         """True when the loss may see its tokens: completed, reproducible by a trainer, sampled from a distribution."""
-        return self.completed and self.trainable and self.temperature > 0 and len(self.prompt) > 0
+        may_train = self.completed and self.trainable and self.temperature > 0 and len(self.prompt) > 0
+        return may_train and (not self.masks_forced or len(self.trained_places()) > 0)
+
+    def trained_places(self) -> NDArray[np.intp]:
+        """The sampled tokens that train, as indices: all, or those that a grammar left a choice."""
+        logprobs = self.logprob_array()
+        return np.flatnonzero(logprobs < FORCED_ABOVE) if self.masks_forced else np.arange(len(logprobs))
 
     def logprob_array(self) -> NDArray[np.float32]:
         """[S] natural log of the probabilities that the tokens were sampled with."""

@@ -101,6 +101,7 @@ def _call(row: Any, by_id: Mapping[str, Any]) -> Call:
         sequence=row.sequence,
         completed=row.status == CallStatus.COMPLETED,
         trainable=row.trainable,
+        masks_forced=row.masks_forced,
         prompt=prompt,
         sampled=row.sampled_ids,
         logprobs=row.generator_logprobs,

@@ -199,9 +199,8 @@ class CallService:
         indexed = await self._indexed(served, attempt, request)
         prompt = indexed.prompt
         _check_vocabulary(served.chat, request, prompt)
-        temperature = request.sampling.temperature
-        if temperature is None:
-            temperature = await self._reader.temperature(attempt.run_id)
+        defaults = await self._reader.defaults(attempt.run_id)
+        asked = request.sampling.temperature
         if prompt.is_fork:
             metrics.FORKS.inc()
         seed = request.sampling.seed
@@ -216,7 +215,8 @@ class CallService:
             request_id=choices[0].call_id,
             request_sha256=digest,
             prompt=prompt,
-            temperature=temperature,
+            temperature=defaults.temperature if asked is None else asked,
+            constrained_calls=defaults.constrained_calls,
             trace_id=parent.trace_id if parent else None,
             parent_span_id=parent.span_id if parent else None,
             arrived_at=arrived_at,
@@ -312,7 +312,7 @@ class CallService:
 
     async def _complete(self, call: InFlightCall) -> Completion:
         answers = [finish_answer(call.served.chat, call.context.request, choice) for choice in call.choices]
-        reason = untrainable_reason(call.context.request, call.context.temperature)
+        reason = untrainable_reason(call.context.request, call.context.temperature, call.context.constrained_calls)
         rows = [
             call_row(call.context, choice, CallStatus.COMPLETED, reason, answer)
             for choice, answer in zip(call.choices, answers, strict=True)

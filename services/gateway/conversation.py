@@ -64,6 +64,11 @@ class ModelRequest:
     answer_schema: Json | None = field(default=None, kw_only=True)
     required_tools: tuple[str, ...] = field(default=(), kw_only=True)
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether a grammar constrains the answer."""
+        return self.answer_schema is not None or bool(self.required_tools)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:

@@ -48,6 +48,7 @@ def made_call(
         status=CallStatus.COMPLETED,
         trainable=True,
         untrainable_reason=None,
+        masks_forced=False,
         request_sha256=hashlib.sha256(call_id.encode()).digest(),
         dialect=Dialect.CHAT_COMPLETIONS,
         request={"model": "policy", "temperature": 1.0, "max_tokens": len(sampled)},

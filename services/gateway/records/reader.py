@@ -1,4 +1,4 @@
-"""Reads the store for the gateway: an attempt's calls, answers to retries, engines, a run's default temperature."""
+"""Reads the store for the gateway: an attempt's calls, answers to retries, engines, a run's defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, parse_turn
 from leyden.libs.contracts.ids import weight_version
-from leyden.libs.store.calls import calls_by_id, completed_calls, completed_requests, default_temperature
+from leyden.libs.store.calls import CallDefaults, call_defaults, calls_by_id, completed_calls, completed_requests
 from leyden.libs.store.chains import FullCall
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import Pool, newest_policy_version, pool_of_run, serving_engines
@@ -44,7 +44,7 @@ class Reader:
     def __init__(self, database: Database, *, hold_seconds: float) -> None:
         self._database = database
         self._hold_seconds = hold_seconds
-        self._temperatures: dict[str, float | None] = {}
+        self._defaults: dict[str, CallDefaults] = {}
         self._pools: dict[str, Pool] = {}
 
     async def endpoints(self) -> list[Endpoint]:
@@ -62,18 +62,17 @@ class Reader:
 
         return await self._hold(read)
 
-    async def temperature(self, run_id: str) -> float:
-        """Returns the temperature of a call that sets none: the run's, else OpenAI's default of 1."""
-        if run_id not in self._temperatures:
+    async def defaults(self, run_id: str) -> CallDefaults:
+        """Reads what the run's document says of its calls."""
+        if run_id not in self._defaults:
 
-            async def read() -> float | None:
+            async def read() -> CallDefaults:
                 async with self._database.read() as session:
-                    return await default_temperature(session, run_id)
+                    return await call_defaults(session, run_id)
 
             # A run's configuration never changes, so it is cached without expiry.
-            self._temperatures[run_id] = await self._hold(read)
-        temperature = self._temperatures[run_id]
-        return 1.0 if temperature is None else temperature
+            self._defaults[run_id] = await self._hold(read)
+        return self._defaults[run_id]
 
     async def pool(self, run_id: str) -> Pool:
         """Reads the run's pool. Raises: Unavailable: it no longer exists."""

@@ -38,6 +38,7 @@ class CallContext:
     request_sha256: bytes
     prompt: Prompt
     temperature: float
+    constrained_calls: str
     trace_id: str | None
     parent_span_id: str | None
     arrived_at: float
@@ -77,12 +78,13 @@ class Recorder:
         RECORD_ROWS.observe(len(rows))
 
 
-def untrainable_reason(request: ModelRequest, temperature: float) -> str | None:
+def untrainable_reason(request: ModelRequest, temperature: float, constrained_calls: str) -> str | None:
     """Names the parameters that make the recorded log-probabilities differ from the policy's; None if there are none.
 
-    Args: temperature: the effective one; greedy decoding does not sample from the policy
+    Args: temperature: the effective one; greedy decoding does not sample from the policy; constrained_calls: the run's
+        choice, `leave_out` makes calls untrainable that a grammar constrained
     """
-    sampling = request.sampling
+    sampling, leaves_out = request.sampling, constrained_calls == "leave_out"
     changed = {
         "temperature": temperature < GREEDY_BELOW,
         "top_p": sampling.top_p != 1.0,
@@ -93,8 +95,8 @@ def untrainable_reason(request: ModelRequest, temperature: float) -> str | None:
         "presence_penalty": sampling.presence_penalty != 0,
         "repetition_penalty": sampling.repetition_penalty != 1.0,
         "logit_bias": bool(sampling.logit_bias),
-        "json_schema": request.answer_schema is not None,
-        "tool_choice": bool(request.required_tools),
+        "json_schema": leaves_out and request.answer_schema is not None,
+        "tool_choice": leaves_out and bool(request.required_tools),
     }
     names = [name for name, is_changed in changed.items() if is_changed]
     return f"sampled with {', '.join(names)}" if names else None
@@ -121,6 +123,7 @@ def call_row(
         status=status,
         trainable=reason is None,
         untrainable_reason=reason,
+        masks_forced=request.is_constrained and call.constrained_calls == "mask",
         request_sha256=call.request_sha256,
         dialect=request.dialect,
         request=request.parameters,

@@ -238,3 +238,23 @@ async def test_sglang_gets_the_schema_or_a_structural_tag(tmp_path: Path, databa
         [tag] = form["tags"]
         assert call.startswith(tag["begin"]) and call.endswith(tag["end"])
         assert tag["content"] == {"type": "json_schema", "json_schema": BOOK["parameters"]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "recorded"),
+    [
+        ("leave_out", (False, "sampled with json_schema", False)),
+        ("mask", (True, None, True)),
+        ("train", (True, None, False)),
+    ],
+)
+async def test_the_run_chooses_whether_constrained_calls_train(
+    tmp_path: Path, database: Database, choice: str, recorded: tuple[bool, str | None, bool]
+) -> None:
+    document = builders.run_document(training={"constrained_calls": choice})
+    async with scene(tmp_path, database, run=document) as stage, stage.client() as client:
+        await client.chat.completions.create(model="m", messages=ASK, response_format={"type": "json_object"})
+        await client.chat.completions.create(model="m", messages=ASK)
+        constrained, free = await stage.calls()
+    assert (constrained.trainable, constrained.untrainable_reason, constrained.masks_forced) == recorded
+    assert (free.trainable, free.untrainable_reason, free.masks_forced) == (True, None, False)

@@ -31,6 +31,7 @@ def call(run_id: str, number: int) -> NewCall:
         status=CallStatus.COMPLETED,
         trainable=True,
         untrainable_reason=None,
+        masks_forced=False,
         request_sha256=bytes(32),
         dialect=Dialect.CHAT_COMPLETIONS,
         request={"model": "m"},

@@ -53,3 +53,15 @@ def test_a_path_without_a_token_to_train_makes_no_row() -> None:
     later = call("c", [8], [2], at=2)
     assert [row.branch for row in rows([trained, judged, later])] == [0, 1]
     assert rows([judged]) == []
+
+
+def test_tokens_that_a_grammar_forced_do_not_train() -> None:
+    logprobs = np.array([0.0, -0.0005, -0.7, -1e-7], "<f4").tobytes()
+    constrained = call("a", [1], [2, 3, 4, 5], at=0, logprobs=logprobs, masks_forced=True)
+    (row,) = rows([constrained])
+    assert row.mask.tolist() == [0, 0, 0, 1, 0]
+    assert row.generator_logprobs.tolist() == [0, 0, 0, np.float32(-0.7), 0]
+    assert row.policy_versions.tolist() == [-1, -1, -1, 3, -1]
+    assert row.advantages.tolist() == [0, 0, 0, 10, 0]
+    forced = call("b", [1], [2], at=0, logprobs=np.zeros(1, "<f4").tobytes(), masks_forced=True)
+    assert rows([forced]) == []
