@@ -12,6 +12,7 @@ import io
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 import aiohttp
 import orjson
@@ -20,6 +21,7 @@ from leyden.libs.telemetry import inject, logger
 from leyden.services.gateway.conversation import SampledTokens
 from leyden.services.gateway.engine.pool import Endpoint, EnginePool, HoldTimeout
 from leyden.services.gateway.engine.sglang import (
+    CONTEXT_EXCEEDED,
     EngineLost,
     EngineRequest,
     SampleBuilder,
@@ -27,7 +29,7 @@ from leyden.services.gateway.engine.sglang import (
     refusal,
     request_body,
 )
-from leyden.services.gateway.errors import Unavailable
+from leyden.services.gateway.errors import BadRequest, Unavailable
 from leyden.services.gateway.metrics import ENGINE_RETRIES
 
 CONNECT_SECONDS = 5.0
@@ -36,6 +38,8 @@ ABORT_SECONDS = 5.0
 RETRY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0)
 ERROR_BYTES = 64 * 1024
 """The client reads at most this much of an error's body."""
+RESERVED_TOKENS = 6
+"""Tokens of its context that SGLang leaves out of `max_req_input_len`."""
 
 log = logger()
 
@@ -61,6 +65,7 @@ class EngineClient:
         self._newest_version = newest_version
         self._hold_seconds = hold_seconds
         self._silence_seconds = silence_seconds
+        self._context_lengths: dict[str, int] = {}
         self._authorization = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0),
@@ -88,6 +93,9 @@ class EngineClient:
             before = len(tokens.ids)
             try:
                 await self._request(endpoint, request, tokens, _request_id(tokens.call_id, tries), on_progress)
+            except BadRequest as refused:
+                if refused.code != CONTEXT_EXCEEDED or not await self._read_context_length(endpoint, request):
+                    raise
             except EngineLost as lost:
                 log.info("engine request lost", engine=endpoint.url, cause=lost.cause, detail=str(lost)[:200])
                 ENGINE_RETRIES.labels(lost.cause).inc()
@@ -115,6 +123,8 @@ class EngineClient:
 
         Raises: EngineLost: the answer ended before the choice was finished
         """
+        room = self._context_lengths.get(endpoint.url, math.inf) - len(request.prompt_ids)
+        request = replace(request, max_tokens=int(min(request.max_tokens, room)))
         if len(tokens.ids) >= request.max_tokens:
             tokens.finish = "length"
             return
@@ -134,6 +144,23 @@ class EngineClient:
         if tokens.finish is None:
             cause = "aborted" if builder.was_aborted else "connection"
             raise EngineLost(cause, "the answer ended before it was finished")
+
+    async def _read_context_length(self, endpoint: Endpoint, request: EngineRequest) -> bool:
+        """Reads how many tokens of prompt and answer the engine takes, after it refused more.
+
+        Returns: whether that is news, and the prompt fits, so that fewer tokens may be requested
+        """
+        try:
+            async with await self._get(endpoint, "/server_info") as response:
+                response.raise_for_status()
+                longest_prompt = int(orjson.loads(await response.read())["max_req_input_len"])
+        except (aiohttp.ClientError, OSError, LookupError, TypeError, ValueError) as error:
+            log.warning("context length not read", engine=endpoint.url, error=str(error))
+            return False
+        length, before = longest_prompt + RESERVED_TOKENS, self._context_lengths.get(endpoint.url)
+        self._context_lengths[endpoint.url] = length
+        log.warning("engine takes less than the model's context", engine=endpoint.url, context_length=length)
+        return length != before and longest_prompt >= len(request.prompt_ids)
 
     async def _generate(self, endpoint: Endpoint, body: bytes, builder: SampleBuilder, *, is_stream: bool) -> None:
         try:
@@ -171,17 +198,24 @@ class EngineClient:
         except (aiohttp.ClientError, OSError) as error:
             log.info("abort not delivered", engine=endpoint.url, error=str(error))
 
-    async def _post(self, endpoint: Endpoint, path: str, body: bytes) -> aiohttp.ClientResponse:
+    async def _get(self, endpoint: Endpoint, path: str) -> aiohttp.ClientResponse:
+        timeout = aiohttp.ClientTimeout(total=CONNECT_SECONDS)
+        return await self._session.get(f"{endpoint.url}{path}", headers=self._headers(endpoint), timeout=timeout)
+
+    def _headers(self, endpoint: Endpoint) -> dict[str, str]:
         # aiohttp adds an Authorization header itself when the URL has a user and password.
         headers = {} if "@" in endpoint.url else dict(self._authorization)
         if (traceparent := inject()) is not None:
             headers["traceparent"] = traceparent
+        return headers
+
+    async def _post(self, endpoint: Endpoint, path: str, body: bytes) -> aiohttp.ClientResponse:
         # aiohttp's `sock_read` starts only after the body is sent. Bodies are BytesIO: aiohttp warns about large bytes.
         async with asyncio.timeout(self._silence_seconds):
             return await self._session.post(
                 f"{endpoint.url}{path}",
                 data=io.BytesIO(body),
-                headers=headers,
+                headers=self._headers(endpoint),
                 allow_redirects=False,
             )
 

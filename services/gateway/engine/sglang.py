@@ -28,6 +28,7 @@ MIN_ALTERNATIVE = -3.5e38
 MAX_LOGPROB = 0.01
 """Largest accepted log-probability: rounding can lift one above 0."""
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
 _OVERFLOW_HINTS = ("context length", "longer than", "exceeds the maximum", "maximum allowed length")
 
 
@@ -288,7 +289,7 @@ def refusal(status: int, text: str) -> Exception:
     return BadRequest(
         f"The engine refuses the request: {message}",
         param="messages" if overflow else None,
-        code="context_length_exceeded" if overflow else "engine_refused",
+        code=CONTEXT_EXCEEDED if overflow else "engine_refused",
     )
 
 

@@ -334,12 +334,26 @@ async def test_a_choice_that_has_all_its_tokens_is_finished_without_a_request() 
 
 async def test_a_request_that_the_engine_refuses_is_not_sent_again() -> None:
     text = b'{"error":{"message":"The input is longer than the context length"}}'
-    server = Server([answered(text, "400 Bad Request")], [HELLO])
+    limits = answered(b'{"max_req_input_len":0}')
+    server = Server([answered(text, "400 Bad Request")], [limits], [HELLO])
     async with server.serving(), client_of(server.url) as engines:
         with pytest.raises(BadRequest) as refused:
             await engines.sample()
         await engines.sample(stream=False)
     assert (refused.value.code, server.connections) == ("context_length_exceeded", 1)
+
+
+async def test_an_engine_with_a_shorter_context_is_asked_for_fewer_tokens() -> None:
+    text = b'{"error":{"message":"Requested token count exceeds the model\'s maximum context length of 10 tokens."}}'
+    limits = answered(b'{"max_req_input_len":4}')
+    server = Server([answered(text, "400 Bad Request")], [limits], [HELLO], [HELLO])
+    async with server.serving(), client_of(server.url) as engines:
+        for _ in range(2):
+            assert (await engines.sample(stream=False, max_tokens=4000)).ids == [7, 2]
+    paths = [first.split()[1] for first, _, _ in server.requests]
+    assert paths == ["/generate", "/server_info", "/generate", "/generate"]
+    sent = [orjson.loads(body)["sampling_params"]["max_new_tokens"] for _, _, body in server.requests if body]
+    assert sent == [4000, 9, 9]
 
 
 async def test_an_endless_refusal_is_read_in_part() -> None:
