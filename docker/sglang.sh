@@ -10,5 +10,7 @@ chmod 600 "$config"
     echo "model-path: \"${ENGINE_MODEL_PATH:?}\""
 } >"$config"
 unset ENGINE_API_KEY ENGINE_ADMIN_API_KEY
+# By default /health samples a token, which fails while a weight update pauses the engine: its pod would be killed.
+export SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION="${SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION:-0}"
 exec python3 -m sglang.launch_server --config "$config" --host "${ENGINE_HOST:-0.0.0.0}" --port "${ENGINE_PORT:-30000}" \
     --tp-size "${ENGINE_TENSOR_PARALLEL:-1}" --incremental-streaming-output --enable-metrics "$@"
