@@ -11,13 +11,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 import typer
 
 from leyden.libs.cli import control_files
 from leyden.libs.cli.cluster.release import lasts, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
+from leyden.libs.cli.engines import EngineChoice
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import AsJson, Part, as_text, console, facts, print_json, print_result, report_event, table
 from leyden.libs.cli.platform import (
@@ -52,19 +54,36 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is ready and let it run.")] = False,
     free_ports: Annotated[bool, typer.Option("--free-ports", help="Any free ports, not the usual ones.")] = False,
     as_json: AsJson = False,
+    engine_urls: Annotated[
+        list[str] | None, typer.Option("--engine-url", help="A running SGLang; repeat it for several.")
+    ] = None,
+    engine: Annotated[
+        Literal["cpu", "sglang"], typer.Option("--engine", help="The engine to start: the CPU engine, or SGLang.")
+    ] = "cpu",
+    engine_args: Annotated[
+        str, typer.Option("--engine-args", help="Further arguments of sglang.launch_server.", show_default=False)
+    ] = "",
+    engine_python: Annotated[
+        Path | None,
+        typer.Option("--engine-python", help="Python of an environment that has SGLang.", show_default="this one"),
+    ] = None,
     silent: Annotated[bool, typer.Option("--silent", hidden=True, help="Print no addresses and no token.")] = False,
 ) -> None:
     """Run the platform on this machine until Ctrl-C: embedded Postgres and Redis, and every service.
 
     LEYDEN_DATABASE_URL and LEYDEN_REDIS_URL name servers of your own; LEYDEN_MODEL_PATH names another base model.
-    Services inherit variables such as TRAINER_THREADS.
+    Engines serve that model, and read the home's folder `weights`. Services inherit variables such as TRAINER_THREADS.
     """
     context = context_of(ctx, home)
+    urls = tuple(url.rstrip("/") for url in engine_urls or ())
+    choice = EngineChoice(engine, urls, engine_args, engine_python)
+    sglang = choice.sglang()
     if detach:
-        _detach(context, free_ports)
+        _detach(context, [*(["--free-ports"] if free_ports else []), *choice.options()])
         _print_platform(context, as_json)
         return
-    platform = Platform(context.home, platform_options(context.settings, free_ports=free_ports), report=report_event)
+    options = platform_options(context.settings, free_ports=free_ports, engine_urls=urls, sglang=sglang)
+    platform = Platform(context.home, options, report=report_event)
     with _stop_on_signal(platform):
         platform.start()
         try:
@@ -96,7 +115,7 @@ def _stop_on_signal(platform: Platform) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _detach(context: Context, free_ports: bool) -> None:
+def _detach(context: Context, options: list[str]) -> None:
     record = context.record()
     if record is not None and record.is_running():
         raise AlreadyRunning(f"a platform already runs in {context.home}: see `leyden status`")
@@ -107,7 +126,7 @@ def _detach(context: Context, free_ports: bool) -> None:
     with (logs / "supervisor.log").open("ab") as log:
         began = log.tell()
         supervisor = subprocess.Popen(
-            [*command, *(["--free-ports"] if free_ports else [])],
+            [*command, *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -41,6 +41,7 @@ from leyden.libs.cli.services import (
     WITHOUT_STORE,
     Facts,
     Listeners,
+    Sglang,
     environment,
     listens,
     open_listeners,
@@ -73,6 +74,8 @@ class Options:
         restart: whether a service starts again after a crash
         services: the services to start, in this order
         database_url, redis_url: servers of your own; null starts embedded ones
+        engine_urls: engines of your own; without any, the service `engine` starts one
+        sglang: what that service runs; null runs the CPU engine
     """
 
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -82,15 +85,22 @@ class Options:
     services: tuple[str, ...] = SERVICES
     database_url: str | None = None
     redis_url: str | None = None
+    engine_urls: tuple[str, ...] = ()
+    sglang: Sglang | None = None
 
 
-def platform_options(settings: Settings, *, free_ports: bool) -> Options:
+def platform_options(
+    settings: Settings, *, free_ports: bool, engine_urls: tuple[str, ...] = (), sglang: Sglang | None = None
+) -> Options:
     """The options of `leyden up` and `leyden demo`: the servers and the model that the settings name."""
     return Options(
         model_path=settings.model_path,
         free_ports=free_ports,
+        services=tuple(name for name in SERVICES if name != "engine" or not engine_urls),
         database_url=settings.database_url,
         redis_url=settings.redis_url,
+        engine_urls=engine_urls,
+        sglang=sglang,
     )
 
 
@@ -277,11 +287,21 @@ class Platform:
         (self.home / LOGS).mkdir(exist_ok=True)
         control_files.clear(self.home)
         with ThreadPoolExecutor(1) as beside:
-            servers = beside.submit(self._start_servers)
+            starting = beside.submit(self._start_servers)
             model_path = self.options.model_path or self._convert_model()
-            database_url, redis_url = servers.result()
+            database_url, redis_url = starting.result()
         self._listeners = open_listeners(self.options.services, last, free=self.options.free_ports)
-        self._facts = Facts(self.home, *_ports(self._listeners), database_url, redis_url, model_path.resolve())
+        self._facts = Facts(
+            self.home,
+            *_ports(self._listeners),
+            database_url,
+            redis_url,
+            model_path.resolve(),
+            self.options.engine_urls,
+            self.options.sglang,
+        )
+        if self.options.sglang is not None:
+            self._listeners["engine"] = self._listeners["engine"].without_public()
         make_secrets(self.home)
         self._poll_services(WITHOUT_STORE)
         self._report("migrating the database")
@@ -357,9 +377,9 @@ class Platform:
             variables |= listeners.environment(name) | {f"{name.upper()}_READY_FD": str(write_end)}
             descriptors = [*(sock.fileno() for sock in listeners.sockets()), write_end]
             try:
-                popen = self._launch(
-                    f"leyden.services.{name}", variables, stdout=log, stderr=subprocess.STDOUT, descriptors=descriptors
-                )
+                is_sglang = name == "engine" and self.options.sglang is not None
+                module = f"leyden.services.{name}{'.sglang' if is_sglang else ''}"
+                popen = self._launch(module, variables, stdout=log, stderr=subprocess.STDOUT, descriptors=descriptors)
             finally:
                 os.close(write_end)
             undo.pop_all()

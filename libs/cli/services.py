@@ -74,6 +74,12 @@ class Listeners:
         public = {} if self.public is None else {f"{prefix}_LISTEN_FD": str(self.public.fileno())}
         return public | {f"{prefix}_INTERNAL_FD": str(self.internal.fileno())}
 
+    def without_public(self) -> Listeners:
+        """Closes the public socket: a process that cannot inherit it binds its port itself."""
+        assert self.public is not None
+        self.public.close()
+        return Listeners(None, self.internal)
+
     def close(self) -> None:
         """Refuses connections from now on."""
         for sock in self.sockets():
@@ -130,8 +136,22 @@ def listens(url: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Sglang:
+    """SGLang as the platform's engine, in place of the CPU engine.
+
+    Args: python: of an environment that has SGLang; arguments: further ones of `sglang.launch_server`
+    """
+
+    python: Path
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Facts:
-    """Addresses and files of a platform."""
+    """Addresses and files of a platform.
+
+    Args: engine_urls: engines that somebody else runs; sglang: null runs the CPU engine
+    """
 
     home: Path
     ports: Mapping[str, int]
@@ -139,6 +159,8 @@ class Facts:
     database_url: str
     redis_url: str
     model_path: Path
+    engine_urls: tuple[str, ...] = ()
+    sglang: Sglang | None = None
 
     def url(self, service: str) -> str:
         """The endpoint of a service."""
@@ -170,13 +192,11 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
                 "ENGINE_MODEL_PATH": str(facts.model_path),
                 "ENGINE_API_KEY_FILE": str(facts.home / ENGINE_KEY),
                 "ENGINE_ADMIN_API_KEY_FILE": str(facts.home / ENGINE_ADMIN_KEY),
-                "ENGINE_INCREMENTAL_STREAMING_OUTPUT": "true",
+                **_engine_kind(facts),
             }
         case "gateway":
-            return {
-                "GATEWAY_MODEL_PATH": str(facts.model_path),
-                "GATEWAY_ENGINE_API_KEY_FILE": str(facts.home / ENGINE_KEY),
-            }
+            keys = {} if facts.engine_urls else {"GATEWAY_ENGINE_API_KEY_FILE": str(facts.home / ENGINE_KEY)}
+            return {"GATEWAY_MODEL_PATH": str(facts.model_path), **keys}
         case "runner":
             return {
                 "RUNNER_GATEWAY_URL": facts.url("gateway"),
@@ -190,9 +210,7 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
             }
         case "controller":
             return {
-                "CONTROLLER_ENGINE_URLS": json.dumps([facts.url("engine")] if "engine" in facts.ports else []),
-                "CONTROLLER_ENGINE_API_KEY_FILE": str(facts.home / ENGINE_KEY),
-                "CONTROLLER_ENGINE_ADMIN_KEY_FILE": str(facts.home / ENGINE_ADMIN_KEY),
+                **_controller_engines(facts),
                 "CONTROLLER_LOG_FOLDER": str(facts.home / LOGS),
                 # The controller's trainers inherit these.
                 "TRAINER_MODEL_PATH": str(facts.model_path),
@@ -200,3 +218,24 @@ def _own_environment(service: str, facts: Facts) -> dict[str, str]:
             }
         case _:
             return {}
+
+
+def _engine_kind(facts: Facts) -> dict[str, str]:
+    if facts.sglang is None:
+        return {"ENGINE_INCREMENTAL_STREAMING_OUTPUT": "true"}
+    return {
+        "ENGINE_PYTHON": str(facts.sglang.python),
+        "ENGINE_ARGS": json.dumps(facts.sglang.arguments),
+        "ENGINE_PORT": str(facts.ports["engine"]),
+    }
+
+
+def _controller_engines(facts: Facts) -> dict[str, str]:
+    """Engines and their keys; the keys of engines that somebody else runs come from the caller's own variables."""
+    if facts.engine_urls:
+        return {"CONTROLLER_ENGINE_URLS": json.dumps(facts.engine_urls)}
+    return {
+        "CONTROLLER_ENGINE_URLS": json.dumps([facts.url("engine")] if "engine" in facts.ports else []),
+        "CONTROLLER_ENGINE_API_KEY_FILE": str(facts.home / ENGINE_KEY),
+        "CONTROLLER_ENGINE_ADMIN_KEY_FILE": str(facts.home / ENGINE_ADMIN_KEY),
+    }

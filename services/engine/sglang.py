@@ -1,0 +1,124 @@
+"""Runs SGLang's own server as the engine of `leyden up`: `python -m leyden.services.engine.sglang`.
+
+SGLang lives in an environment of its own, because it pins other versions than the platform. This process gives it the
+model, the address, the keys and the flags that the platform needs, reports when it answers, and ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+from pydantic import Field, SecretStr
+from pydantic_settings import SettingsConfigDict
+
+from leyden.libs.cli import launch
+from leyden.libs.service import ServiceSettings, run_worker
+from leyden.libs.service.health import Checks
+from leyden.libs.service.secrets import read_secret
+from leyden.libs.service.startup import exit_on_config_error
+from leyden.libs.telemetry import configure_logs, logger
+
+FLAGS = ("--incremental-streaming-output", "--enable-metrics")
+HEALTH_WITHOUT_TOKENS = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+"""SGLang's `/health` samples a token by default, and therefore fails while a weight update pauses the engine."""
+
+log = logger()
+
+
+class Settings(ServiceSettings):
+    """Settings that `leyden up` passes on, prefix `ENGINE_`."""
+
+    model_config = SettingsConfigDict(env_prefix="ENGINE_", protected_namespaces=())
+
+    python: Path
+    """Python of an environment that has SGLang."""
+    args: list[str] = Field(default_factory=list)
+    """Further arguments of `sglang.launch_server`, which win over the platform's."""
+    model_path: Path
+    """Hugging Face folder of the base model."""
+    port: int = Field(ge=1, le=65535)
+    """Port of SGLang's HTTP server on 127.0.0.1."""
+    api_key: SecretStr | None = None
+    api_key_file: Path | None = None
+    admin_api_key: SecretStr | None = None
+    admin_api_key_file: Path | None = None
+
+
+class SglangEnded(RuntimeError):
+    """SGLang's server ended by itself; its own output says why."""
+
+
+@contextlib.contextmanager
+def config_file(settings: Settings) -> Iterator[Path]:
+    """SGLang's configuration with the keys: every process of the machine can read arguments, but not this file."""
+    keys = {
+        "api-key": read_secret(settings.api_key, settings.api_key_file),
+        "admin-api-key": read_secret(settings.admin_api_key, settings.admin_api_key_file),
+    }
+    values = {"model-path": str(settings.model_path)} | {name: key for name, key in keys.items() if key is not None}
+    with tempfile.NamedTemporaryFile("w", prefix="leyden-engine-", suffix=".yaml") as file:
+        # JSON is YAML.
+        json.dump(values, file)
+        file.flush()
+        yield Path(file.name)
+
+
+def command(settings: Settings, config: Path) -> Sequence[str]:
+    """SGLang's command; the kernel ends it when this process dies."""
+    address = ("--host", "127.0.0.1", "--port", str(settings.port))
+    launched = (str(settings.python), "-P", str(launch.__file__), str(os.getpid()), "sglang.launch_server")
+    return [*launched, "--config", str(config), *address, *FLAGS, *settings.args]
+
+
+async def serve(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
+    """Runs SGLang until the event is set.
+
+    Raises: SglangEnded
+    """
+    with config_file(settings) as config:
+        process = await asyncio.create_subprocess_exec(
+            *command(settings, config), env={**os.environ, **HEALTH_WITHOUT_TOKENS}, start_new_session=True
+        )
+        log.info("sglang started", pid=process.pid, python=str(settings.python), port=settings.port)
+        ended, stopped = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", trust_env=False) as http:
+
+            async def answers() -> None:
+                (await http.get("/health")).raise_for_status()
+
+            checks.add("sglang", answers)
+            try:
+                await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                if not ended.done():
+                    process.terminate()
+                    await ended
+            finally:
+                stopped.cancel()
+                # Its scheduler and detokenizer are of the same session.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+    if not stop.is_set():
+        raise SglangEnded(f"sglang.launch_server ended with status {process.returncode}: its last lines are above")
+
+
+@exit_on_config_error(Settings)
+def main() -> None:
+    settings = Settings()
+    configure_logs("engine", settings.log_level)
+
+    async def loop(stop: asyncio.Event, checks: Checks) -> None:
+        await serve(settings, stop, checks)
+
+    run_worker("engine", settings, loop)
+
+
+if __name__ == "__main__":
+    main()
