@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # The example agents' own environment: the platform's would be neither theirs nor as quick to start.
 AGENTS_VENV ?= .venv-agents
+# SGLang's own environment: it pins other versions than the platform.
+SGLANG_VENV := .venv-sglang
 CACHE ?= .cache
 # Where pip finds a CPU build of torch when its default index would give the CUDA one, for example
 # make setup TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
@@ -20,14 +22,14 @@ CPU_TORCH ?= --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 IMAGE_TAG ?= 0.1.0
 SERVICES ?= api controller runner gateway collector credit
 IMAGE_PREFIX ?= leyden
-# The oldest SGLang whose request and response types the tests validate against; only its wheel is unpacked, never installed.
+# The SGLang of the tests: its request and response types come from the wheel, its server from $(SGLANG_VENV).
 SGLANG_TYPES := sglang==0.5.23
 
 # The agents of `make test-agents` whose names contain this word; all of them by default.
 AGENTS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help test-agents test-cluster test-cluster-long chart images setup format lint types test contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -52,6 +54,19 @@ $(AGENTS_VENV)/.ready: examples/flight_agent/requirements.txt constraints.txt
 
 $(CACHE)/sglang/.ready: $(VENV)/.ready
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(CACHE)/sglang $(SGLANG_TYPES)
+	@touch $@
+
+# SGLang for a CPU: without the CUDA packages of its own requirements, and with what tests/sglang adds at start.
+$(SGLANG_VENV)/.ready: tests/sglang/requirements.txt tests/sglang/sglang_on_cpu.py $(CACHE)/sglang/.ready
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --constraint tests/sglang/requirements.txt \
+		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch torchvision
+	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile \
+		--requirement tests/sglang/requirements.txt
+	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-compile --no-deps --no-index \
+		--find-links $(CACHE)/sglang $(SGLANG_TYPES)
+	@packages="$$($(SGLANG_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" && \
+		cp tests/sglang/sglang_on_cpu.py "$$packages" && echo 'import sglang_on_cpu' >"$$packages/sglang_on_cpu.pth"
 	@touch $@
 
 # Helm and kubectl, for the tests of the chart.
@@ -92,6 +107,9 @@ types: $(VENV)/.ready ## mypy, strict
 
 test: setup ## every test
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5 $(TESTS)
+
+test-sglang: setup $(SGLANG_VENV)/.ready ## the contract of engines against a real SGLang on a CPU
+	$(BIN)/pytest --timeout=600 -k "[sglang" tests/contract/engine tests/contract/gateway/test_engine.py
 
 contract: setup ## tests of the promises at each boundary
 	$(BIN)/pytest tests/contract
@@ -166,4 +184,4 @@ migration: $(VENV)/.ready ## write a migration from the difference between table
 	$(BIN)/python -m leyden.libs.store.migrate --new "$(m)"
 
 clean: ## remove the virtual environment and caches (not ~/.leyden)
-	rm -rf $(VENV) $(AGENTS_VENV) $(CACHE) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(AGENTS_VENV) $(SGLANG_VENV) $(CACHE) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -200,7 +200,8 @@ async def server_info(request: Request) -> Response:
             "device": "cpu",
             "context_length": engine.context_length,
             "max_total_num_tokens": settings.max_total_tokens,
-            "max_req_input_len": engine.context_length - 1,
+            # SGLang reserves six places.
+            "max_req_input_len": engine.context_length - 6,
             "status": "paused" if engine.gate.paused else "ready",
             "internal_states": [_load(engine)],
         }

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import orjson
 import torch
 
 from leyden.libs.service import serving
@@ -25,6 +24,7 @@ from leyden.services.engine.scheduler import Limits, Scheduler
 from leyden.services.engine.sequence import Sequence
 from leyden.services.engine.settings import Settings
 from leyden.services.engine.weights import load_weights
+from tests.fakes.engine_client import EngineClient
 
 
 def tiny_scheduler(folder: Path, **limits: int) -> Scheduler:
@@ -55,32 +55,12 @@ def run(scheduler: Scheduler, *sequences: Sequence, steps: int = 10_000) -> None
         scheduler.step()
 
 
-class Client:
-    """An engine behind HTTP, and the little that tests need to talk to it."""
+class Client(EngineClient):
+    """The CPU engine behind HTTP, and the engine itself."""
 
     def __init__(self, http: httpx.AsyncClient, engine: Engine) -> None:
-        self.http, self.engine = http, engine
-
-    async def generate(self, **body: Any) -> Any:
-        """The answer to a request that is expected to work."""
-        answer = await self.http.post("/generate", json=body)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-    async def control(self, path: str, **body: Any) -> httpx.Response:
-        return await self.http.post(path, json=body)
-
-    async def stream(self, **body: Any) -> AsyncIterator[dict[str, Any]]:
-        """Chunks as they come; the end mark is checked and left out."""
-        async with self.http.stream("POST", "/generate", json={"stream": True, **body}) as answer:
-            assert answer.status_code == 200
-            done = False
-            async for line in answer.aiter_lines():
-                if line == "data: [DONE]":
-                    done = True
-                elif line:
-                    yield orjson.loads(line.removeprefix("data: "))
-            assert done
+        super().__init__(http, engine.model_path)
+        self.engine = engine
 
 
 @contextlib.asynccontextmanager
@@ -92,4 +72,6 @@ async def served_engine(folder: Path, **settings: Any) -> AsyncIterator[Client]:
         serving(app, shutdown_seconds=5) as port,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as http,
     ):
+        if chosen.api_key is not None:
+            http.headers["authorization"] = f"Bearer {chosen.api_key.get_secret_value()}"
         yield Client(http, app.state.engine)

@@ -1,4 +1,7 @@
-"""The engine's answers conform to SGLang's own types and to recorded answers of SGLang."""
+"""The engine's answers conform to SGLang's own types.
+
+Tests with the fixture `engine` run on the CPU engine and on SGLang; those with `stand_in` on the CPU engine alone.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from leyden.services.engine.auth import CONTROL, allowed
 from leyden.services.engine.request import SamplingParams
+from tests.contract.conftest import FIRST_VERSION, RUNNING_REQUESTS
+from tests.fakes.engine_client import ADMIN_KEY, EngineClient
 from tests.fakes.sglang_types import api_types, sglang_module
 from tests.fakes.tiny_engine import Client, served_engine
 
@@ -22,7 +27,7 @@ LONG = {"max_new_tokens": 3000, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-async def engine(tiny_model: Path) -> AsyncIterator[Client]:
+async def stand_in(tiny_model: Path) -> AsyncIterator[Client]:
     async with served_engine(tiny_model, weight_version="run-a:0") as client:
         yield client
 
@@ -44,7 +49,7 @@ def refused_by_sglang(body: dict[str, Any]) -> bool:
     return False
 
 
-async def test_an_answer_has_sglangs_shape(engine: Client) -> None:
+async def test_an_answer_has_sglangs_shape(engine: EngineClient) -> None:
     body = {
         "input_ids": PROMPT,
         "sampling_params": {"max_new_tokens": 6, "ignore_eos": True, "temperature": 0.8},
@@ -63,8 +68,8 @@ async def test_an_answer_has_sglangs_shape(engine: Client) -> None:
     assert meta["id"] == "shape"
     assert meta["finish_reason"] == {"type": "length", "length": 6}
     assert (meta["prompt_tokens"], meta["completion_tokens"], meta["num_retractions"]) == (5, 6, 0)
-    assert meta["weight_version"] == "run-a:0"
-    assert meta["weight_versions"] == [{"version": "run-a:0", "start": 0, "end": 6}]
+    assert meta["weight_version"] == FIRST_VERSION
+    assert meta["weight_versions"] == [{"version": FIRST_VERSION, "start": 0, "end": 6}]
     assert [entry[1] for entry in meta["output_token_logprobs"]] == answer["output_ids"]
     assert meta["output_token_logprobs_length"] == 6
     assert [len(top) for top in meta["output_top_logprobs"]] == [2] * 6
@@ -74,7 +79,7 @@ async def test_an_answer_has_sglangs_shape(engine: Client) -> None:
     assert meta["e2e_latency"] >= meta["first_token_latency"] >= 0
 
 
-async def test_logprobs_over_http_equal_transformers(engine: Client, tiny_model: Path) -> None:
+async def test_logprobs_over_http_equal_transformers(engine: EngineClient, tiny_model: Path) -> None:
     answer = await engine.generate(
         input_ids=PROMPT, return_logprob=True, sampling_params={"temperature": 0.6, "ignore_eos": True}
     )
@@ -85,7 +90,7 @@ async def test_logprobs_over_http_equal_transformers(engine: Client, tiny_model:
     assert [entry[0] for entry in answer["meta_info"]["output_token_logprobs"]] == pytest.approx(expected, abs=1e-4)
 
 
-async def test_chunks_are_cumulative_and_the_last_equals_the_full_answer(engine: Client) -> None:
+async def test_chunks_are_cumulative_and_the_last_equals_the_full_answer(engine: EngineClient) -> None:
     body = {
         "input_ids": PROMPT,
         "return_logprob": True,
@@ -121,7 +126,7 @@ async def test_incremental_chunks_add_up_to_the_complete_answer(tiny_model: Path
         assert len(streamed) == len(complete["meta_info"][name]) == 40
 
 
-async def test_choices_and_batches_are_lists_in_order(engine: Client) -> None:
+async def test_choices_and_batches_are_lists_in_order(engine: EngineClient) -> None:
     several = await engine.generate(input_ids=PROMPT, sampling_params={"n": 3, "max_new_tokens": 4}, rid="three")
     assert [checked(answer)["meta_info"]["id"] for answer in several] == ["three_0", "three_1", "three_2"]
     batch = await engine.generate(
@@ -136,7 +141,7 @@ async def test_choices_and_batches_are_lists_in_order(engine: Client) -> None:
     assert ended == {0, 1, 2}
 
 
-async def test_stop_strings_are_trimmed_from_text_but_not_from_tokens(engine: Client) -> None:
+async def test_stop_strings_are_trimmed_from_text_but_not_from_tokens(engine: EngineClient) -> None:
     greedy = {"max_new_tokens": 40, "temperature": 0, "ignore_eos": True}
     free = await engine.generate(text="hello", sampling_params=greedy)
     stop = next(c for c in free["text"][3:] if c.isascii())
@@ -148,7 +153,7 @@ async def test_stop_strings_are_trimmed_from_text_but_not_from_tokens(engine: Cl
     assert untrimmed["output_ids"] == stopped["output_ids"] == free["output_ids"][: len(untrimmed["output_ids"])]
 
 
-async def test_stop_tokens_are_in_the_ids_but_not_in_the_text(engine: Client) -> None:
+async def test_stop_tokens_are_in_the_ids_but_not_in_the_text(engine: EngineClient) -> None:
     greedy = {"max_new_tokens": 10, "temperature": 0}
     free = await engine.generate(text="hello", sampling_params={**greedy, "ignore_eos": True})
     token = free["output_ids"][3]
@@ -162,7 +167,7 @@ async def test_stop_tokens_are_in_the_ids_but_not_in_the_text(engine: Client) ->
     assert len(forced["output_ids"]) >= 8
 
 
-async def test_the_next_turn_finds_the_last_one_cached(engine: Client) -> None:
+async def test_the_next_turn_finds_the_last_one_cached(engine: EngineClient) -> None:
     first = await engine.generate(text="a question nobody asked before", return_prompt_token_ids=True)
     ids = first["prompt_token_ids"] + first["output_ids"]
     second = await engine.generate(input_ids=[*ids, 5, 6])
@@ -186,17 +191,32 @@ async def test_the_next_turn_finds_the_last_one_cached(engine: Client) -> None:
     ],
 )
 async def test_what_cannot_be_served_is_a_400_and_the_engine_lives(
-    engine: Client, body: dict[str, Any], message: str
+    stand_in: Client, body: dict[str, Any], message: str
 ) -> None:
-    answer = await engine.http.post("/generate", json=body)
+    answer = await stand_in.http.post("/generate", json=body)
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]
-    assert (await engine.generate(input_ids=[1]))["output_ids"]
+    assert (await stand_in.generate(input_ids=[1]))["output_ids"]
 
 
-async def test_no_json_is_a_400(engine: Client) -> None:
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"input_ids": [1] * 5000}, "The input (5000 tokens) is longer than the model's context length (4096 tokens)."),
+        ({"input_ids": [1], "sampling_params": {"max_new_tokens": 4096}}, "Requested token count exceeds"),
+    ],
+)
+async def test_a_request_that_exceeds_the_context_is_a_400(
+    engine: EngineClient, body: dict[str, Any], message: str
+) -> None:
+    answer = await engine.http.post("/generate", json=body)
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (400, True), answer.text
+
+
+async def test_no_json_is_a_400(engine: EngineClient) -> None:
     assert (await engine.http.post("/generate", content=b"{")).status_code == 400
-    assert (await engine.http.post("/pause_generation")).status_code == 400
+    admin = {"authorization": f"Bearer {ADMIN_KEY}"}
+    assert (await engine.http.post("/pause_generation", headers=admin)).status_code == 400
 
 
 def test_every_sampling_parameter_is_one_of_sglangs() -> None:
@@ -223,30 +243,39 @@ def test_keys_authorize_the_same_routes_as_in_sglang() -> None:
                 assert allowed(path, header, *keys) == expected.allowed, (path, keys, header)
 
 
-async def test_requests_without_a_key_are_refused(tiny_model: Path) -> None:
-    async with served_engine(tiny_model, api_key="k", admin_api_key="a") as client:
-        assert (await client.http.post("/generate", json={"input_ids": [1]})).status_code == 401
-        assert (await client.http.get("/health")).status_code == 200
-        client.http.headers["authorization"] = "Bearer k"
-        assert (await client.generate(input_ids=[1]))["output_ids"]
-        assert (await client.control("/abort_request", abort_all=True)).status_code == 401
+async def test_each_key_opens_its_own_routes(engine: EngineClient) -> None:
+    authorization = engine.http.headers.pop("authorization")
+    for path in ("/health", "/metrics"):
+        assert (await engine.http.get(path)).status_code == 200
+    for path in ("/generate", "/pause_generation"):
+        assert (await engine.http.post(path, json={"input_ids": [1]})).status_code == 401
+    engine.http.headers["authorization"] = authorization
+    assert (await engine.generate(input_ids=[1]))["output_ids"]
+    assert (await engine.http.get("/model_info")).status_code == 200
+    for path in ("/abort_request", "/pause_generation", "/continue_generation", "/update_weights_from_disk"):
+        assert (await engine.http.post(path, json={})).status_code == 401, path
+    assert (await engine.control("/continue_generation")).status_code == 200
 
 
-async def test_infos_name_model_and_version(engine: Client, tiny_model: Path) -> None:
+async def test_infos_name_model_version_and_limits(engine: EngineClient) -> None:
     info = (await engine.http.get("/model_info")).json()
     api_types().GetModelInfoResponse.from_json_value(info)
-    assert (info["model_path"], info["weight_version"]) == (str(tiny_model), "run-a:0")
+    assert (info["model_path"], info["weight_version"]) == (engine.model_path, FIRST_VERSION)
     server = (await engine.http.get("/server_info")).json()
-    assert server["version"] == "0.5.23"
-    assert server["max_total_num_tokens"] == 8192
+    assert (server["version"], server["max_total_num_tokens"], server["max_req_input_len"]) == ("0.5.23", 8192, 4090)
     models = (await engine.http.get("/v1/models")).json()
-    assert [card["id"] for card in models["data"]] == [str(tiny_model)]
-    assert (await engine.http.get("/v1/loads")).json()["loads"][0]["num_running_reqs"] == 0
-    for path in ("/health", "/health_generate", "/healthz", "/readyz"):
+    assert [card["id"] for card in models["data"]] == [engine.model_path]
+    await engine.reach(running=0, waiting=0)
+    for path in ("/health", "/health_generate"):
         assert (await engine.http.get(path)).status_code == 200, path
 
 
-async def test_metrics_have_sglangs_names(engine: Client) -> None:
+async def test_the_stand_in_has_the_platforms_own_checks(stand_in: Client) -> None:
+    for path in ("/healthz", "/readyz"):
+        assert (await stand_in.http.get(path)).status_code == 200, path
+
+
+async def test_metrics_have_sglangs_names(engine: EngineClient) -> None:
     await engine.generate(input_ids=PROMPT)
     exposed = (await engine.http.get("/metrics")).text
     for name in (
@@ -269,7 +298,7 @@ async def test_metrics_have_sglangs_names(engine: Client) -> None:
         assert f"\nsglang:{name}{{" in exposed, name
 
 
-async def test_a_duplicate_live_rid_is_a_400(engine: Client) -> None:
+async def test_a_duplicate_live_rid_is_a_400(engine: EngineClient) -> None:
     stream = engine.stream(input_ids=PROMPT, rid="twice", sampling_params=LONG)
     await anext(stream)
     assert (await engine.http.post("/generate", json={"input_ids": [1], "rid": "twice"})).status_code == 400
@@ -277,7 +306,7 @@ async def test_a_duplicate_live_rid_is_a_400(engine: Client) -> None:
     assert [chunk async for chunk in stream][-1]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-async def test_an_abort_answers_200_with_what_there_is(engine: Client) -> None:
+async def test_an_abort_answers_200_with_what_there_is(engine: EngineClient) -> None:
     stream = engine.stream(input_ids=PROMPT, rid="stop-me", return_logprob=True, sampling_params=LONG)
     await anext(stream)
     complete = asyncio.create_task(engine.generate(input_ids=PROMPT, rid="stop-me-2", sampling_params=LONG))
@@ -291,36 +320,34 @@ async def test_an_abort_answers_200_with_what_there_is(engine: Client) -> None:
     assert checked(await complete)["meta_info"]["finish_reason"]["type"] == "abort"
 
 
-async def test_an_abort_in_the_queue_has_no_prompt_counts(tiny_model: Path) -> None:
-    async with served_engine(tiny_model, max_running_requests=1) as client:
-        stream = client.stream(input_ids=PROMPT, rid="runs", sampling_params=LONG)
+async def test_an_abort_in_the_queue_has_no_prompt_counts(engine: EngineClient) -> None:
+    streams = [engine.stream(input_ids=PROMPT, sampling_params=LONG) for _ in range(RUNNING_REQUESTS)]
+    for stream in streams:
         await anext(stream)
-        queued = asyncio.create_task(client.generate(input_ids=PROMPT, rid="waits"))
-        while "waits" not in client.engine._live:
-            await asyncio.sleep(0.01)
-        await client.control("/abort_request", rid="waits")
-        answer = checked(await queued)
-        assert answer["output_ids"] == []
-        assert answer["meta_info"]["finish_reason"]["message"] == "Abort in waiting queue"
-        assert not {"prompt_tokens", "cached_tokens"} & set(answer["meta_info"])
-        await client.control("/abort_request", rid="runs")
+    queued = asyncio.create_task(engine.generate(input_ids=PROMPT, rid="waits"))
+    await engine.reach(running=RUNNING_REQUESTS, waiting=1)
+    await engine.control("/abort_request", rid="waits")
+    answer = checked(await queued)
+    assert answer["output_ids"] == []
+    assert answer["meta_info"]["finish_reason"]["message"] == "Abort in waiting queue"
+    assert not {"prompt_tokens", "cached_tokens"} & set(answer["meta_info"])
+    await engine.control("/abort_request", abort_all=True)
+    for stream in streams:
         assert [chunk async for chunk in stream]
 
 
-async def test_a_disconnected_clients_request_is_aborted(engine: Client) -> None:
+async def test_a_disconnected_clients_request_is_aborted(engine: EngineClient) -> None:
     stream = engine.stream(input_ids=PROMPT, rid="gone", sampling_params=LONG)
     await anext(stream)
     await stream.aclose()
+    await engine.reach(running=0, waiting=0)
     waiting = asyncio.create_task(engine.generate(input_ids=PROMPT, rid="gone-too", sampling_params=LONG))
-    while "gone-too" not in engine.engine._live:
-        await asyncio.sleep(0.01)
+    await engine.reach(running=1, waiting=0)
     waiting.cancel()
-    async with asyncio.timeout(60):
-        while engine.engine.scheduler.has_work or engine.engine._live:
-            await asyncio.sleep(0.02)
+    await engine.reach(running=0, waiting=0)
 
 
-async def test_many_at_once_are_all_answered(engine: Client) -> None:
+async def test_many_at_once_are_all_answered(engine: EngineClient) -> None:
     bodies = [
         {"input_ids": [*range(100, 100 + size)], "sampling_params": {"max_new_tokens": 5}} for size in range(1, 65)
     ]
