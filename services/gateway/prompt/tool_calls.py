@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -62,27 +61,6 @@ def generic_turns(turns: tuple[Turn, ...], tools: tuple[Json, ...]) -> tuple[Tur
         else:
             plain.extend(_spelled_out(turn) for turn in group)
     return _with_preamble(plain, tools) if tools else tuple(plain)
-
-
-def call_format(tools: Sequence[Json], *, is_single: bool) -> Json:
-    """Returns the format of one call or more of these tools, for SGLang's structural tags.
-
-    The arguments follow the tool's schema if the tool is strict; any other tool's are any JSON object, as at OpenAI.
-    """
-    tags = []
-    for tool in tools:
-        function = tool["function"]
-        schema = function.get("parameters") if function.get("strict") else None
-        begin = f'{OPEN}\n{{"name": {json.dumps(function["name"], ensure_ascii=False)}, "arguments": '
-        content = {"type": "json_schema", "json_schema": schema or {"type": "object"}}
-        tags.append({"type": "tag", "begin": begin, "content": content, "end": f"}}\n{CLOSE}"})
-    return {
-        "type": "tags_with_separator",
-        "tags": tags,
-        "separator": "\n",
-        "at_least_one": True,
-        "stop_after_first": is_single,
-    }
 
 
 def parse_calls(text: str) -> tuple[str, tuple[SampledCall, ...]]:
