@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.frameworks.script import FIRST_ANSWER, SECOND_ANSWER, Script, code, final_answer_tool, tools
+from tests.frameworks.script import FIRST_ANSWER, SECOND_ANSWER, Script, claude, code, final_answer_tool, tools
 
 EXTENDS = ("fresh", "extends", "extends", "extends")
 FORKS = ("fresh", "forks", "forks", "forks")
@@ -75,6 +75,7 @@ FRAMEWORKS = (
         ("chat",),
         streams=True,
     ),
+    Framework("litellm_agent.py", "LiteLLM", "litellm", "litellm", "chat_completions", streams=True),
     Framework("autogen_agent.py", "AutoGen", "autogen-agentchat", "autogen", "chat_completions", streams=True),
     Framework(
         "smolagents_agent.py",
@@ -96,6 +97,20 @@ FRAMEWORKS = (
         tree=FORKS,
     ),
     Framework("openai_node.mjs", "openai-node", "openai", "node", "chat_completions", streams=True),
+    Framework("langchain_js.mjs", "LangChain.js", "langchain", "node", "chat_completions", streams=True),
+    Framework("openai_agents_js.mjs", "OpenAI Agents SDK (JS)", "@openai/agents", "node", "responses", streams=True),
+    Framework(
+        "openai_agents_js.mjs",
+        "OpenAI Agents SDK (JS), chat",
+        "@openai/agents",
+        "node",
+        "chat_completions",
+        ("chat",),
+        streams=True,
+    ),
     Framework("vercel_ai.mjs", "Vercel AI SDK", "ai", "node", "responses", streams=True),
     Framework("vercel_ai.mjs", "Vercel AI SDK, chat", "ai", "node", "chat_completions", ("chat",), streams=True),
+    Framework(
+        "claude_agent.py", "Claude Agent SDK", "claude-agent-sdk", "claude", "messages", script=claude, streams=True
+    ),
 )

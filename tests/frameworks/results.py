@@ -22,11 +22,12 @@ answer is streamed where the framework streams. Every recorded token is the engi
 request is lost with a 500, a 429 and a dropped connection.
 
 *Extends*: how many of the later calls begin with all tokens of an earlier one, so that the trainer computes them once
-(a forked call shares a beginning with an earlier one; both are trained right). *Repeats*: after which faults the client
+(a forked call shares a beginning with an earlier one; both are trained right). *Objects*: whether the suite also
+asks for an object of a schema, which the engine enforces. *Repeats*: after which faults the client
 sends its request again. It then gets the answer that was sampled before, and never a second sample.
 
-| framework | version | dialect | extends | streams | repeats after | notes |
-|---|---|---|---|---|---|---|
+| framework | version | dialect | extends | streams | objects | repeats after | notes |
+|---|---|---|---|---|---|---|---|
 """
 
 
@@ -58,6 +59,7 @@ def _row(framework: Framework, found: dict[str, Any]) -> str:
         framework.dialect.replace("_", " "),
         f"{later.count('extends')} of {len(later)}",
         "yes" if framework.streams else "no",
+        "yes" if found.get("report") else "",
         ", ".join(repeats) or ("" if missing else "none"),
         "; ".join(note for note in notes if note),
     )
@@ -65,5 +67,5 @@ def _row(framework: Framework, found: dict[str, Any]) -> str:
 
 
 def _stored(framework: Framework) -> dict[str, Any]:
-    parts = {part: STORE / f"{framework.name}.{part}.json" for part in ("task", *ALL_FAULTS)}
+    parts = {part: STORE / f"{framework.name}.{part}.json" for part in ("task", "report", *ALL_FAULTS)}
     return {part: json.loads(path.read_text()) for part, path in parts.items() if path.exists()}

@@ -12,6 +12,8 @@ FOLLOW_UP = "And the weather in Atlantis?"
 """The weather tool of every agent fails there."""
 FIRST_ANSWER = "There is light rain in Paris, and it is 12:30 in Rome."
 SECOND_ANSWER = "Nobody knows the weather there."
+REQUEST = "Report light rain and 12:30 as an object."
+REPORT = {"weather": "light rain", "time": "12:30"}
 
 Script = Callable[[str], str]
 
@@ -30,6 +32,11 @@ def tools(prompt: str) -> str:
     """Two parallel calls, the first answer, a call that fails, the second answer."""
     last = prompt.split("<|im_start|>")[-2]
     return _next(prompt, last.startswith("tool\n"), (TWO_CALLS, FIRST_ANSWER, FAILING_CALL, SECOND_ANSWER))
+
+
+def claude(prompt: str) -> str:
+    """The same with the names that Claude's program gives to the tools of an MCP server."""
+    return tools(prompt).replace('"get_', '"mcp__cities__get_')
 
 
 def final_answer_tool(prompt: str) -> str:
@@ -58,6 +65,11 @@ def fields(prompt: str) -> str:
     calls = [("get_weather", "Atlantis")] if is_second else [("get_weather", "Paris"), ("get_time", "Rome")]
     name, arguments = (calls[step][0], {"city": calls[step][1]}) if step < len(calls) else ("finish", {})
     return _marked(next_thought="The next step.", next_tool_name=name, next_tool_args=json.dumps(arguments))
+
+
+def report(prompt: str) -> str:
+    """An object of the schema that was asked for: as text, or as a call of Pydantic AI's tool."""
+    return call("final_result", **REPORT) if "final_result" in prompt else json.dumps(REPORT)
 
 
 def _marked(**values: str) -> str:

@@ -7,6 +7,7 @@ minutes. A framework alone: `make test-agents AGENTS=langgraph`. The results of 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,11 +30,14 @@ from tests.frameworks.catalog import ALL_FAULTS, FRAMEWORKS, Framework
 from tests.frameworks.proxy import COLLECTOR, Fault, Proxy
 from tests.shared import ROOT
 
+AGENTS = ROOT / "tests" / "agents" / "frameworks"
+GRAMMARS = {"json_schema", "structural_tag", "ebnf", "regex"}
 SECONDS = 240.0
 CONTEXT_LENGTH = 500_000
 """In bytes: the tokenizer has hardly more, and Claude's own prompt is long."""
 
 pytestmark = pytest.mark.timeout(900)
+WITH_REPORT = [framework for framework in FRAMEWORKS if (AGENTS / "structured" / framework.agent).exists()]
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
 
@@ -45,12 +49,15 @@ def page():
 
 @dataclass(frozen=True)
 class Played:
-    """What one run of an agent left: its exit status and output, the engine's answers, and the recorded calls."""
+    """What one run of an agent left: its exit status and output, the engine's answers, the recorded calls, and the
+    engine's parameter with the grammar of each answer.
+    """
 
     status: int
     output: str
     engine: Sequence[tuple[list[int], list[int]]]
     calls: Sequence[tables.ModelCall]
+    grammars: Sequence[set[str]]
 
     def tree(self) -> list[str]:
         """What the engine was asked, call by call: `fresh`, or how the call goes on from the nearest earlier one."""
@@ -66,10 +73,10 @@ class Played:
 
 @each_framework
 async def test_a_task_with_parallel_tools_and_a_failing_one(tmp_path: Path, database: Database, framework: Framework):
-    played = await play(framework, tmp_path, database, fault=None)
+    played = await play(framework, tmp_path, database)
     assert played.status == 0, played.output
     assert [text for text in framework.answers if text not in played.output] == []
-    assert tuple(played.tree()) == framework.tree
+    assert " ".join(played.tree()) == " ".join(framework.tree)
     assert recorded(played.calls) == list(played.engine)
     assert {call.status for call in played.calls} == {"completed"}
     assert {call.dialect for call in played.calls} == {framework.dialect}
@@ -89,29 +96,44 @@ async def test_a_lost_answer_is_not_sampled_again(
     has_repeated = fault in framework.retries
     if has_repeated:
         assert played.status == 0, played.output
-        assert tuple(played.tree()) == framework.tree
+        assert " ".join(played.tree()) == " ".join(framework.tree)
     else:
         assert (played.status, len(played.engine)) == (framework.status_after_fault, 1), played.output
     results.add(framework, fault, has_repeated)
 
 
-async def play(framework: Framework, folder: Path, database: Database, *, fault: Fault | None) -> Played:
-    """Runs the agent to its end on a gateway and an engine of its own."""
+@pytest.mark.parametrize("framework", WITH_REPORT, ids=lambda framework: framework.name)
+async def test_an_object_of_a_schema(tmp_path: Path, database: Database, framework: Framework):
+    played = await play(framework, tmp_path, database, reports=True)
+    assert played.status == 0, played.output
+    assert [json.loads(line) for line in played.output.splitlines() if line.startswith("{")] == [script.REPORT]
+    assert recorded(played.calls) == list(played.engine)
+    assert [len(grammar) for grammar in played.grammars] == [1]
+    results.add(framework, "report", True)
+
+
+async def play(
+    framework: Framework, folder: Path, database: Database, *, fault: Fault | None = None, reports: bool = False
+) -> Played:
+    """Runs the agent, or the one that reports an object, to its end on a gateway and an engine of its own."""
     environments.build(framework.environment)
 
     def says(body: dict[str, Any]) -> Sequence[int]:
         text = stage.model.tokenizer.decode(body["input_ids"])
-        return script.spelled(framework.script(text), lambda text: stage.model.tokenizer.encode(text).tolist())
+        said = script.report(text) if reports else framework.script(text)
+        return script.spelled(said, lambda text: stage.model.tokenizer.encode(text).tolist())
 
     options: dict[str, Any] = {"template": CHATML_WITH_TOOLS, "context_length": CONTEXT_LENGTH}
     async with scene(folder, database, says=says, **options) as stage:
         async with Proxy(stage, fault).running() as proxy:
             home = folder / "home"
             home.mkdir()
-            status, output = await run(framework, environment(stage, proxy.url, home), home)
+            words = ("structured", script.REQUEST) if reports else ("", script.QUESTION, script.FOLLOW_UP)
+            status, output = await run(framework, words, environment(stage, proxy.url, home), home)
         calls, engine = await stage.calls(), stage.engine
         answers = [(body["input_ids"], engine.sampled[body["rid"]]) for body in engine.requests]
-    return Played(status, output, answers, calls)
+        grammars = [GRAMMARS & set(body["sampling_params"]) for body in engine.requests]
+    return Played(status, output, answers, calls, grammars)
 
 
 def environment(stage: Scene, url: str, home: Path) -> dict[str, str]:
@@ -135,10 +157,11 @@ def environment(stage: Scene, url: str, home: Path) -> dict[str, str]:
     return environment_block(lease, endpoints) | secrets_block(endpoints) | own
 
 
-async def run(framework: Framework, variables: dict[str, str], home: Path) -> tuple[int, str]:
-    """The exit status and output of the agent."""
-    agent = ROOT / "tests" / "agents" / "frameworks" / framework.agent
-    command = [*environments.command(framework.environment, agent), script.QUESTION, script.FOLLOW_UP]
+async def run(framework: Framework, words: Sequence[str], variables: dict[str, str], home: Path) -> tuple[int, str]:
+    """The exit status and output of the agent in a folder, which gets the questions as arguments."""
+    folder, *questions = words
+    agent = AGENTS / folder / framework.agent
+    command = [*environments.command(framework.environment, agent), *questions]
     process = await asyncio.create_subprocess_exec(
         *command,
         *framework.arguments,

@@ -45,7 +45,7 @@ def command(name: str, agent: Path) -> list[str]:
     """The words that start an agent in its environment."""
     if name == NODE:
         # Node.js looks for packages beside the program.
-        return ["node", f"{shutil.copy(agent, CACHE / NODE)}"]
+        return ["node", f"{shutil.copy(agent, CACHE / NODE / f'{agent.parent.name}-{agent.name}')}"]
     return [f"{CACHE / name / 'bin' / 'python'}", f"{agent}"]
 
 
