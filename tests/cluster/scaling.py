@@ -21,7 +21,7 @@ def check(release: Release) -> None:
     behaviour = json.dumps({"spec": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 15}}}})
     node.kubectl("patch", "hpa", f"{NAME}-gateway", "-n", NAMESPACE, "--type=merge", "-p", behaviour)
     pod, script = agent_pod(release, "load"), Path(__file__).with_name("load.py").read_text()
-    url = f"http://{NAME}-gateway.{NAMESPACE}.svc:8001/v1/models"
+    url = f"http://{NAME}-gateway.{NAMESPACE}.svc:8001/r/run-load.0.0/1/v1/models"
     pod["spec"]["containers"][0] |= {
         "command": ["python", "-c", script, url, str(FAST_SECONDS), str(ALL_SECONDS)],
     }
