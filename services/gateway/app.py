@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leyden.libs.capability import KeyRing
+from leyden.libs.contracts.config import DEFAULT_POOL
 from leyden.libs.queue.attempt_liveness import AttemptLiveness
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import Budget, Overloaded
@@ -76,7 +77,11 @@ def create_app(settings: Settings) -> FastAPI:
 @asynccontextmanager
 async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     engine_key = read_secret(settings.engine_api_key, settings.engine_api_key_file)
-    model = ChatModel(settings.model_path, context_length=settings.context_length)
+    model = ChatModel(
+        settings.model_path,
+        context_length=settings.context_length,
+        tool_parser=settings.tool_parsers.get(DEFAULT_POOL),
+    )
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     notifications = Notifications(settings.redis_url)
     reader = Reader(database, hold_seconds=settings.record_hold_seconds)
@@ -93,7 +98,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         newest_version=reader.newest_version,
     )
     calls = CallService(
-        PoolModels(model, reader, history_bytes=settings.history_bytes),
+        PoolModels(model, reader, history_bytes=settings.history_bytes, tool_parsers=settings.tool_parsers),
         engines=engines,
         recorder=recorder,
         reader=reader,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import ModelUnreadable
+from leyden.services.gateway.prompt.tool_parsers import ToolParserName
 from leyden.services.gateway.records.reader import Reader
 
 log = logger()
@@ -29,13 +31,22 @@ class ServedModel:
 class PoolModels:
     """The model of each pool. A pool without a model folder has the one of the gateway's own settings.
 
-    Args: default: the model of the settings; history_bytes: for each model
+    Args: default: the model of the settings; history_bytes: for each model; tool_parsers: by pool, for those that do
+        not follow their template
     """
 
-    def __init__(self, default: ChatModel, reader: Reader, *, history_bytes: int) -> None:
+    def __init__(
+        self,
+        default: ChatModel,
+        reader: Reader,
+        *,
+        history_bytes: int,
+        tool_parsers: Mapping[str, ToolParserName],
+    ) -> None:
         self._default = default
         self._reader = reader
         self._history_bytes = history_bytes
+        self._tool_parsers = tool_parsers
         self._served: dict[Pool, ServedModel] = {}
         self._loading = asyncio.Lock()
 
@@ -55,7 +66,12 @@ class PoolModels:
         chat = self._default
         if pool.model_path is not None:
             try:
-                chat = await asyncio.to_thread(ChatModel, Path(pool.model_path), context_length=pool.context_length)
+                chat = await asyncio.to_thread(
+                    ChatModel,
+                    Path(pool.model_path),
+                    context_length=pool.context_length,
+                    tool_parser=self._tool_parsers.get(pool.name),
+                )
             except ModelUnreadable as error:
                 log.warning("model not read", pool=pool.name, cause=str(error))
                 message = f"The gateway cannot read the model of pool {pool.name}: {error}."

@@ -7,7 +7,9 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from leyden.libs.contracts.config import PoolName
 from leyden.libs.service import HttpAddress, HttpSettings
+from leyden.services.gateway.prompt.tool_parsers import ToolParserName
 
 
 class Settings(HttpSettings):
@@ -21,6 +23,8 @@ class Settings(HttpSettings):
     """How long calls in flight may run after SIGTERM; then, or at a second SIGTERM, they get 503."""
     model_path: Path = Path("model")
     """Hugging Face folder of the model of a pool that names none: tokenizer, chat template and config.json."""
+    tool_parsers: dict[PoolName, ToolParserName] = Field(default_factory=dict)
+    """Formats of tool calls by pool as a JSON object, such as `{"default": "llama3"}`; others follow the template."""
     engine_urls: list[HttpAddress] = Field(default_factory=list)
     """Engines to use while the controller has registered none, as a JSON list of URLs."""
     engine_api_key: SecretStr | None = None

@@ -223,7 +223,7 @@ class MessageEvents:
             return self._text(self._pending)
         shown = thought.thinking
         if not (is_last or thought.is_closed):
-            shown = shown[: visible_length(shown, [CLOSE], hides_calls=False)].rstrip()
+            shown = shown[: visible_length(shown, [CLOSE])].rstrip()
         events = b"" if self._is_open else self._start_block({"type": "thinking", "thinking": "", "signature": ""})
         if shown[self._thinking_sent :]:
             events += self._delta("thinking_delta", thinking=shown[self._thinking_sent :])

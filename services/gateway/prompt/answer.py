@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from leyden.libs.contracts.conversation import ToolCall, Turn
 from leyden.services.gateway.conversation import Answer, ModelRequest, SampledTokens, TokenLogprob
 from leyden.services.gateway.prompt.template import ChatModel
-from leyden.services.gateway.prompt.tool_calls import OPEN, parse_calls
+from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS, ToolParser
 
 
 def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> Answer:
@@ -18,19 +18,30 @@ def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledToken
     """
     content, stop = text_and_stop(model, request, sampled)
     finish: str = "stop" if stop is not None else (sampled.finish or "stop")
-    content, found = parse_calls(content) if request.parses_tool_calls else (content, ())
+    parser = tool_parser(model, request)
+    content, found = parser.parse(content, request.tools) if parser else (content, ())
+    may_be_several = request.parallel_tool_calls and model.renders_parallel_calls
     calls = tuple(
         ToolCall(f"call_{sampled.call_id}_{number}", call.name, call.arguments, call.is_malformed)
-        for number, call in enumerate(found if request.parallel_tool_calls else found[:1])
+        for number, call in enumerate(found if may_be_several else found[:1])
     )
     finish = "tool_calls" if calls and finish == "stop" else finish
     turn = Turn("assistant", content, tool_calls=calls)
     return Answer(sampled.index, turn, finish, token_logprobs(model, request, sampled), stop)
 
 
+def tool_parser(model: ChatModel, request: ModelRequest) -> ToolParser | None:
+    """Returns the parser of the answer's tool calls; None if no tools may be called."""
+    if not request.parses_tool_calls:
+        return None
+    # The constraint of the engine's decoding writes calls in Hermes' form.
+    is_constrained = bool(request.required_tools) or request.answer_schema is not None
+    return TOOL_PARSERS["hermes"] if is_constrained else model.tool_parser
+
+
 def text_and_stop(model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> tuple[str, str | None]:
     """Returns the sampled text before the first stop string, and that stop string."""
-    return cut_at_stop(model.tokenizer.decode(_visible(model, sampled.ids)), request.sampling.stop)
+    return cut_at_stop(model.tokenizer.decode(model.tokenizer.visible(sampled.ids)), request.sampling.stop)
 
 
 def token_logprobs(
@@ -69,12 +80,13 @@ class AnswerStream:
 
     def next_text(self) -> str:
         """Returns the text to send since the last call, without stop strings and tool calls."""
-        new = _visible(self._model, self._sampled.ids[self._decoded :])
+        new = self._model.tokenizer.visible(self._sampled.ids[self._decoded :])
         if not new:
             return ""
         self._decoded += len(new)
         text = self._hidden + self._stream.feed(new)
-        length = visible_length(text, self._request.sampling.stop, hides_calls=self._request.parses_tool_calls)
+        calls = tool_parser(self._model, self._request)
+        length = visible_length(text, self._request.sampling.stop, calls, is_start=not self._shown_characters)
         text, self._hidden = text[:length], text[length:]
         self._shown_characters += length
         return text
@@ -90,20 +102,25 @@ class AnswerStream:
         return answer.turn.content[self._shown_characters :]
 
 
-def visible_length(text: str, stops: Sequence[str], *, hides_calls: bool) -> int:
+def visible_length(text: str, stops: Sequence[str], calls: ToolParser | None = None, *, is_start: bool = True) -> int:
     r"""Returns how many characters of an unfinished answer a stream may send.
 
     A stop string hides itself and all text after it; text at the end that may become a stop string is hidden, too. If
-    tools may be called, the same holds for the opening tag of a tool call with the white space before it.
+    tools may be called, the same holds for the marks of a tool call with the white space before it.
 
-    >>> visible_length("The end", ["\n\nObservation"], hides_calls=False)
+    Args: calls: the format of tool calls, if tools may be called; is_start: whether the text begins the answer
+    >>> visible_length("The end", ["\n\nObservation"])
     7
-    >>> visible_length("The end\n", ["\n\nObservation"], hides_calls=False)
+    >>> visible_length("The end\n", ["\n\nObservation"])
     7
     """
-    marks = [*stops, OPEN] if hides_calls else stops
+    marks = [*stops, *calls.marks] if calls else stops
     length = min((_before(text, mark) for mark in marks), default=len(text))
-    return len(text[:length].rstrip()) if hides_calls else length
+    if calls and is_start:
+        body = text.lstrip()
+        if any(body.startswith(opening) or opening.startswith(body) for opening in calls.openings):
+            return 0
+    return len(text[:length].rstrip()) if calls else length
 
 
 def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
@@ -113,11 +130,6 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
         return text, None
     position, stop = min(found)
     return text[:position], stop
-
-
-def _visible(model: ChatModel, ids: list[int]) -> list[int]:
-    """Returns the tokens without the end-of-turn token."""
-    return ids[:-1] if ids and ids[-1] in model.tokenizer.eos_ids else ids
 
 
 def _before(text: str, mark: str) -> int:

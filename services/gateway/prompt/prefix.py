@@ -27,7 +27,8 @@ from leyden.services.gateway.conversation import ModelRequest, Prompt
 from leyden.services.gateway.errors import ContextOverflow
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TokenIds
-from leyden.services.gateway.prompt.tool_calls import parse_calls, parsed_arguments
+from leyden.services.gateway.prompt.tool_calls import parsed_arguments
+from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS
 
 RECENT_CALLS = 16
 """A new branch looks for its parent call among this many latest calls."""
@@ -161,7 +162,8 @@ class PrefixIndex:
             indexed.chain[-1],
             answer,
             IndexedCall(
-                call_id, turns, indexed.conversation.tools, tokens, self._is_shown(answer, sampled_ids),
+                call_id, turns, indexed.conversation.tools, tokens,
+                self._is_shown(answer, sampled_ids, indexed.conversation.tools),
                 len(indexed.text), text_digest(indexed.text), continued,
             ),
         )  # fmt: skip
@@ -184,14 +186,18 @@ class PrefixIndex:
                 IndexedCall(
                     stored.call_id, (*stored.conversation.turns, stored.answer), stored.conversation.tools,
                     np.concatenate([stored.prompt_ids, stored.sampled_ids]),
-                    self._is_shown(stored.answer, stored.sampled_ids.tolist()), len(text), text_digest(text), None,
+                    self._is_shown(stored.answer, stored.sampled_ids.tolist(), stored.conversation.tools), len(text),
+                    text_digest(text), None,
                 ),
             )  # fmt: skip
 
-    def _is_shown(self, answer: Turn, sampled_ids: Sequence[int]) -> bool:
+    def _is_shown(self, answer: Turn, sampled_ids: Sequence[int], tools: tuple[Json, ...]) -> bool:
         # With `parallel_tool_calls` false the answer has the first of several sampled calls.
-        if len(answer.tool_calls) == 1 and len(parse_calls(self._model.tokenizer.decode(sampled_ids))[1]) > 1:
-            return False
+        tokenizer = self._model.tokenizer
+        if len(answer.tool_calls) == 1:
+            text = tokenizer.decode(tokenizer.visible(sampled_ids))
+            parsers = (self._model.tool_parser, TOOL_PARSERS["hermes"])
+            return all(len(parser.parse(text, tools)[1]) <= 1 for parser in parsers)
         return bool(len(sampled_ids))
 
     def _continued(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import takewhile
@@ -22,10 +23,11 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from leyden.libs.contracts.conversation import Json, Turn
+from leyden.libs.contracts.conversation import Json, ToolCall, Turn
 from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
 from leyden.services.gateway.prompt.tool_calls import generic_turns, parsed_arguments
+from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS, ToolParserName, tool_parser_of
 
 _UNRENDERABLE = (
     jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError
@@ -40,10 +42,13 @@ class ChatModel:
 
     Args: folder: Hugging Face format; the template is chat_template.jinja or stands in tokenizer_config.json;
         context_length: where the engines allow less than the model
+        tool_parser: the format of its tool calls, instead of the one that the template's text suggests
     Raises: ModelUnreadable: a file is missing or unusable
     """
 
-    def __init__(self, folder: Path, *, context_length: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, context_length: int | None = None, tool_parser: ToolParserName | None = None
+    ) -> None:
         self.name = folder.name
         settings = read_model_json(folder / "tokenizer_config.json")
         source = _template_source(folder, settings)
@@ -53,6 +58,12 @@ class ChatModel:
         texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
         self._specials = {name: text for name, text in texts.items() if text is not None}
         self.tokenizer = ModelTokenizer(folder, context_length=context_length)
+        self.tool_parser = (
+            tool_parser_of(source, lists_tools=self._has_tools) if tool_parser is None else TOOL_PARSERS[tool_parser]
+        )
+        # Llama's template refuses an answer with two tool calls, that of gpt-oss leaves out one.
+        self.renders_parallel_calls = self.tool_parser.name not in {"llama3", "gpt_oss"} or self._renders_both_calls()
+        """Whether an answer may have several tool calls."""
         self.closing = self._find_closing()
         """The text that ends an assistant's turn; None where the template ends them in different ways."""
 
@@ -74,14 +85,15 @@ class ChatModel:
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+        # Some templates (GLM) list the arguments one by one, which malformed ones do not allow; others (DeepSeek)
+        # expect them as text.
+        functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
         try:
-            try:
-                return self._template.render(**variables, messages=messages)
-            except _UNRENDERABLE:
-                # Some templates (GLM) list the arguments one by one, which malformed ones do not allow.
-                if not _wrap_malformed_arguments(messages):
-                    raise
-                return self._template.render(**variables, messages=messages)
+            for repair in (_wrap_malformed_arguments, _write_arguments) if functions else ():
+                with suppress(*_UNRENDERABLE):
+                    return self._template.render(**variables, messages=messages)
+                repair(functions)
+            return self._template.render(**variables, messages=messages)
         except _UNRENDERABLE as error:
             raise BadRequest(
                 f"The model's chat template cannot render these messages: {error}.",
@@ -105,6 +117,15 @@ class ChatModel:
         except BadRequest:
             return None
         return len(before) if mark and before + after == text else None
+
+    def _renders_both_calls(self) -> bool:
+        calls = (ToolCall("call_0000000001", _ANSWER, "{}"), ToolCall("call_0000000002", _NEXT, "{}"))
+        results = [Turn("tool", "x", tool_call_id=call.id) for call in calls]
+        try:
+            text = self.render((Turn("user", "x"), Turn("assistant", "", tool_calls=calls), *results), (), {})
+        except BadRequest:
+            return False
+        return _ANSWER in text and _NEXT in text
 
     def _find_closing(self) -> str | None:
         """Returns the text that the template writes after both a last answer and one before a user's turn."""
@@ -143,13 +164,17 @@ def _template_message(turn: Turn) -> Json:
     return message
 
 
-def _wrap_malformed_arguments(messages: list[Json]) -> bool:
-    """Replaces arguments that are no object by an object that holds them; returns whether there were any."""
-    functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
-    malformed = [function for function in functions if not isinstance(function["arguments"], dict)]
-    for function in malformed:
-        function["arguments"] = {"arguments": function["arguments"]}
-    return bool(malformed)
+def _wrap_malformed_arguments(functions: list[Json]) -> None:
+    """Replaces arguments that are no object by an object that holds them."""
+    for function in functions:
+        if not isinstance(function["arguments"], dict):
+            function["arguments"] = {"arguments": function["arguments"]}
+
+
+def _write_arguments(functions: list[Json]) -> None:
+    """Replaces arguments by their JSON text."""
+    for function in functions:
+        function["arguments"] = _to_json(function["arguments"])
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

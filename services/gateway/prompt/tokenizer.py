@@ -77,6 +77,10 @@ class ModelTokenizer:
         """Decodes tokens, special ones included; invalid UTF-8 becomes U+FFFD."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
+    def visible(self, ids: Sequence[int]) -> Sequence[int]:
+        """Returns sampled tokens without the end-of-turn token."""
+        return ids[:-1] if ids and ids[-1] in self.eos_ids else ids
+
     def stream(self) -> TextStream:
         """Returns an incremental decoder."""
         return TextStream(self._tokenizer)

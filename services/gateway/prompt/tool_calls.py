@@ -1,4 +1,4 @@
-"""Writes tool calls as text for templates without tools, and parses tool calls from sampled text.
+"""Writes tool calls as text for templates without tools, and parses the JSON object of a sampled one.
 
 The text has the format of Hermes and Qwen templates. A system text lists the tools as JSON, one a line, and asks for
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`; a user message holds the results of one round, each as
@@ -15,8 +15,6 @@ from itertools import groupby
 from leyden.libs.contracts.conversation import Json, ToolCall, Turn
 from leyden.libs.contracts.strict import is_too_deep
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
 _PREAMBLE = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -30,8 +28,6 @@ For each function call, return a json object with function name and arguments wi
 <tool_call>
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
-# A block ends at its closing tag, or at the end of the text if the model stopped before it.
-_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _ARGUMENTS = re.compile(r'"(?:arguments|parameters)"\s*:\s*')
 _decoder = json.JSONDecoder()
 
@@ -63,25 +59,11 @@ def generic_turns(turns: tuple[Turn, ...], tools: tuple[Json, ...]) -> tuple[Tur
     return _with_preamble(plain, tools) if tools else tuple(plain)
 
 
-def parse_calls(text: str) -> tuple[str, tuple[SampledCall, ...]]:
-    """Returns content and tool calls of a sampled text; a block whose function name cannot be read stays content.
+def hermes_call(block: str, *, needs_arguments: bool = False) -> SampledCall | None:
+    """Returns the call of a JSON object with `name` and `arguments` or `parameters`; None without a readable name.
 
-    >>> parse_calls('Let me see. <tool_call>{"name": "f", "arguments": {"x":  1}}</tool_call>')
-    ('Let me see.', (SampledCall(name='f', arguments='{"x":  1}', is_malformed=False),))
+    Args: needs_arguments: True also returns None for an object without them
     """
-    parsed = [(block, call) for block in _BLOCK.finditer(text) if (call := _parse_block(block[1])) is not None]
-    if not parsed:
-        return text, ()
-    # The text before, between and after the blocks of calls.
-    starts = [0, *(block.end() for block, _ in parsed)]
-    ends = [*(block.start() for block, _ in parsed), len(text)]
-    first, *others = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-    before, after = first.rstrip(), "".join(others).strip()
-    return (f"{before}\n{after}" if before and after else before or after), tuple(call for _, call in parsed)
-
-
-def _parse_block(block: str) -> SampledCall | None:
-    """Returns the call of a block; None where its function name cannot be read."""
     text = block.strip()
     members, is_malformed = _members(text)
     name = _value(members.get("name", '""'))
@@ -89,7 +71,7 @@ def _parse_block(block: str) -> SampledCall | None:
         return None
     arguments = members.get("arguments", members.get("parameters"))
     parsed = None if arguments is None else _value(arguments)
-    if not is_unicode(block, [name, parsed]):
+    if not is_unicode(block, [name, parsed]) or (needs_arguments and arguments is None):
         return None
     if arguments is None:
         return SampledCall(name, _raw_arguments(text) if is_malformed else "{}", is_malformed)
@@ -165,7 +147,7 @@ def _spelled_out(turn: Turn) -> Turn:
 
 
 def _spell(call: ToolCall) -> str:
-    return f'{OPEN}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}\n{CLOSE}'
+    return f'<tool_call>\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}\n</tool_call>'
 
 
 def _with_preamble(turns: list[Turn], tools: tuple[Json, ...]) -> tuple[Turn, ...]:

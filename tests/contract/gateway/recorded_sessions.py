@@ -159,7 +159,12 @@ async def staged(folder: Path, database: Database, family: Family) -> AsyncItera
     scripted = ScriptedEngine(speller.says, speller.decode, f"{run.id}:0", tokens_per_chunk=3)
     async with running(scripted) as engine:
         settings = Settings(
-            model_path=model_path, database_url=database.dsn, capability_keys_file=keys, engine_urls=[engine.url]
+            model_path=model_path,
+            database_url=database.dsn,
+            capability_keys_file=keys,
+            engine_urls=[engine.url],
+            # The sampled calls of the sessions have this form in every family.
+            tool_parsers={"default": "hermes"},
         )
         async with gateway(settings) as http:
             yield Stage(family, database, run, speller, KeyRing(keys), settings, http)
