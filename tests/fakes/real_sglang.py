@@ -16,8 +16,8 @@ from tests.fakes.engine_client import ADMIN_KEY, KEY
 
 ENVIRONMENT = Path(__file__).parents[2] / ".venv-sglang"
 PYTHON = ENVIRONMENT / "bin" / "python"
-RUNNING = os.environ.get("SGLANG_URL")
-"""Address of a server that runs already with the flags and keys of these tests, which then start none."""
+RUNNING, RUNNING_INCREMENTAL = os.environ.get("SGLANG_URL"), os.environ.get("SGLANG_INCREMENTAL_URL")
+"""Addresses of servers that run already with the flags and keys of these tests, which then start none."""
 HEALTH_SECONDS = 5
 """How long `/health_generate` waits for its token."""
 START_SECONDS = 400.0

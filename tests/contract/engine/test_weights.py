@@ -106,7 +106,7 @@ async def test_an_update_waits_for_requests_in_flight(engine: EngineClient, new_
 async def test_abort_all_requests_makes_an_update_immediate(engine: EngineClient, new_weights: Path) -> None:
     stream, _ = await started(engine)
     answer = await load(engine, new_weights, weight_version="r:1", abort_all_requests=True)
-    assert answer.json()["success"]
+    assert answer.json()["success"], answer.text
     assert (await last_of(stream))["meta_info"]["finish_reason"]["type"] == "abort"
 
 

@@ -1,28 +1,29 @@
-"""The gateway in front of the real CPU engine: the same tokens on both sides, through aborts and weight changes."""
+"""The gateway in front of a real engine: the same tokens on both sides, through aborts and weight changes."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from leyden.libs.service import serving
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.engine.app import create_engine_app
-from leyden.services.engine.settings import Settings as EngineSettings
 from tests import builders
+from tests.fakes.engine_client import KEY, EngineClient
 from tests.fakes.gateway import GatewayUnderTest, all_calls, running_gateway
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
+END_OF_TURN = 258
 
 
 def ids(data: bytes) -> list[int]:
@@ -31,11 +32,12 @@ def ids(data: bytes) -> list[int]:
 
 @dataclass
 class Pair:
+    """A gateway in front of an engine, with four rollouts of a run."""
+
     run_id: str
     gateway: GatewayUnderTest
-    engine_url: str
+    engine: EngineClient
     database: Database
-    model_path: Path
 
     @property
     def rollout_id(self) -> str:
@@ -44,47 +46,45 @@ class Pair:
     async def calls(self) -> list[tables.ModelCall]:
         return list(await all_calls(self.database))
 
-    async def tell_engine(self, path: str, **body: Any) -> Any:
-        async with httpx.AsyncClient(timeout=60) as http:
-            return (await http.post(f"{self.engine_url}{path}", json=body)).raise_for_status()
+    async def control(self, path: str, **body: Any) -> None:
+        (await self.engine.control(path, **body)).raise_for_status()
 
-    async def is_at_work(self) -> None:
-        """Returns when the engine has something in flight."""
-        async with asyncio.timeout(60), httpx.AsyncClient(timeout=60) as http:
-            while not (await http.get(f"{self.engine_url}/v1/loads")).json()["loads"][0]["num_used_tokens"]:
-                await asyncio.sleep(0.01)
+    async def load(self, folder: Path, version: int) -> None:
+        """Serves a folder's weights as this version of the run."""
+        label = f"{self.run_id}:{version}"
+        await self.control("/update_weights_from_disk", model_path=str(folder), weight_version=label)
 
 
-@asynccontextmanager
-async def pair(folder: Path, database: Database, model_path: Path) -> AsyncIterator[Pair]:
+@pytest.fixture
+async def both(
+    platform_engine: EngineClient, tmp_path: Path, database: Database, tiny_model: Path
+) -> AsyncIterator[Pair]:
     run = await builders.add_run(database)
     _, rollouts = await builders.add_group(database, run, size=4)
     for rollout in rollouts:
         await builders.add_attempt(database, rollout)
-    settings = EngineSettings(model_path=model_path, weight_version=f"{run.id}:0", threads=1)
-    async with serving(create_engine_app(settings), shutdown_seconds=2) as port:
-        url = f"http://127.0.0.1:{port}"
-        async with running_gateway(
-            folder, model_path=model_path, database_url=database.dsn, run_id=run.id, engine_urls=[url]
-        ) as gateway:
-            yield Pair(run.id, gateway, url, database, model_path)
+    options: dict[str, Any] = {"engine_urls": [str(platform_engine.http.base_url)], "engine_api_key": KEY}
+    async with running_gateway(
+        tmp_path, model_path=tiny_model, database_url=database.dsn, run_id=run.id, **options
+    ) as gateway:
+        pair = Pair(run.id, gateway, platform_engine, database)
+        await pair.load(tiny_model, 0)
+        yield pair
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_conversations_of_siblings_are_answered_and_continue_their_tokens(tmp_path, database, tiny_model, stream):
-    async with pair(tmp_path, database, tiny_model) as both:
+async def test_conversations_of_siblings_are_answered_and_continue_their_tokens(both, stream):
+    async def converse(sibling: int) -> None:
+        messages: list[Any] = [*HI]
+        async with both.gateway.client(f"{both.run_id}.0.{sibling}") as client:
+            create: Any = client.chat.completions.create
+            for _ in range(3):
+                answer = await create(model="m", messages=messages, max_tokens=12, stream=stream)
+                text = await _text(answer) if stream else answer.choices[0].message.content
+                messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "more"}]
 
-        async def converse(sibling: int) -> None:
-            messages: list[Any] = [*HI]
-            async with both.gateway.client(f"{both.run_id}.0.{sibling}") as client:
-                create: Any = client.chat.completions.create
-                for _ in range(3):
-                    answer = await create(model="m", messages=messages, max_tokens=12, stream=stream)
-                    text = await _text(answer) if stream else answer.choices[0].message.content
-                    messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "more"}]
-
-        await asyncio.gather(*(converse(sibling) for sibling in range(4)))
-        calls = await both.calls()
+    await asyncio.gather(*(converse(sibling) for sibling in range(4)))
+    calls = await both.calls()
     assert len(calls) == 12
     for sibling in range(4):
         turns = [call for call in calls if call.rollout_id.endswith(f".{sibling}")]
@@ -99,8 +99,10 @@ async def _text(stream: Any) -> str:
     return "".join([choice.delta.content or "" async for chunk in stream for choice in chunk.choices])
 
 
-async def test_seeds_repeat_and_choices_differ(tmp_path, database, tiny_model):
-    async with pair(tmp_path, database, tiny_model) as both, both.gateway.client(both.rollout_id) as client:
+# SGLang ignores seeds unless it is started for deterministic answers, which needs a GPU.
+@pytest.mark.parametrize("platform_engine", ["stand-in"], indirect=True)
+async def test_seeds_repeat_and_choices_differ(both):
+    async with both.gateway.client(both.rollout_id) as client:
         create: Any = client.chat.completions.create
         answers = [await create(model="m", messages=HI, n=3, seed=5, max_tokens=12) for _ in range(2)]
         texts = [[choice.message.content for choice in answer.choices] for answer in answers]
@@ -108,8 +110,8 @@ async def test_seeds_repeat_and_choices_differ(tmp_path, database, tiny_model):
     assert len(set(texts[0])) == 3
 
 
-async def test_penalties_stops_and_log_probabilities_are_understood_by_the_engine(tmp_path, database, tiny_model):
-    async with pair(tmp_path, database, tiny_model) as both, both.gateway.client(both.rollout_id) as client:
+async def test_penalties_stops_and_log_probabilities_are_understood_by_the_engine(both):
+    async with both.gateway.client(both.rollout_id) as client:
         answer = await client.chat.completions.create(
             model="m",
             messages=HI,
@@ -131,36 +133,70 @@ async def test_penalties_stops_and_log_probabilities_are_understood_by_the_engin
     assert not call.trainable
 
 
-async def test_tokens_record_a_weight_change_in_the_middle_and_the_agent_never_notices(tmp_path, database, tiny_model):
-    async with pair(tmp_path, database, tiny_model) as both, both.gateway.client(both.rollout_id) as client:
+@pytest.mark.parametrize("mode", ["abort", "retract"])
+async def test_tokens_record_a_weight_change_in_the_middle_and_the_agent_never_notices(
+    both, tiny_model, new_weights, mode
+):
+    async with both.gateway.client(both.rollout_id) as client:
         create: Any = client.chat.completions.create
-        # A bias towards one letter keeps the answer from ending early.
-        stream = await create(model="m", messages=HI, max_tokens=1000, stream=True, logit_bias={"40": 100})
+        # No end of turn, so that no answer ends early.
+        bias = {str(END_OF_TURN): -100}
+        stream = await create(model="m", messages=HI, max_tokens=300, stream=True, logit_bias=bias)
         shown = [await anext(stream)]
-        await both.tell_engine("/pause_generation", mode="abort")
-        await both.tell_engine(
-            "/update_weights_from_disk", model_path=str(tiny_model), weight_version=f"{both.run_id}:1"
-        )
-        await both.tell_engine("/continue_generation")
+        await both.control("/pause_generation", mode=mode)
+        await both.load(new_weights, 1)
+        await both.control("/continue_generation")
         shown += [chunk async for chunk in stream]
         (call,) = await both.calls()
     versions = ids(call.policy_versions)
     assert (call.min_policy_version, call.max_policy_version) == (0, 1)
     assert versions == sorted(versions)
-    assert (call.completion_tokens, call.finish_reason, call.status) == (1000, "length", "completed")
+    assert (call.completion_tokens, call.finish_reason, call.status) == (300, "length", "completed")
     assert shown[-1].choices[0].finish_reason == "length"
+    # Each token's log-probability is that of the version on record, so that the boundary is at the right token.
+    by_version = [scored(weights, call) for weights in (tiny_model, new_weights)]
+    expected = [by_version[version][place] for place, version in enumerate(versions)]
+    assert np.frombuffer(call.generator_logprobs, "<f4").tolist() == pytest.approx(expected, abs=1e-3)
 
 
-async def test_a_hang_up_frees_the_engine(tmp_path, database, tiny_model):
-    async with pair(tmp_path, database, tiny_model) as both:
-        async with both.gateway.client(both.rollout_id) as client:
-            create: Any = client.chat.completions.create
-            asking = asyncio.create_task(create(model="m", messages=HI, max_tokens=3500, logit_bias={"40": 100}))
-            await both.is_at_work()
-            asking.cancel()
-            await asyncio.wait({asking})
-        async with asyncio.timeout(60):
-            while not (calls := await both.calls()):
-                await asyncio.sleep(0.05)
+def scored(weights: Path, call: tables.ModelCall) -> list[float]:
+    """Log-probabilities of what was sampled, by a plain forward pass."""
+    prompt, sampled = ids(call.prompt_ids), ids(call.sampled_ids)
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(weights)(torch.tensor([prompt + sampled])).logits[0]
+    logits[:, END_OF_TURN] -= 100
+    rows = logits.log_softmax(-1)[len(prompt) - 1 :]
+    return [float(row[token]) for row, token in zip(rows, sampled, strict=False)]
+
+
+async def test_a_hang_up_frees_the_engine(both):
+    async with both.gateway.client(both.rollout_id) as client:
+        create: Any = client.chat.completions.create
+        asking = asyncio.create_task(create(model="m", messages=HI, max_tokens=3500, logit_bias={"40": 100}))
+        await both.engine.reach(running=1, waiting=0)
+        asking.cancel()
+        await asyncio.wait({asking})
+    await both.engine.reach(running=0, waiting=0)
+    async with asyncio.timeout(60):
+        while not (calls := await both.calls()):
+            await asyncio.sleep(0.05)
     assert [call.status for call in calls] == ["aborted"]
     assert calls[0].completion_tokens < 3500
+
+
+async def test_an_engine_with_a_shorter_context_than_the_model_answers(both, tmp_path, database, tiny_model):
+    """The gateway's copy of the model allows 8192 tokens, the engine 4096."""
+    larger = copy_of(tiny_model, tmp_path / "larger", max_position_embeddings=8192)
+    options = {"engine_urls": [str(both.engine.http.base_url)], "engine_api_key": KEY}
+    options |= {"model_path": larger, "database_url": database.dsn, "run_id": both.run_id}
+    async with running_gateway(tmp_path, **options) as gateway, gateway.client(both.rollout_id) as client:
+        stop = {"stop": ["I"], "logit_bias": {"40": 100}}
+        answer = await client.chat.completions.create(model="m", messages=HI, **stop)
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def copy_of(model: Path, folder: Path, **changes: Any) -> Path:
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder

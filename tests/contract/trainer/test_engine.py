@@ -11,7 +11,7 @@ from leyden.services.trainer.checkpoint import export_weights
 from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.learner import make_accelerator, start_learner
 from leyden.services.trainer.step import Learner, optimizer_step
-from tests.fakes.tiny_engine import Client, served_engine
+from tests.fakes.engine_client import EngineClient
 
 PROMPTS = ([72, 69, 76, 76, 79], [72, 69, 76, 80])
 TEMPERATURES = (0.5, 0.8, 1.0, 1.7)
@@ -35,7 +35,7 @@ def as_sample(number: int, prompt: list[int], temperature: float, answer: dict[s
     )
 
 
-async def sampled(engine: Client, version: int) -> list[Sample]:
+async def sampled(engine: EngineClient, version: int) -> list[Sample]:
     samples = []
     for prompt in PROMPTS:
         for temperature in TEMPERATURES:
@@ -56,22 +56,21 @@ def largest_gap(learner: Learner, samples: list[Sample]) -> float:
 
 
 async def test_trainer_and_engine_agree_on_every_token_before_and_after_a_step(
-    tiny_model: Path, tmp_path: Path
+    engine: EngineClient, tiny_model: Path, tmp_path: Path
 ) -> None:
     config = RunConfig.model_validate(
         {"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "optimizer": {"learning_rate": 1e-3}}
     )
     learner = start_learner(tiny_model, config, make_accelerator("cpu", "float32"))
-    async with served_engine(tiny_model, weight_version="run:0") as engine:
-        before = await sampled(engine, 0)
-        assert largest_gap(learner, before) < TOLERANCE
-        metrics = optimizer_step(learner, before, config)
-        assert metrics["logprob_gap_max"] < TOLERANCE
+    before = await sampled(engine, 0)
+    assert largest_gap(learner, before) < TOLERANCE
+    metrics = optimizer_step(learner, before, config)
+    assert metrics["logprob_gap_max"] < TOLERANCE
 
-        export = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
-        answer = await engine.control(
-            "/update_weights_from_disk", model_path=str(export.path), weight_version="run:1", flush_cache=True
-        )
-        assert answer.status_code == 200
-        assert largest_gap(learner, before) > 10 * TOLERANCE
-        assert largest_gap(learner, await sampled(engine, 1)) < TOLERANCE
+    export = export_weights(learner.policy.model, tiny_model, tmp_path / "1")
+    answer = await engine.control(
+        "/update_weights_from_disk", model_path=str(export.path), weight_version="run:1", flush_cache=True
+    )
+    assert answer.status_code == 200
+    assert largest_gap(learner, before) > 10 * TOLERANCE
+    assert largest_gap(learner, await sampled(engine, 1)) < TOLERANCE
