@@ -20,6 +20,8 @@ STEADY_SECONDS = 30.0
 """A process that ran for this long starts again after the first backoff."""
 READY_SECONDS = 120.0
 """Bound on the time until a successor is ready."""
+ENGINE_READY_SECONDS = 900.0
+"""The same for an engine, which may load a large model."""
 
 ONE_AT_A_TIME = frozenset({"engine"})
 """Their successor starts after the old process has ended: memory may not hold two copies of the weights."""
@@ -168,15 +170,16 @@ class ManagedService:
         yield from self._until_ready(self.current, "it starts again")
 
     def _until_ready(self, started: ServiceProcess, otherwise: str) -> Iterator[Stage]:
+        seconds = ENGINE_READY_SECONDS if self.name in ONE_AT_A_TIME else READY_SECONDS
         while not started.is_ready:
             if (status := started.poll()) is not None:
                 raise RestartFailed(
                     f"the new process ended ({ending(status)}), {otherwise}: see `leyden logs {self.name}`"
                 )
-            if time.monotonic() > started.started + READY_SECONDS:
+            if time.monotonic() > started.started + seconds:
                 problem = started.problem()
                 started.kill()
-                raise RestartFailed(f"the new process was not ready after {READY_SECONDS:g} s ({problem}), {otherwise}")
+                raise RestartFailed(f"the new process was not ready after {seconds:g} s ({problem}), {otherwise}")
             yield "starting"
 
     def _until_gone(self, old: ServiceProcess) -> Iterator[Stage]:

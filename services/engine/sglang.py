@@ -83,30 +83,37 @@ async def serve(settings: Settings, stop: asyncio.Event, checks: Checks) -> None
 
     Raises: SglangEnded
     """
-    with config_file(settings) as config:
-        process = await asyncio.create_subprocess_exec(
-            *command(settings, config), env={**os.environ, **HEALTH_WITHOUT_TOKENS}, start_new_session=True
-        )
-        log.info("sglang started", pid=process.pid, python=str(settings.python), port=settings.port)
-        ended, stopped = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", trust_env=False) as http:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", trust_env=False) as http:
 
-            async def answers() -> None:
-                (await http.get("/health")).raise_for_status()
+        async def answers() -> None:
+            (await http.get("/health")).raise_for_status()
 
-            checks.add("sglang", answers)
-            try:
-                await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                if not ended.done():
-                    process.terminate()
-                    await ended
-            finally:
-                stopped.cancel()
-                # Its scheduler and detokenizer are of the same session.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+        # Before anything is awaited: a process without checks is ready.
+        checks.add("sglang", answers)
+        with config_file(settings) as config:
+            status = await _run(command(settings, config), stop)
     if not stop.is_set():
-        raise SglangEnded(f"sglang.launch_server ended with status {process.returncode}: its last lines are above")
+        raise SglangEnded(f"sglang.launch_server ended with status {status}: its last lines are above")
+
+
+async def _run(words: Sequence[str], stop: asyncio.Event) -> int | None:
+    """Runs a command in a session of its own until it ends or the event is set; returns its exit status."""
+    process = await asyncio.create_subprocess_exec(
+        *words, env={**os.environ, **HEALTH_WITHOUT_TOKENS}, start_new_session=True
+    )
+    log.info("sglang started", pid=process.pid, python=words[0])
+    ended, stopped = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not ended.done():
+            process.terminate()
+            await ended
+    finally:
+        stopped.cancel()
+        # Its scheduler and detokenizer are of the same session.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode
 
 
 @exit_on_config_error(Settings)
