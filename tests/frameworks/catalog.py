@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.frameworks.script import FIRST_ANSWER, SECOND_ANSWER, Script, claude, code, final_answer_tool, tools
+from tests.frameworks.script import FIRST_ANSWER, SECOND_ANSWER, Script, claude, code, fields, final_answer_tool, tools
 
 EXTENDS = ("fresh", "extends", "extends", "extends")
 FORKS = ("fresh", "forks", "forks", "forks")
@@ -95,6 +95,28 @@ FRAMEWORKS = (
         ("code",),
         script=code,
         tree=FORKS,
+    ),
+    Framework(
+        "llamaindex_agent.py",
+        "LlamaIndex",
+        "llama-index-core",
+        "llamaindex",
+        "chat_completions",
+        streams=True,
+        tree=("fresh", "extends", "forks", "extends"),
+    ),
+    Framework(
+        "crewai_agent.py", "CrewAI", "crewai", "crewai", "chat_completions", tree=("fresh", "forks", "forks", "extends")
+    ),
+    Framework(
+        "dspy_agent.py",
+        "DSPy, ReAct",
+        "dspy",
+        "dspy",
+        "chat_completions",
+        script=fields,
+        tree=("fresh", "forks", "forks", "fresh", "forks", "forks", "forks"),
+        note="each question: one prompt a step, then a last one of its own",
     ),
     Framework("openai_node.mjs", "openai-node", "openai", "node", "chat_completions", streams=True),
     Framework("langchain_js.mjs", "LangChain.js", "langchain", "node", "chat_completions", streams=True),
