@@ -215,6 +215,7 @@ class CallService:
             request_id=choices[0].call_id,
             request_sha256=digest,
             prompt=prompt,
+            constraint=decoding_constraint(served.chat, request),
             temperature=defaults.temperature if asked is None else asked,
             constrained_calls=defaults.constrained_calls,
             trace_id=parent.trace_id if parent else None,
@@ -301,7 +302,7 @@ class CallService:
             top_logprobs=request.top_logprobs,
             eos_ids=sorted(tokenizer.eos_ids),
             stream=request.stream,
-            constraint=decoding_constraint(request),
+            constraint=call.context.constraint,
         )
         try:
             async with asyncio.TaskGroup() as group:

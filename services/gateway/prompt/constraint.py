@@ -9,25 +9,35 @@ import orjson
 
 from leyden.libs.contracts.conversation import Json
 from leyden.services.gateway.conversation import ModelRequest
+from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.prompt.template import ChatModel
 
 
-def decoding_constraint(request: ModelRequest) -> dict[str, str]:
+def decoding_constraint(model: ChatModel, request: ModelRequest) -> dict[str, str]:
     """Returns SGLang's sampling parameter that constrains the answer; none where the model writes freely.
 
     A request with tools and a schema gets calls or an answer in that schema. One that must call a tool gets calls.
+
+    Raises: BadRequest: the constraint needs the form of the model's tool calls, and no grammar of it is here
     """
-    schema = request.answer_schema
-    is_single = not request.parallel_tool_calls
-    if request.required_tools:
-        required = [tool for tool in request.tools if tool["function"]["name"] in request.required_tools]
-        return _structural_tag(_calls(required, is_single=is_single))
-    if schema is None:
+    if not request.is_constrained:
         return {}
-    if request.parses_tool_calls:
-        answer = {"type": "json_schema", "json_schema": schema}
-        calls = _calls(request.tools, is_single=is_single)
-        return _structural_tag({"type": "or", "elements": [calls, answer]})
-    return {"json_schema": orjson.dumps(schema).decode()}
+    schema = request.answer_schema
+    if not request.required_tools and not request.parses_tool_calls:
+        return {"json_schema": orjson.dumps(schema).decode()}
+    if model.tool_parser.name != "hermes":
+        param = "tool_choice" if request.required_tools else "tools"
+        message = (
+            f"{param}: decoding cannot be constrained to tool calls in this model's format ({model.tool_parser.name});"
+            " send tool_choice auto, and either tools or a JSON format."
+        )
+        raise BadRequest(message, param=param, code="unsupported_parameter")
+    names = request.required_tools or [tool["function"]["name"] for tool in request.tools]
+    tools = [tool for tool in request.tools if tool["function"]["name"] in names]
+    calls = _calls(tools, is_single=not (request.parallel_tool_calls and model.renders_parallel_calls))
+    if request.required_tools:
+        return _structural_tag(calls)
+    return _structural_tag({"type": "or", "elements": [calls, {"type": "json_schema", "json_schema": schema}]})
 
 
 def _calls(tools: Sequence[Json], *, is_single: bool) -> Json:

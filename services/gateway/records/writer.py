@@ -37,6 +37,7 @@ class CallContext:
     request_id: str
     request_sha256: bytes
     prompt: Prompt
+    constraint: dict[str, str]
     temperature: float
     constrained_calls: str
     trace_id: str | None

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from leyden.libs.store.database import Database
 from leyden.services.engine.tiny import make_tiny_model
 from tests import builders
+from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import all_calls, running_gateway, scene
 from tests.fakes.tiny_engine import served_engine
 
@@ -258,3 +259,17 @@ async def test_the_run_chooses_whether_constrained_calls_train(
         constrained, free = await stage.calls()
     assert (constrained.trainable, constrained.untrainable_reason, constrained.masks_forced) == recorded
     assert (free.trainable, free.untrainable_reason, free.masks_forced) == (True, None, False)
+
+
+async def test_a_family_whose_calls_have_no_grammar_refuses_a_required_call(tmp_path: Path, database: Database) -> None:
+    template = CHATML_WITH_TOOLS.replace("<tool_call>", "<|tool_call|>")
+    async with scene(tmp_path, database, says="{}", template=template) as stage, stage.client() as client:
+        create = client.chat.completions.create
+        for fields, param in (({"tool_choice": "required"}, "tool_choice"), ({"response_format": SCHEMA}, "tools")):
+            with pytest.raises(openai.BadRequestError, match="phi4") as refused:
+                await create(model="m", messages=ASK, tools=TOOLS, **fields)
+            assert refused.value.param == param
+        await create(model="m", messages=ASK, tools=TOOLS)
+        await create(model="m", messages=ASK, response_format=SCHEMA)
+        assert ["json_schema" in body["sampling_params"] for body in stage.engine.requests] == [False, True]
+        assert len(await stage.calls()) == 2
