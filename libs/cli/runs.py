@@ -199,6 +199,23 @@ def evaluate(
     print_result(as_json, made, shown, f"See its results with: leyden run show {made.run_id}")
 
 
+@app.command("agents")
+def list_agents(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
+    """List the agents that called the model in a run: the shares of calls that extend, fork or start a conversation."""
+    with context_of(ctx).client() as leyden:
+        found = list(leyden.agents(leyden.find_run(run).id))
+    rows = [
+        (
+            *(one.identity, one.name, ", ".join(one.tools), one.calls),
+            *(f"{share:.0%}" for share in (one.extend_share, one.fork_share, one.fresh_share)),
+            *(one.first_seen_at, one.last_seen_at),
+        )
+        for one in found
+    ]
+    heads = ("agent", "name", "tools", "calls", "extend", "fork", "fresh", "first call", "last call")
+    print_result(as_json, found, table(heads, rows))
+
+
 @policies.command("list")
 def list_policies(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
     """List the policy versions of a run; 0 is the base model."""

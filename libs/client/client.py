@@ -154,6 +154,10 @@ class Client:
             self._http.get(f"/v1/runs/{_part(run_id)}/metrics", {"names": list(names)})
         )
 
+    def agents(self, run_id: str) -> Iterator[api.RunAgent]:
+        """Lists the agents that called the model, in the order of their first call."""
+        return self._pages(f"/v1/runs/{_part(run_id)}/agents", api.RunAgent)
+
     def policies(self, run_id: str) -> Iterator[api.PolicyVersion]:
         """Lists the policy versions, from 0."""
         return self._pages(f"/v1/runs/{_part(run_id)}/policies", api.PolicyVersion)

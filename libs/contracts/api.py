@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.libs.contracts.rewards import RewardValue
+from leyden.libs.contracts.states import Continuation
 
 Item = TypeVar("Item")
 
@@ -336,6 +337,11 @@ class Call(_Body):
     untrainable_reason: str | None
     dialect: Dialect
     """The wire format of the agent's request."""
+    agent: str | None = None
+    """Fingerprint of the agent's system prompt and tools; null for a call of an older version, as the next two."""
+    agent_name: str | None = None
+    continuation: Continuation | None = None
+    """Whether its prompt extends an earlier call's tokens, is a fork of the conversation, or starts afresh."""
     request: Json
     """The parameters of the request, without conversation and tools."""
     turns: tuple[Turn, ...] | None
@@ -420,6 +426,29 @@ class Step(_Body):
     """Mean of each numeric or boolean fact."""
     started_at: datetime
     created_at: datetime
+
+
+class RunAgent(_Body):
+    """The calls of one agent in all rollouts of a run: those with equal system prompts and tools."""
+
+    identity: str
+    """16 hex digits: fingerprint of the system prompt, the names of the tools and the header `x-agent-name`."""
+    name: str | None
+    """From the header, from answers that the agent sent back, or from a span around one of its calls."""
+    tools: list[str]
+    """Names of the tools in one of its calls."""
+    calls: int
+    extend_share: float
+    """Share of its calls whose prompt begins with the tokens of an earlier call."""
+    fork_share: float
+    """Share of its calls whose conversation holds an answer that was rewritten, or whose tokens could not be reused."""
+    fresh_share: float
+    """Share of its calls that start a conversation."""
+    call_id: str
+    """One of its calls, with its rollout, to look at."""
+    rollout_id: str
+    first_seen_at: datetime
+    last_seen_at: datetime
 
 
 class PolicyVersion(_Body):

@@ -70,6 +70,14 @@ class OutcomeKind(StrEnum):
     CANCELLED = "cancelled"
 
 
+class Continuation(StrEnum):
+    """How a call's prompt relates to earlier calls of its attempt; the column `model_calls.continuation`."""
+
+    EXTEND = "extend"
+    FORK = "fork"
+    FRESH = "fresh"
+
+
 class CallStatus(StrEnum):
     """The result of a model call; only `completed` calls are trained."""
 

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb as JsonbColumn
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
-from leyden.libs.contracts.states import CallStatus
+from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
 from leyden.libs.store.chains import FullCall, MissingParent, full_calls
 from leyden.libs.store.database import BadValue, Database, ReadSession, copy_rows
@@ -64,6 +64,9 @@ class NewCall:
     finish_reason: str | None
     trace_id: str | None
     parent_span_id: str | None
+    agent: str
+    agent_name: str | None
+    continuation: Continuation
     queued_seconds: float
     first_token_seconds: float | None
     total_seconds: float

@@ -416,6 +416,16 @@ class ModelCall(Base):
     finish_reason: Mapped[str | None] = mapped_column(comment="stop, length, tool_calls or abort; null when it failed.")
     trace_id: Mapped[str | None] = mapped_column(comment="Hex, from the traceparent header.")
     parent_span_id: Mapped[str | None] = mapped_column(comment="Hex, from the traceparent header.")
+    agent: Mapped[str | None] = mapped_column(
+        comment="16 hex digits: fingerprint of the system prompt, the names of the tools and the header x-agent-name."
+    )
+    agent_name: Mapped[str | None] = mapped_column(
+        comment="From the header x-agent-name, or from the assistant's last answer that was sent back; else null."
+    )
+    continuation: Mapped[str | None] = mapped_column(
+        comment="extend (its prompt begins with the tokens of an earlier call), fork (it holds an answer whose tokens"
+        " it could not reuse, or that was rewritten) or fresh."
+    )
     queued_seconds: Mapped[float] = mapped_column(comment="Arrival to the engine's acceptance, holds included.")
     first_token_seconds: Mapped[float | None] = mapped_column(comment="Arrival to the first token.")
     total_seconds: Mapped[float] = mapped_column(comment="Arrival to the last token.")

@@ -12,7 +12,7 @@ from leyden.libs.contracts import api
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.service import Problem
-from leyden.libs.store import results, retention, runs, views
+from leyden.libs.store import agents, results, retention, runs, views
 from leyden.libs.store.database import Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.training import best_version, weights_bytes
@@ -149,6 +149,16 @@ async def get_metrics(
     async with store.read() as session:
         await runs.check_run(session, run_id)
         return await results.get_metrics(session, run_id, names or [])
+
+
+@router.get("/{run_id}/agents")
+async def get_agents(
+    store: Store, caller: Reader, run_id: str, cursor: Cursor = None, limit: Limit = 100
+) -> api.Page[api.RunAgent]:
+    """List the agents that called the model in a run, in the order of their first call."""
+    async with store.read() as session:
+        await runs.check_run(session, run_id)
+        return await agents.list_agents(session, run_id, cursor=cursor, limit=limit)
 
 
 @router.get("/{run_id}/policies")

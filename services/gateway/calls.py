@@ -20,6 +20,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
+from leyden.services.gateway.agents import NAME_HEADER, agent_of
 from leyden.services.gateway.auth import Attempt, refusal
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.dialects import WireFormat
@@ -201,8 +202,7 @@ class CallService:
         _check_vocabulary(served.chat, request, prompt)
         defaults = await self._reader.defaults(attempt.run_id)
         asked = request.sampling.temperature
-        if prompt.is_fork:
-            metrics.FORKS.inc()
+        metrics.PROMPTS.labels(indexed.continuation).inc()
         seed = request.sampling.seed
         parent = parse_traceparent(headers.get("traceparent"))
         choices = [
@@ -220,6 +220,8 @@ class CallService:
             constrained_calls=defaults.constrained_calls,
             trace_id=parent.trace_id if parent else None,
             parent_span_id=parent.span_id if parent else None,
+            agent=agent_of(request, headers.get(NAME_HEADER)),
+            continuation=indexed.continuation,
             arrived_at=arrived_at,
             sequence=sequence,
         )

@@ -17,7 +17,11 @@ TOKENS = Counter("gateway_tokens_total", "Tokens of recorded calls: prompt, cach
 HELD = Gauge("gateway_held_calls", "Choices that wait for an engine serving their run.")
 IN_FLIGHT = Gauge("gateway_calls_in_flight", "Requests between arrival and record.")
 ENGINE_RETRIES = Counter("gateway_engine_retries_total", "Engine requests that were lost and sent again.", ["cause"])
-FORKS = Counter("gateway_forks_total", "Prompts that rewrite an answer, or cannot continue its tokens.")
+PROMPTS = Counter(
+    "gateway_prompts_total",
+    "Prompts by how they continue: extend, fork (they rewrite an answer, or cannot continue its tokens), fresh.",
+    ["continuation"],
+)
 REPLAYS = Counter("gateway_replays_total", "Retries of an SDK answered without sampling again.", ["source"])
 UNTRAINABLE = Counter("gateway_untrainable_calls_total", "Completed calls whose parameters a trainer cannot reproduce.")
 RECORD_SECONDS = Histogram(

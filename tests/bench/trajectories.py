@@ -11,7 +11,7 @@ import numpy as np
 
 from leyden.libs.contracts import ids
 from leyden.libs.contracts.conversation import Dialect, Turn
-from leyden.libs.contracts.states import CallStatus
+from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store.calls import NewCall
 
 VOCABULARY = 49_152
@@ -71,6 +71,9 @@ def made_call(
         finish_reason="stop",
         trace_id=None,
         parent_span_id=None,
+        agent="0" * 16,
+        agent_name=None,
+        continuation=Continuation.FRESH,
         queued_seconds=0.001,
         first_token_seconds=0.05,
         total_seconds=4.0,

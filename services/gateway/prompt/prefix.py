@@ -22,6 +22,7 @@ import orjson
 from cachetools import LRUCache
 
 from leyden.libs.contracts.conversation import Json, Turn
+from leyden.libs.contracts.states import Continuation
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.conversation import ModelRequest, Prompt
 from leyden.services.gateway.errors import ContextOverflow
@@ -87,6 +88,13 @@ class IndexedPrompt:
     text: str
     chain: list[bytes]
     continued: IndexedCall | None
+
+    @property
+    def continuation(self) -> Continuation:
+        """Whether the prompt extends an earlier call, has lost the tokens of an answer, or starts afresh."""
+        if self.prompt.is_fork:
+            return Continuation.FORK
+        return Continuation.FRESH if self.continued is None else Continuation.EXTEND
 
 
 ReadCalls = Callable[[Collection[str]], Awaitable[Sequence[StoredCall]]]

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from leyden.libs.contracts.states import CallStatus
+from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store.calls import NewCall, write_calls
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.telemetry import logger
+from leyden.services.gateway.agents import Agent
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.errors import GatewayError, Unavailable
@@ -42,6 +43,8 @@ class CallContext:
     constrained_calls: str
     trace_id: str | None
     parent_span_id: str | None
+    agent: Agent
+    continuation: Continuation
     arrived_at: float
     sequence: int
 
@@ -147,6 +150,9 @@ def call_row(
         finish_reason=None if answer is None else answer.finish_reason,
         trace_id=call.trace_id,
         parent_span_id=call.parent_span_id,
+        agent=call.agent.id,
+        agent_name=call.agent.name,
+        continuation=call.continuation,
         queued_seconds=(sampled.accepted_at or ended_at) - call.arrived_at,
         first_token_seconds=None if sampled.first_token_at is None else sampled.first_token_at - call.arrived_at,
         total_seconds=ended_at - call.arrived_at,

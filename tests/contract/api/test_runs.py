@@ -259,3 +259,38 @@ async def test_the_character_zero_in_an_address_is_refused_and_not_an_error_of_o
 ) -> None:
     response = await api_http.get("/v1/runs/run-%00")
     assert response.status_code == 422
+
+
+async def test_the_agents_of_a_run_are_listed_with_their_names_and_shares(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, other] = await builders.add_group(database, run)
+    tools = [{"type": "function", "function": {"name": name}} for name in ("search", "clock")]
+    first = await builders.add_call(database, rollout, agent="a" * 16, continuation="fresh", tools=tools)
+    for continuation, name in (("extend", None), ("extend", "planner"), ("fork", None)):
+        await builders.add_call(
+            *(database, rollout), agent="a" * 16, agent_name=name, continuation=continuation, parent_call_id=first.id
+        )
+    traced = await builders.add_call(
+        database, other, agent="b" * 16, continuation="fresh", parent_span_id="cd" * 8, trace_id="ef" * 16
+    )
+    await builders.add_call(database, rollout)
+    outer = {"trace_id": "ef" * 16, "span_id": "ab" * 8, "attributes": {"gen_ai.agent.name": "searcher"}}
+    inner = {"trace_id": "ef" * 16, "span_id": "cd" * 8, "parent_span_id": "ab" * 8}
+    await builders.add_tool_span(database, other, "a", kind="agent", **outer)
+    await builders.add_tool_span(database, other, "http", kind="other", **inner)
+    one = (await api_http.get(f"/v1/runs/{run.id}/agents", params={"limit": 1})).json()
+    two = (await api_http.get(f"/v1/runs/{run.id}/agents", params={"limit": 1, "cursor": one["next_cursor"]})).json()
+    [planner], [searcher] = one["items"], two["items"]
+    times = [planner.pop(name) for name in ("first_seen_at", "last_seen_at")]
+    assert times == sorted(times) and times[1] < searcher["first_seen_at"]
+    assert planner == {
+        **{"identity": "a" * 16, "name": "planner", "tools": ["clock", "search"], "calls": 4},
+        **{"extend_share": 0.5, "fork_share": 0.25, "fresh_share": 0.25},
+        **{"call_id": first.id, "rollout_id": rollout.id},
+    }
+    assert (searcher["name"], searcher["call_id"], two["next_cursor"]) == ("searcher", traced.id, None)
+    shown = (await api_http.get(f"/v1/rollouts/{rollout.id}/calls")).json()["items"]
+    assert [(one["agent"], one["continuation"]) for one in shown][::4] == [("a" * 16, "fresh"), (None, None)]
+    assert (await api_http.get("/v1/runs/run-none/agents")).status_code == 404

@@ -99,6 +99,7 @@ API = {
     ("GET", "/v1/runs/{run_id}/evaluations/{number}"): Row(for_people(404, 404, 404)),
     ("GET", "/v1/runs/{run_id}/steps"): READ,
     ("GET", "/v1/runs/{run_id}/metrics"): READ,
+    ("GET", "/v1/runs/{run_id}/agents"): READ,
     ("GET", "/v1/runs/{run_id}/policies"): READ,
     ("GET", "/v1/runs/{run_id}/samples"): READ,
     ("GET", "/v1/rollouts"): READ,

@@ -44,7 +44,7 @@ def begins_with(later: tables.ModelCall, earlier: tables.ModelCall) -> bool:
 
 
 def forks() -> float:
-    return REGISTRY.get_sample_value("gateway_forks_total") or 0.0
+    return REGISTRY.get_sample_value("gateway_prompts_total", {"continuation": "fork"}) or 0.0
 
 
 def say(*tokens: int) -> Any:
@@ -60,6 +60,35 @@ async def converse(stage: Scene, *questions: str, **parameters: Any) -> list[dic
             answer = await create(model="m", messages=messages, **parameters)
             messages.append(answer.choices[0].message.model_dump(exclude_none=True))
     return messages
+
+
+async def test_each_call_names_its_agent_and_how_it_continues(tmp_path, database):
+    async with scene(tmp_path, database) as stage, stage.client() as client:
+
+        async def ask(system: str, *turns: dict[str, Any], tools: tuple[str, ...] = (), **headers: str) -> str:
+            named = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in tools]
+            answer = await client.chat.completions.create(
+                model="m",
+                messages=[{"role": "system", "content": system}, *turns],
+                extra_body={"tools": named} if named else None,
+                extra_headers=headers,
+            )
+            return answer.choices[0].message.content or ""
+
+        question = {"role": "user", "content": "a"}
+        said = {"role": "assistant", "content": await ask("Plan.", question), "name": "planner"}
+        await ask("Plan.", question, said, question)
+        await ask("Plan.", question, {**said, "content": "rewritten"}, question)
+        await ask("Search.", question)
+        await ask("Plan.", question, tools=("search", "clock"))
+        await ask("Plan.", {**question, "content": "b"}, tools=("clock", "search"))
+        await ask("Plan.", question, **{"x-agent-name": "critic"})
+        calls = await stage.calls()
+    agents = [call.agent for call in calls]
+    assert [agents.index(agent) for agent in agents] == [0, 0, 0, 3, 4, 4, 6]
+    assert [call.agent_name for call in calls] == [None, "planner", "planner", None, None, None, "critic"]
+    continuations = [call.continuation for call in calls]
+    assert continuations == ["fresh", "extend", "fork", "fresh", "fresh", "fresh", "fresh"]
 
 
 async def test_a_later_prompt_begins_with_the_sampled_tokens_even_if_no_encoder_produces_them(tmp_path, database):

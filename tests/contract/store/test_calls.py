@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select
 
 from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn, turn_json
-from leyden.libs.contracts.states import CallStatus
+from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
 from leyden.libs.store.calls import NewCall, completed_calls, write_calls
 from leyden.libs.store.database import Database, Refused, StoreAway
@@ -54,6 +54,9 @@ def call(run_id: str, number: int) -> NewCall:
         finish_reason="stop",
         trace_id=None,
         parent_span_id=None,
+        agent="0" * 16,
+        agent_name=None,
+        continuation=Continuation.FRESH,
         queued_seconds=0.0,
         first_token_seconds=None,
         total_seconds=0.1,

@@ -18,7 +18,8 @@ COMMANDS = (
     ["dataset"], ["dataset", "upload"], ["dataset", "list"], ["dataset", "show"],
     ["run"], ["run", "create"], ["run", "list"], ["run", "show"], ["run", "watch"], ["run", "pause"], ["run", "resume"],
     ["run", "cancel"], ["run", "evaluate"],
-    ["run", "report"], ["run", "prune"], ["agent", "try"], ["rollout", "list"], ["rollout", "show"], ["policy", "list"],
+    ["run", "report"], ["run", "prune"], ["run", "agents"],
+    ["agent", "try"], ["rollout", "list"], ["rollout", "show"], ["policy", "list"],
     ["policy", "export"],
 )  # fmt: skip
 

@@ -1,0 +1,77 @@
+"""The agents of a run, by the fingerprints in its calls."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Row, text
+
+from leyden.libs.contracts import api
+from leyden.libs.store.database import ReadSession
+from leyden.libs.store.paging import decode_cursor, page
+
+_NAMES = ", ".join(
+    f"attributes ->> '{name}'"
+    for name in (
+        *("gen_ai.agent.name", "agent.name", "langsmith.metadata.lc_agent_name", "ai.telemetry.functionId"),
+        *("traceloop.association.properties.lc_agent_name", "graph.node.id"),
+    )
+)
+
+# The call shown of an agent is its first row that holds its tools. Times in nanoseconds have 19 digits until 2286.
+# Its span, or that of the HTTP request, and the spans around it may name the agent.
+_AGENTS = text(f"""
+    WITH found AS (
+        SELECT agent, max(agent_name) AS name, count(*) AS calls,
+               avg((continuation = 'extend')::int) AS extend_share, avg((continuation = 'fork')::int) AS fork_share,
+               avg((continuation = 'fresh')::int) AS fresh_share,
+               min(sequence) AS first_ns, max(sequence) AS last_ns,
+               substr(coalesce(
+                   min(sequence::text || id) FILTER (WHERE parent_call_id IS NULL), min(sequence::text || id)
+               ), 20) AS call_id
+        FROM model_calls WHERE run_id = :run_id AND agent IS NOT NULL
+        GROUP BY agent
+        HAVING CAST(:first_ns AS bigint) IS NULL OR (min(sequence), agent) > (:first_ns, :agent)
+        ORDER BY min(sequence), agent LIMIT :limit
+    )
+    SELECT found.*, c.rollout_id, c.tools, coalesce(found.name, (
+        WITH RECURSIVE around AS (
+            SELECT s.trace_id, s.parent_span_id, s.attributes, 0 AS depth FROM spans s
+            WHERE s.run_id = c.run_id AND s.rollout_id = c.rollout_id AND s.attempt = c.attempt
+                AND (s.span_id = c.parent_span_id OR right(s.response_id, 25) = c.request_id)
+            UNION ALL
+            SELECT s.trace_id, s.parent_span_id, s.attributes, around.depth + 1 FROM around JOIN spans s
+                ON s.run_id = c.run_id AND s.rollout_id = c.rollout_id AND s.attempt = c.attempt
+                AND s.trace_id = around.trace_id AND s.span_id = around.parent_span_id AND around.depth < 32
+        )
+        SELECT coalesce({_NAMES}) FROM around WHERE coalesce({_NAMES}) IS NOT NULL ORDER BY depth LIMIT 1
+    )) AS shown_name
+    FROM found JOIN model_calls c ON c.run_id = :run_id AND c.id = found.call_id
+    ORDER BY first_ns, agent
+""")  # noqa: S608  # constants alone
+
+
+async def list_agents(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> api.Page[api.RunAgent]:
+    """Agents of a run in the order of their first call. It reads all calls of the run."""
+    name = f"agents of {run_id}"
+    first_ns, agent = decode_cursor(cursor, name, int, str) or (None, None)
+    values = {"run_id": run_id, "first_ns": first_ns, "agent": agent, "limit": limit + 1}
+    rows = (await session.execute(_AGENTS, values)).all()
+    return page(name, rows, limit, _agent, lambda row: (row.first_ns, row.agent))
+
+
+def _agent(row: Row[Any]) -> api.RunAgent:
+    return api.RunAgent(
+        identity=row.agent,
+        name=row.shown_name,
+        tools=sorted(str(tool.get("function", tool).get("name")) for tool in row.tools or ()),
+        calls=row.calls,
+        extend_share=float(row.extend_share or 0),
+        fork_share=float(row.fork_share or 0),
+        fresh_share=float(row.fresh_share or 0),
+        call_id=row.call_id,
+        rollout_id=row.rollout_id,
+        first_seen_at=datetime.fromtimestamp(row.first_ns / 1e9, UTC),
+        last_seen_at=datetime.fromtimestamp(row.last_ns / 1e9, UTC),
+    )

@@ -1,0 +1,39 @@
+"""The agent of a call: a fingerprint of its instructions and tools tells the agents of one rollout apart.
+
+Several agents of a framework share one key and one address. Each has its own system prompt or its own tools, or names
+itself in the header `x-agent-name`; LangChain sends its name with the answers that it sends back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from itertools import takewhile
+
+from leyden.services.gateway.conversation import ModelRequest
+
+NAME_HEADER = "x-agent-name"
+MAX_NAME_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Agent:
+    """`id` is 16 hex digits, equal for equal instructions, names of tools, and header; `name` may be unknown."""
+
+    id: str
+    name: str | None
+
+
+def agent_of(request: ModelRequest, header: str | None) -> Agent:
+    """The agent that sends a request.
+
+    Args: header: the value of `x-agent-name`
+    """
+    sent = (header or "").replace("\0", "")[:MAX_NAME_LENGTH]
+    leading = takewhile(lambda turn: turn.role == "system", request.turns)
+    tools = sorted(str(tool.get("function", tool).get("name")) for tool in request.tools)
+    digest = hashlib.blake2b(digest_size=8)
+    for part in (sent, *tools, "", *(turn.content for turn in leading)):
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    names = (turn.name for turn in reversed(request.turns) if turn.role == "assistant" and turn.name)
+    return Agent(digest.hexdigest(), sent or next(names, "")[:MAX_NAME_LENGTH] or None)
