@@ -96,7 +96,7 @@ async def test_a_lost_answer_is_not_sampled_again(
     has_repeated = fault in framework.retries
     if has_repeated:
         assert played.status == 0, played.output
-        # The row after a replayed call may name no parent, as with DSPy; which prompts extend is in the log of the engine.
+        # The row after a replayed call may name no parent (DSPy); the log of the engine shows which prompts extend.
         assert [step == "extends" for step in played.tree()] == [step == "extends" for step in framework.tree]
     else:
         assert (played.status, len(played.engine)) == (framework.status_after_fault, 1), played.output
