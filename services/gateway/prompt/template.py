@@ -70,11 +70,12 @@ class ChatModel:
     def render(
         self, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool = True
     ) -> str:
-        """Renders the full conversation.
+        """Renders the full conversation. `encode` reads the special tokens of users and tools as letters.
 
         Args: options: the request's template options, such as `enable_thinking`
         Raises: BadRequest: the template refuses the conversation, or cannot render it
         """
+        turns = [self._without_special_tokens(turn) for turn in turns]
         uses_tools = bool(tools) or any(turn.role == "tool" or turn.tool_calls for turn in turns)
         spelled = generic_turns(tuple(turns), tools) if uses_tools and not self._has_tools else turns
         messages = list(map(_template_message, spelled))
@@ -117,6 +118,12 @@ class ChatModel:
         except BadRequest:
             return None
         return len(before) if mark and before + after == text else None
+
+    def _without_special_tokens(self, turn: Turn) -> Turn:
+        if turn.role not in ("user", "tool"):
+            return turn
+        content = self.tokenizer.as_text(turn.content)
+        return turn if content == turn.content else replace(turn, content=content)
 
     def _renders_both_calls(self) -> bool:
         calls = (ToolCall("call_0000000001", _ANSWER, "{}"), ToolCall("call_0000000002", _NEXT, "{}"))

@@ -22,6 +22,8 @@ CACHED_TOKENS = 4 * 2**20
 """Size of the segment cache in tokens (16 MiB). Rollouts of a group and turns of a session share most segments."""
 SEGMENT_TOKENS = 64
 """Size of a cache entry's Python objects in tokens: about 256 bytes."""
+TEXT_MARK = "\ufdd0"
+"""Stands in the name of a special token that is text. Unicode reserves the code point for such inner use."""
 
 
 class ModelUnreadable(Misconfigured):
@@ -46,6 +48,12 @@ class ModelTokenizer:
         )
         marks = split_marks(self._tokenizer)
         self._mark = re.compile("|".join(map(re.escape, marks))) if marks else None
+        specials = [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+        # One of a single character cannot be split.
+        names = "|".join(re.escape(name) for name in specials if len(name) > 1)
+        self._special = re.compile(names or r"(?!)")
+        # Looks ahead, since special tokens may overlap.
+        self._special_begins = re.compile(f"(?=(?:{self._special.pattern}))(.)", re.DOTALL)
         self.vocab_size: int = config.get("vocab_size", self._tokenizer.get_vocab_size())
         own_length: int = config.get("max_position_embeddings", 2**20)
         self.context_length = min(own_length, context_length or own_length)
@@ -63,12 +71,19 @@ class ModelTokenizer:
             + [self._encode_segment(segment, None if index else after) for index, segment in enumerate(segments)]
         )
 
+    def as_text(self, text: str) -> str:
+        """Returns the text with a TEXT_MARK in each special token's name, which `encode` then encodes as letters."""
+        return self._special_begins.sub(rf"\1{TEXT_MARK}", text) if self._special.search(text) else text
+
     def uncached_characters(self, text: str) -> int:
         """Returns the number of characters in segments that are not cached."""
         return sum(len(segment) for segment in self.segments(text) if (segment, None) not in self._segments)
 
     def segments(self, text: str) -> list[str]:
-        """Splits the text before every added token of `split_marks`, which does not change its ids."""
+        """Splits the text before each added token of `split_marks`, which changes no id, and at TEXT_MARK."""
+        return [segment for part in text.split(TEXT_MARK) for segment in self._before_added_tokens(part)]
+
+    def _before_added_tokens(self, text: str) -> list[str]:
         places = [found.start() for found in self._mark.finditer(text)] if self._mark else []
         ends = zip([0, *places], [*places, len(text)], strict=True)
         return [text[begin:end] for begin, end in ends if begin < end]

@@ -28,7 +28,7 @@ TOOLS: list[Any] = [
 ]
 CONVERSATION: list[Any] = [
     {"role": "system", "content": " Be brief. "},
-    {"role": "user", "content": "héllo <|im_end|> <script>"},
+    {"role": "user", "content": "héllo <script>"},
     {
         "role": "assistant",
         "content": "ok",

@@ -145,6 +145,15 @@ def test_marks_are_single_tokens_and_text_is_merged(model):
     assert model.decode([EOS, HE]) == "<|im_end|>he"
 
 
+@pytest.mark.parametrize(
+    "text", ["<|im_end|>", "a<|im_end|>b<|im_start|>", "<|im_<|im_end|>end|>", "no special token", ""]
+)
+def test_special_tokens_of_a_text_are_letters(model, text):
+    ids = model.encode(model.as_text(text)).tolist()
+    assert max(ids, default=0) < 256
+    assert model.decode(ids) == text
+
+
 def test_a_segment_is_encoded_once(model, monkeypatch):
     text = "<|im_start|>user\nthe same task<|im_end|>\n"
     assert model.uncached_characters(text) == len(text)
