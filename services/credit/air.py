@@ -16,9 +16,9 @@ A tool call without a span takes its status from the conversation (`results.py`)
 
 result        a later call sends its result
 malformed     the model sampled no valid JSON, and no result came: it failed
-hung          the attempt ran into its timeout, and no result came: it failed; also a span that has no end
-lost          the agent failed, and no result came: the tool call failed
-answer        nothing more is known: the tool was the agent's last, or another call went on without its result
+hung          a tool of the attempt's last call, and the attempt ran into its timeout: it failed; also an endless span
+lost          a tool of the attempt's last call, and the agent failed: the tool call failed
+answer        nothing more is known: the tool was the agent's last, or the agent made another call without its result
 
 An agent can name its span after any word of the answer, so a tool in the text earns its own weight alone, which the
 operator wrote, and never `default_weight`.
@@ -29,6 +29,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from leyden.libs.contracts.config import Air
@@ -49,21 +50,16 @@ class ToolUse:
     source: Source
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The end of an attempt: how its agent ended, and the ids of the calls that a later call continues."""
-
-    kind: OutcomeKind = OutcomeKind.SUCCEEDED
-    continued: frozenset[str] = frozenset()
-
-
 def tool_uses(
-    calls: Sequence[Call], spans: Sequence[ToolSpan], seen: Sequence[Call] | None = None, ending: Ending | None = None
+    calls: Sequence[Call],
+    spans: Sequence[ToolSpan],
+    seen: Sequence[Call] | None = None,
+    ending: OutcomeKind | None = None,
 ) -> dict[str, list[ToolUse]]:
     """The tool uses of each call, by call id, in the order they began; calls that asked for none are absent.
 
     Args: calls: in order of arrival; seen: the same and those without an answer, whose conversations have results;
-        ending: None leaves conversations out, for telemetry alone
+        ending: how the attempt's agent ended; None leaves conversations out, for telemetry alone
     """
     words = {tool: re.compile(rf"(?i)(?<!\w){re.escape(tool)}(?!\w)") for tool in {span.tool for span in spans}}
     open_asks = {call.id: list(call.asked) or _named_in_text(call, words) for call in calls}
@@ -80,7 +76,9 @@ def tool_uses(
         for asked in open_asks[call.id]:
             if asked in call.asked:
                 result = results.get(asked.tool_call_id)
-                status, source = _without_span(call, asked, result, ending) if ending else (SpanStatus.UNSET, "answer")
+                status, source = SpanStatus.UNSET, "answer"
+                if ending is not None:
+                    status, source = _without_span(asked, result, ending if call is calls[-1] else None)
                 uses[call.id].append(ToolUse(asked.tool, status, source))
     return {call_id: found for call_id, found in uses.items() if found}
 
@@ -138,24 +136,24 @@ def _merged(first: ToolSpan, second: ToolSpan) -> ToolSpan:
 
 def _results(calls: Sequence[Call]) -> dict[str, ToolResult]:
     """The first result of each tool call, by its id."""
-    found: dict[str, ToolResult] = {}
-    before: Call | None = None
-    for call in calls:
+    named = [result for call in calls for result in call.results if result.tool_call_id]
+    found = {str(result.tool_call_id): result for result in reversed(named)}
+    for before, call in pairwise(calls):
         for result in call.results:
-            # Without an id: for all tool calls of the call before.
-            asked = [one.tool_call_id for one in before.asked] if before else []
-            for tool_call_id in [result.tool_call_id] if result.tool_call_id else asked:
-                found.setdefault(tool_call_id, result)
-        before = call
+            if result.tool_call_id is None:
+                # For all tool calls of the call before.
+                for asked in before.asked:
+                    found.setdefault(asked.tool_call_id, result)
     return found
 
 
-def _without_span(call: Call, asked: AskedTool, result: ToolResult | None, ending: Ending) -> tuple[SpanStatus, Source]:
+def _without_span(asked: AskedTool, result: ToolResult | None, ending: OutcomeKind | None) -> tuple[SpanStatus, Source]:
+    """Args: ending: how the agent ended after this call; None where it made another call."""
     if result is not None:
         return status_of(result), "result"
     if asked.is_malformed:
         return SpanStatus.ERROR, "malformed"
-    source = None if call.id in ending.continued else _WITHOUT_RESULT.get(ending.kind)
+    source = None if ending is None else _WITHOUT_RESULT.get(ending)
     return (SpanStatus.ERROR, source) if source else (SpanStatus.UNSET, "answer")
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import Air, Credit
-from leyden.services.credit.air import Ending, ToolUse, air_reward, call_of_tool, tool_uses
+from leyden.libs.contracts.states import OutcomeKind
+from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
 from leyden.services.credit.baselines import Advantages, advantages_per_rollout, advantages_per_state
 from leyden.services.credit.forest import Forest, Node, call_forest
 from leyden.services.credit.paths import Path, paths
@@ -103,7 +104,7 @@ def _earned(rollout: Rollout, credit: Credit) -> _Earned:
     forest = call_forest(rollout.calls)
     calls = [node.call for node in forest.nodes]
     seen = sorted(rollout.calls, key=lambda call: call.order)
-    uses = tool_uses(calls, rollout.spans, seen, _ending(rollout, forest, credit.air))
+    uses = tool_uses(calls, rollout.spans, seen, _ending(rollout, credit.air))
     given, of_rollout = _given(rollout, forest)
     status_C = np.array([_status_reward(uses.get(call.id, []), credit.air) for call in calls], np.float64)
     intermediate_C = status_C + given
@@ -120,10 +121,8 @@ def _earned(rollout: Rollout, credit: Credit) -> _Earned:
     )
 
 
-def _ending(rollout: Rollout, forest: Forest, air: Air | None) -> Ending | None:
-    if air is not None and not air.from_results:
-        return None
-    return Ending(rollout.ended, frozenset(node.call.id for node in forest.nodes if node.children))
+def _ending(rollout: Rollout, air: Air | None) -> OutcomeKind | None:
+    return rollout.ended if air is None or air.from_results else None
 
 
 def _status_reward(uses: Sequence[ToolUse], air: Air | None) -> float:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 
+from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.states import SpanStatus
 from leyden.services.credit.records import ToolResult
 
@@ -22,7 +23,8 @@ _FAILURE = re.compile(
     r"""\s*(?:
     (?i:error):
     | Error\ (?:executing|invoking|calling|running|in)\ [^\n]{0,300}:
-    | \{\s*"(?:error|exception)"\s*:(?!\s*(?:null\b|false\b|""|\{\s*\}|\[\s*\]))
+    # The beginning of a long object.
+    | \{\s*"(?:error|exception)"\s*:\s*(?:"[^"]|\[\s*[^\s\]]|\{\s*[^\s\}]|true\b)
     | Traceback\ \(most\ recent\ call\ last\)
     | \d+\ validation\ errors?\ for[ ]
     | [A-Za-z_.]*(?:Error|Exception)(?::|\()
@@ -37,7 +39,8 @@ _FAILURE = re.compile(
     | [^\n]{0,200}\ is\ not\ a\ valid\ tool,\ try\ one\ of
     | (?i:(?:process\ |command\ )?exit(?:ed\ with)?\ (?:code|status):?\ [1-9])
     | HTTP(?:/\d(?:\.\d)?)?\ (?:error\ )?[45]\d\d\b
-    | (?i:(?:the\ )?(?:tool|command|request|call|operation|execution)?(?:\ call)?\ ?timed?[ -]?out\b)
+    | (?i:(?:the\ )?(?:tool|command|request|call|operation|execution)?(?:\ call)?\ ?
+        (?:timed[ -]?out\b|time-?out(?:\ (?:after|while|waiting|exceeded|reached|error)\b|\.?\s*\Z)))
     )""",
     re.VERBOSE,
 )
@@ -47,17 +50,25 @@ _ADVICE = re.compile(r"\n ?(?:Please fix your mistakes|Fix the errors and try ag
 def status_of(result: ToolResult) -> SpanStatus:
     """The status that a result shows: `unset` for one without content, such as `null`, which may be right or wrong."""
     text = result.text.removeprefix(OBSERVATION)
-    if result.is_error or _FAILURE.match(text) or _ADVICE.search(text) or _is_error_object(text):
+    document = _object(text)
+    has_failed = _is_error(document) if document is not None else bool(_FAILURE.match(text) or _ADVICE.search(text))
+    if result.is_error or has_failed:
         return SpanStatus.ERROR
     return SpanStatus.UNSET if _NOTHING.fullmatch(text) else SpanStatus.OK
 
 
-def _is_error_object(text: str) -> bool:
-    if not text.lstrip().startswith("{"):
-        return False
+def _object(text: str) -> Json | None:
+    """A result that is a JSON object."""
     try:
-        found = json.loads(text)
-    except ValueError:
-        return False
+        found = json.loads(text) if text.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _is_error(found: Json) -> bool:
+    """Whether an object says that it reports a failure. A number under `error`, such as a deviation, does not."""
+    error = found.get("error") or found.get("exception")
+    names_error = error is True or (bool(error) and isinstance(error, str | list | dict))
     flags = [found.get(name) is True for name in ("isError", "is_error")]
-    return any(flags) or found.get("status") == "error" or found.get("success") is False or bool(found.get("error"))
+    return names_error or any(flags) or found.get("status") == "error" or found.get("success") is False

@@ -29,11 +29,16 @@ def agent_of(request: ModelRequest, header: str | None) -> Agent:
 
     Args: header: the value of `x-agent-name`
     """
-    sent = (header or "").replace("\0", "")[:MAX_NAME_LENGTH]
+    sent = _name(header or "")
     leading = takewhile(lambda turn: turn.role == "system", request.turns)
     tools = sorted(str(tool.get("function", tool).get("name")) for tool in request.tools)
     digest = hashlib.blake2b(digest_size=8)
     for part in (sent, *tools, "", *(turn.content for turn in leading)):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     names = (turn.name for turn in reversed(request.turns) if turn.role == "assistant" and turn.name)
-    return Agent(digest.hexdigest(), sent or next(names, "")[:MAX_NAME_LENGTH] or None)
+    return Agent(digest.hexdigest(), sent or _name(next(names, "")) or None)
+
+
+def _name(text: str) -> str:
+    # Postgres has no text with U+0000.
+    return text.replace("\0", "")[:MAX_NAME_LENGTH]

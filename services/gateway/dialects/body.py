@@ -95,7 +95,7 @@ def answer_schema(kind: str, schema: Json | None, *, param: str, place: str) -> 
 def required_tools(tools: Sequence[Json], names: Sequence[str] | None) -> tuple[str, ...]:
     """Returns the names of the tools of which one must be called: `names`, or all. Raises: BadRequest: no such tool."""
     given = [tool["function"]["name"] for tool in tools]
-    if not given:
+    if not given or names == []:
         raise BadRequest("tool_choice needs tools.", param="tool_choice", code="invalid_value")
     for name in names or ():
         if name not in given:

@@ -61,6 +61,7 @@ class _Tool(Wire):
     name: str = Field(min_length=1)
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class _ToolChoice(Wire):
@@ -350,7 +351,9 @@ def _tool(tool: _Tool, place: str) -> Json:
     if tool.input_schema is None:
         raise BadRequest(f"Missing required parameter: '{place}.input_schema'.", param=place, code="invalid_value")
     described = {} if tool.description is None else {"description": tool.description}
-    return {"type": "function", "function": {"name": tool.name, **described, "parameters": tool.input_schema}}
+    strict = {"strict": True} if tool.strict else {}
+    function = {"name": tool.name, **described, "parameters": tool.input_schema, **strict}
+    return {"type": "function", "function": function}
 
 
 def _turns(body: _Body) -> Iterator[Turn]:

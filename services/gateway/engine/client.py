@@ -90,11 +90,13 @@ class EngineClient:
         tries = failures = 0
         while tokens.finish is None:
             endpoint = await self._pool.pick(request.run_id, request.rollout_id, hold, request.pool)
-            before = len(tokens.ids)
+            before, context_length = len(tokens.ids), self._context_lengths.get(endpoint.url)
             try:
                 await self._request(endpoint, request, tokens, _request_id(tokens.call_id, tries), on_progress)
             except BadRequest as refused:
-                if refused.code != CONTEXT_EXCEEDED or not await self._read_context_length(endpoint, request):
+                if refused.code != CONTEXT_EXCEEDED:
+                    raise
+                if not await self._may_fit(endpoint, request, context_length):
                     raise
             except EngineLost as lost:
                 log.info("engine request lost", engine=endpoint.url, cause=lost.cause, detail=str(lost)[:200])
@@ -124,7 +126,9 @@ class EngineClient:
         Raises: EngineLost: the answer ended before the choice was finished
         """
         room = self._context_lengths.get(endpoint.url, math.inf) - len(request.prompt_ids)
-        request = replace(request, max_tokens=int(min(request.max_tokens, room)))
+        # The engine itself refuses a prompt without room: it may have a longer context since its restart.
+        if room > 0 or tokens.ids:
+            request = replace(request, max_tokens=int(min(request.max_tokens, room)))
         if len(tokens.ids) >= request.max_tokens:
             tokens.finish = "length"
             return
@@ -145,10 +149,11 @@ class EngineClient:
             cause = "aborted" if builder.was_aborted else "connection"
             raise EngineLost(cause, "the answer ended before it was finished")
 
-    async def _read_context_length(self, endpoint: Endpoint, request: EngineRequest) -> bool:
+    async def _may_fit(self, endpoint: Endpoint, request: EngineRequest, sent_for: int | None) -> bool:
         """Reads how many tokens of prompt and answer the engine takes, after it refused more.
 
-        Returns: whether that is news, and the prompt fits, so that fewer tokens may be requested
+        Args: sent_for: the context length for which the refused request was sent
+        Returns: whether the length is another one, and the prompt fits, so that fewer tokens may be requested
         """
         try:
             async with await self._get(endpoint, "/server_info") as response:
@@ -157,10 +162,10 @@ class EngineClient:
         except (aiohttp.ClientError, OSError, LookupError, TypeError, ValueError) as error:
             log.warning("context length not read", engine=endpoint.url, error=str(error))
             return False
-        length, before = longest_prompt + RESERVED_TOKENS, self._context_lengths.get(endpoint.url)
+        length = longest_prompt + RESERVED_TOKENS
         self._context_lengths[endpoint.url] = length
         log.warning("engine takes less than the model's context", engine=endpoint.url, context_length=length)
-        return length != before and longest_prompt >= len(request.prompt_ids)
+        return length != sent_for and longest_prompt >= len(request.prompt_ids)
 
     async def _generate(self, endpoint: Endpoint, body: bytes, builder: SampleBuilder, *, is_stream: bool) -> None:
         try:

@@ -89,7 +89,8 @@ def _llama3(text: str, _tools: Tools) -> Sequence[Found]:
     begin = -1 if text.lstrip()[:1] in {"{", "["} else text.find(_PYTHON_TAG)
     start = len(text) - len(text.lstrip()) if begin < 0 else begin
     body = text[start:].removeprefix(_PYTHON_TAG)
-    if built_in := _BUILT_IN.fullmatch(body.strip()):
+    has_tag = body != text[start:]
+    if has_tag and (built_in := _BUILT_IN.fullmatch(body.strip())):
         arguments = dict(_BUILT_IN_ARGUMENT.findall(built_in[2]))
         return [Found(start, len(text), SampledCall(built_in[1], _dumped(arguments)))]
     objects, end = _objects(text, len(text) - len(body))
@@ -112,13 +113,16 @@ def _mistral(text: str, _tools: Tools) -> Iterator[Found]:
 
 
 def _deepseek(text: str, _tools: Tools) -> Iterator[Found]:
-    def parse(block: re.Match[str]) -> Sequence[Found]:
+    def parse(begin: re.Match[str]) -> Sequence[Found]:
+        block = _DEEPSEEK_BODY.match(text, begin.end())
+        if block is None:
+            return []
         kind, body = block[1].strip(), block[2].strip()
         # V3 and R1 write `function`, the name and a block of code; V3.1 the name and the arguments.
         fenced = _FENCED.fullmatch(body)
         name, arguments = (fenced[1].strip(), fenced[2]) if fenced else (kind, body)
-        is_call = name and "<｜tool▁call" not in kind + body and (fenced or kind != "function")
-        return [Found(block.start(), block.end(), _call(name, arguments))] if is_call else []
+        is_call = name and (fenced or kind != "function")
+        return [Found(begin.start(), block.end(), _call(name, arguments))] if is_call else []
 
     return _each(text, _DEEPSEEK, parse)
 
@@ -167,18 +171,18 @@ _BUILT_IN = re.compile(r"(\w+)\.call\((.*)\)", re.DOTALL)
 _BUILT_IN_ARGUMENT = re.compile(r'(\w+)="(.*?)"(?=, \w+="|\Z)', re.DOTALL)
 _TOOL_CALLS = re.compile(r"\[TOOL_CALLS\]")
 _MISTRAL_NAMED = re.compile(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?\[ARGS\]\s*(?={)")
-_DEEPSEEK = re.compile(
-    r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>(.*?)<｜tool▁sep｜>(.*?)<｜tool▁call▁end｜>"
-    r"(?:\s*<｜tool▁calls▁end｜>)?",
+_DEEPSEEK = re.compile(r"(?:<｜tool▁calls▁begin｜>\s*)?<｜tool▁call▁begin｜>")
+_DEEPSEEK_BODY = re.compile(
+    r"((?:(?!<｜tool▁).)*+)<｜tool▁sep｜>((?:(?!<｜tool▁).)*+)<｜tool▁call▁end｜>(?:\s*<｜tool▁calls▁end｜>)?",
     re.DOTALL,
 )
 _FENCED = re.compile(r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL)
 _HARMONY = re.compile(
-    r"(?:<\|start\|>assistant)?(?:<\|channel\|>[a-z]+)? ?to=functions\.([\w.-]+)(?:<\|channel\|>[a-z]+)?"
-    r"(?: ?(?:<\|constrain\|>)?\w+)? ?<\|message\|>"
+    r"(?:<\|start\|>assistant)?(?:<\|channel\|>[a-z]+)? ?to=functions\.([\w.-]++)(?:<\|channel\|>[a-z]++)?"
+    r"(?: ?(?:<\|constrain\|>)?\w++)? ?<\|message\|>"
 )
 _HARMONY_END = re.compile(r"<\|call\|>|<\|end\|>|(?=<\|start\|>)")
-_FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^>\n]+)>\s*")
+_FUNCTION = re.compile(r"(?:<tool_call>\s*)?<function=([^<>\n]++)>\s*")
 _FUNCTION_END = re.compile(r"(</parameter>\s*)?</function>(?:\s*</tool_call>|(?=\s*(?:<tool_call>|<function=|\Z)))")
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|\Z))", re.DOTALL)
 _GLM = re.compile(r"<tool_call>\s*([^\s<]+)\s*")
@@ -313,8 +317,15 @@ def _paired(
         name = one[1].strip()
         arguments[name] = _typed(one[2], properties.get(name))
         position = one.end()
-    is_call = not body[position:].strip()
-    return [Found(begin.start(), end.end(), SampledCall(begin[1], _dumped(arguments)))] if is_call else []
+    if body[position:].strip():
+        return []
+    try:
+        dumped = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        # A value may name half of a character, which no row can hold.
+        dumped.encode()
+    except ValueError:
+        return []
+    return [Found(begin.start(), end.end(), SampledCall(begin[1], dumped))]
 
 
 def _properties(tools: Tools, name: str) -> Json:

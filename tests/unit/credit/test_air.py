@@ -4,7 +4,7 @@ import pytest
 
 from leyden.libs.contracts.config import Air
 from leyden.libs.contracts.states import OutcomeKind
-from leyden.services.credit.air import Ending, ToolUse, air_reward, tool_uses, without_duplicates
+from leyden.services.credit.air import ToolUse, air_reward, tool_uses, without_duplicates
 from leyden.services.credit.records import AskedTool, Call, ToolResult
 from tests.unit.credit.cases import asking, call, span
 
@@ -95,7 +95,7 @@ def test_parallel_uses_of_one_tool_are_not_duplicates() -> None:
     assert [len(without_duplicates(spans)) for spans in (inside, apart, different)] == [2, 2, 2]
 
 
-def without_spans(calls: list[Call], ending: Ending, seen: list[Call] | None = None) -> dict[str, list[ToolUse]]:
+def without_spans(calls: list[Call], ending: OutcomeKind, seen: list[Call] | None = None) -> dict[str, list[ToolUse]]:
     return tool_uses(calls, [], seen, ending)
 
 
@@ -111,7 +111,7 @@ def test_a_tool_call_without_a_span_takes_its_status_from_its_result() -> None:
     # The later call that has them was aborted before its first token, and is in no tree.
     seen = [first, call("second", [1, 2, 3], [], at=5, completed=False, results=results)]
     by_span = span("search", "error", at=1, tool_call_id=ids[0])
-    assert tool_uses([first], [by_span], seen, Ending()) == {
+    assert tool_uses([first], [by_span], seen, OutcomeKind.SUCCEEDED) == {
         first.id: [
             ToolUse("search", "error", "tool_call_id"),
             ToolUse("memory", "error", "result"),
@@ -127,26 +127,25 @@ def test_a_result_in_a_users_text_is_for_the_call_before() -> None:
     second = asking("second", [3], [4], "memory", at=5)
     second = replace(second, results=(ToolResult(None, "Observation:\n3 hits"),))
     third = call("third", [5], [6], at=9, results=(ToolResult(None, "Error:\nno memory"),))
-    assert without_spans([first, second, third], Ending(OutcomeKind.TIMEOUT)) == {
+    assert without_spans([first, second, third], OutcomeKind.TIMEOUT) == {
         first.id: [ToolUse("search", "ok", "result")],
         second.id: [ToolUse("memory", "error", "result")],
     }
 
 
 def test_a_tool_call_that_never_got_a_result_is_hung_lost_or_unknown() -> None:
-    calls = [asking(name, [at], [2], "search", at=at) for at, name in enumerate("ab")]
-    broken = asking("broken", [7], [8], at=3)
+    broken = asking("broken", [7], [8], at=0)
     broken = replace(broken, asked=(AskedTool("memory", "call_1", is_malformed=True),))
-    continued = frozenset({calls[0].id})
+    calls = [asking(name, [at], [2], "search", at=at) for at, name in enumerate("ab", 1)]
 
     def found(kind: OutcomeKind) -> list[tuple[str, str]]:
-        uses = without_spans([*calls, broken], Ending(kind, continued))
+        uses = without_spans([broken, *calls], kind)
         return [(str(use.status), use.source) for one in uses.values() for use in one]
 
-    last = ("error", "malformed")
-    assert found(OutcomeKind.TIMEOUT) == [("unset", "answer"), ("error", "hung"), last]
-    assert found(OutcomeKind.AGENT_ERROR) == [("unset", "answer"), ("error", "lost"), last]
-    assert found(OutcomeKind.SUCCEEDED) == [("unset", "answer"), ("unset", "answer"), last]
+    first = ("error", "malformed")
+    assert found(OutcomeKind.TIMEOUT) == [first, ("unset", "answer"), ("error", "hung")]
+    assert found(OutcomeKind.AGENT_ERROR) == [first, ("unset", "answer"), ("error", "lost")]
+    assert found(OutcomeKind.SUCCEEDED) == [first, ("unset", "answer"), ("unset", "answer")]
 
 
 def test_a_span_that_never_ended_is_a_tool_that_hangs() -> None:

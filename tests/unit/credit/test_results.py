@@ -34,6 +34,10 @@ from leyden.services.credit.results import status_of
         "Command exited with code 2",
         "The tool call timed out after 30 s",
         "Timed out.",
+        "Timeout",
+        '{"error": "a long text that is cut',
+        "time-out while waiting for the page",
+        '{"exception": {"type": "KeyError"}}',
     ],
 )
 def test_errors_in_the_forms_of_frameworks_are_failures(text: str) -> None:
@@ -56,6 +60,10 @@ def test_a_result_without_content_is_neither(text: str) -> None:
         "Errors in medicine, a survey",
         "0",
         "No timeouts were found",
+        "timeout: 30\nretries: 5",
+        "Time out of mind",
+        '{"error": 0, "temperature": 21}',
+        '{"temperature": 21, "error": 0.05}',
         "HTTP 200 OK",
         "exit code 0",
         "Observation:\nSunny",

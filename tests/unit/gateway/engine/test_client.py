@@ -356,6 +356,17 @@ async def test_an_engine_with_a_shorter_context_is_asked_for_fewer_tokens() -> N
     assert sent == [4000, 9, 9]
 
 
+async def test_a_prompt_that_is_too_long_for_an_engine_is_refused_each_time() -> None:
+    text = b'{"error":{"message":"The input is longer than the context length"}}'
+    refusals = [answered(text, "400 Bad Request"), answered(b'{"max_req_input_len":-9}')]
+    server = Server([refusals[0]], [refusals[1]], [refusals[0]], [refusals[1]])
+    async with server.serving(), client_of(server.url) as engines:
+        for _ in range(2):
+            with pytest.raises(BadRequest) as refused:
+                await engines.sample(stream=False)
+            assert refused.value.code == "context_length_exceeded"
+
+
 async def test_an_endless_refusal_is_read_in_part() -> None:
     endless = [b"HTTP/1.1 400 Bad Request\r\ncontent-length: 999999999\r\n\r\n", b"x" * 200_000, b"wait"]
     server = Server(endless)

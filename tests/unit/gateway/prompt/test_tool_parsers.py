@@ -233,3 +233,29 @@ def test_a_template_that_lists_no_tools_gets_the_format_that_the_gateway_asks_fo
 def test_a_parser_is_chosen_by_name(tmp_path):
     folder = FAMILIES["qwen2_5"].write(tmp_path / "m")
     assert ChatModel(folder, tool_parser="llama3").tool_parser.name == "llama3"
+
+
+@pytest.mark.parametrize(
+    ("name", "piece"),
+    [
+        ("deepseek", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>x"),
+        ("gpt_oss", "to=functions." + "m" * 2000),
+        ("qwen3_coder", "<function="),
+    ],
+)
+def test_an_answer_that_repeats_itself_is_parsed_in_linear_time(name: str, piece: str) -> None:
+    text = piece * 4000
+    assert TOOL_PARSERS[name].parse(text, TOOLS) == (text, ())
+
+
+@pytest.mark.parametrize("value", ["\\ud83d", "NaN", "1e999"])
+def test_a_value_that_no_json_text_can_hold_makes_no_call(value: str) -> None:
+    tools = ({"type": "function", "function": {"name": "f", "parameters": {"properties": {"x": {"type": "array"}}}}},)
+    text = f'<tool_call>\n<function=f>\n<parameter=x>\n["{value}"]\n</parameter>\n</function>\n</tool_call>'
+    if value != "\\ud83d":
+        text = text.replace('"', "")
+    assert TOOL_PARSERS["qwen3_coder"].parse(text, tools) == (text, ())
+
+
+def test_a_method_in_a_text_is_no_call_without_llamas_tag() -> None:
+    assert TOOL_PARSERS["llama3"].parse("requests.call(url)", TOOLS) == ("requests.call(url)", ())
