@@ -109,7 +109,7 @@ test: setup ## every test
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5 $(TESTS)
 
 test-sglang: setup $(SGLANG_VENV)/.ready ## the contract of engines against a real SGLang on a CPU
-	$(BIN)/pytest --timeout=600 -k "[sglang" tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py
+	TEST_SGLANG=1 $(BIN)/pytest --timeout=600 -k "[sglang" tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py
 
 contract: setup ## tests of the promises at each boundary
 	$(BIN)/pytest tests/contract

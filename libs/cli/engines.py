@@ -40,7 +40,7 @@ class EngineChoice:
         Raises: CommandError: the options contradict each other, a URL is none, or the environment has no SGLang
         """
         for url in self.urls:
-            if urlsplit(url).scheme not in {"http", "https"} or not urlsplit(url).hostname:
+            if not _is_address(url):
                 raise CommandError(f"--engine-url {url}: write an address such as http://127.0.0.1:30000", Exit.USAGE)
         if self.kind == "cpu":
             if self.arguments or self.python:
@@ -48,6 +48,10 @@ class EngineChoice:
             return None
         if self.urls:
             raise CommandError("choose --engine-url or --engine sglang, not both", Exit.USAGE)
+        try:
+            arguments = tuple(shlex.split(self.arguments))
+        except ValueError as error:
+            raise CommandError(f"--engine-args {self.arguments}: {error}", Exit.USAGE) from error
         # Not resolved: the link in a virtual environment is what names the environment.
         python = (self.python or Path(sys.executable)).absolute()
         if not _has_sglang(python):
@@ -55,7 +59,15 @@ class EngineChoice:
                 f"{python} has no sglang: install it into an environment of its own (`python -m venv ENV && "
                 f"ENV/bin/pip install {SGLANG}`) and name it with --engine-python ENV/bin/python"
             )
-        return Sglang(python, tuple(shlex.split(self.arguments)))
+        return Sglang(python, arguments)
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return False
+    return parts.scheme in {"http", "https"} and bool(parts.hostname)
 
 
 def _has_sglang(python: Path) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,6 +30,8 @@ from leyden.libs.telemetry import configure_logs, logger
 FLAGS = ("--incremental-streaming-output", "--enable-metrics")
 HEALTH_WITHOUT_TOKENS = {"SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
 """SGLang's `/health` samples a token by default, and therefore fails while a weight update pauses the engine."""
+
+MAX_LINE_BYTES = 2**24
 
 log = logger()
 
@@ -59,16 +62,20 @@ class SglangEnded(RuntimeError):
 @contextlib.contextmanager
 def config_file(settings: Settings) -> Iterator[Path]:
     """SGLang's configuration with the keys: every process of the machine can read arguments, but not this file."""
-    keys = {
-        "api-key": read_secret(settings.api_key, settings.api_key_file),
-        "admin-api-key": read_secret(settings.admin_api_key, settings.admin_api_key_file),
-    }
-    values = {"model-path": str(settings.model_path)} | {name: key for name, key in keys.items() if key is not None}
+    keys = {name: key for name, key in _keys(settings).items() if key is not None}
+    values = {"model-path": str(settings.model_path)} | keys
     with tempfile.NamedTemporaryFile("w", prefix="leyden-engine-", suffix=".yaml") as file:
         # JSON is YAML.
         json.dump(values, file)
         file.flush()
         yield Path(file.name)
+
+
+def _keys(settings: Settings) -> dict[str, str | None]:
+    return {
+        "api-key": read_secret(settings.api_key, settings.api_key_file),
+        "admin-api-key": read_secret(settings.admin_api_key, settings.admin_api_key_file),
+    }
 
 
 def command(settings: Settings, config: Path) -> Sequence[str]:
@@ -83,6 +90,7 @@ async def serve(settings: Settings, stop: asyncio.Event, checks: Checks) -> None
 
     Raises: SglangEnded
     """
+    keys = [key for key in _keys(settings).values() if key]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", trust_env=False) as http:
 
         async def answers() -> None:
@@ -91,16 +99,26 @@ async def serve(settings: Settings, stop: asyncio.Event, checks: Checks) -> None
         # Before anything is awaited: a process without checks is ready.
         checks.add("sglang", answers)
         with config_file(settings) as config:
-            status = await _run(command(settings, config), stop)
+            status = await _run(command(settings, config), keys, stop)
     if not stop.is_set():
         raise SglangEnded(f"sglang.launch_server ended with status {status}: its last lines are above")
 
 
-async def _run(words: Sequence[str], stop: asyncio.Event) -> int | None:
-    """Runs a command in a session of its own until it ends or the event is set; returns its exit status."""
+async def _run(words: Sequence[str], keys: Sequence[str], stop: asyncio.Event) -> int | None:
+    """Runs a command in a session of its own until it ends or the event is set; returns its exit status.
+
+    Args: keys: left out of its output, since SGLang prints its arguments with them
+    """
     process = await asyncio.create_subprocess_exec(
-        *words, env={**os.environ, **HEALTH_WITHOUT_TOKENS}, start_new_session=True
+        *words,
+        env={**os.environ, **HEALTH_WITHOUT_TOKENS},
+        start_new_session=True,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        limit=MAX_LINE_BYTES,
     )
+    assert process.stdout is not None
+    copying = asyncio.create_task(_copy_without(keys, process.stdout))
     log.info("sglang started", pid=process.pid, python=words[0])
     ended, stopped = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
     try:
@@ -113,7 +131,16 @@ async def _run(words: Sequence[str], stop: asyncio.Event) -> int | None:
         # Its scheduler and detokenizer are of the same session.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+        await copying
     return process.returncode
+
+
+async def _copy_without(keys: Sequence[str], output: asyncio.StreamReader) -> None:
+    async for line in output:
+        for key in keys:
+            line = line.replace(key.encode(), b"***")
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
 
 
 @exit_on_config_error(Settings)

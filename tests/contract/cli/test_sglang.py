@@ -22,6 +22,8 @@ config = pathlib.Path(arguments[arguments.index("--config") + 1])
 facts = {"arguments": arguments, "config": json.loads(config.read_text()), "mode": config.stat().st_mode & 0o777}
 facts["health"] = os.environ["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"]
 
+print("server_args=" + json.dumps(facts["config"]), file=sys.stderr, flush=True)
+
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
@@ -62,6 +64,9 @@ def test_sglang_gets_model_address_keys_and_flags_and_ends_with_the_platform(tmp
         assert facts["config"] == {"model-path": str(model)} | keys
         assert not [key for key in keys.values() if key in json.dumps(facts["arguments"])]
         assert (facts["mode"], facts["health"]) == (0o600, "0")
+        log = (home / "logs" / "engine.log").read_text()
+        assert "server_args=" in log
+        assert not [key for key in keys.values() if key in log]
     finally:
         platform.stop()
         EmbeddedRedis(home / "redis").stop()

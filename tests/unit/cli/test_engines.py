@@ -26,6 +26,8 @@ def variables(service: str, **options: object) -> dict[str, str]:
     ("choice", "message"),
     [
         (EngineChoice(urls=("localhost:30000",)), "write an address such as"),
+        (EngineChoice(urls=("http://[::1",)), "write an address such as"),
+        (EngineChoice("sglang", arguments="--chat-template 'x"), "No closing quotation"),
         (EngineChoice(arguments="--tp 2"), "need --engine sglang"),
         (EngineChoice(python=Path("/bin/python")), "need --engine sglang"),
         (EngineChoice("sglang", ("http://a:1",)), "not both"),
