@@ -245,7 +245,7 @@ SERVING = (
     metric(
         "Prompts and retries",
         {
-            "forks": 'sum(rate(gateway_prompts_total{continuation="fork"}[$__rate_interval]))',
+            "forks": 'sum(rate(gateway_prompts_total{continuation="fork"}[$__rate_interval])) or vector(0)',
             "untrainable": "sum(rate(gateway_untrainable_calls_total[$__rate_interval]))",
             "replayed": "sum(rate(gateway_replays_total[$__rate_interval])) or vector(0)",
             "sent again": "sum(rate(gateway_engine_retries_total[$__rate_interval])) or vector(0)",

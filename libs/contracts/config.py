@@ -5,6 +5,7 @@ Defaults follow the recipe of `make demo`; `docs/how-to` explains when to change
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -401,6 +402,11 @@ class RunConfig(_Document):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     training: Training = Field(default_factory=Training)
     evaluation: Evaluation | None = None
+
+    @classmethod
+    def stored(cls, document: Mapping[str, Any]) -> RunConfig:
+        """Returns the run of a stored document, without what a newer version has added to it."""
+        return cls.model_validate(document, extra="ignore")
 
     @model_validator(mode="after")
     def _an_image_holds_the_agents_files(self) -> RunConfig:

@@ -256,8 +256,8 @@ def _lease(row: Row[Any], *, adopted: bool = False) -> Lease:
         dataset_id=row.dataset_id,
         task_number=row.task_number,
         task=row.payload,
-        agent=Agent.model_validate(row.agent),
-        runner=_RUNNER.validate_python(row.runner or {}),
+        agent=Agent.model_validate(row.agent, extra="ignore"),
+        runner=_RUNNER.validate_python(row.runner or {}, extra="ignore"),
         trace_parent=row.trace_parent,
     )
 

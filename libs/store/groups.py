@@ -303,7 +303,7 @@ async def load_runs(session: ReadSession, finished_evaluations: Iterable[str] = 
 async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str, RunConfig]:
     """Configurations by run id."""
     rows = await session.execute(select(tables.Run.id, tables.Run.config).where(tables.Run.id.in_(list(run_ids))))
-    return {row.id: RunConfig.model_validate(row.config) for row in rows}
+    return {row.id: RunConfig.stored(row.config) for row in rows}
 
 
 async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
@@ -411,7 +411,7 @@ def _evaluation(row: Any) -> EvaluationFacts:
 def _run(row: Any, evaluations: Sequence[EvaluationFacts]) -> RunFacts:
     return RunFacts(
         id=row.id,
-        config=RunConfig.model_validate(row.config),
+        config=RunConfig.stored(row.config),
         intent=RunIntent(row.intent),
         phase=RunPhase(row.phase),
         reason=row.reason,

@@ -155,7 +155,7 @@ async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> li
     found = {record["id"]: record for record in result.mappings()}
     runs = []
     for row in rows:
-        record, config = found[row.id], RunConfig.model_validate(row.config)
+        record, config = found[row.id], RunConfig.stored(row.config)
         runs.append(
             api.Run(
                 id=row.id,

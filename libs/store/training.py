@@ -78,7 +78,7 @@ async def read_run_config(session: ReadSession, run_id: str) -> RunConfig:
     row = await session.get(tables.Run, run_id)
     if row is None:
         raise UnknownRun(f"no run has the id {run_id!r}: list runs to find it")
-    return RunConfig.model_validate(row.config)
+    return RunConfig.stored(row.config)
 
 
 async def last_committed_step(session: ReadSession, run_id: str) -> CommittedStep | None:

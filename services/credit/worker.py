@@ -96,7 +96,7 @@ def compute(groups: list[PendingGroup], rows: SiblingRows) -> list[tuple[Pending
 
     A group with broken records is excluded with the reason, so that it does not block others.
     """
-    configs = {group.run_id: RunConfig.model_validate(group.config) for group in groups}
+    configs = {group.run_id: RunConfig.stored(group.config) for group in groups}
     return [(group, _computed(group, configs[group.run_id], _rows_of(group, rows))) for group in groups]
 
 

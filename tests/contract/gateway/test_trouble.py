@@ -16,6 +16,7 @@ from prometheus_client import REGISTRY
 from sqlalchemy import delete
 
 from leyden.libs.store import tables
+from leyden.libs.store.calls import CallDefaults
 from leyden.libs.store.database import Database
 from leyden.libs.store.retention import prune_run
 from leyden.services.gateway.records.reader import Reader
@@ -477,14 +478,14 @@ async def test_a_retry_that_arrives_before_its_first_try_has_started_a_call_join
     tmp_path, database, monkeypatch, headers
 ):
     go, reading = asyncio.Event(), asyncio.Event()
-    read = Reader.temperature
+    read = Reader.defaults
 
-    async def slow(self: Reader, run_id: str) -> float:
+    async def slow(self: Reader, run_id: str) -> CallDefaults:
         reading.set()
         await go.wait()
         return await read(self, run_id)
 
-    monkeypatch.setattr(Reader, "temperature", slow)
+    monkeypatch.setattr(Reader, "defaults", slow)
     async with scene(tmp_path, database, says=["first", "second", "third"]) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
         asking = []

@@ -82,3 +82,11 @@ def test_a_clip_that_cannot_act_is_refused_with_its_path(kind: str, clip: dict[s
     with pytest.raises(ValidationError, match=f"{next(iter(clip))} cannot act .* write correction 'bypass'") as refused:
         RunConfig.model_validate(document("decoupled", **clip))
     assert refused.value.errors()[0]["loc"] == ("algorithm", kind)
+
+
+def test_a_stored_document_may_have_what_a_newer_version_added() -> None:
+    document = builders.run_document()
+    newer = document | {"new": 1, "agent": document["agent"] | {"new": {"er": 1}}}
+    assert RunConfig.stored(newer) == RunConfig.model_validate(document)
+    with pytest.raises(ValidationError):
+        RunConfig.model_validate(newer)
