@@ -7,7 +7,8 @@
 `restarted_gateway` was recorded again later: since the store keeps the order of a tool's members, a gateway that reads
 an attempt back continues the sampled tokens of its answers, where it encoded them again before. So were
 `unusual_tool_calls` and `reordered_arguments` (a malformed call is a tool call, and no template refuses its arguments),
-and `parallel_calls_refused` (the next prompt shows the one call that the agent was shown).
+`parallel_calls_refused` (the next prompt shows the one call that the agent was shown), and `unicode` (special tokens in
+what a user says are letters).
 
 Each session talks to the gateway over HTTP alone, with a scripted engine behind it, and is then read from Postgres.
 Requests stream in turns: every second one is answered as a stream. The engine spells some words in pieces that no
