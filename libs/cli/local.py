@@ -21,6 +21,7 @@ from leyden.libs.cli.cluster.release import lasts, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.engines import EngineChoice
 from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.managed_service import ENGINE_READY_SECONDS
 from leyden.libs.cli.output import AsJson, Part, as_text, console, facts, print_json, print_result, report_event, table
 from leyden.libs.cli.platform import (
     AlreadyRunning,
@@ -37,7 +38,6 @@ from leyden.libs.cli.watch import ENDED
 from leyden.libs.client import LeydenError
 from leyden.libs.contracts.api import Engine, Run
 
-READY_SECONDS = 600.0
 STOP_SECONDS = 120.0
 NEWEST_RUNS = 50
 
@@ -87,7 +87,7 @@ def up(
     with _stop_on_signal(platform):
         platform.start()
         try:
-            platform.ready(READY_SECONDS)
+            platform.ready(ENGINE_READY_SECONDS)
             if not silent:
                 _print_platform(context, as_json)
             report_event("ready; Ctrl-C stops everything")
@@ -137,8 +137,8 @@ def _detach(context: Context, options: list[str]) -> None:
         record = context.record()
         return record is not None and record.supervisor.pid == supervisor.pid and record.state == "ready"
 
-    if not _within(READY_SECONDS, lambda: supervisor.poll() is not None or is_ready()):
-        raise CommandError(f"not ready after {READY_SECONDS:g} s: see {logs / 'supervisor.log'}")
+    if not _within(ENGINE_READY_SECONDS, lambda: supervisor.poll() is not None or is_ready()):
+        raise CommandError(f"not ready after {ENGINE_READY_SECONDS:g} s: see {logs / 'supervisor.log'}")
     if supervisor.poll() is not None:
         output = (logs / "supervisor.log").read_bytes()[began:].decode(errors="replace")
         raise CommandError(f"the supervisor ended:\n{output[-3000:]}")

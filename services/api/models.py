@@ -40,6 +40,9 @@ async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
     names = {config.dataset, *([config.evaluation.dataset] if config.evaluation else [])} if fields else set()
     for dataset in [await find_dataset(session, name) for name in sorted(names)]:
         for field in fields:
+            # Postgres would count from the end, which the runner does not.
+            if any(part.startswith("-") and part[1:].isdigit() for part in field):
+                raise _refusal("agent", f"{{task.{'.'.join(field)}}}: items of a list count from 0")
             number = await task_without(session, dataset.id, field, first=CHECKED_TASKS)
             if number is not None:
                 placeholder = f"{{task.{'.'.join(field)}}}"

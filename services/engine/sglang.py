@@ -60,9 +60,8 @@ class SglangEnded(RuntimeError):
 
 
 @contextlib.contextmanager
-def config_file(settings: Settings) -> Iterator[Path]:
+def config_file(settings: Settings, keys: dict[str, str]) -> Iterator[Path]:
     """SGLang's configuration with the keys: every process of the machine can read arguments, but not this file."""
-    keys = {name: key for name, key in _keys(settings).items() if key is not None}
     values = {"model-path": str(settings.model_path)} | keys
     with tempfile.NamedTemporaryFile("w", prefix="leyden-engine-", suffix=".yaml") as file:
         # JSON is YAML.
@@ -71,11 +70,12 @@ def config_file(settings: Settings) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def _keys(settings: Settings) -> dict[str, str | None]:
-    return {
+def _keys(settings: Settings) -> dict[str, str]:
+    keys = {
         "api-key": read_secret(settings.api_key, settings.api_key_file),
         "admin-api-key": read_secret(settings.admin_api_key, settings.admin_api_key_file),
     }
+    return {name: key for name, key in keys.items() if key}
 
 
 def command(settings: Settings, config: Path) -> Sequence[str]:
@@ -90,7 +90,7 @@ async def serve(settings: Settings, stop: asyncio.Event, checks: Checks) -> None
 
     Raises: SglangEnded
     """
-    keys = [key for key in _keys(settings).values() if key]
+    keys = _keys(settings)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{settings.port}", trust_env=False) as http:
 
         async def answers() -> None:
@@ -98,8 +98,8 @@ async def serve(settings: Settings, stop: asyncio.Event, checks: Checks) -> None
 
         # Before anything is awaited: a process without checks is ready.
         checks.add("sglang", answers)
-        with config_file(settings) as config:
-            status = await _run(command(settings, config), keys, stop)
+        with config_file(settings, keys) as config:
+            status = await _run(command(settings, config), list(keys.values()), stop)
     if not stop.is_set():
         raise SglangEnded(f"sglang.launch_server ended with status {status}: its last lines are above")
 

@@ -1,4 +1,4 @@
-"""What the suite saw, framework by framework, and `docs/frameworks.md`, which it writes from that."""
+"""The results of the suite for each framework, from which it writes `docs/frameworks.md`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ request is lost with a 500, a 429 and a dropped connection.
 
 *Extends*: how many of the later calls begin with all tokens of an earlier one, so that the trainer computes them once
 (a forked call shares a beginning with an earlier one; both are trained right). *Objects*: whether the suite also
-asks for an object of a schema, which the engine enforces. *Repeats*: after which faults the client
+asks for an object of a schema; its grammar reaches the engine. *Repeats*: after which faults the client
 sends its request again. It then gets the answer that was sampled before, and never a second sample.
 
 | framework | version | dialect | extends | streams | objects | repeats after | notes |

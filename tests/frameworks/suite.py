@@ -60,7 +60,7 @@ class Played:
     grammars: Sequence[set[str]]
 
     def tree(self) -> list[str]:
-        """What the engine was asked, call by call: `fresh`, or how the call goes on from the nearest earlier one."""
+        """The calls in order: `fresh`, or how each call continues the nearest earlier one."""
         return [self._relation(number) for number in range(len(self.engine))]
 
     def _relation(self, number: int) -> str:

@@ -17,6 +17,11 @@ MAX_VALUES = 100_000
 """Limit of objects, arrays and commas in a body: parsing 16 MiB of them would block all other calls for 20 s."""
 MAX_SCHEMA_BYTES = 128 * 1024
 """Limit of an answer's schema: an engine compiles it, and every call's row holds it."""
+DRAFTS = {
+    *(f"http://json-schema.org/draft-{number}/schema" for number in ("04", "06", "07")),
+    *(f"https://json-schema.org/draft/{year}/schema" for year in ("2019-09", "2020-12")),
+}
+"""Drafts of JSON Schema whose own schemas the library has; it would fetch another one."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -80,20 +85,38 @@ def answer_schema(kind: str, schema: Json | None, *, param: str, place: str) -> 
         raise BadRequest(message, param=param, code="unsupported_parameter")
     if schema is None:
         raise BadRequest(f"Missing required parameter: '{place}'.", param=place, code="missing_required_parameter")
+    check_schema(schema, place)
+    return schema
+
+
+def check_schema(schema: Json, place: str) -> None:
+    """Passes a JSON Schema. It compiles none of its patterns, which an agent could make last for minutes.
+
+    Args: place: the field with the schema
+    Raises: BadRequest: it is large, invalid, or refers to another document
+    """
     if len(orjson.dumps(schema)) > MAX_SCHEMA_BYTES:
         raise BadRequest(
             f"{place} has more than {MAX_SCHEMA_BYTES} bytes: send a smaller schema.", param=place, code="invalid_value"
         )
-    try:
-        jsonschema_rs.validator_for(schema, retriever=_refuse_remote)
-    except ValueError as error:
-        reason = str(error).partition("\n")[0][:300]
-        raise BadRequest(f"{place} is not a valid JSON Schema: {reason}.", param=place, code="invalid_value") from error
-    return schema
+    draft = schema.get("$schema")
+    reason = f"{draft[:100]} is no draft of it" if isinstance(draft, str) and draft.rstrip("#") not in DRAFTS else ""
+    if remote := next(_remote_references(schema), None):
+        reason = f"it cannot refer to {remote[:100]}"
+    if not reason:
+        try:
+            jsonschema_rs.meta.validate(schema)
+        except ValueError as error:
+            reason = str(error).partition("\n")[0][:300]
+    if reason:
+        raise BadRequest(f"{place} is not a valid JSON Schema: {reason}.", param=place, code="invalid_value")
 
 
 def required_tools(tools: Sequence[Json], names: Sequence[str] | None) -> tuple[str, ...]:
-    """Returns the names of the tools of which one must be called: `names`, or all. Raises: BadRequest: no such tool."""
+    """Returns the names of the tools of which one must be called: `names`, or all.
+
+    Raises: BadRequest: no such tool, or a strict one whose schema cannot constrain its arguments
+    """
     given = [tool["function"]["name"] for tool in tools]
     if not given or names == []:
         raise BadRequest("tool_choice needs tools.", param="tool_choice", code="invalid_value")
@@ -101,11 +124,28 @@ def required_tools(tools: Sequence[Json], names: Sequence[str] | None) -> tuple[
         if name not in given:
             message = f"tool_choice names '{name[:100]}', but `tools` has no such tool."
             raise BadRequest(message, param="tool_choice", code="invalid_value")
-    return tuple(given if names is None else names)
+    required = tuple(given if names is None else names)
+    for index, tool in enumerate(tools):
+        function = tool["function"]
+        if function["name"] in required and function.get("strict") and function.get("parameters"):
+            check_schema(function["parameters"], f"tools[{index}].parameters")
+    return required
 
 
-def _refuse_remote(uri: str) -> Json:
-    raise ValueError(f"a schema cannot refer to {uri[:100]}")
+def _remote_references(value: object) -> Iterator[str]:
+    """Yields the references to other documents in a schema, which nests at most MAX_DEPTH levels."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if (
+                name in {"$ref", "$dynamicRef", "$recursiveRef"}
+                and isinstance(inner, str)
+                and not inner.startswith("#")
+            ):
+                yield inner
+            yield from _remote_references(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _remote_references(inner)
 
 
 def _bad_request(error: ValidationError, document: Json, remedies: Mapping[str, str]) -> BadRequest:

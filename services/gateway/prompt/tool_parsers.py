@@ -92,7 +92,7 @@ def _llama3(text: str, _tools: Tools) -> Sequence[Found]:
     has_tag = body != text[start:]
     if has_tag and (built_in := _BUILT_IN.fullmatch(body.strip())):
         arguments = dict(_BUILT_IN_ARGUMENT.findall(built_in[2]))
-        return [Found(start, len(text), SampledCall(built_in[1], _dumped(arguments)))]
+        return [Found(start, len(text), SampledCall(built_in[1], json.dumps(arguments, ensure_ascii=False)))]
     objects, end = _objects(text, len(text) - len(body))
     calls = [hermes_call(text[first:last], needs_arguments=True) for first, last in objects]
     # No mark ends a call, and bare JSON may be an answer: all of it must be calls.
@@ -370,7 +370,3 @@ _NAMES: dict[type, set[str]] = {
     str: {"string"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, list: {"array"},
     dict: {"object"}, type(None): {"null"},
 }  # fmt: skip
-
-
-def _dumped(arguments: Json) -> str:
-    return json.dumps(arguments, ensure_ascii=False)

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 
 from leyden.libs.store.database import Database
 from leyden.services.engine.tiny import make_tiny_model
+from leyden.services.gateway.dialects.body import answer_schema
 from tests import builders
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import all_calls, running_gateway, scene
@@ -26,7 +27,7 @@ ASK: list[Any] = [{"role": "user", "content": "Book a trip."}]
 
 
 class Trip(BaseModel):
-    """What the agent asks for."""
+    """The object that the agent requests."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -49,6 +50,7 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {**CANCEL, "strict": True}},
     {"type": "function", "function": BOOK},
 ]
+STRICT_AND_WRONG = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"type": "objec"}}}
 RESPONSES_TOOLS: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]
 MESSAGES_TOOLS: list[Any] = [
     {"name": tool["name"], "input_schema": tool["parameters"], "strict": True} for tool in (BOOK, CANCEL)
@@ -196,6 +198,16 @@ async def test_tools_and_a_schema_give_calls_or_an_answer(tmp_path: Path, databa
             "response_format.json_schema.schema",
             "invalid_value",
         ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$schema": "http://localhost/x"}}}},
+            "response_format.json_schema.schema",
+            "invalid_value",
+        ),
+        (
+            {"tool_choice": "required", "tools": [STRICT_AND_WRONG]},
+            "tools[0].parameters",
+            "invalid_value",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "invalid_value"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "fly"}}, "tools": TOOLS},
@@ -212,6 +224,12 @@ async def test_a_wrong_format_or_choice_is_a_400_that_names_it(
             await client.chat.completions.create(model="m", messages=ASK, **fields)
         assert (refused.value.param, refused.value.code) == (param, code)
         assert not await stage.calls()
+
+
+async def test_a_schema_of_patterns_that_compile_for_minutes_is_checked_at_once() -> None:
+    patterns = {f"p{number}": {"type": "string", "pattern": f"\\p{{L}}{{100}}{number}"} for number in range(2000)}
+    schema = {"$schema": "http://json-schema.org/draft-07/schema#", "properties": patterns}
+    assert answer_schema("json_schema", schema, param="text.format", place="text.format.schema") == schema
 
 
 async def test_the_other_dialects_name_a_wrong_schema(tmp_path: Path, database: Database) -> None:

@@ -356,6 +356,19 @@ async def test_an_engine_with_a_shorter_context_is_asked_for_fewer_tokens() -> N
     assert sent == [4000, 9, 9]
 
 
+async def test_calls_in_flight_when_a_shorter_context_becomes_known_are_sent_again() -> None:
+    text = b'{"error":{"message":"The input is longer than the context length"}}'
+    refused, limits = answered(text, "400 Bad Request"), answered(b'{"max_req_input_len":4}')
+    server = Server([b"wait", refused], [refused], [limits], [HELLO], [limits], [HELLO])
+    async with server.serving(), client_of(server.url) as engines:
+        waiting = asyncio.create_task(engines.sample(stream=False, max_tokens=4000))
+        while not server.requests:
+            await asyncio.sleep(0)
+        first = await engines.sample(stream=False, max_tokens=4000)
+        server.go_on.set()
+        assert (await waiting).ids == first.ids == [7, 2]
+
+
 async def test_a_prompt_that_is_too_long_for_an_engine_is_refused_each_time() -> None:
     text = b'{"error":{"message":"The input is longer than the context length"}}'
     refusals = [answered(text, "400 Bad Request"), answered(b'{"max_req_input_len":-9}')]

@@ -218,7 +218,7 @@ def test_a_complete_call_without_json_is_malformed(parser, text, arguments):
         (None, "5", "5"),
     ],
 )
-def test_the_schema_tells_texts_from_other_values(schema, text, value):
+def test_the_schema_decides_between_a_text_and_another_value(schema, text, value):
     tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
     sampled = f"<tool_call>\n<function=f>\n<parameter=a>\n{text}\n</parameter>\n</function>\n</tool_call>"
     [call] = TOOL_PARSERS["qwen3_coder"].parse(sampled, [tool])[1]
