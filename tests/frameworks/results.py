@@ -37,6 +37,11 @@ def add(framework: Framework, part: str, result: object) -> None:
     (STORE / f"{framework.name}.{part}.json").write_text(json.dumps(result))
 
 
+def forget(framework: Framework, part: str) -> None:
+    """Removes a result from before, so that a test that fails now leaves none."""
+    (STORE / f"{framework.name}.{part}.json").unlink(missing_ok=True)
+
+
 def write_page() -> None:
     """Writes the page where every framework has a result."""
     found = [_stored(framework) for framework in FRAMEWORKS]

@@ -73,6 +73,7 @@ class Played:
 
 @each_framework
 async def test_a_task_with_parallel_tools_and_a_failing_one(tmp_path: Path, database: Database, framework: Framework):
+    results.forget(framework, "task")
     played = await play(framework, tmp_path, database)
     assert played.status == 0, played.output
     assert [text for text in framework.answers if text not in played.output] == []
@@ -91,6 +92,7 @@ async def test_a_task_with_parallel_tools_and_a_failing_one(tmp_path: Path, data
 async def test_a_lost_answer_is_not_sampled_again(
     tmp_path: Path, database: Database, framework: Framework, fault: Fault
 ):
+    results.forget(framework, fault)
     played = await play(framework, tmp_path, database, fault=fault)
     assert recorded(played.calls) == list(played.engine)
     has_repeated = fault in framework.retries
@@ -105,6 +107,7 @@ async def test_a_lost_answer_is_not_sampled_again(
 
 @pytest.mark.parametrize("framework", WITH_REPORT, ids=lambda framework: framework.name)
 async def test_an_object_of_a_schema(tmp_path: Path, database: Database, framework: Framework):
+    results.forget(framework, "report")
     played = await play(framework, tmp_path, database, reports=True)
     assert played.status == 0, played.output
     assert [json.loads(line) for line in played.output.splitlines() if line.startswith("{")] == [script.REPORT]

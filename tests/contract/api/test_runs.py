@@ -102,6 +102,7 @@ async def test_a_run_whose_tasks_lack_a_field_of_its_command_is_refused(
     message = "task 1 of dataset 'hinted' has no field for {task.hints.0.text}"
     assert (refused.status_code, refused.json()["errors"]) == (422, [{"path": "agent", "message": message}])
     assert "task 0 of dataset 'hinted'" in (await posted("{task.nothing}")).json()["detail"]
+    assert "count from 0" in (await posted("{task.hints.-1}")).json()["detail"]
     evaluated = await posted("{task.hints}", evaluation={"dataset": "plain"})
     assert "dataset 'hinted'" in evaluated.json()["detail"]
     for agent, runner, words in (
