@@ -346,6 +346,20 @@ class Optimizer(_Document):
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
 
 
+class Lora(_Document):
+    """Low-rank adapters: they alone are trained, and the base model is the KL reference without a second copy.
+
+    Adapters take a rate about a hundred times that of full training: set `optimizer.learning_rate` to 1e-4. There is no
+    dropout: the policy that is trained must be the one that sampled.
+    """
+
+    rank: int = Field(default=16, ge=1, le=1024)
+    alpha: float = Field(default=32.0, gt=0, le=1e6)
+    """The adapter's product is scaled by alpha / rank."""
+    target_modules: Literal["all-linear"] | Annotated[list[Word], Field(min_length=1, max_length=100)] = "all-linear"
+    """Linear layers of the decoder by the last part of their names, such as `q_proj`; the head is none of them."""
+
+
 class Training(_Document):
     """Computation of a step: optimiser, precision, memory and checks."""
 
@@ -354,7 +368,10 @@ class Training(_Document):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; master weights stay float32."""
     frozen: list[Word] = Field(default_factory=list, max_length=1000)
-    """Patterns (fnmatch) of parameter names that are not trained, such as `model.layers.[0-9].*`."""
+    """Patterns (fnmatch) of parameter names that are not trained, such as `model.layers.[0-9].*`. With `lora`, layers
+    whose weights match get no adapter."""
+    lora: Lora | None = None
+    """Train LoRA adapters in place of the weights; null trains the weights."""
     micro_batch_tokens: int = Field(default=4096, ge=16, le=2**31 - 1)
     """Maximum tokens of one forward pass, without the shared prefix."""
     activation_checkpointing: bool = False

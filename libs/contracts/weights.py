@@ -6,11 +6,14 @@ import hashlib
 from pathlib import Path
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
+ADAPTER_FOLDER = "adapter"
+"""Subfolder of a version's folder with its LoRA adapter in peft's format."""
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Returns a folder's weight files by name; none where there is no folder."""
-    return sorted(file for file in folder.glob("*") if file.suffix in WEIGHT_SUFFIXES) if folder.is_dir() else []
+    """Returns a folder's weight files by name, its adapter's too; none where there is no folder."""
+    found = [*folder.glob("*"), *folder.glob(f"{ADAPTER_FOLDER}/*")]
+    return sorted(file for file in found if file.suffix in WEIGHT_SUFFIXES)
 
 
 def weights_sha256(folder: Path) -> str:
@@ -18,7 +21,7 @@ def weights_sha256(folder: Path) -> str:
 
     Raises: OSError: a file cannot be read
     """
-    lines = "".join(f"{file.name} {_file_sha256(file)}\n" for file in weight_files(folder))
+    lines = "".join(f"{file.relative_to(folder)} {_file_sha256(file)}\n" for file in weight_files(folder))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 

@@ -29,8 +29,15 @@ from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
 
-from leyden.libs.contracts.weights import WEIGHT_SUFFIXES, weight_files, weights_sha256
+from leyden.libs.contracts.weights import ADAPTER_FOLDER, WEIGHT_SUFFIXES, weight_files, weights_sha256
 from leyden.libs.faults import fault_point
+from leyden.services.trainer.lora import (
+    ADAPTER_WEIGHTS,
+    adapter_state,
+    has_adapters,
+    merged_state,
+    save_adapter_config,
+)
 
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
@@ -78,12 +85,20 @@ def checkpoint_folder(root: Path, run_id: str, step: int) -> Path:
 def export_weights(model: PreTrainedModel, base: Path, folder: Path, check_lock: LockCheck = no_lock) -> Export:
     """Writes a Hugging Face folder: the model's weights, and a copy of every other file of the base model.
 
+    LoRA adapters are merged into the weights, and written on their own beside them.
+
     Raises: OSError: the folder cannot be written, or another one has its name by the end; whatever `check_lock` raises
     """
     with _new_folder(folder, check_lock, moment="trainer.version_unnamed") as scratch:
         # The names that `save_pretrained` would give.
-        weights = revert_weight_conversion(model, remove_tied_weights_from_state_dict(model.state_dict(), model))
-        _save(weights, scratch / WEIGHTS_NAME)
+        state = merged_state(model) if has_adapters(model) else model.state_dict()
+        _save(
+            revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model)), scratch / WEIGHTS_NAME
+        )
+        if has_adapters(model):
+            adapter = scratch / ADAPTER_FOLDER
+            save_adapter_config(model, adapter)
+            _save(adapter_state(model), adapter / ADAPTER_WEIGHTS)
         fault_point("trainer.weights_written")
         for file in base.iterdir():
             if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and not file.name.endswith(".index.json"):
@@ -100,7 +115,7 @@ def describe(folder: Path) -> Export:
     """
     if not weight_files(folder):
         raise CheckpointDamaged(f"{folder} holds no weights: give the run a model folder, or restore it from a backup")
-    size_bytes = sum(file.stat().st_size for file in folder.iterdir())
+    size_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     return Export(folder, weights_sha256(folder), size_bytes)
 
 
@@ -180,8 +195,9 @@ def _new_folder(folder: Path, check_lock: LockCheck, *, moment: str) -> Iterator
     scratch.mkdir(parents=True)
     try:
         yield scratch
-        for file in scratch.iterdir():
-            file.chmod(0o644)  # save_file gives its files to their owner alone.
+        for file in scratch.rglob("*"):
+            if file.is_file():
+                file.chmod(0o644)  # save_file gives its files to their owner alone.
             _sync(file)
         _sync(scratch)
         written = scratch.stat()

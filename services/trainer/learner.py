@@ -16,6 +16,7 @@ from leyden.services.trainer.checkpoint import CheckpointDamaged, Progress, desc
 from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.lora import BasePolicy, add_adapters, has_adapters, load_adapter
 from leyden.services.trainer.model import freeze, load_model
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.step import Learner, Metrics, gap_metrics, make_optimizer
@@ -102,6 +103,8 @@ def compare_at(
 
 def adopt_weights(learner: Learner, weights: Path) -> float:
     """Copies a folder's weights into the learner. Returns the largest change of any weight."""
+    if has_adapters(model_of(learner)):
+        return load_adapter(model_of(learner), weights)
     own, largest = model_of(learner).state_dict(), 0.0
     for name, loaded in load_model(weights).state_dict().items():
         loaded = loaded.to(own[name].device)
@@ -111,15 +114,16 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
 
 
 def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> Learner:
-    model = _load(weights, config, accelerator.device)
-    freeze(model, config.training.frozen)
+    model = _trained_model(base, weights, config, accelerator.device)
     policy = Policy(model, activation_checkpointing=config.training.activation_checkpointing)
     optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer))
     # Not DistributedDataParallel, which evaluation mode leaves out: ranks differ in their trunks and packs, so that a
     # step adds up gradients once, at its end.
     policy = accelerator.prepare_model(policy, evaluation_mode=True)
-    reference = None
-    if config.algorithm.kl_coefficient > 0:
+    reference: Policy | None = None
+    if config.algorithm.kl_coefficient > 0 and config.training.lora:
+        reference = BasePolicy(policy)
+    elif config.algorithm.kl_coefficient > 0:
         reference = Policy(_load(base, config, accelerator.device).requires_grad_(requires_grad=False)).to(
             accelerator.device
         )
@@ -127,8 +131,24 @@ def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelera
     return Learner(policy, optimizer, accelerator, reference, ranks=ranks)
 
 
+def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
+    lora = config.training.lora
+    model = load_model(weights if lora is None else base)
+    if lora is None:
+        freeze(model, config.training.frozen)
+    else:
+        torch.manual_seed(config.sampling.seed)
+        add_adapters(model, lora, config.training.frozen, base)
+        if weights != base:
+            load_adapter(model, weights)
+    return _with_precision(model, config, device)
+
+
 def _load(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
-    model = load_model(folder)
+    return _with_precision(load_model(folder), config, device)
+
+
+def _with_precision(model: PreTrainedModel, config: RunConfig, device: torch.device) -> PreTrainedModel:
     if device.type == "cpu":
         use_fast_products(model, head=model.get_output_embeddings(), bfloat16=config.training.precision == "bfloat16")
     return model

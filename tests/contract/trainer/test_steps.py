@@ -335,15 +335,16 @@ async def test_a_recorded_step_without_files_is_an_error(case: Case) -> None:
         await case.train()
 
 
-@pytest.mark.parametrize("damage", ["weights", "no weights", "checkpoint"])
+@pytest.mark.parametrize("damage", ["weights", "no weights", "checkpoint", "adapter"])
 async def test_a_restarted_trainer_makes_damaged_files_again(case: Case, damage: str) -> None:
-    await case.open(steps=2)
+    await case.open(steps=2, lora={"rank": 4} if damage == "adapter" else None)
     for number in range(4):
         await case.add_group(number, version=number // 2)
     await case.train()
     version, folder = (await case.versions())[2], case.folder / case.run.id
-    if damage == "weights":
-        file = folder / "versions" / "2" / "model.safetensors"
+    if damage in {"weights", "adapter"}:
+        name = "model.safetensors" if damage == "weights" else "adapter/adapter_model.safetensors"
+        file = folder / "versions" / "2" / name
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
     elif damage == "no weights":
         remove_folder(folder / "versions" / "2")
@@ -383,11 +384,14 @@ async def test_a_trainer_exports_its_newest_version_again_where_the_folder_is_go
     assert describe(folder).content_sha256 == version.content_sha256
 
 
-async def test_a_restarted_trainer_continues_as_if_it_had_never_stopped(case: Case) -> None:
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+async def test_a_restarted_trainer_continues_as_if_it_had_never_stopped(
+    case: Case, lora: dict[str, int] | None
+) -> None:
     results = []
     for restart in (False, True):
         subject = Case(case.database, case._dsn, case.model, case.folder / str(restart), case._redis_url)
-        await subject.open(steps=2)
+        await subject.open(steps=2, lora=lora)
         for number in range(2):
             await subject.add_group(number)
         if restart:

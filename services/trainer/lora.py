@@ -1,0 +1,151 @@
+"""LoRA by peft: adapters beside the linear layers of a frozen base model.
+
+A version's folder holds the merged weights, which any engine serves, and the adapter alone in peft's format:
+
+    adapter/adapter_config.json   adapter/adapter_model.safetensors
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from leyden.libs.contracts.config import Lora
+from leyden.libs.contracts.weights import ADAPTER_FOLDER
+from leyden.services.trainer.forward import Policy, Reads, Trunk
+from leyden.services.trainer.model import freeze
+from leyden.services.trainer.tree import Pack
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_ADAPTER = "default"
+_FILE_PREFIX = "base_model.model."
+
+
+class BasePolicy(Policy):
+    """The base model behind a policy's adapters, as the KL reference: it shares the policy's weights."""
+
+    def __init__(self, policy: Policy) -> None:
+        nn.Module.__init__(self)
+        self.model = policy.model
+
+    def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
+        """`Policy.trunk` of the base model."""
+        with without_adapters(self.model):
+            return super().trunk(pack, path)
+
+    def forward(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> Tensor:
+        """`Policy.forward` of the base model."""
+        with without_adapters(self.model):
+            return super().forward(pack, path, reads)
+
+
+def add_adapters(model: PreTrainedModel, config: Lora, frozen: Sequence[str], base: Path) -> None:
+    """Freezes the model and adds trainable adapters, which change nothing yet: B is zero. A follows torch's seed.
+
+    Args:   frozen: patterns (fnmatch) of parameter names whose layers get no adapter; base: the model's folder
+    Raises: ValueError: `target_modules` or `frozen` name no layer, or leave none
+    """
+    # Importing peft takes a second, which runs without adapters save.
+    from peft import LoraConfig, inject_adapter_in_model
+
+    freeze(model, frozen)
+    head = model.get_output_embeddings()
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and module is not head
+    }
+    kinds = {name.rpartition(".")[2] for name in layers}
+    wanted = kinds if config.target_modules == "all-linear" else set(config.target_modules)
+    if unknown := wanted - kinds:
+        raise ValueError(
+            f"training.lora.target_modules: {sorted(unknown)} are no linear layers of the decoder: write some of"
+            f" {sorted(kinds)}, or 'all-linear'"
+        )
+    chosen = [name for name in layers if name.rpartition(".")[2] in wanted]
+    left_out = [name for name in chosen if not layers[name].weight.requires_grad]
+    if len(left_out) == len(chosen):
+        raise ValueError("training.frozen matches every layer of training.lora.target_modules: leave some to train")
+    model.requires_grad_(requires_grad=False)
+    inject_adapter_in_model(
+        LoraConfig(
+            r=config.rank,
+            lora_alpha=config.alpha,
+            target_modules=sorted(wanted),
+            exclude_modules=left_out or None,
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=str(base),
+        ),
+        model,
+    )
+
+
+def has_adapters(model: nn.Module) -> bool:
+    """Whether `add_adapters` changed the model."""
+    return hasattr(model, "peft_config")
+
+
+@contextmanager
+def without_adapters(model: nn.Module) -> Iterator[None]:
+    """Computes with the base model alone."""
+    adapted = [module for _, module in _adapted_layers(model)]
+    for module in adapted:
+        module.enable_adapters(enabled=False)
+    try:
+        yield
+    finally:
+        for module in adapted:
+            module.enable_adapters(enabled=True)
+
+
+def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The state of the model with its adapters added to the weights, under the base model's names."""
+    state = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in model.state_dict().items()
+        if ".lora_A." not in name and ".lora_B." not in name
+    }
+    with torch.no_grad():
+        for name, layer in _adapted_layers(model):
+            state[f"{name}.weight"] = state[f"{name}.weight"] + layer.get_delta_weight(_ADAPTER)
+    return state
+
+
+def adapter_state(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters' own tensors under the names of peft's files."""
+    return {
+        _FILE_PREFIX + name.replace(f".{_ADAPTER}.", "."): parameter.detach()
+        for name, parameter in model.named_parameters()
+        if ".lora_A." in name or ".lora_B." in name
+    }
+
+
+def save_adapter_config(model: PreTrainedModel, folder: Path) -> None:
+    """Writes `adapter_config.json`, which peft and engines read."""
+    model.peft_config[_ADAPTER].save_pretrained(folder)
+
+
+def load_adapter(model: PreTrainedModel, weights: Path) -> float:
+    """Copies the adapter of a version's folder into the model. Returns the largest change of any weight.
+
+    Raises: OSError, LookupError, ValueError: there is none, or it is another model's
+    """
+    saved, own, largest = load_file(weights / ADAPTER_FOLDER / ADAPTER_WEIGHTS), adapter_state(model), 0.0
+    if saved.keys() != own.keys():
+        raise ValueError(f"{weights / ADAPTER_FOLDER} belongs to other layers: training.lora has changed")
+    for name, tensor in own.items():
+        loaded = saved[name].to(tensor.device)
+        largest = max(largest, float((tensor - loaded).abs().max()))
+        tensor.copy_(loaded)
+    return largest
+
+
+def _adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:
+    from peft.tuners.lora import Linear
+
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, Linear)]

@@ -1,0 +1,190 @@
+"""LoRA: adapters train, the base model stays, and engines get merged weights."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from leyden.libs.contracts.config import Lora, PpoClip, RunConfig
+from leyden.libs.contracts.weights import weights_sha256
+from leyden.services.trainer import tree
+from leyden.services.trainer.batch import trained_tokens
+from leyden.services.trainer.checkpoint import (
+    CheckpointDamaged,
+    Export,
+    Progress,
+    export_weights,
+    optimizer_state,
+    save_checkpoint,
+)
+from leyden.services.trainer.compute import batch_logprobs, plan_batch
+from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.learner import adopt_weights, make_accelerator, model_of, resume_learner, start_learner
+from leyden.services.trainer.lora import adapter_state, add_adapters
+from leyden.services.trainer.model import load_model
+from leyden.services.trainer.step import Learner, optimizer_step
+from tests.unit.trainer.cases import agent_samples, tiny_llama
+from tests.unit.trainer.test_compute import assert_same, plain_gradients, shared_gradients
+
+CPU = make_accelerator("cpu", "float32")
+IDS = torch.arange(3, 20)[None]
+
+
+@pytest.fixture(autouse=True)
+def short_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+
+
+def run_config(lora: dict[str, Any] | None = None, *, kl_coefficient: float = 0.0, **training: Any) -> RunConfig:
+    return RunConfig.model_validate(
+        {
+            "name": "n",
+            "dataset": "d",
+            "agent": {"command": ["x"]},
+            "optimizer": {"learning_rate": 1e-2},
+            "algorithm": {"type": "ppo_clip", "kl_coefficient": kl_coefficient},
+            "training": {"lora": {"rank": 4, "alpha": 8.0, **(lora or {})}, "micro_batch_tokens": 40, **training},
+        }
+    )
+
+
+def trained(model: Path, config: RunConfig, steps: int = 2) -> Learner:
+    learner = start_learner(model, config, CPU)
+    for seed in range(steps):
+        optimizer_step(learner, agent_samples(seed), config)
+    return learner
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(input_ids=IDS).logits
+    return found
+
+
+def exported(learner: Learner, base: Path, folder: Path) -> Export:
+    return export_weights(model_of(learner), base, folder)
+
+
+def test_adapters_train_and_the_base_model_stays(tiny_model: Path, tmp_path: Path) -> None:
+    before = load_model(tiny_model).state_dict()
+    learner = trained(tiny_model, run_config())
+    after = model_of(learner).state_dict()
+    for name, weight in before.items():
+        found = after[name] if name in after else after[name.replace(".weight", ".base_layer.weight")]
+        assert torch.equal(found, weight), name
+    assert all(tensor.abs().max() > 0 for tensor in adapter_state(model_of(learner)).values())
+    moments = {key for key in optimizer_state(learner.optimizer) if key.endswith("exp_avg")}
+    assert len(moments) == len(adapter_state(model_of(learner)))
+
+
+# peft reads a property that transformers has renamed.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_the_merged_export_computes_what_the_adapters_do(tiny_model: Path, tmp_path: Path) -> None:
+    learner = trained(tiny_model, run_config())
+    export = exported(learner, tiny_model, tmp_path / "2")
+    wanted = logits(model_of(learner))
+    assert not torch.allclose(wanted, logits(load_model(tiny_model)), atol=1e-3)
+    assert torch.allclose(logits(load_model(export.path)), wanted, atol=1e-5)
+    assert {name: tensor.shape for name, tensor in load_file(export.path / "model.safetensors").items()} == {
+        name: tensor.shape for name, tensor in load_file(tiny_model / "model.safetensors").items()
+    }
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert torch.allclose(logits(PeftModel.from_pretrained(base, export.path / "adapter")), wanted, atol=1e-5)
+
+
+def test_the_reference_is_the_base_model(tiny_model: Path) -> None:
+    config = run_config(kl_coefficient=0.1)
+    learner = trained(tiny_model, config)
+    assert learner.reference is not None
+    assert model_of(learner) is learner.reference.model
+    samples = agent_samples(5)
+    plan = plan_batch(samples, trained_tokens(samples), 40)
+    size = len(trained_tokens(samples))
+    base = batch_logprobs(Policy(load_model(tiny_model)), plan, size, CPU)
+    assert np.allclose(batch_logprobs(learner.reference, plan, size, CPU), base, atol=1e-5)
+    assert not np.allclose(batch_logprobs(learner.policy, plan, size, CPU), base, atol=1e-2)
+    assert optimizer_step(learner, samples, config)["kl_reference"] > 0
+
+
+def test_token_trees_give_adapters_the_gradients_of_separate_rows() -> None:
+    model = tiny_llama()
+    add_adapters(model, Lora(rank=4), ["model.layers.0.*"], Path("base"))
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.1)
+    samples = agent_samples(2)
+    wanted = plain_gradients(model, PpoClip(), samples)
+    assert len(wanted[1]) == 2 * 2 * 7
+    assert_same(shared_gradients(model, PpoClip(), samples), wanted)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_resumed_run_continues_bit_for_bit(tiny_model: Path, tmp_path: Path, checkpointing: bool) -> None:
+    config = run_config(activation_checkpointing=checkpointing)
+    straight = trained(tiny_model, config, steps=1)
+    export = exported(straight, tiny_model, tmp_path / "1")
+    progress = Progress("run-a", 1, export.content_sha256)
+    save_checkpoint(optimizer_state(straight.optimizer), progress, tmp_path / "checkpoint")
+    expected = optimizer_step(straight, agent_samples(1), config)["loss"]
+    resumed = resume_learner(tiny_model, export.path, tmp_path / "checkpoint", progress, config, CPU)
+    assert optimizer_step(resumed, agent_samples(1), config)["loss"] == expected
+    own, other = (adapter_state(model_of(learner)) for learner in (straight, resumed))
+    assert all(torch.equal(own[name], other[name]) for name in own)
+    assert exported(resumed, tiny_model, tmp_path / "2").content_sha256 == weights_sha256(
+        exported(straight, tiny_model, tmp_path / "3").path
+    )
+
+
+def test_a_damaged_or_other_adapter_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    config = run_config()
+    learner = trained(tiny_model, config, steps=1)
+    export = exported(learner, tiny_model, tmp_path / "1")
+    progress = Progress("run-a", 1, export.content_sha256)
+    save_checkpoint(optimizer_state(learner.optimizer), progress, tmp_path / "checkpoint")
+    with pytest.raises(CheckpointDamaged, match="other layers"):
+        resume_learner(
+            tiny_model, export.path, tmp_path / "checkpoint", progress, run_config({"target_modules": ["q_proj"]}), CPU
+        )
+    with (export.path / "adapter" / "adapter_model.safetensors").open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"\x7f")
+    with pytest.raises(CheckpointDamaged, match="not what the store recorded"):
+        resume_learner(tiny_model, export.path, tmp_path / "checkpoint", progress, config, CPU)
+
+
+def test_a_learner_adopts_a_versions_adapter(tiny_model: Path, tmp_path: Path) -> None:
+    learner = trained(tiny_model, run_config())
+    export = exported(learner, tiny_model, tmp_path / "2")
+    other = start_learner(tiny_model, run_config(), CPU)
+    assert adopt_weights(other, export.path) > 0
+    assert torch.equal(logits(model_of(other)), logits(model_of(learner)))
+    assert adopt_weights(other, export.path) == 0
+
+
+def test_chosen_layers_alone_get_adapters(tiny_model: Path) -> None:
+    config = run_config({"target_modules": ["q_proj", "v_proj"]}, frozen=["model.layers.0.*"])
+    names = set(adapter_state(model_of(start_learner(tiny_model, config, CPU))))
+    assert names
+    assert {name.split(".layers.")[1].split(".")[2] for name in names} == {"q_proj", "v_proj"}
+    assert not any(".layers.0." in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("lora", "frozen", "message"),
+    [
+        ({"target_modules": ["lm_head"]}, [], "no linear layers of the decoder"),
+        ({"target_modules": ["q_proj"]}, ["*.q_proj.weight"], "matches every layer of training.lora"),
+        ({}, ["nothing.*"], "matches no parameter"),
+    ],
+)
+def test_layers_that_cannot_be_trained_are_refused(
+    tiny_model: Path, lora: dict[str, Any], frozen: list[str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        start_learner(tiny_model, run_config(lora, frozen=frozen), CPU)
