@@ -55,9 +55,10 @@ HAVING count(*) <> max(number) + 1;
 \echo question: groups or rollouts that were cancelled while their run went on
 SELECT g.id, s.phase FROM groups g JOIN run_status s ON s.run_id = g.run_id
 WHERE g.run_id = :'run' AND g.state = 'cancelled' AND s.phase = 'completed'
+AND coalesce(s.reason, '') NOT LIKE 'stopped early%'
 UNION ALL
 SELECT r.id, r.reason FROM rollouts r WHERE r.run_id = :'run' AND r.state = 'cancelled'
-AND r.reason NOT IN ('the run was cancelled', 'the run failed');
+AND r.reason NOT IN ('the run was cancelled', 'the run failed', 'training stopped early');
 
 \echo question: finished rollouts whose counted attempt has no outcome, or is not their last
 SELECT r.id, r.attempt FROM rollouts r LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt
@@ -220,7 +221,7 @@ AND (c.min_policy_version <> g.admitted_version OR c.max_policy_version <> g.adm
 \echo question: complete training groups without a verdict of credit
 SELECT g.id FROM groups g JOIN run_status s ON s.run_id = g.run_id LEFT JOIN group_credits c ON c.group_id = g.id
 WHERE g.run_id = :'run' AND g.evaluation_id IS NULL AND g.state = 'complete' AND c.verdict IS NULL
-AND s.phase NOT IN ('failed', 'cancelled');
+AND s.phase NOT IN ('failed', 'cancelled') AND coalesce(s.reason, '') NOT LIKE 'stopped early%';
 
 \echo question: groups excluded without a cause, or for one that their siblings belie
 SELECT c.group_id, c.verdict, c.reason, c.counted_siblings, r.finished FROM group_credits c
@@ -235,7 +236,8 @@ WHERE c.run_id = :'run' AND (
 \echo question: credited groups of a completed run that no step judged
 SELECT c.group_id FROM group_credits c JOIN run_status s ON s.run_id = c.run_id
 LEFT JOIN step_groups t ON t.group_id = c.group_id
-WHERE c.run_id = :'run' AND c.verdict = 'credited' AND s.phase = 'completed' AND t.group_id IS NULL;
+WHERE c.run_id = :'run' AND c.verdict = 'credited' AND s.phase = 'completed' AND t.group_id IS NULL
+AND coalesce(s.reason, '') NOT LIKE 'stopped early%';
 
 \echo question: groups whose variance is not that of their advantages
 SELECT c.group_id, c.has_variance FROM group_credits c
@@ -348,6 +350,7 @@ WHERE created_at < before OR exported_at <> created_at;
 \echo question: completed runs with other steps than were asked for
 SELECT s.phase, count(t.number) FROM run_status s JOIN runs u ON u.id = s.run_id
 LEFT JOIN steps t ON t.run_id = s.run_id WHERE s.run_id = :'run' AND s.phase = 'completed'
+AND coalesce(s.reason, '') NOT LIKE 'stopped early%'
 GROUP BY s.phase, u.config HAVING count(t.number) <> (u.config #>> '{training,steps}')::integer;
 
 \echo question: tokens older than the lag allows

@@ -137,7 +137,7 @@ class Run(_Body):
     phase: str
     """The present phase."""
     reason: str | None
-    """The reason why the run waits or failed."""
+    """The reason why the run waits, failed or stopped early."""
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None

@@ -344,6 +344,43 @@ class Optimizer(_Document):
     weight_decay: float = Field(default=0.0, ge=0, le=1e3)
     max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
+    """Steps over which the rate grows linearly to `learning_rate`."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The rate after the warm-up: `linear` and `cosine` fall towards `minimum_share` until `training.steps`."""
+    minimum_share: float = Field(default=0.0, ge=0, lt=1)
+    """The share of `learning_rate` that `linear` and `cosine` approach."""
+
+    @model_validator(mode="after")
+    def _a_minimum_needs_a_fall(self) -> Optimizer:
+        if self.minimum_share > 0 and self.schedule == "constant":
+            raise ValueError(
+                "minimum_share has no meaning with schedule 'constant': write schedule 'cosine' or 'linear', or remove"
+                " minimum_share"
+            )
+        return self
+
+
+class EarlyStopping(_Document):
+    """Ends training before `training.steps`; the run completes, and its reason says why."""
+
+    metric: Literal["evaluation_reward", "train_reward"] = "evaluation_reward"
+    """The mean reward of each version that was measured on `evaluation.dataset`, or of each step's rollouts."""
+    average_over: int = Field(default=1, ge=1, le=1000)
+    """Values whose moving mean counts as one, against noise."""
+    target: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """The run stops once the metric reaches this."""
+    patience: int | None = Field(default=None, ge=1, le=1000)
+    """The run stops once so many values in a row were not better than the best before them."""
+    min_improvement: float = Field(default=0.0, ge=0, le=1e6)
+    """A value counts as better if it exceeds the best by more than this."""
+
+    @model_validator(mode="after")
+    def _something_stops(self) -> EarlyStopping:
+        if self.target is None and self.patience is None:
+            raise ValueError("nothing would ever stop the run: set target, patience or both")
+        if self.min_improvement > 0 and self.patience is None:
+            raise ValueError("min_improvement has no meaning without patience: set patience, or remove it")
+        return self
 
 
 class Lora(_Document):
@@ -365,6 +402,8 @@ class Training(_Document):
 
     steps: int = Field(default=100, ge=0, le=1_000_000)
     """Optimiser steps; 0 trains nothing: the run makes its evaluations of version 0 alone."""
+    early_stopping: EarlyStopping | None = None
+    """Null: training ends after `steps`."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; master weights stay float32."""
     frozen: list[Word] = Field(default_factory=list, max_length=1000)
@@ -388,6 +427,9 @@ class Training(_Document):
     """Checkpoints with optimiser state kept on disk, newest first; version 0, the last and the best stay."""
 
 
+MAX_PLANNED_EVALUATIONS = 1000
+
+
 class Evaluation(_Document):
     """Rollouts on held-out tasks, never trained."""
 
@@ -397,8 +439,20 @@ class Evaluation(_Document):
     max_tasks: int | None = Field(default=None, ge=1, le=2**31 - 1)
     at_start: bool = True
     """Evaluate version 0 before the first step."""
+    every: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Evaluate the version of every n-th step; training waits for it. Null: at start and end alone."""
     at_end: bool = True
     """Evaluate the last version after the last step."""
+
+    def planned_versions(self, steps: int) -> list[int | None]:
+        """The versions to measure, in order; None is the last one.
+
+        >>> Evaluation(dataset="held-out", every=10).planned_versions(steps=30)
+        [0, 10, 20, None]
+        """
+        end = steps if self.at_end else steps + 1
+        between = [] if self.every is None else list(range(self.every, end, self.every))
+        return [0] * self.at_start + between + [None] * self.at_end
 
 
 class RunConfig(_Document):
@@ -424,6 +478,36 @@ class RunConfig(_Document):
     def stored(cls, document: Mapping[str, Any]) -> RunConfig:
         """Returns the run of a stored document, without what a newer version has added to it."""
         return cls.model_validate(document, extra="ignore")
+
+    @model_validator(mode="after")
+    def _the_rate_has_steps_to_fall(self) -> RunConfig:
+        warmup, steps = self.optimizer.warmup_steps, self.training.steps
+        if self.optimizer.schedule != "constant" and 0 < steps <= warmup:
+            raise ValueError(
+                f"optimizer.warmup_steps {warmup} leaves none of training.steps {steps} to schedule"
+                f" {self.optimizer.schedule!r}: lower it, or write schedule 'constant'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stopping_has_values(self) -> RunConfig:
+        stopping, plan = self.training.early_stopping, self.evaluation
+        if stopping is not None and stopping.metric == "evaluation_reward" and (plan is None or plan.every is None):
+            raise ValueError(
+                "training.early_stopping.metric 'evaluation_reward' needs evaluations during training: set"
+                " evaluation.every, or write metric 'train_reward'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _evaluations_are_few(self) -> RunConfig:
+        every, steps = self.evaluation.every if self.evaluation else None, self.training.steps
+        if every is not None and steps // every > MAX_PLANNED_EVALUATIONS:
+            raise ValueError(
+                f"evaluation.every {every} makes {steps // every} evaluations in training.steps {steps}: write at least"
+                f" {-(-steps // MAX_PLANNED_EVALUATIONS)}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _an_image_holds_the_agents_files(self) -> RunConfig:

@@ -18,6 +18,7 @@ from leyden.libs.contracts.ids import rollout_id
 from leyden.libs.contracts.states import OutcomeKind, RolloutState, RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.rewards import REWARD
 
 WAITING_SHARE = 0.2
 """Share of an attempt's time: a timeout counts as the platform's when model calls waited longer for an engine.
@@ -43,7 +44,10 @@ CALL_FAILED = """
 
 @dataclass(frozen=True)
 class EvaluationFacts:
-    """The progress of an evaluation: `groups` of `expected` are admitted, `open_groups` of them have not ended."""
+    """The progress of an evaluation: `groups` of `expected` are admitted, `open_groups` of them have not ended.
+
+    `policy_version` is the version asked for, None for the last one; `started_version` that of its first group.
+    """
 
     id: str
     number: int
@@ -53,6 +57,7 @@ class EvaluationFacts:
     expected: int
     groups: int
     open_groups: int
+    started_version: int | None = None
 
     @property
     def finished(self) -> bool:
@@ -65,7 +70,7 @@ class RunFacts:
     """The facts that decide the next phase and admissions of a run.
 
     `counting_groups`: groups that count or still may (`services/controller/admission.py`); `servable_versions`: the
-    newest version and those of evaluations, if their files exist.
+    newest two versions and those of evaluations, if their files exist; `stop_reason`: why training ends early.
     """
 
     id: str
@@ -84,6 +89,7 @@ class RunFacts:
     next_group: int
     live_attempts: int
     evaluations: tuple[EvaluationFacts, ...] = ()
+    stop_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,9 @@ _RUNS = text("""
            (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
            (SELECT max(version) FROM policy_versions WHERE run_id = r.id) AS latest_version,
            ARRAY(SELECT version FROM policy_versions p WHERE p.run_id = r.id AND p.pruned_at IS NULL
-                 AND version IN (SELECT max(version) FROM policy_versions WHERE run_id = r.id
+                 AND version IN (SELECT max(version) - older
+                                 FROM policy_versions, (VALUES (0), (1)) AS of (older)
+                                 WHERE run_id = r.id GROUP BY older
                                  UNION SELECT policy_version FROM evaluations WHERE run_id = r.id)) AS servable,
            (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
             WHERE o.run_id = r.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
@@ -188,15 +196,19 @@ _RUNS = text("""
 
 _EVALUATIONS = text("""
     SELECT e.id, e.run_id, e.number, e.dataset_id, e.policy_version, e.rollouts_per_task,
-           least(d.task_count, coalesce(e.max_tasks, d.task_count)) AS expected, g.groups, g.open
+           least(d.task_count, coalesce(e.max_tasks, d.task_count)) AS expected, g.groups, g.open, g.started_version
     FROM evaluations e
     JOIN datasets d ON d.id = e.dataset_id
     LEFT JOIN run_status s ON s.run_id = e.run_id
     CROSS JOIN LATERAL (
-        SELECT count(*) AS groups, count(*) FILTER (WHERE state = 'open') AS open
+        SELECT count(*) AS groups, count(*) FILTER (WHERE state = 'open') AS open,
+               min(admitted_version) AS started_version
         FROM groups WHERE run_id = e.run_id AND evaluation_id = e.id
     ) g
     WHERE coalesce(s.phase, 'pending') NOT IN ('failed', 'cancelled') AND NOT (e.id = ANY(:finished))
+    -- Training that stopped early makes no later versions.
+    AND NOT (s.phase IS NOT DISTINCT FROM 'completed' AND coalesce(e.policy_version, 0) > coalesce(
+        (SELECT max(version) FROM policy_versions WHERE run_id = e.run_id), 0))
 """)
 
 _ENDED = text(f"""
@@ -256,6 +268,33 @@ _CANCEL_ROLLOUTS = text("""
 _CANCEL_GROUPS = text("""
     UPDATE groups SET state = 'cancelled', finished_at = now() WHERE state = 'open' AND run_id = ANY(:runs)
 """)
+
+_STOP_ROLLOUTS = text("""
+    UPDATE rollouts r SET state = 'cancelled', reason = 'training stopped early', finished_at = now()
+    FROM groups g WHERE g.id = r.group_id AND g.evaluation_id IS NULL AND r.state = 'queued' AND r.run_id = :run
+""")
+
+_STOP_GROUPS = text("""
+    UPDATE groups SET state = 'cancelled', finished_at = now()
+    WHERE state = 'open' AND evaluation_id IS NULL AND run_id = :run
+""")
+
+# The plan's evaluations are the run's first; others may be on other datasets.
+_EVALUATION_REWARDS = text(f"""
+    SELECT groups.admitted_version, avg({REWARD})
+    FROM evaluations e
+    JOIN groups ON groups.evaluation_id = e.id
+    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
+    WHERE e.run_id = :run AND e.id = ANY(:finished)
+    AND e.dataset_id = (SELECT dataset_id FROM evaluations WHERE run_id = :run ORDER BY number LIMIT 1)
+    GROUP BY 1 ORDER BY 1
+""")  # noqa: S608  # constants alone
+
+_STEP_REWARDS = text(f"""
+    SELECT s.step, avg({REWARD})
+    FROM step_groups s JOIN rollouts ON rollouts.group_id = s.group_id AND rollouts.state = 'finished'
+    WHERE s.run_id = :run AND s.step IS NOT NULL GROUP BY 1 ORDER BY 1
+""")  # noqa: S608  # constants alone
 
 _PHASES = text("""
     INSERT INTO run_status AS s (run_id, phase, reason, started_at, finished_at)
@@ -389,6 +428,26 @@ async def cancel_open_work(session: Session, run_ids: Sequence[str], reason: str
     await session.execute(_CANCEL_GROUPS, {"runs": list(run_ids)})
 
 
+async def cancel_training(session: Session, run_id: str) -> None:
+    """Cancels queued rollouts and open groups of training; evaluations go on."""
+    await session.execute(_STOP_ROLLOUTS, {"run": run_id})
+    await session.execute(_STOP_GROUPS, {"run": run_id})
+
+
+async def evaluation_rewards(session: ReadSession, run_id: str, finished: Iterable[str]) -> list[tuple[int, float]]:
+    """Measured versions with their mean rewards, in the order of versions.
+
+    Args: finished: ids of evaluations; those on another dataset than the plan's are left out
+    """
+    rows = await session.execute(_EVALUATION_REWARDS, {"run": run_id, "finished": list(finished)})
+    return [(version, reward) for version, reward in rows]
+
+
+async def step_rewards(session: ReadSession, run_id: str) -> list[tuple[int, float]]:
+    """Steps with the mean rewards of their rollouts, in their order."""
+    return [(step, reward) for step, reward in await session.execute(_STEP_REWARDS, {"run": run_id})]
+
+
 async def runs_without_success(session: ReadSession, groups: int) -> dict[str, str]:
     """Running runs without a success in their last `groups` training groups of this phase, with the last cause."""
     rows = await session.execute(_WITHOUT_SUCCESS, {"groups": groups})
@@ -405,6 +464,7 @@ def _evaluation(row: Any) -> EvaluationFacts:
         expected=row.expected,
         groups=row.groups,
         open_groups=row.open,
+        started_version=row.started_version,
     )
 
 

@@ -52,8 +52,14 @@ _EVALUATION_ROLLOUTS = text(f"""
 """)  # noqa: S608  # constants alone
 
 _EXPECTED = text("""
-    SELECT evaluations.id, evaluations.rollouts_per_task * least(datasets.task_count, evaluations.max_tasks) AS rollouts
-    FROM evaluations JOIN datasets ON datasets.id = evaluations.dataset_id WHERE evaluations.id = ANY(:evaluation_ids)
+    SELECT evaluations.id,
+        CASE WHEN status.phase = 'completed' AND evaluations.policy_version > coalesce(
+            (SELECT max(version) FROM policy_versions WHERE run_id = evaluations.run_id), 0)
+        -- Training stopped early and made no such version.
+        THEN 0 ELSE evaluations.rollouts_per_task * least(datasets.task_count, evaluations.max_tasks) END AS rollouts
+    FROM evaluations JOIN datasets ON datasets.id = evaluations.dataset_id
+    LEFT JOIN run_status AS status ON status.run_id = evaluations.run_id
+    WHERE evaluations.id = ANY(:evaluation_ids)
 """)
 
 _ROLLOUTS_OF_A_RUN = "JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'"

@@ -87,14 +87,13 @@ async def create_run(session: Session, config: RunConfig) -> api.Run:
     await session.flush()
     await create_run_partitions(session, row.id)
     if config.evaluation is not None:
-        await _add_planned_evaluations(session, row.id, config.evaluation)
+        await _add_planned_evaluations(session, row.id, config.evaluation, config.training.steps)
     await session.refresh(row)
     return (await _with_progress(session, [row]))[0]
 
 
-async def _add_planned_evaluations(session: Session, run_id: str, plan: EvaluationConfig) -> None:
+async def _add_planned_evaluations(session: Session, run_id: str, plan: EvaluationConfig, steps: int) -> None:
     dataset = await find_dataset(session, plan.dataset)
-    versions = [0] * plan.at_start + [None] * plan.at_end
     session.add_all(
         tables.Evaluation(
             id=evaluation_id(run_id, number),
@@ -105,7 +104,7 @@ async def _add_planned_evaluations(session: Session, run_id: str, plan: Evaluati
             rollouts_per_task=plan.rollouts_per_task,
             max_tasks=plan.max_tasks,
         )
-        for number, version in enumerate(versions, 1)
+        for number, version in enumerate(plan.planned_versions(steps), 1)
     )
     await session.flush()
 

@@ -155,6 +155,10 @@ class Run(Base):
     intent: Mapped[str] = mapped_column(
         default=RunIntent.RUNNING, comment="running, paused, cancelled or deleted: the goal of the controller."
     )
+    parent_run_id: Mapped[str | None] = mapped_column(
+        comment="The run that this one continues, which may be deleted; null for the base model."
+    )
+    parent_version: Mapped[int | None] = mapped_column(comment="The parent's version that is this run's version 0.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (_one_of("intent", RunIntent), Index(None, "created_at", "id"))
 
@@ -617,7 +621,22 @@ class StepGroup(Base):
         _one_of("verdict", ConsumptionVerdict),
         Index(None, "run_id", "step"),
         Index("ix_step_groups_stale", "run_id", postgresql_where="verdict = 'stale'"),
+        Index("ix_step_groups_no_variance", "run_id", "step", postgresql_where="verdict = 'no_variance'"),
     )
+
+
+class GroupReplay(Base):
+    """Writer: trainer. One more use of a group that a step trained before, in the transaction of the step that uses it
+    again.
+    """
+
+    __tablename__ = "group_replays"
+    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The group used again.")
+    number: Mapped[int] = mapped_column(primary_key=True, comment="From 1: the first replay of the group.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the group.")
+    step: Mapped[int] = mapped_column(comment="Number of the step that used it again.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (UniqueConstraint("group_id", "step"), Index(None, "run_id", "step"))
 
 
 class StepSample(Base):

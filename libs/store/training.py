@@ -17,13 +17,29 @@ from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.rewards import REWARD
 from leyden.libs.store.runs import UnknownRun
 
+_MEASURED = """
+    SELECT e.id, e.policy_version, e.dataset_id FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
+    WHERE e.run_id = :run AND least(d.task_count, e.max_tasks) = (
+        SELECT count(*) FROM groups WHERE evaluation_id = e.id AND state = 'complete')
+"""
+# A part of an evaluation's tasks, or other tasks than those of the run's first evaluation, compare no versions.
 _BEST = text(f"""
+    WITH measured AS (
+        SELECT id FROM ({_MEASURED}) AS e
+        WHERE dataset_id = (SELECT dataset_id FROM evaluations WHERE run_id = :run ORDER BY number LIMIT 1)
+    )
     SELECT v.version FROM policy_versions v
     JOIN groups ON groups.run_id = v.run_id AND groups.admitted_version = v.version AND groups.state = 'complete'
     JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
     WHERE v.run_id = :run AND v.version > 0 AND v.pruned_at IS NULL
+    AND (groups.evaluation_id IS NULL OR groups.evaluation_id IN (SELECT id FROM measured))
     GROUP BY v.version, groups.evaluation_id IS NULL
     ORDER BY groups.evaluation_id IS NULL, avg({REWARD}) DESC, v.version DESC LIMIT 1
+""")  # noqa: S608  # constants alone
+
+_PENDING_VERSIONS = text(f"""
+    SELECT policy_version FROM evaluations
+    WHERE run_id = :run AND policy_version IS NOT NULL AND id NOT IN (SELECT id FROM ({_MEASURED}) AS measured)
 """)  # noqa: S608  # constants alone
 
 
@@ -180,7 +196,8 @@ async def commit_step(session: Session, record: StepRecord) -> None:
 
 
 async def best_version(session: ReadSession, run_id: str) -> int | None:
-    """The version from 1, not removed, that earned most in evaluations, else in training; None before any reward."""
+    """The version from 1, not removed, that earned most in complete evaluations, else in training; None before any
+    reward. A tie goes to the newer version."""
     version: int | None = await session.scalar(_BEST, {"run": run_id})
     return version
 
@@ -198,14 +215,12 @@ async def weights_bytes(session: ReadSession, run_id: str) -> int | None:
 async def prune_versions(session: Session, run_id: str, before: int) -> set[int]:
     """Marks versions from 1 up to `before` as removed and returns all unmarked.
 
-    The best version stays, and those that an evaluation names.
+    The best version stays, and those that an unfinished evaluation names.
     """
     table = tables.PolicyVersion
     # A request for an evaluation locks the run's row too: either it is seen below, or it finds the version removed.
     await session.execute(select(tables.Run.id).where(tables.Run.id == run_id).with_for_update(read=True))
-    pinned = select(tables.Evaluation.policy_version).where(
-        tables.Evaluation.run_id == run_id, tables.Evaluation.policy_version.is_not(None)
-    )
+    pending = list(await session.scalars(_PENDING_VERSIONS, {"run": run_id}))
     await session.execute(
         update(table)
         .where(
@@ -213,7 +228,7 @@ async def prune_versions(session: Session, run_id: str, before: int) -> set[int]
             table.version >= 1,
             table.version < before,
             table.pruned_at.is_(None),
-            table.version.not_in(pinned),
+            table.version.not_in(pending),
             table.version.is_distinct_from(await best_version(session, run_id)),
         )
         .values(pruned_at=func.now())

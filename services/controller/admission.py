@@ -30,7 +30,7 @@ def groups_to_admit(run: RunFacts, served_version: int) -> list[NewGroup]:
     if run.phase is RunPhase.EVALUATING and due is not None:
         evaluation, version = due
         return evaluation_groups(run.id, evaluation, version) if served_version == version else []
-    if run.phase is not RunPhase.RUNNING or due is not None:
+    if run.phase is not RunPhase.RUNNING or due is not None or run.stop_reason is not None:
         return []
     steps, counting = run.config.training.steps, run.counting_groups
     count = training_groups_wanted(run.config.sampling, steps=steps, served_version=served_version, counting=counting)

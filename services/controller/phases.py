@@ -64,8 +64,11 @@ def target_version(run: RunFacts) -> int | None:
 
 
 def trained(run: RunFacts) -> bool:
-    """Whether every step of the run is done; a run without steps needs its trainer to record version 0."""
-    return run.latest_version is not None and run.steps_done >= run.config.training.steps
+    """Whether every step of the run is done, or it stops early; a run without steps needs its trainer to record
+    version 0."""
+    if run.latest_version is None:
+        return False
+    return run.steps_done >= run.config.training.steps or run.stop_reason is not None
 
 
 def _phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
@@ -78,7 +81,7 @@ def _phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
     if run.intent is RunIntent.PAUSED:
         return RunPhase.PAUSED, None
     if trained(run) and due_evaluation(run) is None and run.phase in AT_WORK:
-        return RunPhase.COMPLETED, None
+        return RunPhase.COMPLETED, run.stop_reason
     if run.id != active:
         return (
             run.phase,
@@ -98,4 +101,7 @@ def _waits_for_engines(run: RunFacts) -> bool:
 def _version_of(run: RunFacts, evaluation: EvaluationFacts) -> int | None:
     if evaluation.policy_version is not None:
         return evaluation.policy_version
+    # A trainer that is asked to stop early may still commit its step.
+    if evaluation.started_version in run.servable_versions:
+        return evaluation.started_version
     return run.latest_version if trained(run) else None

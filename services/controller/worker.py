@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
@@ -33,6 +33,7 @@ from leyden.services.controller.engines import Fleet
 from leyden.services.controller.process_trainers import ProcessTrainers
 from leyden.services.controller.retention import prune_forever
 from leyden.services.controller.settings import PoolSettings, Settings
+from leyden.services.controller.stopping import stop_reason
 from leyden.services.controller.trainer_backend import TrainerBackend
 from leyden.services.controller.trainers import TrainerSupervisor
 
@@ -69,6 +70,7 @@ class Controller:
 
     def __post_init__(self) -> None:
         self._finished_evaluations: set[str] = set()
+        self._stops: dict[str, tuple[tuple[int, int], str | None]] = {}
         self._enqueued_at = 0.0
         self._enqueued: set[str] = set()
 
@@ -181,16 +183,44 @@ class Controller:
     async def move_runs(self, session: Session) -> tuple[list[store.RunFacts], list[store.Phase]]:
         """Writes changed phases and cancels the work of runs that ended early; returns the runs as they are now."""
         await _fail(session, self.trainers.pop_failures())
-        runs = await store.load_runs(session, self._finished_evaluations)
+        runs = await self._load_runs(session)
         moved = self._changed_phases(runs)
         if moved:
             await store.write_phases(session, moved)
             cancelled = [one.run_id for one in moved if one.phase is RunPhase.CANCELLED]
             await store.cancel_open_work(session, cancelled, "the run was cancelled")
-            runs = await store.load_runs(session, self._finished_evaluations)
+            runs = await self._load_runs(session)
         await write_assignments(session, phases.assign(runs, self.fleets))
         self._finished_evaluations |= {one.id for run in runs for one in run.evaluations if one.finished}
         return runs, moved
+
+    async def _load_runs(self, session: Session) -> list[store.RunFacts]:
+        """Returns the facts of runs with the decision to stop early, which ends their open training groups."""
+        runs = []
+        for run in await store.load_runs(session, self._finished_evaluations):
+            stopped = replace(run, stop_reason=await self._stop_reason(session, run))
+            if stopped.stop_reason is not None and stopped.open_training_groups:
+                await store.cancel_training(session, run.id)
+                stopped = replace(stopped, open_training_groups=0)
+            runs.append(stopped)
+        return runs
+
+    async def _stop_reason(self, session: Session, run: store.RunFacts) -> str | None:
+        """Reads the run's rewards only after a step or an evaluation has ended; a decision is final."""
+        stopping = run.config.training.early_stopping
+        if stopping is None or run.steps_done >= run.config.training.steps:
+            return None
+        ended = {one.id for one in run.evaluations if one.finished}
+        ended |= {one for one in self._finished_evaluations if one.startswith(f"{run.id}.")}
+        progress, reason = self._stops.get(run.id, (None, None))
+        if reason is None and progress != (run.steps_done, len(ended)):
+            if stopping.metric == "evaluation_reward":
+                values = await store.evaluation_rewards(session, run.id, ended)
+            else:
+                values = await store.step_rewards(session, run.id)
+            reason = stop_reason(stopping, values)
+            self._stops[run.id] = (run.steps_done, len(ended)), reason
+        return reason
 
     def _changed_phases(self, runs: Sequence[store.RunFacts]) -> list[store.Phase]:
         assignments, changed = phases.assign(runs, self.fleets), []

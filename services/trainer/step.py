@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import torch
@@ -53,9 +53,25 @@ def make_optimizer(policy: Policy, config: Optimizer) -> torch.optim.AdamW:
     )
 
 
-def learning_rate(config: Optimizer, step: int) -> float:
-    """The rate of step `step` (from 1): constant after a linear warm-up. Over 4 warm-up steps: 1/4, 2/4, 3/4, 1, 1."""
-    return config.learning_rate * min(1.0, step / (config.warmup_steps or 1))
+def learning_rate(config: Optimizer, step: int, steps: int) -> float:
+    """The rate of step `step` (from 1) of `steps`: a linear warm-up, then the schedule.
+
+    The first step after the warm-up has the full rate; the minimum would be reached one step after the last, so that
+    every step trains. With 2 warm-up steps of 6, `linear` without a minimum gives the shares 1/2, 1, 1, 3/4, 2/4, 1/4.
+    """
+    if step <= config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    done = min(1.0, (step - 1 - config.warmup_steps) / max(1, steps - config.warmup_steps))
+    match config.schedule:
+        case "constant":
+            share = 1.0
+        case "linear":
+            share = 1.0 - done
+        case "cosine":
+            share = (1.0 + math.cos(math.pi * done)) / 2
+        case _:
+            assert_never(config.schedule)
+    return config.learning_rate * (config.minimum_share + (1.0 - config.minimum_share) * share)
 
 
 def optimizer_step(
@@ -85,7 +101,7 @@ def optimizer_step(
     norm = _clip(learner, config.optimizer.max_grad_norm)
     _require_finite(learner, computed.loss, norm)
     before_update()
-    rate = _update(learner, config.optimizer)
+    rate = _update(learner, config.optimizer, config.training.steps)
 
     return {
         **_batch_metrics([*samples, *zero_variance], samples, tokens, learner.step),
@@ -133,9 +149,9 @@ def _require_finite(learner: Learner, loss: float, norm: float) -> None:
     )
 
 
-def _update(learner: Learner, config: Optimizer) -> float:
+def _update(learner: Learner, config: Optimizer, steps: int) -> float:
     """Applies the gradients to weights and moments, and returns the learning rate."""
-    rate = learning_rate(config, learner.step + 1)
+    rate = learning_rate(config, learner.step + 1, steps)
     for group in learner.optimizer.param_groups:
         group["lr"] = rate
     learner.optimizer.step()

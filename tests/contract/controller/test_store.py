@@ -16,6 +16,8 @@ from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, read_pools, write_pools
+from leyden.libs.store.results import list_evaluations
+from leyden.libs.store.retention import prune_run
 from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import PoolSettings, Settings
@@ -536,3 +538,80 @@ async def test_an_evaluation_of_another_version_waits_for_open_groups(scene: Sce
     await scene.tick(2)
     assert scene.fleet.served.version == 0
     assert {one.id for one in await scene.groups(run) if one.state == "open"} == {f"{run.id}.e1.{n}" for n in range(3)}
+
+
+def stopping_document(**stopping: Any) -> dict[str, Any]:
+    made = document(steps=9, groups_per_step=1, max_policy_lag=0)
+    made["training"]["early_stopping"] = stopping
+    return made
+
+
+async def step_with_reward(scene: Scene, run: tables.Run, step: int, reward: float) -> None:
+    await scene.tick(2)
+    await scene.finish_all(run, reward)
+    await scene.tick()
+    await scene.credit_and_train(run, step)
+
+
+async def test_a_run_stops_early_once_its_rewards_do_not_improve(scene: Scene) -> None:
+    run = await add_run(scene, config=stopping_document(metric="train_reward", patience=2))
+    for step, reward in enumerate((0.2, 0.5, 0.4), 1):
+        await step_with_reward(scene, run, step, reward)
+        await scene.tick(2)
+        assert await scene.phase(run) == ("running", None)
+    # The next step's group is open when the last value comes.
+    _, late = await builders.add_group(scene.database, run, 4, admitted_version=3)
+    for rollout in await scene.rollouts(run, "queued"):
+        if rollout.group_id == f"{run.id}.3":
+            await scene.attempt(rollout, kind="succeeded", reward=0.5)
+    await scene.tick()
+    await scene.credit_and_train(run, 4)
+    await scene.tick(2)
+    reason = "stopped early at step 4: the train reward was not better than 0.5 (step 2) for 2 values in a row"
+    assert await scene.phase(run) == ("completed", reason)
+    states = {row.id: (row.state, row.reason) for row in await scene.rollouts(run)}
+    assert [states[one.id] for one in late] == [("cancelled", "training stopped early")] * 2
+    assert scene.trainers.wanted == {}
+
+
+async def test_a_run_stops_early_by_its_evaluations_and_measures_the_last_version(scene: Scene) -> None:
+    config = stopping_document(metric="evaluation_reward", target=0.9)
+    held_out = await builders.add_dataset(scene.database, [{"question": "9"}], name=ids.new_id("held-out"))
+    config["evaluation"] = {"dataset": held_out.id, "every": 2}
+    run = await add_run(scene, config=config)
+    async with scene.database.session() as session:
+        session.add_all(
+            tables.Evaluation(
+                id=f"{run.id}.e{number}",
+                run_id=run.id,
+                number=number,
+                dataset_id=held_out.id,
+                policy_version=version,
+                rollouts_per_task=1,
+            )
+            for number, version in enumerate((0, 2, 4, 6, 8, None), 1)
+        )
+    await scene.tick(2)
+    await scene.finish_all(run, 0.1)
+    for step in (1, 2):
+        await step_with_reward(scene, run, step, 0.5)
+    await scene.tick(3)
+    assert (await scene.phase(run))[0] == "evaluating"
+    await scene.finish_all(run, 0.95)
+    await scene.tick(4)
+    # The last evaluation measures the version at which training stopped; those in between never begin.
+    assert (await scene.phase(run))[0] == "evaluating"
+    await scene.finish_all(run, 0.9)
+    await scene.tick(3)
+    reason = "stopped early at version 2: the evaluation reward 0.95 reached the target 0.9"
+    assert await scene.phase(run) == ("completed", reason)
+    measured = [(g.evaluation_id, g.admitted_version) for g in await scene.groups(run) if g.evaluation_id]
+    assert measured == [(f"{run.id}.e1", 0), (f"{run.id}.e2", 2), (f"{run.id}.e6", 2)]
+    async with scene.database.read() as session:
+        found = (await list_evaluations(session, run.id, cursor=None, limit=10)).items
+    assert all(one.results.complete for one in found)
+    # A new leader decides the same.
+    scene.controller = scene.another_controller()
+    await scene.tick(2)
+    assert await scene.phase(run) == ("completed", reason)
+    await prune_run(scene.database, run.id)

@@ -33,7 +33,12 @@ async def add_rewards(database: Database, run: tables.Run, version: int, reward:
         if "evaluation_id" in columns:
             await session.merge(
                 tables.Evaluation(
-                    id=columns["evaluation_id"], run_id=run.id, number=1, dataset_id=run.dataset_id, rollouts_per_task=1
+                    id=columns["evaluation_id"],
+                    run_id=run.id,
+                    number=1,
+                    dataset_id=run.dataset_id,
+                    rollouts_per_task=1,
+                    max_tasks=1,
                 )
             )
     _, rollouts = await builders.add_group(
@@ -75,3 +80,41 @@ async def test_a_version_that_is_being_removed_cannot_be_evaluated(database: Dat
         assert not (await asyncio.wait({asking}, timeout=0.5))[0]
     with pytest.raises(runs.ActionRefused, match="no weights of version 1"):
         await asking
+
+
+async def test_a_part_of_an_evaluation_or_other_tasks_decide_no_best_version(database: Database) -> None:
+    run = await builders.add_run(database)
+    other = await builders.add_dataset(database, name="other", task_count=1)
+    for version in range(4):
+        await builders.add_policy_version(database, run, version)
+    versions = {1: (1, run.dataset_id, 2), 2: (2, run.dataset_id, 1), 3: (3, other.id, 1)}
+    async with database.session() as session:
+        session.add_all(
+            tables.Evaluation(
+                id=f"{run.id}.e{number}",
+                run_id=run.id,
+                number=number,
+                dataset_id=dataset,
+                policy_version=version,
+                rollouts_per_task=1,
+                max_tasks=1 if number > 2 else 2,
+            )
+            for number, (version, dataset, _) in versions.items()
+        )
+    for number, (version, _, groups) in versions.items():
+        for group in range(groups):
+            _, rollouts = await builders.add_group(
+                database,
+                run,
+                group,
+                size=1,
+                evaluation_id=f"{run.id}.e{number}",
+                admitted_version=version,
+                state="complete",
+            )
+            await builders.finish_rollout(database, rollouts[0], reward=float(number))
+    async with database.read() as session:
+        # Evaluation 2 has measured one of two tasks, and evaluation 3 other tasks.
+        assert await training.best_version(session, run.id) == 1
+    # The version of the unfinished evaluation stays, and the best; a finished evaluation's does not.
+    assert await prune(database, run.id, 4) == {0, 1, 2}

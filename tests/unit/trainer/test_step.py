@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
 from leyden.libs.contracts.config import Optimizer, RunConfig, Training
 from leyden.libs.store.training import ReadyGroup
@@ -154,8 +155,39 @@ def test_a_two_armed_bandit_is_learned() -> None:
 
 def test_learning_rate_warms_up() -> None:
     config = Optimizer(learning_rate=1.0, warmup_steps=4)
-    assert [learning_rate(config, number) for number in (1, 2, 4, 5)] == [0.25, 0.5, 1.0, 1.0]
-    assert learning_rate(Optimizer(learning_rate=1.0), 1) == 1.0
+    assert [learning_rate(config, number, 9) for number in (1, 2, 4, 5, 9)] == [0.25, 0.5, 1.0, 1.0, 1.0]
+    assert learning_rate(Optimizer(learning_rate=1.0), 1, 1) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("schedule", "minimum", "rates"),
+    [
+        ("linear", 0.0, [1, 2, 2, 1.5, 1, 0.5]),
+        ("linear", 0.5, [1, 2, 2, 1.75, 1.5, 1.25]),
+        ("cosine", 0.0, [1, 2, 2, 1 + 0.5**0.5, 1, 1 - 0.5**0.5]),
+        ("cosine", 0.1, [1, 2, 2, 0.2 + 0.9 * (1 + 0.5**0.5), 1.1, 0.2 + 0.9 * (1 - 0.5**0.5)]),
+    ],
+)
+def test_learning_rate_falls_after_the_warm_up(schedule: str, minimum: float, rates: list[float]) -> None:
+    config = Optimizer.model_validate(
+        {"learning_rate": 1.0, "warmup_steps": 2, "schedule": schedule, "minimum_share": minimum}
+    )
+    doubled = [2 * learning_rate(config, number, 6) for number in range(1, 7)]
+    assert doubled == pytest.approx(rates, rel=1e-12)
+
+
+def test_schedules_equal_those_of_transformers() -> None:
+    for schedule, theirs in (
+        ("linear", get_linear_schedule_with_warmup),
+        ("cosine", get_cosine_schedule_with_warmup),
+    ):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        scheduler = theirs(optimizer, num_warmup_steps=0, num_training_steps=20)
+        config = Optimizer.model_validate({"learning_rate": 1.0, "schedule": schedule})
+        for number in range(1, 21):
+            assert learning_rate(config, number, 20) == pytest.approx(scheduler.get_last_lr()[0], abs=1e-12)
+            optimizer.step()
+            scheduler.step()
 
 
 def ready(name: str, version: int | None, has_variance: bool = True) -> ReadyGroup:

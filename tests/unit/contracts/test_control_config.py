@@ -1,0 +1,51 @@
+"""Contradictions of schedule, evaluation and early stopping are refused with their path and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from leyden.libs.contracts.config import Evaluation, RunConfig
+from tests.builders import run_document
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"optimizer": {"minimum_share": 0.1}}, "write schedule 'cosine' or 'linear'"),
+        (
+            {"optimizer": {"schedule": "cosine", "warmup_steps": 20}, "training": {"steps": 20}},
+            "optimizer.warmup_steps 20 leaves none of training.steps 20",
+        ),
+        ({"training": {"early_stopping": {"metric": "train_reward"}}}, "set target, patience or both"),
+        (
+            {"training": {"early_stopping": {"metric": "train_reward", "target": 1.0, "min_improvement": 0.1}}},
+            "set patience, or remove it",
+        ),
+        ({"training": {"early_stopping": {"target": 1.0}}}, "set evaluation.every, or write metric 'train_reward'"),
+        (
+            {"training": {"steps": 50_000}, "evaluation": {"dataset": "held-out", "every": 10}},
+            "write at least 50",
+        ),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RunConfig.model_validate(run_document(**changes))
+    assert remedy in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("plan", "versions"),
+    [
+        ({}, [0, None]),
+        ({"every": 10}, [0, 10, 20, None]),
+        ({"every": 10, "at_end": False}, [0, 10, 20, 30]),
+        ({"every": 10, "at_start": False, "at_end": False}, [10, 20, 30]),
+        ({"every": 50}, [0, None]),
+    ],
+)
+def test_planned_versions(plan: dict[str, Any], versions: list[int | None]) -> None:
+    assert Evaluation.model_validate({"dataset": "held-out", **plan}).planned_versions(30) == versions
