@@ -206,13 +206,13 @@ def list_agents(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         found = list(leyden.agents(leyden.find_run(run).id))
     rows = [
         (
-            *(one.identity, one.name, ", ".join(one.tools), one.calls),
+            *(one.identity, one.name, ", ".join(one.roles), ", ".join(one.tools), one.calls),
             *(f"{share:.0%}" for share in (one.extend_share, one.fork_share, one.fresh_share)),
             *(one.first_seen_at, one.last_seen_at),
         )
         for one in found
     ]
-    heads = ("agent", "name", "tools", "calls", "extend", "fork", "fresh", "first call", "last call")
+    heads = ("agent", "name", "role", "tools", "calls", "extend", "fork", "fresh", "first call", "last call")
     print_result(as_json, found, table(heads, rows))
 
 

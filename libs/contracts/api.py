@@ -340,6 +340,7 @@ class Call(_Body):
     agent: str | None = None
     """Fingerprint of the agent's system prompt and tools; null for a call of an older version, as the next two."""
     agent_name: str | None = None
+    role: str | None = None
     continuation: Continuation | None = None
     """Whether its prompt extends an earlier call's tokens, is a fork of the conversation, or starts afresh."""
     request: Json
@@ -435,6 +436,8 @@ class RunAgent(_Body):
     """16 hex digits: fingerprint of the system prompt, the names of the tools and the header `x-agent-name`."""
     name: str | None
     """From the header, from answers that the agent sent back, or from a span around one of its calls."""
+    roles: list[str]
+    """The run's roles that its calls have; several where a role's condition is the requested model."""
     tools: list[str]
     """Names of the tools in one of its calls."""
     calls: int

@@ -230,8 +230,9 @@ class Baseline(_Document):
 
     type: Literal["none", "mean", "mean_std", "leave_one_out"] = "mean"
     """`mean` is Dr. GRPO, `mean_std` GRPO, `leave_one_out` RLOO."""
-    per: Literal["rollout", "state"] = "rollout"
-    """One statistic per group, or one per state: the group's calls with the same tool history (GiGPO's anchor)."""
+    per: Literal["rollout", "state", "role"] = "rollout"
+    """One statistic per group, or one per state: the group's calls with the same tool history (GiGPO's anchor). `role`:
+    one per role of the run's `roles`, over the rollouts in which it called the model."""
 
 
 class Credit(_Document):
@@ -241,6 +242,9 @@ class Credit(_Document):
     air: Air | None = None
     """Automatic intermediate rewards; null: only outcomes and explicit rewards count."""
     baseline: Baseline = Field(default_factory=Baseline)
+    auxiliary_calls: Literal["leave_out", "train"] = "leave_out"
+    """Calls beside the agent's work, such as the title of a conversation: without a role, tools, an earlier call or a
+    later one, in a rollout whose other calls offer tools. `leave_out`: they get no credit and do not train."""
 
     @model_validator(mode="after")
     def _states_need_call_returns(self) -> Credit:
@@ -397,6 +401,27 @@ class Lora(_Document):
     """Linear layers of the decoder by the last part of their names, such as `q_proj`; the head is none of them."""
 
 
+class Role(_Document):
+    """One of the agents of a run, recognised by its calls: a call has the first role whose conditions all hold."""
+
+    name: Word
+    agent_name: Word | None = None
+    """Pattern (fnmatch) of the agent's name: the header `x-agent-name`, or the name in answers that it sends back."""
+    identity: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+    """The fingerprint of its system prompt and tools, as `leyden run agents` shows it."""
+    system: Annotated[str, Field(min_length=1, max_length=10_000, pattern=r"^[^\x00]+$")] | None = None
+    """A text that its system prompt contains."""
+    tools: list[Word] = Field(default_factory=list, max_length=100)
+    """Names of tools that its calls offer to the model, among others."""
+    model: Word | None = None
+    """Pattern (fnmatch) of the model name that its calls ask for."""
+
+    @property
+    def has_conditions(self) -> bool:
+        """False: every call has this role that no earlier role has."""
+        return any((self.agent_name, self.identity, self.system, self.tools, self.model))
+
+
 class Training(_Document):
     """Computation of a step: optimiser, precision, memory and checks."""
 
@@ -467,6 +492,10 @@ class RunConfig(_Document):
     pool: PoolName = DEFAULT_POOL
     """The pool of engines that samples the run (`leyden pools`). Runs of one pool take turns."""
     runner: RunnerConfig = Field(default_factory=ProcessRunner)
+    roles: list[Role] = Field(default_factory=list, max_length=100)
+    """Names for the agents of a rollout that has several, in the order in which they are tried."""
+    train: list[Word] | None = Field(default=None, max_length=100)
+    """The roles whose calls train; calls of other roles, or of none, stay context. Null: all calls train."""
     sampling: Sampling = Field(default_factory=Sampling)
     credit: Credit = Field(default_factory=Credit)
     algorithm: Algorithm = Field(default_factory=PpoClip)
@@ -507,6 +536,24 @@ class RunConfig(_Document):
                 f"evaluation.every {every} makes {steps // every} evaluations in training.steps {steps}: write at least"
                 f" {-(-steps // MAX_PLANNED_EVALUATIONS)}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _roles_differ(self) -> RunConfig:
+        names = [role.name for role in self.roles]
+        double = sorted({name for name in names if names.count(name) > 1})
+        if double:
+            raise ValueError(f"roles: {double} name two roles each: write one role, or two names")
+        shadowing = next((role.name for role in self.roles[:-1] if not role.has_conditions), None)
+        if shadowing is not None:
+            raise ValueError(f"roles: {shadowing!r} has no condition and takes every call: write it last")
+        unknown = [name for name in self.train or () if name not in names]
+        if unknown:
+            raise ValueError(f"train: {unknown} are none of the roles {names}: add them to roles")
+        if self.train == []:
+            raise ValueError("train: no role trains: name one, or write training.steps 0 for evaluations alone")
+        if self.credit.baseline.per == "role" and not self.roles:
+            raise ValueError("credit.baseline.per 'role' compares the calls of one role: add roles, or write 'rollout'")
         return self
 
     @model_validator(mode="after")

@@ -23,7 +23,8 @@ _NAMES = ", ".join(
 # Its span, or that of the HTTP request, and the spans around it may name the agent.
 _AGENTS = text(f"""
     WITH found AS (
-        SELECT agent, max(agent_name) AS name, count(*) AS calls,
+        SELECT agent, max(agent_name) AS name, array_agg(DISTINCT role) FILTER (WHERE role IS NOT NULL) AS roles,
+               count(*) AS calls,
                avg((continuation = 'extend')::int) AS extend_share, avg((continuation = 'fork')::int) AS fork_share,
                avg((continuation = 'fresh')::int) AS fresh_share,
                min(sequence) AS first_ns, max(sequence) AS last_ns,
@@ -65,6 +66,7 @@ def _agent(row: Row[Any]) -> api.RunAgent:
     return api.RunAgent(
         identity=row.agent,
         name=row.shown_name,
+        roles=row.roles or [],
         tools=sorted(str(tool.get("function", tool).get("name")) for tool in row.tools or ()),
         calls=row.calls,
         extend_share=float(row.extend_share or 0),

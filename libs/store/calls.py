@@ -12,6 +12,7 @@ from psycopg.types.json import Json as JsonColumn
 from psycopg.types.json import Jsonb as JsonbColumn
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
+from leyden.libs.contracts.config import Role
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
@@ -66,6 +67,7 @@ class NewCall:
     parent_span_id: str | None
     agent: str
     agent_name: str | None
+    role: str | None
     continuation: Continuation
     queued_seconds: float
     first_token_seconds: float | None
@@ -73,11 +75,13 @@ class NewCall:
 
 
 class CallDefaults(NamedTuple):
-    """A run's temperature of calls that set none, 1 (OpenAI's default) unless it says so, and its choice of
-    `training.constrained_calls`."""
+    """A run's temperature of calls that set none, 1 (OpenAI's default) unless it says so, its choice of
+    `training.constrained_calls`, its roles, and the names of those that train (None: every call trains)."""
 
     temperature: float
     constrained_calls: str
+    roles: Sequence[Role] = ()
+    train: Collection[str] | None = None
 
 
 _TYPES = {
@@ -203,4 +207,5 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
     config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id)) or {}
     temperature = (config.get("sampling") or {}).get("temperature")
     constrained = (config.get("training") or {}).get("constrained_calls", "leave_out")
-    return CallDefaults(1.0 if temperature is None else float(temperature), constrained)
+    roles = [Role.model_validate(role, extra="ignore") for role in config.get("roles") or ()]
+    return CallDefaults(1.0 if temperature is None else float(temperature), constrained, roles, config.get("train"))

@@ -93,6 +93,17 @@ _STEP_FACTS = """
     GROUP BY step_groups.step, fact.key ORDER BY step_groups.step, fact.key
 """
 
+_ROLE_RETURNS = text("""
+    SELECT step_groups.step, calls.role, avg(credits.return) AS return_mean, count(*) AS calls
+    FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'
+    JOIN model_calls AS calls ON calls.run_id = :run_id AND calls.rollout_id = rollouts.id
+        AND calls.attempt = rollouts.attempt AND calls.role IS NOT NULL
+    JOIN credits ON credits.run_id = :run_id AND credits.call_id = calls.id
+    WHERE step_groups.run_id = :run_id AND step_groups.step IS NOT NULL
+        AND EXISTS (SELECT FROM runs WHERE id = :run_id AND jsonb_array_length(config -> 'roles') > 0)
+    GROUP BY step_groups.step, calls.role ORDER BY step_groups.step, calls.role
+""")
+
 Record = Mapping[Any, Any]
 
 
@@ -233,16 +244,18 @@ async def _with_rewards(
 
 
 async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -> api.Metrics:
-    """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`.
+    """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`, and for
+    each role `role.<name>.return_mean` and `role.<name>.calls`.
 
     Args: names: the wanted series; empty for all
     """
     query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number)
     steps = await _with_rewards(session, run_id, (await session.scalars(query)).all(), _ROLLOUTS_OF_A_RUN)
+    of_roles = _grouped((await session.execute(_ROLE_RETURNS, {"run_id": run_id})).mappings(), "step")
     series: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for step in steps:
         seconds = (step.created_at - steps[0].started_at).total_seconds()
-        for name, value in _values(step):
+        for name, value in (*_values(step), *_role_values(of_roles[step.number])):
             series[name].append((step.number, seconds, value))
     chosen = names or sorted(series)
     return api.Metrics(
@@ -259,6 +272,12 @@ def _values(step: api.Step) -> Iterable[tuple[str, float]]:
         yield "reward_mean", step.reward_mean
     if step.reward_std is not None:
         yield "reward_std", step.reward_std
+
+
+def _role_values(records: Iterable[Record]) -> Iterable[tuple[str, float]]:
+    for record in records:
+        yield f"role.{record['role']}.return_mean", record["return_mean"]
+        yield f"role.{record['role']}.calls", record["calls"]
 
 
 def _is_number(value: object) -> bool:

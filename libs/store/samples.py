@@ -32,7 +32,8 @@ class SiblingRows(NamedTuple):
     rollouts: id, group_id, reward, ended (the kind of its outcome, or null)
     calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable, masks_forced,
         prompt_ids (after the shared tokens), prompt_tokens (of the complete prompt), sampled_ids, generator_logprobs,
-        policy_versions, temperature, answer (a turn or null), results (of tools, in the turns of the row:
+        policy_versions, temperature, role (or null), offers_tools (null where it has the tools of its parent),
+        answer (a turn or null), results (of tools, in the turns of the row:
         [{id, text, is_error}]; id is null for a user's text with a result in it; text is its beginning; or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
         tool spans
@@ -136,7 +137,7 @@ _CALLS = text(f"""
     SELECT c.rollout_id, c.id, c.parent_call_id, c.shared_tokens, c.request_id, c.choice, c.sequence, c.status,
            c.trainable, c.masks_forced,
            c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions,
-           c.temperature, c.answer, (
+           c.temperature, c.role, json_array_length(c.tools) > 0 AS offers_tools, c.answer, (
                SELECT jsonb_agg(jsonb_build_object(
                    'id', turn ->> 'tool_call_id', 'is_error', turn -> 'is_error', 'text', left(coalesce(
                        substring(CASE WHEN turn ->> 'role' = 'user' THEN turn ->> 'content' END from :users_result),

@@ -426,6 +426,7 @@ class ModelCall(Base):
     agent_name: Mapped[str | None] = mapped_column(
         comment="From the header x-agent-name, or from the assistant's last answer that was sent back; else null."
     )
+    role: Mapped[str | None] = mapped_column(comment="The role of the run's document that the call has; null: none.")
     continuation: Mapped[str | None] = mapped_column(
         comment="extend (its prompt begins with the tokens of an earlier call), fork (it holds an answer whose tokens"
         " it could not reuse, or that was rewritten) or fresh."

@@ -51,6 +51,16 @@ def call_forest(calls: Sequence[Call]) -> Forest:
     return forest if len(used) == len(sampled) else _grow(used)
 
 
+def without_auxiliary_calls(forest: Forest) -> Forest:
+    """The forest without calls beside the agent's work, such as the title of a conversation.
+
+    Such a call has no role, no tools, no parent and no child, in a rollout whose other calls offer tools.
+    """
+    if not any(node.call.offers_tools for node in forest.nodes):
+        return forest
+    return Forest([node for node in forest.nodes if not _is_auxiliary(node)])
+
+
 def path_to(leaf: Node) -> list[Node]:
     """The nodes from the root to a leaf."""
     path = [leaf]
@@ -72,6 +82,11 @@ def _grow(calls: Sequence[Call]) -> Forest:
         candidates.insert(0, (call.prompt + call.sampled, node))
         candidates.sort(key=lambda candidate: -len(candidate[0]))
     return Forest(nodes)
+
+
+def _is_auxiliary(node: Node) -> bool:
+    alone = node.parent is None and not node.children
+    return alone and node.call.role is None and node.call.offers_tools is False
 
 
 def _leads_to_completed(node: Node) -> bool:

@@ -17,13 +17,13 @@ from leyden.libs.contracts.config import Air, Credit
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
 from leyden.services.credit.baselines import Advantages, advantages_per_rollout, advantages_per_state
-from leyden.services.credit.forest import Forest, Node, call_forest
+from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
 from leyden.services.credit.paths import Path, paths
 from leyden.services.credit.records import Reward, Rollout
 from leyden.services.credit.rules import call_returns
 from leyden.services.credit.states import state_keys
 
-CREDIT_VERSION = 4
+CREDIT_VERSION = 5
 """Grows with every change of the computation."""
 
 
@@ -102,6 +102,8 @@ def credit_group(rollouts: Sequence[Rollout], credit: Credit, *, min_siblings: i
 
 def _earned(rollout: Rollout, credit: Credit) -> _Earned:
     forest = call_forest(rollout.calls)
+    if credit.auxiliary_calls == "leave_out":
+        forest = without_auxiliary_calls(forest)
     calls = [node.call for node in forest.nodes]
     seen = sorted(rollout.calls, key=lambda call: call.order)
     uses = tool_uses(calls, rollout.spans, seen, _ending(rollout, credit.air))
@@ -165,6 +167,10 @@ def _advantages(earned: Sequence[_Earned], credit: Credit) -> Advantages:
     if credit.baseline.per == "state":
         states_C = [one.states[node.call.id] for one in earned for node in one.forest.nodes]
         return advantages_per_state(credit.baseline.type, returns_C, rollouts_C, states_C, callless)
+    if credit.baseline.per == "role":
+        # A sibling without calls played no role.
+        roles_C = [node.call.role or "" for one in earned for node in one.forest.nodes]
+        return advantages_per_state(credit.baseline.type, returns_C, rollouts_C, roles_C, {})
     return advantages_per_rollout(credit.baseline.type, returns_C, rollouts_C, callless)
 
 

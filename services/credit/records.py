@@ -48,8 +48,8 @@ class ToolResult:
 class Call:
     """One model call. Arrays are bytes as stored: prompt int32[P]; sampled, versions int32[S]; logprobs float32[S].
 
-    `asked` and `text` are the sampled answer's tool calls and its text beside them; `results` are those of earlier
-    calls' tools, which the conversation adds.
+    `offers_tools` is None where the call has the tools of its parent. `asked` and `text` are the sampled answer's tool
+    calls and its text beside them; `results` are those of earlier calls' tools, which the conversation adds.
 
     Raises: BrokenRecord: the arrays of the sampled tokens differ in length
     """
@@ -66,6 +66,8 @@ class Call:
     versions: bytes
     temperature: float
     masks_forced: bool = False
+    role: str | None = None
+    offers_tools: bool | None = None
     asked: tuple[AskedTool, ...] = ()
     text: str = ""
     results: tuple[ToolResult, ...] = ()

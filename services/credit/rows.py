@@ -107,6 +107,8 @@ def _call(row: Any, by_id: Mapping[str, Any]) -> Call:
         logprobs=row.generator_logprobs,
         versions=row.policy_versions,
         temperature=row.temperature,
+        role=row.role,
+        offers_tools=row.offers_tools,
         asked=tuple(AskedTool(one.name, one.id, one.is_malformed) for one in answer.tool_calls) if answer else (),
         text=answer.content if answer else "",
         results=tuple(ToolResult(one["id"], one["text"], one["is_error"] is True) for one in row.results or ()),

@@ -7,9 +7,12 @@ itself in the header `x-agent-name`; LangChain sends its name with the answers t
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import takewhile
 
+from leyden.libs.contracts.config import Role
 from leyden.services.gateway.conversation import ModelRequest
 
 NAME_HEADER = "x-agent-name"
@@ -30,13 +33,34 @@ def agent_of(request: ModelRequest, header: str | None) -> Agent:
     Args: header: the value of `x-agent-name`
     """
     sent = _name(header or "")
-    leading = takewhile(lambda turn: turn.role == "system", request.turns)
-    tools = sorted(str(tool.get("function", tool).get("name")) for tool in request.tools)
     digest = hashlib.blake2b(digest_size=8)
-    for part in (sent, *tools, "", *(turn.content for turn in leading)):
+    for part in (sent, *sorted(_tool_names(request)), "", *_instructions(request)):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
     names = (turn.name for turn in reversed(request.turns) if turn.role == "assistant" and turn.name)
     return Agent(digest.hexdigest(), sent or _name(next(names, "")) or None)
+
+
+def role_of(roles: Sequence[Role], request: ModelRequest, agent: Agent) -> str | None:
+    """The name of the first role whose conditions the request meets."""
+    return next((role.name for role in roles if _meets(role, request, agent)), None)
+
+
+def _meets(role: Role, request: ModelRequest, agent: Agent) -> bool:
+    return (
+        (role.agent_name is None or fnmatchcase(agent.name or "", role.agent_name))
+        and (role.identity is None or role.identity == agent.id)
+        and (role.model is None or fnmatchcase(request.model, role.model))
+        and set(role.tools) <= set(_tool_names(request))
+        and (role.system is None or any(role.system in text for text in _instructions(request)))
+    )
+
+
+def _tool_names(request: ModelRequest) -> list[str]:
+    return [str(tool.get("function", tool).get("name")) for tool in request.tools]
+
+
+def _instructions(request: ModelRequest) -> list[str]:
+    return [turn.content for turn in takewhile(lambda turn: turn.role == "system", request.turns)]
 
 
 def _name(text: str) -> str:

@@ -20,7 +20,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
-from leyden.services.gateway.agents import NAME_HEADER, agent_of
+from leyden.services.gateway.agents import NAME_HEADER, agent_of, role_of
 from leyden.services.gateway.auth import Attempt, refusal
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.dialects import WireFormat
@@ -205,6 +205,7 @@ class CallService:
         metrics.PROMPTS.labels(indexed.continuation).inc()
         seed = request.sampling.seed
         parent = parse_traceparent(headers.get("traceparent"))
+        agent = agent_of(request, headers.get(NAME_HEADER))
         choices = [
             SampledTokens(new_call_id(), index, None if seed is None else (seed + index) % 2**63)
             for index in range(request.choices)
@@ -217,10 +218,11 @@ class CallService:
             prompt=prompt,
             constraint=decoding_constraint(served.chat, request),
             temperature=defaults.temperature if asked is None else asked,
-            constrained_calls=defaults.constrained_calls,
+            defaults=defaults,
             trace_id=parent.trace_id if parent else None,
             parent_span_id=parent.span_id if parent else None,
-            agent=agent_of(request, headers.get(NAME_HEADER)),
+            agent=agent,
+            role=role_of(defaults.roles, request, agent),
             continuation=indexed.continuation,
             arrived_at=arrived_at,
             sequence=sequence,
@@ -315,7 +317,7 @@ class CallService:
 
     async def _complete(self, call: InFlightCall) -> Completion:
         answers = [finish_answer(call.served.chat, call.context.request, choice) for choice in call.choices]
-        reason = untrainable_reason(call.context.request, call.context.temperature, call.context.constrained_calls)
+        reason = untrainable_reason(call.context)
         rows = [
             call_row(call.context, choice, CallStatus.COMPLETED, reason, answer)
             for choice, answer in zip(call.choices, answers, strict=True)

@@ -73,6 +73,7 @@ def made_call(
         parent_span_id=None,
         agent="0" * 16,
         agent_name=None,
+        role=None,
         continuation=Continuation.FRESH,
         queued_seconds=0.001,
         first_token_seconds=0.05,

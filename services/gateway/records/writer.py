@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from leyden.libs.contracts.states import CallStatus, Continuation
-from leyden.libs.store.calls import NewCall, write_calls
+from leyden.libs.store.calls import CallDefaults, NewCall, write_calls
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.telemetry import logger
@@ -40,10 +40,11 @@ class CallContext:
     prompt: Prompt
     constraint: dict[str, str]
     temperature: float
-    constrained_calls: str
+    defaults: CallDefaults
     trace_id: str | None
     parent_span_id: str | None
     agent: Agent
+    role: str | None
     continuation: Continuation
     arrived_at: float
     sequence: int
@@ -82,15 +83,19 @@ class Recorder:
         RECORD_ROWS.observe(len(rows))
 
 
-def untrainable_reason(request: ModelRequest, temperature: float, constrained_calls: str) -> str | None:
-    """Names the parameters that make the recorded log-probabilities differ from the policy's; None if there are none.
+def untrainable_reason(call: CallContext) -> str | None:
+    """Why the call cannot train: its role, or parameters that make the log-probabilities differ from the policy's.
 
-    Args: temperature: the effective one; greedy decoding does not sample from the policy; constrained_calls: the run's
-        choice, `leave_out` makes calls untrainable that a grammar constrained
+    Greedy decoding does not sample from the policy. None: the call trains.
     """
-    sampling, leaves_out = request.sampling, constrained_calls == "leave_out"
+    if call.defaults.train is not None and call.role not in call.defaults.train:
+        return (
+            f"role {call.role} does not train" if call.role else "no role, and the run's train names those that train"
+        )
+    request, sampling = call.request, call.request.sampling
+    leaves_out = call.defaults.constrained_calls == "leave_out"
     changed = {
-        "temperature": temperature < GREEDY_BELOW,
+        "temperature": call.temperature < GREEDY_BELOW,
         "top_p": sampling.top_p != 1.0,
         "top_k": sampling.top_k > 0,
         "min_p": sampling.min_p > 0,
@@ -127,7 +132,7 @@ def call_row(
         status=status,
         trainable=reason is None,
         untrainable_reason=reason,
-        masks_forced=request.is_constrained and call.constrained_calls == "mask",
+        masks_forced=request.is_constrained and call.defaults.constrained_calls == "mask",
         request_sha256=call.request_sha256,
         dialect=request.dialect,
         request=request.parameters,
@@ -152,6 +157,7 @@ def call_row(
         parent_span_id=call.parent_span_id,
         agent=call.agent.id,
         agent_name=call.agent.name,
+        role=call.role,
         continuation=call.continuation,
         queued_seconds=(sampled.accepted_at or ended_at) - call.arrived_at,
         first_token_seconds=None if sampled.first_token_at is None else sampled.first_token_at - call.arrived_at,

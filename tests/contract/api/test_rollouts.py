@@ -35,6 +35,21 @@ async def add_step(database: Database, run: tables.Run, number: int, groups: dic
             session.add(tables.StepGroup(group_id=group_id, run_id=run.id, step=number, verdict=verdict))
 
 
+async def add_credit(database: Database, call: tables.ModelCall, return_: float) -> None:
+    values = {"depth": 0, "state_key": "", "tools": {"calls": []}, "intermediate_reward": 0.0, "baseline": 0.0}
+    async with database.session() as session:
+        session.add(
+            tables.CallCredit(
+                run_id=call.run_id,
+                call_id=call.id,
+                rollout_id=call.rollout_id,
+                return_=return_,
+                advantage=0.0,
+                **values,
+            )
+        )
+
+
 async def get(http: httpx.AsyncClient, path: str, **query: Any) -> Any:
     response = await http.get(path, params=query)
     assert response.status_code == 200, response.text
@@ -95,6 +110,21 @@ async def test_steps_carry_metrics_rewards_facts_and_verdicts_and_make_series(
         "rollouts": {"finished": 4},
         "reward_mean": 1.0,
     }
+
+
+async def test_a_run_with_roles_has_a_learning_curve_for_each(api_http: httpx.AsyncClient, database: Database) -> None:
+    run = await builders.add_run(database, config=builders.run_document(roles=[{"name": "writer"}]))
+    for number in (1, 2):
+        group, rollouts = await builders.add_group(database, run, number)
+        for sibling, rollout in enumerate(rollouts):
+            for role in ("writer", None):
+                call = await builders.add_call(database, rollout, role=role)
+                await add_credit(database, call, float(number + sibling))
+            await finish(database, rollout, 1.0, {})
+        await add_step(database, run, number, {group.id: "trained"})
+    metrics = await get(api_http, f"/v1/runs/{run.id}/metrics", names=["role.writer.return_mean", "role.writer.calls"])
+    points = {series["name"]: [point[2] for point in series["points"]] for series in metrics["series"]}
+    assert points == {"role.writer.return_mean": [1.5, 2.5], "role.writer.calls": [2.0, 2.0]}
 
 
 async def test_every_view_counts_rewards_beside_the_outcome(api_http: httpx.AsyncClient, database: Database) -> None:

@@ -268,7 +268,7 @@ async def test_the_agents_of_a_run_are_listed_with_their_names_and_shares(
     run = await builders.add_run(database)
     _, [rollout, other] = await builders.add_group(database, run)
     tools = [{"type": "function", "function": {"name": name}} for name in ("search", "clock")]
-    first = await builders.add_call(database, rollout, agent="a" * 16, continuation="fresh", tools=tools)
+    first = await builders.add_call(database, rollout, agent="a" * 16, continuation="fresh", tools=tools, role="lead")
     for continuation, name in (("extend", None), ("extend", "planner"), ("fork", None)):
         await builders.add_call(
             *(database, rollout), agent="a" * 16, agent_name=name, continuation=continuation, parent_call_id=first.id
@@ -287,11 +287,12 @@ async def test_the_agents_of_a_run_are_listed_with_their_names_and_shares(
     times = [planner.pop(name) for name in ("first_seen_at", "last_seen_at")]
     assert times == sorted(times) and times[1] < searcher["first_seen_at"]
     assert planner == {
-        **{"identity": "a" * 16, "name": "planner", "tools": ["clock", "search"], "calls": 4},
+        **{"identity": "a" * 16, "name": "planner", "roles": ["lead"], "tools": ["clock", "search"], "calls": 4},
         **{"extend_share": 0.5, "fork_share": 0.25, "fresh_share": 0.25},
         **{"call_id": first.id, "rollout_id": rollout.id},
     }
     assert (searcher["name"], searcher["call_id"], two["next_cursor"]) == ("searcher", traced.id, None)
     shown = (await api_http.get(f"/v1/rollouts/{rollout.id}/calls")).json()["items"]
+    assert [one["role"] for one in shown] == ["lead", None, None, None, None]
     assert [(one["agent"], one["continuation"]) for one in shown][::4] == [("a" * 16, "fresh"), (None, None)]
     assert (await api_http.get("/v1/runs/run-none/agents")).status_code == 404

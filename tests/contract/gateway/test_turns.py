@@ -91,6 +91,34 @@ async def test_each_call_names_its_agent_and_how_it_continues(tmp_path, database
     assert continuations == ["fresh", "extend", "fork", "fresh", "fresh", "fresh", "fresh"]
 
 
+async def test_calls_have_the_first_role_that_fits_and_train_where_the_run_trains_it(tmp_path, database):
+    roles = [
+        {"name": "critic", "agent_name": "crit*"},
+        {"name": "searcher", "tools": ["search"], "system": "You search"},
+        {"name": "writer", "model": "writer-*"},
+    ]
+    document = builders.run_document(roles=roles, train=["writer", "searcher"])
+    async with scene(tmp_path, database, run=document) as stage, stage.client() as client:
+
+        async def ask(system: str = "", model: str = "m", tools: tuple[str, ...] = (), **headers: str) -> None:
+            named = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in tools]
+            turns: Any = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": "a"}]
+            await client.chat.completions.create(
+                model=model, messages=turns, extra_body={"tools": named} if named else None, extra_headers=headers
+            )
+
+        await ask(model="writer-2", **{"x-agent-name": "critic"})
+        await ask("Hello. You search the web.", tools=("clock", "search"))
+        await ask("Hello. You search the web.", tools=("clock",))
+        await ask(model="writer-2")
+        calls = await stage.calls()
+    assert [call.role for call in calls] == ["critic", "searcher", None, "writer"]
+    assert [call.trainable for call in calls] == [False, True, False, True]
+    assert [call.untrainable_reason for call in calls] == [
+        *("role critic does not train", None, "no role, and the run's train names those that train", None)
+    ]
+
+
 async def test_a_later_prompt_begins_with_the_sampled_tokens_even_if_no_encoder_produces_them(tmp_path, database):
     letters = [ord("h") - 33, ord("e") - 33]
     async with scene(tmp_path, database, says=say(*letters, EOS)) as stage:

@@ -56,6 +56,7 @@ def call(run_id: str, number: int) -> NewCall:
         parent_span_id=None,
         agent="0" * 16,
         agent_name=None,
+        role=None,
         continuation=Continuation.FRESH,
         queued_seconds=0.0,
         first_token_seconds=None,

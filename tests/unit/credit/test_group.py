@@ -125,3 +125,33 @@ def test_computing_credit_twice_gives_the_same_result() -> None:
 def test_a_broken_record_is_named() -> None:
     with pytest.raises(BrokenRecord, match="differ in length"):
         call("a", [1], [2, 3], at=0, logprobs=b"\0\0\0\0")
+
+
+def test_one_baseline_per_role_compares_a_role_with_itself() -> None:
+    # Two roles of different returns: writers 1 and 0, and a checker that only sibling a called, with return 1.
+    def sibling(name: str, outcome: float, *roles: str) -> Rollout:
+        return rollout(name, outcome, [call(f"{name}{k}", [k], [9], at=k, role=role) for k, role in enumerate(roles)])
+
+    group = [sibling("a", 1, "writer", "checker"), sibling("b", 0, "writer"), rollout("c", 0.5, [])]
+    result = credited(group, **IDENTICAL, baseline={"type": "mean", "per": "role"})
+    assert advantages(result) == {"a": [0.5, 0.0], "b": [-0.5]}
+
+
+def test_calls_of_frozen_roles_are_context_and_count_in_the_baseline() -> None:
+    first = call("first", [1], [2], at=0, trainable=False, role="planner")
+    second = call("second", [1, 2, 3], [4], at=1, role="writer")
+    result = credited([rollout("a", 1, [first, second]), rollout("b", 0, [])], **IDENTICAL)
+    [path] = result.samples["a"]
+    assert path.mask.tolist() == [0, 0, 0, 1]
+    assert advantages(result) == {"a": [0.5, 0.5]}
+
+
+def test_auxiliary_calls_are_left_out_unless_the_run_trains_them() -> None:
+    work = call("work", [1], [2], at=0, offers_tools=True)
+    title = call("title", [7], [8], at=1, offers_tools=False)
+    planner = call("planner", [5], [6], at=2, offers_tools=False, role="planner")
+    group = [rollout("a", 1, [work, title, planner]), rollout("b", 0, [])]
+    assert [one.call_id for one in credited(group).credits] == [work.id, planner.id]
+    assert len(credited(group, auxiliary_calls="train").credits) == 3
+    # Without tools anywhere nothing tells the agent's work from the rest.
+    assert len(credited([rollout("a", 1, [title, call("other", [3], [4], at=3, offers_tools=False)])]).credits) == 2
