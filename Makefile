@@ -27,6 +27,11 @@ SGLANG_TYPES := sglang==0.5.23
 
 # The agents of `make test-agents` whose names contain this word; all of them by default.
 AGENTS ?=
+# The version of the flight agent that `make demo` trains: plain, langgraph, openai-agents or autogen.
+AGENT ?= plain
+DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT))
+# The versions of a framework are those of `make test-agents`.
+FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen,python).txt
 
 .DEFAULT_GOAL := help
 .PHONY: help test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
@@ -50,6 +55,11 @@ $(AGENTS_VENV)/.ready: examples/flight_agent/requirements.txt constraints.txt
 	$(PYTHON) -m venv $(AGENTS_VENV)
 	$(AGENTS_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 		--requirement examples/flight_agent/requirements.txt
+	@touch $@
+
+$(CACHE)/demo/%/.ready: examples/flight_agent/requirements-%.txt $(wildcard tests/frameworks/environments/*.txt)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(FRAMEWORK_PINS) --requirement $<
 	@touch $@
 
 $(CACHE)/sglang/.ready: $(VENV)/.ready
@@ -129,8 +139,8 @@ down: $(VENV)/.ready ## stop a platform that runs in the background
 restart: $(VENV)/.ready ## replace every service of a running platform, one after another
 	$(BIN)/leyden restart
 
-demo: $(VENV)/.ready $(AGENTS_VENV)/.ready ## train the flight agent's model and show it learn
-	$(BIN)/leyden demo --agent-python $(AGENTS_VENV)/bin/python $(DEMO_ARGS)
+demo: $(VENV)/.ready $(DEMO_VENV)/.ready ## train the flight agent's model and show it learn; AGENT=langgraph for another version
+	$(BIN)/leyden demo --agent $(AGENT) --agent-python $(DEMO_VENV)/bin/python $(DEMO_ARGS)
 
 bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: make bench parts="gateway store"
 	$(BIN)/python -m tests.bench $(parts)

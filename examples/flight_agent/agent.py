@@ -11,21 +11,12 @@ if __name__ == "__main__":
     # its work. Before the first large import.
     gc.disable()
 
-import json
-import os
-import sys
-from pathlib import Path
-
+from episode import MAX_TOKENS, MODEL, TEMPERATURE, TOOL_CALLS, read_task, use_tool
 from grade import Transcript, verdict
 from openai import OpenAI
 from prompt import opening
-from telemetry import execute, telemetry, trace_headers
-from world import ANSWER, NEXT, Task, ToolError, World
-
-MODEL = os.environ.get("OPENAI_MODEL", "SmolLM2-135M-Instruct")
-TEMPERATURE = 0.8
-MAX_TOKENS = 16
-TOOL_CALLS = 3
+from telemetry import telemetry, trace_headers
+from world import Task, World
 
 Messages = list[dict[str, str]]
 
@@ -44,26 +35,6 @@ def ask(client: OpenAI, messages: Messages) -> tuple[str, str]:
     return reply, response.id
 
 
-def parse(reply: str, tools: tuple[str, ...]) -> tuple[str, str] | None:
-    """Split `tool: question`; None where the reply does not start with the name of a tool."""
-    name, colon, query = reply.partition(":")
-    name = name.strip().lower()
-    return (name, query.strip()) if colon and name in tools else None
-
-
-def use_tool(world: World, reply: str, response_id: str) -> tuple[str | None, str]:
-    """Do what the reply asks for: the name of the tool, if it named one, and what to tell the model."""
-    tools = world.tools()
-    call = parse(reply, tuple(tools))
-    if call is None:
-        return None, "Error: name a tool."
-    name, query = call
-    try:
-        return name, execute(name, tools[name], query, response_id)
-    except ToolError as error:
-        return name, f"Error: {error}"
-
-
 def converse(client: OpenAI, task: Task) -> Transcript:
     """Let the model call up to three tools, then, if a search worked, answer the traveller."""
     world = World(task)
@@ -71,19 +42,12 @@ def converse(client: OpenAI, task: Task) -> Transcript:
     tools: list[str] = []
     for turn in range(1, TOOL_CALLS + 1):
         name, result = use_tool(world, *ask(client, messages))
-        tools.append(name or "none")
-        messages.append({"role": "user", "content": f"{result} {ANSWER if world.found else NEXT}"})
+        tools.append(name)
+        messages.append({"role": "user", "content": result})
         if world.found:
             answer, _ = ask(client, messages)
             return Transcript(tuple(tools), answer, turn + 1)
     return Transcript(tuple(tools), None, TOOL_CALLS)
-
-
-def read_task() -> Task:
-    text = Path(sys.argv[1]).read_text() if len(sys.argv) > 1 else os.environ.get("LEYDEN_TASK")
-    if not text:
-        sys.exit("no task: set LEYDEN_TASK to a JSON object, or name a JSON file as the first argument")
-    return Task.from_row(json.loads(text))
 
 
 def main() -> None:

@@ -44,7 +44,7 @@ def trace_headers() -> dict[str, str]:
 
 
 def execute(name: str, tool: Callable[[str], str], query: str, response_id: str) -> str:
-    """Run a tool inside its span; `response_id` names the model call that asked for it.
+    """Run a tool inside its span; `response_id` names the model call that asked for it, and may be empty.
 
     Raises: ToolError: the tool's own, after the span took it as its status
     """
@@ -52,7 +52,7 @@ def execute(name: str, tool: Callable[[str], str], query: str, response_id: str)
         "gen_ai.operation.name": "execute_tool",
         "gen_ai.tool.name": name,
         "gen_ai.tool.call.arguments": json.dumps({"query": query}),
-        "gen_ai.response.id": response_id,
+        **({"gen_ai.response.id": response_id} if response_id else {}),
     }
     with TRACER.start_as_current_span(
         f"execute_tool {name}", attributes=attributes, record_exception=False, set_status_on_exception=False

@@ -36,6 +36,7 @@ TRAINING_TASKS, HELD_OUT_TASKS = 400, 200
 AIR_WEIGHTS = {"memory": 0.3, "search": 0.2}
 READY_SECONDS = 600.0
 
+AgentName = Literal["plain", "langgraph", "openai-agents", "autogen"]
 Rule = Literal["identical", "equal_split", "discounted"]
 Baseline = Literal["none", "mean", "mean_std", "leave_one_out"]
 
@@ -44,6 +45,7 @@ Baseline = Literal["none", "mean", "mean_std", "leave_one_out"]
 class DemoOptions:
     """Choices of the demo; docs/demo.md shows the figures of the defaults."""
 
+    agent: AgentName = "plain"
     steps: int = 7
     seed: int = 0
     groups_per_step: int = 6
@@ -62,6 +64,9 @@ class DemoOptions:
 def demo(
     ctx: typer.Context,
     home: Home = None,
+    agent: Annotated[
+        AgentName, typer.Option(help="Version of the flight agent: plain, or written with a framework.")
+    ] = DemoOptions.agent,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = DemoOptions.steps,
     seed: Annotated[int, typer.Option(min=0, help="Seed of tasks and of their order.")] = DemoOptions.seed,
     evaluation_tasks: Annotated[
@@ -85,6 +90,7 @@ def demo(
     The last line of output is one JSON object. Ctrl-C stops everything; the same command resumes.
     """
     options = DemoOptions(
+        agent=agent,
         steps=steps,
         seed=seed,
         evaluation_tasks=evaluation_tasks,
@@ -160,7 +166,7 @@ def run_document(options: DemoOptions) -> RunConfig:
     document: dict[str, Any] = {
         "name": run_name(options),
         "dataset": training,
-        "agent": {"command": [options.agent_python, "agent.py"], "directory": str(AGENT)},
+        "agent": {"command": [options.agent_python, agent_file(options.agent)], "directory": str(AGENT)},
         "runner": {"timeout_seconds": 180},
         "sampling": {
             "group_size": options.group_size,
@@ -181,10 +187,16 @@ def run_document(options: DemoOptions) -> RunConfig:
     return RunConfig.model_validate(document)
 
 
+def agent_file(agent: AgentName) -> str:
+    """The program of a version of the flight agent."""
+    return "agent.py" if agent == "plain" else f"{agent.replace('-', '_')}_agent.py"
+
+
 def run_name(options: DemoOptions) -> str:
     """A name that depends on the options alone, so that the same command finds its run again."""
     digest = hashlib.sha256(json.dumps(asdict(options), sort_keys=True).encode()).hexdigest()[:8]
-    return f"flight-{options.credit}{'' if options.air else '-no-air'}-seed{options.seed}-{digest}"
+    version = "" if options.agent == "plain" else f"{options.agent}-"
+    return f"flight-{version}{options.credit}{'' if options.air else '-no-air'}-seed{options.seed}-{digest}"
 
 
 def write_tasks(folder: Path, options: DemoOptions) -> tuple[Path, Path]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from leyden.libs.cli.__main__ import app
-from leyden.libs.cli.demo import DemoOptions, run_document, run_name
+from leyden.libs.cli.demo import AGENT, AgentName, DemoOptions, run_document, run_name
 from leyden.libs.cli.errors import Exit
 from leyden.libs.contracts.config import RunConfig
 
@@ -74,3 +75,14 @@ def test_logs_of_all_trainers_name_their_run(tmp_path: Path) -> None:
         "[trainer-run-a] step of run-a\n[trainer-run-b] step of run-b\n"
     )
     assert leyden(tmp_path, "logs").stdout.split() == ["trainer-run-a", "trainer-run-b"]
+
+
+@pytest.mark.parametrize("agent", get_args(AgentName))
+def test_the_demo_starts_the_program_of_the_named_agent(agent: AgentName):
+    document, plain = run_document(DemoOptions(agent=agent)), run_document(DemoOptions())
+    program = document.agent.command[-1]
+    assert (AGENT / program).is_file()
+    assert (AGENT / f"requirements{'' if agent == 'plain' else f'-{agent}'}.txt").is_file()
+    assert (document == plain) == (agent == "plain")
+    same = document.agent.model_copy(update={"command": plain.agent.command})
+    assert document.model_copy(update={"agent": same, "name": plain.name}) == plain
