@@ -172,11 +172,28 @@ _REWARDS = text("""
     ORDER BY rollout_id, key
 """)
 
+# clock_timestamp orders the groups of one transaction, too, as a moving average over them needs.
 _VERDICTS = text("""
     INSERT INTO group_credits (group_id, run_id, verdict, reason, credit_version, counted_siblings, has_variance,
-                               min_policy_version, reward_mean, reward_std)
+                               min_policy_version, reward_mean, reward_std, created_at)
     VALUES (:group_id, :run_id, :verdict, :reason, :credit_version, :counted_siblings, :has_variance,
-            :min_policy_version, :reward_mean, :reward_std)
+            :min_policy_version, :reward_mean, :reward_std, clock_timestamp())
+""")
+
+_LAST_CREDITED = text("""
+    WITH last AS (
+        SELECT v.group_id FROM group_credits v
+        WHERE v.run_id = :run AND v.verdict = 'credited' AND EXISTS (
+            SELECT FROM rollouts r JOIN credits c ON c.rollout_id = r.id AND c.run_id = :run
+            WHERE r.group_id = v.group_id)
+        ORDER BY v.created_at DESC LIMIT 1
+    )
+    SELECT avg(of_rollout.value) AS value, min(of_rollout.baseline) AS baseline FROM (
+        SELECT avg(c."return") AS value, min(c.baseline) AS baseline
+        FROM last JOIN rollouts r ON r.group_id = last.group_id
+        JOIN credits c ON c.rollout_id = r.id AND c.run_id = :run
+        GROUP BY c.rollout_id
+    ) AS of_rollout
 """)
 
 _CREDIT_TYPES = ["text", "text", "text", "text", "int4", "text", "jsonb", "float8", "float8", "float8", "float8"]
@@ -205,6 +222,15 @@ async def load_siblings(session: ReadSession, groups: Sequence[PendingGroup]) ->
         spans=(await session.execute(_SPANS, names)).all(),
         rewards=(await session.execute(_REWARDS, names)).all(),
     )
+
+
+async def last_credited(session: Session, run_id: str) -> tuple[float, float] | None:
+    """The mean over rollouts of the mean return of their calls, and the baseline, of the run's last credited group with
+    calls; None without one. Until the session ends no other transaction credits a group of a run that asks for this.
+    """
+    await session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('credit:' || :run, 0))"), {"run": run_id})
+    row = (await session.execute(_LAST_CREDITED, {"run": run_id})).one()
+    return None if row.value is None else (row.value, row.baseline)
 
 
 async def write_credit(

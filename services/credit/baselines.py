@@ -1,20 +1,21 @@
 """Baselines: from the returns of calls to advantages, among siblings.
 
-The unit of statistics is the rollout. A rollout's value is the mean return of its calls, a cell's mean is the mean of
-its rollouts' values, so a rollout that took more calls does not weigh more. With the rule `identical` a rollout's
+The unit of statistics is the rollout. A rollout's value is the mean return of its calls, an anchor's mean is the mean
+of its rollouts' values, so a rollout that took more calls does not weigh more. With the rule `identical` a rollout's
 value is its total return, and the formulas are those of GRPO, RLOO and Dr. GRPO to the letter.
 
-A cell is the whole group (`per: rollout`), or all calls made in one state (`per: state`, GiGPO's anchor). A cell whose
-rollouts have equal values teaches nothing about one of them against another: its advantages are 0. So are those of a
-cell with one rollout only (verl gives such a rollout its return unchanged; that is credit without a comparison).
+An anchor is the whole group (`per: rollout`), all calls made in one state (`per: state`, as GiGPO has it), or all calls
+of one depth (`per: depth`). An anchor whose rollouts have equal values teaches nothing about one of them against
+another: its advantages are 0. So are those of an anchor with one rollout only (verl gives such a rollout its return
+unchanged; that is credit without a comparison).
 
-Axes: C calls of all siblings, R rollouts of the cell.
+Axes: C calls of all siblings, R rollouts of the anchor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -23,12 +24,46 @@ from numpy.typing import NDArray
 from leyden.services.credit.states import START
 
 Floats = NDArray[np.float64]
-Kind = Literal["none", "mean", "mean_std", "leave_one_out"]
+Kind = Literal["none", "mean", "mean_std", "leave_one_out", "opo"]
 
 EPSILON = 1e-6
 """ε of GRPO's denominator, as verl and Trinity have it."""
 NO_VARIANCE = 1e-9
 """Values of rollouts that differ by no more than this share of the largest return are equal: the rest is rounding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Siblings:
+    """The returns to compare: each call of a group's siblings, [C], then siblings without calls as one of length 0.
+
+    anchors_C: the anchor of each call; lengths_C: its trained tokens, by which `opo` weighs.
+    """
+
+    returns_C: Floats
+    rollouts_C: NDArray[np.object_]
+    anchors_C: NDArray[np.object_]
+    lengths_C: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls,
+        returns_C: Floats,
+        rollouts_C: Sequence[str],
+        callless: Mapping[str, float],
+        *,
+        anchors_C: Sequence[str] | None = None,
+        lengths_C: Sequence[int] | None = None,
+    ) -> Siblings:
+        """Args: rollouts_C: the rollout of each call; callless: the return of siblings without calls, which ended in
+        the first anchor; anchors_C: None compares the whole group; lengths_C: None weighs calls alike
+        """
+        count, more = len(returns_C), len(callless)
+        return cls(
+            np.concatenate([returns_C, np.array(list(callless.values()), np.float64)]),
+            np.array([*rollouts_C, *callless], dtype=object),
+            np.array([*(anchors_C or [START] * count), *[START] * more], dtype=object),
+            np.array([*(lengths_C or [1] * count), *[0] * more], dtype=np.int64),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,44 +74,74 @@ class Advantages:
     advantages_C: Floats
 
 
-def advantages_per_rollout(
-    kind: Kind, returns_C: Floats, rollouts_C: Sequence[str], callless: dict[str, float]
-) -> Advantages:
-    """One statistic for the whole group.
+def advantages(kind: Kind, siblings: Siblings, min_spread: float = 0.0) -> Advantages:
+    """One statistic per anchor, over the calls that siblings made in it.
 
-    Args: rollouts_C: the rollout of each call; callless: the return of siblings that made no call, which count too
+    Source: for states GiGPO, arXiv 2505.10978, the step-level advantage A^S; differs in that a rollout which was in a
+    state several times counts there once, with its mean.
     """
-    return advantages_per_state(kind, returns_C, rollouts_C, [START] * len(returns_C), callless)
-
-
-def advantages_per_state(
-    kind: Kind, returns_C: Floats, rollouts_C: Sequence[str], states_C: Sequence[str], callless: dict[str, float]
-) -> Advantages:
-    """One statistic per state, over the calls that siblings made in it. A sibling without calls ended in the first.
-
-    Source: GiGPO, arXiv 2505.10978, the step-level advantage A^S alone; differs in that a rollout which was
-    in a state several times counts there once, with its mean.
-    """
-    count = len(returns_C)
-    returns = np.concatenate([returns_C, np.array(list(callless.values()), np.float64)])
-    states = np.array([*states_C, *[START] * len(callless)], dtype=object)
-    owners = np.array([*rollouts_C, *callless], dtype=object)
-    result = Advantages(np.zeros_like(returns), np.zeros_like(returns))
-    for state in dict.fromkeys(states):
-        where = states == state
-        found = _siblings_in_state(kind, returns[where], owners[where])
+    result = Advantages(np.zeros_like(siblings.returns_C), np.zeros_like(siblings.returns_C))
+    for anchor in dict.fromkeys(siblings.anchors_C):
+        where = siblings.anchors_C == anchor
+        found = _compared(
+            kind, siblings.returns_C[where], siblings.rollouts_C[where], siblings.lengths_C[where], min_spread
+        )
         result.baselines_C[where] = found.baselines_C
         result.advantages_C[where] = found.advantages_C
-    return Advantages(result.baselines_C[:count], result.advantages_C[:count])
+    return result
 
 
-def _siblings_in_state(kind: Kind, returns_C: Floats, owners_C: NDArray[np.object_]) -> Advantages:
+def gigpo(
+    kind: Kind, siblings: Siblings, totals: Mapping[str, float], state_weight: float, min_spread: float = 0.0
+) -> Advantages:
+    """A = A_E + ω · A_S: that of the rollout's total return in its group, and that of the call's return in its anchor.
+
+    Source: GiGPO, arXiv 2505.10978, equation 8; `mean_std` divides both by their standard deviation, `mean` neither.
+    Args:   totals: the total return of each rollout, without discount
+    """
+    whole = np.array([totals[name] for name in siblings.rollouts_C])
+    episode = advantages(
+        kind, replace(siblings, returns_C=whole, anchors_C=np.full_like(siblings.anchors_C, START)), min_spread
+    )
+    state = advantages(kind, siblings, min_spread)
+    return Advantages(
+        episode.baselines_C + state_weight * state.baselines_C,
+        episode.advantages_C + state_weight * state.advantages_C,
+    )
+
+
+def against(baseline: float | None, siblings: Siblings) -> Advantages:
+    """Every return less one number from outside the group; without one, the siblings' mean and no advantage."""
+    if baseline is None:
+        return Advantages(np.full_like(siblings.returns_C, _mean_value(siblings)), np.zeros_like(siblings.returns_C))
+    return Advantages(np.full_like(siblings.returns_C, baseline), siblings.returns_C - baseline)
+
+
+def moved(decay: float, value: float, baseline: float) -> float:
+    """The moving average after a group of mean value `value`, which had `baseline`: a group never has part in its own.
+
+    Both are stored with the group's credits, so the average needs no other memory. Source: the role-conditioned
+    baseline of SPIRAL (arXiv 2506.24119) and prime-rl; differs in that its own return moves it only for later groups.
+    """
+    return decay * baseline + (1 - decay) * value
+
+
+def _mean_value(siblings: Siblings) -> float:
+    owner_C = np.unique(siblings.rollouts_C, return_inverse=True)[1].reshape(-1)
+    return float((np.bincount(owner_C, weights=siblings.returns_C) / np.bincount(owner_C)).mean())
+
+
+def _compared(
+    kind: Kind, returns_C: Floats, owners_C: NDArray[np.object_], lengths_C: NDArray[np.int64], min_spread: float
+) -> Advantages:
     """The advantages of siblings that are compared with each other. With returns [1, 0, 0.5, 0] of four rollouts:
 
     none           A = G                               [1, 0, 0.5, 0]
     mean           A = G - mean                        [0.625, -0.375, 0.125, -0.375]  Dr. GRPO, arXiv 2503.20783
     mean_std       A = (G - mean) / (std + ε)          [1.3056, -0.7833, 0.2611, -0.7833]  GRPO, arXiv 2402.03300
     leave_one_out  A = G - mean of the other rollouts  [0.8333, -0.5, 0.1667, -0.5]  RLOO, arXiv 2402.14740
+    opo            A = G - Σ l · G / Σ l               [0.4286, -0.5714, -0.0714, -0.5714] for lengths 6, 3, 4, 1
+                                                       OPO, arXiv 2505.23585; l is a rollout's number of trained tokens
 
     std² = Σ over rollouts of the mean squared distance of their calls' returns from the mean, over R - 1.
     """
@@ -85,9 +150,11 @@ def _siblings_in_state(kind: Kind, returns_C: Floats, owners_C: NDArray[np.objec
     owner_C = np.unique(owners_C, return_inverse=True)[1].reshape(-1)
     calls_R = np.bincount(owner_C)
     values_R = np.bincount(owner_C, weights=returns_C) / calls_R
-    mean = values_R.mean()
+    lengths_R = np.bincount(owner_C, weights=lengths_C)
+    weights_R = lengths_R if kind == "opo" and lengths_R.any() else np.ones(len(values_R))
+    mean = np.average(values_R, weights=weights_R)
     baselines_C = np.full_like(returns_C, mean)
-    if len(values_R) < 2 or np.ptp(values_R) <= NO_VARIANCE * np.abs(returns_C).max():
+    if len(values_R) < 2 or np.ptp(values_R) <= max(min_spread, NO_VARIANCE * np.abs(returns_C).max()):
         return Advantages(baselines_C, np.zeros_like(returns_C))
     if kind == "leave_one_out":
         baselines_C = ((values_R.sum() - values_R) / (len(values_R) - 1))[owner_C]

@@ -7,23 +7,24 @@ call counts for the rollout. With AIR's α, calls earn α · status and outcomes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leyden.libs.contracts.config import Air, Credit
+from leyden.libs.contracts.config import Air, Credit, TokenDiscountedCredit
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
-from leyden.services.credit.baselines import Advantages, advantages_per_rollout, advantages_per_state
+from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
 from leyden.services.credit.paths import Path, paths
-from leyden.services.credit.records import Reward, Rollout
-from leyden.services.credit.rules import call_returns
-from leyden.services.credit.states import state_keys
+from leyden.services.credit.records import TOKEN, Reward, Rollout
+from leyden.services.credit.rules import call_returns, token_shares, trained_tokens
+from leyden.services.credit.shaping import overlong_reward, shaped_outcome
+from leyden.services.credit.states import START, state_keys
 
-CREDIT_VERSION = 5
+CREDIT_VERSION = 6
 """Grows with every change of the computation."""
 
 
@@ -57,6 +58,14 @@ class Credited:
         return any(path.advantages.any() for rows in self.samples.values() for path in rows)
 
     @property
+    def value(self) -> float | None:
+        """The mean over rollouts of the mean return of their calls; None without calls."""
+        of_rollouts: dict[str, list[float]] = {}
+        for one in self.credits:
+            of_rollouts.setdefault(one.rollout_id, []).append(one.return_)
+        return float(np.mean([np.mean(returns) for returns in of_rollouts.values()])) if of_rollouts else None
+
+    @property
     def min_policy_version(self) -> int | None:
         """The oldest policy that sampled a token to be trained; None without such tokens."""
         return min((path.min_policy_version for rows in self.samples.values() for path in rows), default=None)
@@ -72,7 +81,10 @@ class Excluded:
 
 @dataclass(frozen=True, slots=True)
 class _Earned:
-    """One rollout with its forest, states and returns; arrays [C] in the forest's order."""
+    """One rollout with its forest, states and returns; arrays [C] in the forest's order.
+
+    `outcome` is what counts: shaped, and its share where AIR has an α.
+    """
 
     rollout: Rollout
     forest: Forest
@@ -83,20 +95,24 @@ class _Earned:
     returns_C: NDArray[np.float64]
 
 
-def credit_group(rollouts: Sequence[Rollout], credit: Credit, *, min_siblings: int) -> Credited | Excluded:
+def credit_group(
+    rollouts: Sequence[Rollout], credit: Credit, *, min_siblings: int, ema: float | None = None
+) -> Credited | Excluded:
     """Credit for the finished siblings of a group.
 
     A rollout without model calls counts in baselines with its outcome and makes no sample.
+
+    Args: ema: the moving average before this group, for baseline `ema`; None in a run's first group
     """
     earned = [_earned(rollout, credit) for rollout in rollouts]
     rewards = [rollout.reward for rollout in rollouts]
     if len(rollouts) < min_siblings:
         reason = f"{len(rollouts)} of its rollouts count and sampling.min_siblings asks for {min_siblings}"
         return Excluded(reason, rewards)
-    found = _advantages(earned, credit)
+    found = _advantages(earned, credit, ema)
     call_credits = _call_credits(earned, found)
-    advantages = {one.call_id: one.advantage for one in call_credits}
-    samples = {one.rollout.id: paths(one.forest, advantages) for one in earned}
+    of_calls = {one.call_id: one.advantage for one in call_credits}
+    samples = {one.rollout.id: paths(one.forest, _token_advantages(one, of_calls, credit)) for one in earned}
     return Credited(call_credits, samples, rewards)
 
 
@@ -109,9 +125,9 @@ def _earned(rollout: Rollout, credit: Credit) -> _Earned:
     uses = tool_uses(calls, rollout.spans, seen, _ending(rollout, credit.air))
     given, of_rollout = _given(rollout, forest)
     status_C = np.array([_status_reward(uses.get(call.id, []), credit.air) for call in calls], np.float64)
-    intermediate_C = status_C + given
-    outcome = rollout.outcome + of_rollout
-    counted = outcome * _outcome_share(credit.air)
+    lengths_C = [len(call.sampled) // TOKEN.itemsize for call in calls]
+    intermediate_C = status_C + given + _length_rewards(lengths_C, credit)
+    outcome = shaped_outcome(rollout.outcome + of_rollout, sum(lengths_C), credit.shaping) * _outcome_share(credit.air)
     return _Earned(
         rollout=rollout,
         forest=forest,
@@ -119,8 +135,14 @@ def _earned(rollout: Rollout, credit: Credit) -> _Earned:
         states=state_keys(forest, uses),
         outcome=outcome,
         intermediate_C=intermediate_C,
-        returns_C=call_returns(credit.rule, forest, intermediate_C, counted),
+        returns_C=call_returns(credit.rule, forest, intermediate_C, outcome),
     )
+
+
+def _length_rewards(lengths_C: Sequence[int], credit: Credit) -> NDArray[np.float64]:
+    overlong = credit.shaping.overlong if credit.shaping is not None else None
+    per_call = overlong if overlong is not None and overlong.per == "call" else None
+    return np.array([overlong_reward(length, per_call) for length in lengths_C], np.float64)
 
 
 def _ending(rollout: Rollout, air: Air | None) -> OutcomeKind | None:
@@ -159,19 +181,42 @@ def _place(reward: Reward, forest: Forest) -> int | None:
     return next((i for i, call in enumerate(calls) if call.has_response_id(reward.response_id)), None)
 
 
-def _advantages(earned: Sequence[_Earned], credit: Credit) -> Advantages:
-    returns_C = np.concatenate([one.returns_C for one in earned]) if earned else np.zeros(0)
-    rollouts_C = [one.rollout.id for one in earned for _ in one.forest.nodes]
-    share = _outcome_share(credit.air)
-    callless = {one.rollout.id: one.outcome * share for one in earned if not one.forest.nodes}
-    if credit.baseline.per == "state":
-        states_C = [one.states[node.call.id] for one in earned for node in one.forest.nodes]
-        return advantages_per_state(credit.baseline.type, returns_C, rollouts_C, states_C, callless)
-    if credit.baseline.per == "role":
+def _advantages(earned: Sequence[_Earned], credit: Credit, ema: float | None) -> Advantages:
+    baseline = credit.baseline
+    nodes = [(one, node) for one in earned for node in one.forest.nodes]
+    anchors_C = {
+        "rollout": None,
+        "depth": [str(node.depth or START) for _, node in nodes],
+        "role": [node.call.role or START for _, node in nodes],
+        "state": (states_C := [one.states[node.call.id] for one, node in nodes]),
+        "gigpo": states_C,
+    }
+    siblings = Siblings.of(
+        np.concatenate([one.returns_C for one in earned]) if earned else np.zeros(0),
+        [one.rollout.id for one, _ in nodes],
         # A sibling without calls played no role.
-        roles_C = [node.call.role or "" for one in earned for node in one.forest.nodes]
-        return advantages_per_state(credit.baseline.type, returns_C, rollouts_C, roles_C, {})
-    return advantages_per_rollout(credit.baseline.type, returns_C, rollouts_C, callless)
+        {one.rollout.id: one.outcome for one in earned if not one.forest.nodes and baseline.per != "role"},
+        anchors_C=anchors_C[baseline.per],
+        lengths_C=[trained_tokens(node) for _, node in nodes],
+    )
+    if baseline.type == "ema":
+        found = against(ema, siblings)
+    elif baseline.per == "gigpo":
+        totals = {one.rollout.id: one.outcome + float(one.intermediate_C.sum()) for one in earned}
+        found = gigpo(baseline.type, siblings, totals, baseline.state_weight, baseline.min_spread)
+    else:
+        found = advantages(baseline.type, siblings, baseline.min_spread)
+    return Advantages(found.baselines_C[: len(nodes)], found.advantages_C[: len(nodes)])
+
+
+def _token_advantages(
+    one: _Earned, of_calls: Mapping[str, float], credit: Credit
+) -> dict[str, float | NDArray[np.float64]]:
+    """The advantage of each call's trained tokens, by call id: one number, or [S] where the rule differs by token."""
+    if isinstance(credit.rule, TokenDiscountedCredit):
+        gamma = credit.rule.gamma
+        return {node.call.id: of_calls[node.call.id] * token_shares(node, gamma) for node in one.forest.nodes}
+    return {node.call.id: of_calls[node.call.id] for node in one.forest.nodes}
 
 
 def _call_credits(earned: Sequence[_Earned], found: Advantages) -> list[CallCredit]:

@@ -41,13 +41,13 @@ class Path:
         return int(self.policy_versions[self.mask == 1].min())
 
 
-def paths(forest: Forest, advantages: Mapping[str, float]) -> list[Path]:
+def paths(forest: Forest, advantages: Mapping[str, float | NDArray[np.float64]]) -> list[Path]:
     """The rows of a rollout, in the order of their leaves.
 
     The first path with a call trains it. Aborted calls, and calls that no trainer can reproduce, stay in their rows as
     context. A path without a token to train makes no row.
 
-    Args: advantages: by call id, of every learnable call
+    Args: advantages: by call id, of every learnable call: one number, or [S] for its trained tokens
     """
     rows: list[Path] = []
     trained: set[str] = set()
@@ -60,7 +60,7 @@ def paths(forest: Forest, advantages: Mapping[str, float]) -> list[Path]:
     return rows
 
 
-def _row(branch: int, leaf: Node, trained: list[Node], advantages: Mapping[str, float]) -> Path:
+def _row(branch: int, leaf: Node, trained: list[Node], advantages: Mapping[str, float | NDArray[np.float64]]) -> Path:
     token_ids = np.frombuffer(leaf.call.prompt + leaf.call.sampled, TOKEN)
     length = len(token_ids)
     row = Path(

@@ -6,12 +6,20 @@ Axes: C calls of a rollout, in the forest's order. Inputs of every rule: `interm
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from leyden.libs.contracts.config import CreditRule, DiscountedCredit, EqualSplitCredit, IdenticalCredit
+from leyden.libs.contracts.config import (
+    CreditRule,
+    DiscountedCredit,
+    EqualSplitCredit,
+    IdenticalCredit,
+    TemporalCredit,
+    TokenDiscountedCredit,
+)
 from leyden.services.credit.forest import Forest, Node
 
 Floats = NDArray[np.float64]
@@ -26,6 +34,10 @@ def call_returns(rule: CreditRule, forest: Forest, intermediate_C: Floats, outco
             return equal_split(intermediate_C, outcome)
         case DiscountedCredit():
             return discounted(forest, intermediate_C, outcome, rule.gamma)
+        case TemporalCredit():
+            return temporal(intermediate_C, outcome, rule.gamma)
+        case TokenDiscountedCredit():
+            return token_discounted(forest, intermediate_C, outcome, rule.gamma)
         case _:
             assert_never(rule)
 
@@ -50,14 +62,45 @@ def discounted(forest: Forest, intermediate_C: Floats, outcome: float, gamma: fl
     Every leaf of the forest ends with the outcome, since the reward judges each of these ends. The tree, unlike the
     order of arrival, separates the returns of concurrent branches.
     """
+    return _along_the_tree(forest, intermediate_C, outcome, lambda node: gamma)
+
+
+def temporal(intermediate_C: Floats, outcome: float, gamma: float) -> Floats:
+    """G_k = r_k + γ · G_{k+1} over the calls in order of arrival; the last one ends with the outcome.
+
+    Source: `turn_discount` of AReaL, which walks a session's calls in the reverse order of their creation.
+    """
+    returns_C = intermediate_C.astype(np.float64)
+    returns_C[-1:] += outcome
+    for number in range(len(returns_C) - 2, -1, -1):
+        returns_C[number] += gamma * returns_C[number + 1]
+    return returns_C
+
+
+def token_discounted(forest: Forest, intermediate_C: Floats, outcome: float, gamma: float) -> Floats:
+    """G of the last trained token of each call; the tokens before it have γ, γ², … of that (`token_shares`).
+
+    Source: REINFORCE++ (arXiv 2501.03262) as verl computes it: G_t = r_t + γ · G_{t+1} over trained tokens alone.
+    At a fork of the tree the mean over the calls that continue takes the place of G_{t+1}.
+    """
+    return _along_the_tree(forest, intermediate_C, outcome, lambda node: gamma ** trained_tokens(node))
+
+
+def token_shares(node: Node, gamma: float) -> Floats:
+    """[S] what each trained token of a call has of the return of the last one: γ², γ, 1 for three tokens."""
+    return gamma ** np.arange(trained_tokens(node) - 1, -1, -1, dtype=np.float64)
+
+
+def trained_tokens(node: Node) -> int:
+    """The number of the call's tokens that the loss may see."""
+    return len(node.call.trained_places()) if node.call.learnable else 0
+
+
+def _along_the_tree(forest: Forest, intermediate_C: Floats, outcome: float, share: Callable[[Node], float]) -> Floats:
+    """Args: share: what the calls before a call see of its return"""
     returns: dict[int, float] = {}
-
-    def of(node: Node, reward: float) -> float:
-        if not node.children:
-            return reward + outcome
-        return reward + gamma * sum(returns[id(child)] for child in node.children) / len(node.children)
-
     # Children follow their parents.
     for node, reward in zip(reversed(forest.nodes), reversed(intermediate_C.tolist()), strict=True):
-        returns[id(node)] = of(node, reward)
+        after = [share(child) * returns[id(child)] for child in node.children]
+        returns[id(node)] = reward + (sum(after) / len(after) if after else outcome)
     return np.array([returns[id(node)] for node in forest.nodes])

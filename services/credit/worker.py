@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 from prometheus_client import Counter, Histogram
 
@@ -17,9 +18,17 @@ from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
 from leyden.libs.store.database import Database, Session, StoreAway
-from leyden.libs.store.samples import PendingGroup, SiblingRows, load_siblings, lock_pending_groups, write_credit
+from leyden.libs.store.samples import (
+    PendingGroup,
+    SiblingRows,
+    last_credited,
+    load_siblings,
+    lock_pending_groups,
+    write_credit,
+)
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
+from leyden.services.credit.baselines import moved
 from leyden.services.credit.group import Credited, Excluded, credit_group
 from leyden.services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row
 from leyden.services.credit.settings import Settings
@@ -80,8 +89,9 @@ async def credit_pending(database: Database, count: int, *, recent: bool = False
         if not groups:
             return []
         rows = await load_siblings(session, groups)
+        averages = await _moving_averages(session, groups)
         # Numpy and byte comparisons run in a thread: the loop answers health checks meanwhile.
-        results = await asyncio.to_thread(compute, groups, rows)
+        results = await asyncio.to_thread(compute, groups, rows, averages)
         fault_point("credit.computed")
         await _write(session, results)
         fault_point("credit.written")
@@ -91,19 +101,42 @@ async def credit_pending(database: Database, count: int, *, recent: bool = False
     return [group.id for group in groups]
 
 
-def compute(groups: list[PendingGroup], rows: SiblingRows) -> list[tuple[PendingGroup, Result]]:
+async def _moving_averages(session: Session, groups: list[PendingGroup]) -> dict[str, float]:
+    """The average before these groups, by run, of the runs with baseline `ema` that have credited one."""
+    found: dict[str, float] = {}
+    # Sorted: transactions that lock several runs do so in one order.
+    for run_id, config in sorted({group.run_id: RunConfig.stored(group.config) for group in groups}.items()):
+        baseline = config.credit.baseline
+        if baseline.type == "ema" and (last := await last_credited(session, run_id)):
+            found[run_id] = moved(baseline.ema_decay, *last)
+    return found
+
+
+def compute(
+    groups: list[PendingGroup], rows: SiblingRows, averages: Mapping[str, float] | None = None
+) -> list[tuple[PendingGroup, Result]]:
     """The result of each group.
 
     A group with broken records is excluded with the reason, so that it does not block others.
+
+    Args: averages: see `_moving_averages`; a group moves its run's for those after it
     """
     configs = {group.run_id: RunConfig.stored(group.config) for group in groups}
-    return [(group, _computed(group, configs[group.run_id], _rows_of(group, rows))) for group in groups]
+    before = dict(averages or {})
+    results = []
+    for group in groups:
+        result = _computed(group, configs[group.run_id], _rows_of(group, rows), before.get(group.run_id))
+        if isinstance(result, Credited) and result.value is not None:
+            decay = configs[group.run_id].credit.baseline.ema_decay
+            before[group.run_id] = moved(decay, result.value, result.credits[0].baseline)
+        results.append((group, result))
+    return results
 
 
-def _computed(group: PendingGroup, config: RunConfig, rows: SiblingRows) -> Result:
+def _computed(group: PendingGroup, config: RunConfig, rows: SiblingRows, ema: float | None) -> Result:
     try:
         rollouts = rollouts_by_group(rows).get(group.id, [])
-        return credit_group(rollouts, config.credit, min_siblings=config.sampling.min_siblings)
+        return credit_group(rollouts, config.credit, min_siblings=config.sampling.min_siblings, ema=ema)
     # One group must not stop the others: it is logged, counted, and its task sampled again.
     except Exception as error:
         log.exception("credit not computed", group_id=group.id)

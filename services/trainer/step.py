@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import Optimizer, RunConfig
-from leyden.services.trainer.batch import Sample, TrainedTokens, trained_tokens, weights_of
+from leyden.services.trainer.batch import Sample, TrainedTokens, trained_tokens, weights_of, with_whitened_advantages
 from leyden.services.trainer.compute import Computed, accumulate_gradients
 from leyden.services.trainer.corrections import effective_sample_share
 from leyden.services.trainer.forward import Policy
@@ -86,7 +86,8 @@ def optimizer_step(
     """Updates the policy once on `samples` and returns the step's metrics; all ranks call it with the same samples.
 
     `zero_variance` holds the samples of groups whose advantages are all zero. Their gradient is zero, so leaving them
-    out of the computation is exact, but the loss's denominators count them.
+    out of the computation is exact, but the loss's denominators count them. It must
+    be empty if the credit whitens advantages.
 
     Args:   interrupted: asked before every pack; before_update: called once gradients are computed, before weights and
                 moments change
@@ -94,6 +95,8 @@ def optimizer_step(
                 and moments are then unchanged.
     """
     started = time.perf_counter()
+    if config.credit.baseline.whiten:
+        samples = with_whitened_advantages(samples)
     tokens = trained_tokens([*samples, *zero_variance])
     computed = _compute_gradients(learner, samples, tokens, config, interrupted)
     computed_at = time.perf_counter()

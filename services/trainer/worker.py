@@ -105,7 +105,7 @@ def select_groups(
     A group is stale if its oldest token was sampled more than `max_lag` versions before that. With a lag of 1, step 3
     trains tokens of versions 1 and 2 and refuses version 0.
 
-    Args: every_group: trains groups without variance too, since a penalty moves them
+    Args: every_group: trains groups without variance too, since a penalty or whitening moves them
     """
     stale = [
         group.group_id
@@ -294,7 +294,7 @@ class Trainer:
             step=self.learner.step + 1,
             groups_per_step=sampling.groups_per_step,
             max_lag=sampling.max_policy_lag,
-            every_group=self.config.algorithm.kl_coefficient > 0,
+            every_group=self.config.algorithm.kl_coefficient > 0 or self.config.credit.baseline.whiten,
         )
         if selection.stale:
             async with self.database.session() as session:

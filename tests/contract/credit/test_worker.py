@@ -321,3 +321,37 @@ async def test_the_worker_processes_groups_as_they_complete_and_stops(database: 
         stop.set()
         async with asyncio.timeout(60):
             await task
+
+
+async def test_a_moving_average_counts_each_earlier_group_once(database: Database) -> None:
+    ema = {"rule": {"type": "identical"}, "air": None, "baseline": {"type": "ema", "ema_decay": 0.5}}
+    config = run_document(credit=ema, sampling={"group_size": 1, "min_siblings": 1})
+    run, other = await add_run(database, config=config), await add_run_with_credit(database)
+    for number, reward in enumerate((1.0, 0.0, 0.0)):
+        await add_complete_group(database, run, number, [reward])
+    await add_complete_group(database, other)
+    # One transaction with three groups of two runs, then one with the last: the same numbers as in one.
+    assert len(await credit_pending(database, 2)) == 2
+    assert len(await credit_pending(database, 8)) == 2
+    found = [
+        row for row in await rows(database, tables.CallCredit, tables.CallCredit.rollout_id) if row.run_id == run.id
+    ]
+    # 1 has nothing before it; 0 against 1; 0 against 0.5 · 1 + 0.5 · 0.
+    assert [(one.baseline, one.advantage) for one in found] == [(1, 0)] * 2 + [(1, -1)] * 2 + [(0.5, -0.5)] * 2
+    last = (await rows(database, tables.GroupCredit, tables.GroupCredit.created_at))[-2:]
+    assert last[0].created_at < last[1].created_at
+
+
+async def test_two_workers_at_once_move_the_average_by_every_group(database: Database) -> None:
+    ema = {"rule": {"type": "identical"}, "air": None, "baseline": {"type": "ema", "ema_decay": 0.5}}
+    run = await add_run(database, config=run_document(credit=ema, sampling={"group_size": 1, "min_siblings": 1}))
+    for number in range(6):
+        await add_complete_group(database, run, number, [float(number)])
+    await asyncio.gather(*(credit_pending(database, 1) for _ in range(6)))
+    assert len(await rows(database, tables.GroupCredit)) == 6
+    value = {f"{run.id}.{number}.0": float(number) for number in range(6)}
+    average = None
+    for verdict in await rows(database, tables.GroupCredit, tables.GroupCredit.created_at):
+        calls = [one for one in await rows(database, tables.CallCredit) if one.rollout_id.startswith(verdict.group_id)]
+        assert {one.baseline for one in calls} == {value[calls[0].rollout_id] if average is None else average}
+        average = 0.5 * calls[0].baseline + 0.5 * value[calls[0].rollout_id]

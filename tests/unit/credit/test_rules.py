@@ -1,9 +1,16 @@
 import numpy as np
 import pytest
 
-from leyden.libs.contracts.config import DiscountedCredit, EqualSplitCredit, IdenticalCredit
+from leyden.libs.contracts.config import (
+    CreditRule,
+    DiscountedCredit,
+    EqualSplitCredit,
+    IdenticalCredit,
+    TemporalCredit,
+    TokenDiscountedCredit,
+)
 from leyden.services.credit.forest import call_forest
-from leyden.services.credit.rules import call_returns
+from leyden.services.credit.rules import call_returns, token_shares
 from tests.unit.credit.cases import call, chain
 
 EARNED = np.array([0.3, 0.2, 0.0])
@@ -44,6 +51,36 @@ def test_every_tree_of_the_forest_ends_with_the_outcome() -> None:
     assert returns.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("rule", [IdenticalCredit(), EqualSplitCredit(), DiscountedCredit()])
-def test_a_rollout_without_calls_has_no_returns(rule: IdenticalCredit | EqualSplitCredit | DiscountedCredit) -> None:
+def test_temporal_follows_the_order_of_arrival_over_branches() -> None:
+    # Three roots, as of an agent that rewrites its prompt each time; outcome 1, γ = 0.5, the second earned 0.2.
+    calls = [call(name, [prompt], [2], at=at) for at, (name, prompt) in enumerate([("a", 1), ("b", 8), ("c", 9)])]
+    returns = call_returns(TemporalCredit(gamma=0.5), call_forest(calls), np.array([0, 0.2, 0]), 1.0)
+    assert returns.tolist() == pytest.approx([0.35, 0.7, 1.0])
+    # On a chain it equals the tree's.
+    forest = call_forest(chain("a", 3))
+    for gamma in (0.0, 0.9, 1.0):
+        tree = call_returns(DiscountedCredit(gamma=gamma), forest, EARNED, 1.0)
+        assert call_returns(TemporalCredit(gamma=gamma), forest, EARNED, 1.0).tolist() == pytest.approx(tree.tolist())
+
+
+def test_token_discounted_counts_trained_tokens_alone() -> None:
+    # Calls of 2, 1 (untrainable) and 3 tokens, outcome 1, γ = 0.5: the last call's tokens have 1/4, 1/2, 1; the call
+    # before passes 1/8 on, and the first has 1/16, 1/8.
+    calls = [
+        call("a", [1], [2, 3], at=0),
+        call("b", [1, 2, 3], [4], at=1, trainable=False),
+        call("c", [1, 2, 3, 4], [5, 6, 7], at=2),
+    ]
+    forest = call_forest(calls)
+    returns = call_returns(TokenDiscountedCredit(gamma=0.5), forest, np.zeros(3), 1.0)
+    assert returns.tolist() == [0.125, 0.125, 1.0]
+    tokens = [(g * token_shares(node, 0.5)).tolist() for g, node in zip(returns, forest.nodes, strict=True)]
+    assert tokens == [[0.0625, 0.125], [], [0.25, 0.5, 1.0]]
+
+
+RULES = [IdenticalCredit(), EqualSplitCredit(), DiscountedCredit(), TemporalCredit(), TokenDiscountedCredit()]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rollout_without_calls_has_no_returns(rule: CreditRule) -> None:
     assert call_returns(rule, call_forest([]), np.zeros(0), 1.0).tolist() == []

@@ -8,7 +8,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from leyden.libs.contracts.config import Optimizer, RunConfig, Training
 from leyden.libs.store.training import ReadyGroup
-from leyden.services.trainer.batch import Sample, trained_tokens
+from leyden.services.trainer.batch import Sample, trained_tokens, with_whitened_advantages
 from leyden.services.trainer.compute import Interrupted, batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import compare_at
@@ -151,6 +151,18 @@ def test_a_two_armed_bandit_is_learned() -> None:
         step(subject, rows)
     odds = {arm: np.exp(logprob(subject, sample("run.0.0", [*prompt, arm], [0, 0, 1]))) for arm in (good, bad)}
     assert odds[good] / (odds[good] + odds[bad]) > 0.95
+
+
+def test_whitening_centres_the_advantages_of_all_trained_tokens() -> None:
+    rows = [sample("run.0.0", [1, 2, 3], [0, 1, 1]), sample("run.0.1", [1, 2, 4], [0, 0, 1], advantage=0.0)]
+    found = with_whitened_advantages(rows)
+    assert found[0].advantages.tolist() == pytest.approx([0, 0.57735, 0.57735], abs=1e-4)
+    assert found[1].advantages.tolist() == pytest.approx([0, 0, -1.1547], abs=1e-4)
+    credit = {"credit": {"baseline": {"whiten": True}}}
+    subject, other = learner(), learner()
+    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, **credit})
+    plain = RunConfig.model_validate({**config.model_dump(), "credit": {}})
+    assert optimizer_step(subject, rows, config)["loss"] == optimizer_step(other, found, plain)["loss"]
 
 
 def test_learning_rate_warms_up() -> None:

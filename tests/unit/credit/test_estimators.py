@@ -1,0 +1,134 @@
+"""Each estimator as a run would name it: refusals, whitening against verl, and a two-armed bandit.
+
+The bandit's policy is a softmax over two logits; a rollout is one call that samples an arm, and earns 1 for arm 1.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from leyden.libs.contracts.config import Credit, RunConfig
+from leyden.services.credit.baselines import moved
+from leyden.services.credit.group import Credited, credit_group
+from leyden.services.credit.records import Rollout
+from leyden.services.trainer.batch import whitened
+from tests.builders import run_document
+from tests.unit.credit.cases import call
+
+ORACLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "trainer/oracles/rl-oracle-vectors.json").read_text())
+MASK = np.array(ORACLE["inputs"]["mask"], dtype=bool)
+REINFORCE_PP = {"rule": {"type": "token_discounted", "gamma": 0.9}, "baseline": {"type": "none", "whiten": True}}
+ESTIMATORS: dict[str, dict[str, Any]] = {
+    "dr_grpo": {"baseline": {"type": "mean"}},
+    "grpo": {"baseline": {"type": "mean_std"}},
+    "rloo": {"baseline": {"type": "leave_one_out"}},
+    "opo": {"baseline": {"type": "opo"}},
+    "gigpo": {"baseline": {"type": "mean", "per": "gigpo"}},
+    "depth": {"rule": {"type": "temporal"}, "baseline": {"type": "mean", "per": "depth"}},
+    "ema": {"baseline": {"type": "ema"}},
+    "reinforce_pp": REINFORCE_PP,
+    "reinforce_pp_baseline": {"baseline": {"type": "mean", "whiten": True}},
+}
+
+
+def credited(rollouts: list[Rollout], credit: Credit, ema: float | None = None) -> Credited:
+    result = credit_group(rollouts, credit, min_siblings=1, ema=ema)
+    assert isinstance(result, Credited)
+    return result
+
+
+def case(row: int) -> Rollout:
+    """A row of the case as a rollout: one call for each run of sampled tokens, with an observation between them."""
+    calls, prompt, sampled = [], [1], []
+    for place, trained in enumerate([*MASK[row], False]):
+        if trained:
+            sampled.append(10 + place)
+        elif sampled:
+            calls.append(call(f"{row}.{place}", prompt, sampled, at=place))
+            prompt, sampled = [*prompt, *sampled, 3], []
+    return Rollout(f"row{row}", ORACLE["inputs"]["reward"][row], calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "credit"),
+    [
+        ("reinforce_pp(gamma0.9)", REINFORCE_PP),
+        ("reinforce_pp_baseline", {"rule": {"type": "identical"}, **ESTIMATORS["reinforce_pp_baseline"]}),
+    ],
+)
+def test_whitened_advantages_equal_verl(name: str, credit: dict[str, Any]) -> None:
+    config = Credit.model_validate(credit)
+    found: list[np.ndarray] = []
+    for rows in ([0, 1, 2, 3], [4, 5]):
+        result = credited([case(row) for row in rows], config)
+        found += [path.advantages[path.mask == 1] for row in rows for path in result.samples[f"row{row}"]]
+    expected = np.array(ORACLE["advantages"][name]["adv"])[MASK]
+    # Samples hold float32.
+    assert whitened(np.concatenate(found)).tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+def test_whitening_equals_verl_in_float64() -> None:
+    shifted = np.array(ORACLE["advantages"]["dr_grpo(mean only)"]["adv"])[MASK]
+    expected = np.array(ORACLE["advantages"]["reinforce_pp_baseline"]["adv"])[MASK]
+    assert whitened(shifted).tolist() == pytest.approx(expected.tolist(), abs=1e-9)
+    assert whitened(3 * shifted + 7).tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    assert whitened(np.ones(4)).tolist() == [0.0] * 4
+    assert whitened(np.ones(1)).tolist() == [0.0]
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_two_armed_bandit_is_learned(name: str) -> None:
+    config = Credit.model_validate(ESTIMATORS[name])
+    random = np.random.default_rng(0)
+    logit, ema, groups, size = 0.0, None, (16, 1) if name == "ema" else (4, 4), 0
+    for step in range(60):
+        chosen = 1 / (1 + np.exp(-logit))
+        arms, advantages = [], []
+        for group in range(groups[0]):
+            arms_R = (random.random(groups[1]) < chosen).astype(int)
+            rollouts = [
+                Rollout(f"{step}.{group}.{i}", float(arm), [call(f"{step}.{group}.{i}", [1], [int(arm)], at=0)])
+                for i, arm in enumerate(arms_R)
+            ]
+            result = credited(rollouts, config, ema)
+            ema = moved(config.baseline.ema_decay, result.value or 0.0, result.credits[0].baseline)
+            advantages += [path.advantages[path.mask == 1] for paths in result.samples.values() for path in paths]
+            arms += arms_R.tolist()
+        advantages_K = np.concatenate(advantages)
+        advantages_K = whitened(advantages_K) if config.baseline.whiten else advantages_K
+        logit += 2.0 * float(np.mean(advantages_K * (np.array(arms) - chosen)))
+        size += len(arms)
+    assert 1 / (1 + np.exp(-logit)) > 0.95, (logit, size)
+
+
+@pytest.mark.parametrize("credit", ESTIMATORS.values(), ids=ESTIMATORS)
+def test_a_run_names_the_estimator(credit: dict[str, Any]) -> None:
+    sampling = {"min_siblings": 1} if credit["baseline"]["type"] == "ema" else {}
+    document = RunConfig.model_validate(run_document(credit=credit, sampling=sampling)).model_dump(mode="json")
+    assert RunConfig.stored(document).model_dump(mode="json") == document
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"credit": {"baseline": {"type": "ema"}}, "sampling": {"min_siblings": 2}}, "write min_siblings 1"),
+        ({"credit": {"baseline": {"type": "ema", "per": "state"}}}, "write per 'rollout'"),
+        ({"credit": {"baseline": {"type": "mean_std", "whiten": True}}}, "drop whiten"),
+        ({"credit": {"baseline": {"type": "none", "per": "gigpo"}}}, "write type 'mean'"),
+        ({"credit": {"baseline": {"type": "mean", "state_weight": 0.5}}}, "state_weight has no effect"),
+        ({"credit": {"baseline": {"type": "mean", "ema_decay": 0.5}}}, "ema_decay has no effect"),
+        ({"credit": {"baseline": {"type": "none", "min_spread": 0.5}}}, "min_spread has no effect"),
+        ({"credit": {"rule": {"type": "identical"}, "baseline": {"per": "depth"}}}, "write rule 'discounted'"),
+        ({"credit": {"rule": {"type": "token_discounted"}}}, "write baseline 'none'"),
+    ],
+)
+def test_a_contradiction_is_refused_with_the_remedy(changes: dict[str, Any], remedy: str) -> None:
+    with pytest.raises(ValidationError, match=remedy) as refused:
+        RunConfig.model_validate(run_document(**changes))
+    assert "credit" in str(refused.value)
