@@ -302,7 +302,10 @@ SELECT s.number FROM steps s WHERE s.run_id = :'run' AND (
 \echo question: steps of more or fewer groups than the run asks for
 SELECT s.number, count(g.group_id) FROM steps s JOIN runs u ON u.id = s.run_id
 LEFT JOIN step_groups g ON g.run_id = s.run_id AND g.step = s.number WHERE s.run_id = :'run'
-GROUP BY s.number, u.config HAVING count(g.group_id) <> (u.config #>> '{sampling,groups_per_step}')::integer;
+GROUP BY s.number, u.config HAVING count(g.group_id) - least(
+    count(g.group_id) FILTER (WHERE g.verdict = 'no_variance'),
+    coalesce((u.config #>> '{sampling,refill_zero_variance}')::integer, 0)
+    * (u.config #>> '{sampling,groups_per_step}')::integer) <> (u.config #>> '{sampling,groups_per_step}')::integer;
 
 \echo question: samples that a step trained though it names no such group, or missed though it does
 SELECT coalesce(seen.sample_id, due.id) AS sample, seen.step AS trained_in, due.step AS due_in

@@ -31,8 +31,7 @@ def read_document(path: Path, changes: Sequence[str] = ()) -> Document:
         raise CommandError(f"{path}: nested too deeply: flatten it", Exit.USAGE) from None
     if not isinstance(document, dict):
         raise CommandError(f"{path}: a run is one JSON object", Exit.USAGE)
-    for change in changes:
-        _set(document, change)
+    set_values(document, changes)
     try:
         # JSON has no dates and no infinities; TOML has.
         read_json(json.dumps(document).encode())
@@ -44,6 +43,16 @@ def read_document(path: Path, changes: Sequence[str] = ()) -> Document:
     model = document.get("model")
     if isinstance(model, str) and (path.parent / model).is_dir():
         document["model"] = str((path.parent / model).resolve())
+    return document
+
+
+def set_values(document: Document, changes: Sequence[str]) -> Document:
+    """Lays `path=value` changes over a document, and returns it.
+
+    Raises: CommandError: a change is not `path=value`
+    """
+    for change in changes:
+        _set(document, change)
     return document
 
 

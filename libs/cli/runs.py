@@ -11,12 +11,12 @@ import typer
 
 from leyden.libs.cli.cluster.release import copy_from_storage
 from leyden.libs.cli.context import context_of
-from leyden.libs.cli.document import read_document
+from leyden.libs.cli.document import read_document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import AsJson, Count, console, error_console, facts, print_result, table
 from leyden.libs.cli.run_report import write_report
-from leyden.libs.cli.watch import evaluation_table, step_table, watch_run
-from leyden.libs.contracts.api import EvaluationRequest, Run
+from leyden.libs.cli.watch import ENDED, evaluation_table, step_table, watch_run
+from leyden.libs.contracts.api import EvaluationRequest, ResumeRequest, Run, RunParent
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")
 policies = typer.Typer(no_args_is_help=True, help="Policies: the weights that a run makes.")
@@ -79,6 +79,7 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         ("run", found.id),
         ("name", found.name),
         ("phase", f"{found.phase}{f': {found.reason}' if found.reason else ''}"),
+        *([("continues", _words(found.parent))] if found.parent else []),
         ("pool", found.config.pool),
         ("step", f"{found.progress.step} of {found.progress.steps}"),
         ("policy version", found.progress.policy_version),
@@ -133,10 +134,38 @@ def pause(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
 
 
 @app.command("resume")
-def resume(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
-    """Resume a paused run."""
+def resume(
+    ctx: typer.Context,
+    run: Name,
+    changes: Changes = None,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Further steps.", show_default="those that the ended run did not make")
+    ] = None,
+    from_version: Annotated[
+        int | None, typer.Option(min=0, help="Policy version to begin with.", show_default="the newest")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Resume a paused run, or continue an ended one as a new run, with changes of its document.
+
+    Example: leyden run resume RUN --set optimizer.learning_rate=5e-7 --steps 200
+    """
+    amendments = [*(changes or []), *([] if steps is None else [f"training.steps={steps}"])]
     with context_of(ctx).client() as leyden:
-        _print_intent(leyden.resume_run(leyden.find_run(run).id), as_json)
+        found = leyden.find_run(run)
+        if found.phase not in ENDED and not amendments and from_version is None:
+            return _print_intent(leyden.resume_run(found.id), as_json)
+        request = ResumeRequest(changes=set_values({}, amendments), from_version=from_version)
+        made = leyden.continue_run(found.id, request)
+    shown = facts(
+        ("run", made.id), ("continues", _words(made.parent)), ("phase", made.phase), ("steps", made.progress.steps)
+    )
+    print_result(as_json, made, shown, f"Watch it with: leyden run watch {made.id}")
+    return None
+
+
+def _words(parent: RunParent | None) -> str | None:
+    return None if parent is None else f"{parent.run_id}, version {parent.version}"
 
 
 @app.command("cancel")

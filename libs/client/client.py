@@ -113,6 +113,11 @@ class Client:
         """Resumes a paused run."""
         return self._ask(run_id, "resume")
 
+    def continue_run(self, run_id: str, request: api.ResumeRequest, *, key: str | None = None) -> api.Run:
+        """Continues an ended run as a new one, with an amended document."""
+        body = self._http.create(f"/v1/runs/{_part(run_id)}/resume", request.model_dump_json().encode(), key=key)
+        return api.Run.model_validate_json(body)
+
     def cancel_run(self, run_id: str) -> api.Run:
         """Cancels a run; a cancelled run cannot be resumed."""
         return self._ask(run_id, "cancel")

@@ -126,6 +126,14 @@ class Progress(_Body):
     """Mean reward of the rollouts that the last step consumed."""
 
 
+class RunParent(_Body):
+    """The run and the version with which another run began."""
+
+    run_id: str
+    """It may be deleted by now."""
+    version: int
+
+
 class Run(_Body):
     """One training job."""
 
@@ -150,8 +158,21 @@ class Run(_Body):
     """The version from 1 that earned most in evaluations, else in training; only in the answer about one run."""
     weights_bytes: int | None = None
     """Disk space of the run's versions, without checkpoints; only in the answer about one run."""
+    parent: RunParent | None = None
+    """The run that this one continues; its version is this run's version 0. Null for the base model."""
     allowed_actions: list[str]
     config: RunConfig
+
+
+class ResumeRequest(_Request):
+    """Continues a run that has ended: a new run with an amended document begins with one of its versions."""
+
+    changes: Json = Field(default_factory=dict)
+    """Laid over the run's document, such as `{"optimizer": {"learning_rate": 5e-7}}`. `training.steps` are the steps of
+    the new run; left out, those that the ended run did not make. `model` and `training.lora` cannot change."""
+    from_version: int | None = Field(default=None, ge=0, le=2**31 - 1)
+    """Null: the newest. The optimiser continues, too, if the version's checkpoint is there and `training.frozen` is the
+    same (`training.keep_checkpoints`); the metric `optimizer_inherited` of the first step says so."""
 
 
 class PrunedRun(_Body):

@@ -151,6 +151,23 @@ RunnerConfig = Annotated[
 """The backend that executes a run's attempts, by `type`."""
 
 
+class Curriculum(_Document):
+    """Draws tasks by the solve rate of their earlier groups in this run, in place of a new shuffle each epoch.
+
+    A task's weight is 1 at `target` and before its first group, and falls linearly to `floor`.
+    """
+
+    type: Literal["solve_rate"] = "solve_rate"
+    solved_at: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """The reward from which a rollout counts as solved."""
+    target: float = Field(default=0.5, gt=0, lt=1)
+    """The solve rate of which a group teaches most."""
+    floor: float = Field(default=0.1, gt=0, le=1)
+    """The smallest weight: no task is left out for good."""
+    window: int = Field(default=1000, ge=1, le=100_000)
+    """The newest complete groups that count."""
+
+
 class Sampling(_Document):
     """Sampling of rollouts: how many for each step, and how old their tokens may be."""
 
@@ -171,10 +188,20 @@ class Sampling(_Document):
     retry: `retry` repeats the attempt like any infrastructure failure, `accept` counts its reward."""
     min_siblings: int = Field(default=2, ge=1, le=1024)
     """A group with fewer counted rollouts than this is excluded, and a group of the next task replaces it."""
+    refill_zero_variance: int = Field(default=0, ge=0, le=100)
+    """Dynamic sampling: k lets a step replace up to k · `groups_per_step` groups without variance by groups of further
+    tasks; those after them count, so that no step waits for ever. 0 replaces none."""
+    curriculum: Curriculum | None = None
+    """Null: each epoch is a new shuffle of all tasks."""
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
     """Seed of the order of tasks."""
     temperature: float | None = Field(default=None, ge=0, le=10)
     """Temperature of calls without one; the agent's own value overrides it."""
+
+    @property
+    def refills(self) -> int:
+        """Groups without variance that one step may replace."""
+        return self.refill_zero_variance * self.groups_per_step
 
     @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Sampling:
@@ -615,6 +642,19 @@ class RunConfig(_Document):
             raise ValueError(
                 f"optimizer.warmup_steps {warmup} leaves none of training.steps {steps} to schedule"
                 f" {self.optimizer.schedule!r}: lower it, or write schedule 'constant'"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _refills_replace_what_teaches_nothing(self) -> RunConfig:
+        if self.sampling.refill_zero_variance and self.algorithm.kl_coefficient > 0:
+            raise ValueError(
+                "sampling.refill_zero_variance replaces groups that algorithm.kl_coefficient above 0 trains: remove one"
+                " of them"
+            )
+        if self.sampling.refill_zero_variance and self.credit.baseline.whiten:
+            raise ValueError(
+                "sampling.refill_zero_variance replaces groups that credit.baseline.whiten trains: remove one of them"
             )
         return self
 

@@ -176,10 +176,22 @@ _RUNS = text("""
                                  UNION SELECT policy_version FROM evaluations WHERE run_id = r.id)) AS servable,
            (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
             WHERE o.run_id = r.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
-           g.next_number - g.cancelled - g.excluded - g.stale AS counting, g.open, g.next_number
+           g.next_number - g.cancelled - g.excluded - g.stale - CASE WHEN refills.groups > 0 THEN (
+               SELECT coalesce(sum(least(found, refills.groups)), 0) FROM (
+                   SELECT count(*) AS found FROM step_groups
+                   WHERE run_id = r.id AND verdict = 'no_variance' GROUP BY step
+                   UNION ALL
+                   SELECT count(*) FROM group_credits c WHERE c.run_id = r.id AND c.verdict = 'credited'
+                   AND NOT c.has_variance AND NOT EXISTS (SELECT FROM step_groups WHERE group_id = c.group_id)
+               ) AS without_variance
+           ) ELSE 0 END AS counting, g.open, g.next_number
     FROM runs r
     JOIN datasets d ON d.id = r.dataset_id
     LEFT JOIN run_status s ON s.run_id = r.id
+    CROSS JOIN LATERAL (
+        SELECT coalesce((r.config #>> '{sampling,refill_zero_variance}')::bigint, 0)
+               * (r.config #>> '{sampling,groups_per_step}')::bigint AS groups
+    ) AS refills
     CROSS JOIN LATERAL (
         SELECT (SELECT coalesce(max(number) + 1, 0) FROM groups
                 WHERE run_id = r.id AND evaluation_id IS NULL) AS next_number,
@@ -295,6 +307,15 @@ _STEP_REWARDS = text(f"""
     FROM step_groups s JOIN rollouts ON rollouts.group_id = s.group_id AND rollouts.state = 'finished'
     WHERE s.run_id = :run AND s.step IS NOT NULL GROUP BY 1 ORDER BY 1
 """)  # noqa: S608  # constants alone
+
+_SOLVE_RATES = text("""
+    SELECT g.task_number, avg((r.reward >= :solved_at)::int)::double precision AS rate
+    FROM (
+        SELECT id, task_number FROM groups WHERE run_id = :run AND evaluation_id IS NULL AND state = 'complete'
+        ORDER BY number DESC LIMIT :window
+    ) g JOIN rollouts r ON r.group_id = g.id AND r.state = 'finished'
+    GROUP BY g.task_number
+""")
 
 _PHASES = text("""
     INSERT INTO run_status AS s (run_id, phase, reason, started_at, finished_at)
@@ -448,6 +469,13 @@ async def step_rewards(session: ReadSession, run_id: str) -> list[tuple[int, flo
     return [(step, reward) for step, reward in await session.execute(_STEP_REWARDS, {"run": run_id})]
 
 
+async def solve_rates(session: ReadSession, run_id: str, solved_at: float, window: int) -> dict[int, float]:
+    """The share of finished rollouts with at least the reward `solved_at`, by task, in the newest `window` complete
+    training groups."""
+    scope = {"run": run_id, "solved_at": solved_at, "window": window}
+    return {row.task_number: row.rate for row in await session.execute(_SOLVE_RATES, scope)}
+
+
 async def runs_without_success(session: ReadSession, groups: int) -> dict[str, str]:
     """Running runs without a success in their last `groups` training groups of this phase, with the last cause."""
     rows = await session.execute(_WITHOUT_SUCCESS, {"groups": groups})
@@ -481,7 +509,7 @@ def _run(row: Any, evaluations: Sequence[EvaluationFacts]) -> RunFacts:
         steps_done=row.steps_done or 0,
         latest_version=row.latest_version,
         servable_versions=frozenset(row.servable),
-        counting_groups=row.counting or 0,
+        counting_groups=int(row.counting or 0),
         open_training_groups=row.open or 0,
         next_group=row.next_number or 0,
         live_attempts=row.live_attempts,

@@ -34,6 +34,7 @@ class ActionRefused(ValueError):
         self.allowed = allowed
 
 
+ENDED = frozenset({RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED})
 INTENT_OF_ACTION = {"pause": RunIntent.PAUSED, "resume": RunIntent.RUNNING, "cancel": RunIntent.CANCELLED}
 
 # Why: nearly all rollouts of a long run are finished, so the sizes of groups count them, and partial indexes the rest.
@@ -70,9 +71,18 @@ _PROGRESS = text(f"""
 """)  # noqa: S608  # constants alone
 
 
-async def create_run(session: Session, config: RunConfig) -> api.Run:
+_UNBEGUN_CHILD = text("""
+    SELECT r.id FROM runs r LEFT JOIN run_status s ON s.run_id = r.id
+    WHERE r.parent_run_id = :run AND r.intent NOT IN ('cancelled', 'deleted')
+    AND coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
+    AND NOT EXISTS (SELECT FROM policy_versions WHERE run_id = r.id) LIMIT 1
+""")
+
+
+async def create_run(session: Session, config: RunConfig, parent: api.RunParent | None = None) -> api.Run:
     """A run with its partitions and the evaluations of its document.
 
+    Args:   parent: the version that is this run's version 0; null for the base model
     Raises: UnknownDataset: of `dataset` or `evaluation.dataset`
     """
     dataset = await find_dataset(session, config.dataset)
@@ -82,6 +92,8 @@ async def create_run(session: Session, config: RunConfig) -> api.Run:
         config=config.model_dump(mode="json"),
         dataset_id=dataset.id,
         intent="running",
+        parent_run_id=parent and parent.run_id,
+        parent_version=parent and parent.version,
     )
     session.add(row)
     await session.flush()
@@ -174,6 +186,7 @@ async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> li
                     reward_mean=record["reward_mean"],
                 ),
                 pruned=record["pruned"],
+                parent=_parent(row),
                 allowed_actions=allowed_actions(
                     RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"]
                 ),
@@ -181,6 +194,29 @@ async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> li
             )
         )
     return runs
+
+
+def _parent(row: tables.Run) -> api.RunParent | None:
+    if row.parent_run_id is None or row.parent_version is None:
+        return None
+    return api.RunParent(run_id=row.parent_run_id, version=row.parent_version)
+
+
+async def resumable_version(session: Session, run_id: str, version: int | None) -> tuple[api.Run, int]:
+    """An ended run and the version with which a new run may continue it: the given one, or the newest.
+
+    Locks the run's row, so that its files are not deleted before the new run names them.
+    Raises: UnknownRun; ActionRefused: it has not ended, is being deleted, or lacks the version's weights
+    """
+    run = (await _with_progress(session, [await _locked_run(session, run_id)]))[0]
+    if run.phase not in ENDED or run.intent == RunIntent.DELETED:
+        state = "being deleted" if run.intent == RunIntent.DELETED else f"{run.phase}: cancel it first"
+        raise ActionRefused(f"cannot continue run {run_id} with another document: it is {state}", run.allowed_actions)
+    versions = await _servable_versions(session, run_id)
+    chosen = max(versions, default=0) if version is None else version
+    if chosen not in versions:
+        raise _without_weights(run, chosen, versions)
+    return run, chosen
 
 
 def allowed_actions(intent: RunIntent, phase: RunPhase, *, pruned: bool = False) -> list[str]:
@@ -218,8 +254,12 @@ async def mark_deleted(session: Session, run_id: str) -> api.Run:
     """
     row = await _locked_run(session, run_id)
     run = (await _with_progress(session, [row]))[0]
-    if run.phase not in {RunPhase.COMPLETED, RunPhase.FAILED, RunPhase.CANCELLED}:
+    if run.phase not in ENDED:
         raise ActionRefused(f"cannot delete run {run_id}: it is {run.phase}, cancel it first", run.allowed_actions)
+    child = await session.scalar(_UNBEGUN_CHILD, {"run": run_id})
+    if child is not None:
+        message = f"cannot delete run {run_id}: run {child} has yet to copy its weights; wait, or cancel that one"
+        raise ActionRefused(message, run.allowed_actions)
     row.intent = RunIntent.DELETED
     await session.flush()
     return (await _with_progress(session, [row]))[0]
@@ -263,12 +303,19 @@ async def create_evaluation(session: Session, run_id: str, request: api.Evaluati
 
 
 async def _check_servable(session: ReadSession, run: api.Run, version: int) -> None:
-    table = tables.PolicyVersion
-    query = select(table.version).where(table.run_id == run.id, table.pruned_at.is_(None)).order_by(table.version)
-    versions = list(await session.scalars(query))
+    versions = await _servable_versions(session, run.id)
     # Version 0 is the base model, which every run gets at its start.
     if version not in versions and not (version == 0 and not versions):
-        shown = ", ".join(map(str, versions)) or "only 0 so far"
-        raise ActionRefused(
-            f"run {run.id} has no weights of version {version} (there are {shown})", run.allowed_actions
-        )
+        raise _without_weights(run, version, versions)
+
+
+def _without_weights(run: api.Run, version: int, versions: Sequence[int]) -> ActionRefused:
+    shown = ", ".join(map(str, versions)) or "only 0 so far"
+    message = f"run {run.id} has no weights of version {version} (there are {shown})"
+    return ActionRefused(message, run.allowed_actions)
+
+
+async def _servable_versions(session: ReadSession, run_id: str) -> list[int]:
+    table = tables.PolicyVersion
+    query = select(table.version).where(table.run_id == run_id, table.pruned_at.is_(None)).order_by(table.version)
+    return list(await session.scalars(query))

@@ -9,6 +9,7 @@ from typing import cast
 
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
+from sqlalchemy.orm import aliased
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
@@ -63,6 +64,16 @@ class Version:
 
 
 @dataclass(frozen=True)
+class Parent:
+    """The run that another one continues: its version, the checkpoint of the step that made it, and its document."""
+
+    run_id: str
+    version: Version
+    checkpoint: str | None
+    config: RunConfig
+
+
+@dataclass(frozen=True)
 class CommittedStep:
     """A step as the transaction recorded it."""
 
@@ -95,6 +106,24 @@ async def read_run_config(session: ReadSession, run_id: str) -> RunConfig:
     if row is None:
         raise UnknownRun(f"no run has the id {run_id!r}: list runs to find it")
     return RunConfig.stored(row.config)
+
+
+async def read_parent(session: ReadSession, run_id: str) -> Parent | None:
+    """The run that this one continues; None for a run of the base model, and once the parent is deleted."""
+    child, parent, version = tables.Run, aliased(tables.Run), tables.PolicyVersion
+    query = (
+        select(version, parent.config, tables.Step.checkpoint)
+        .join(parent, parent.id == version.run_id)
+        .join(child, (child.parent_run_id == version.run_id) & (child.parent_version == version.version))
+        .outerjoin(tables.Step, (tables.Step.run_id == version.run_id) & (tables.Step.number == version.version))
+        .where(child.id == run_id)
+    )
+    row = (await session.execute(query)).one_or_none()
+    if row is None:
+        return None
+    found, config, checkpoint = row
+    weights = Version(found.version, found.path, found.content_sha256, found.size_bytes)
+    return Parent(found.run_id, weights, checkpoint, RunConfig.stored(config))
 
 
 async def last_committed_step(session: ReadSession, run_id: str) -> CommittedStep | None:
@@ -148,9 +177,14 @@ async def refuse_stale_groups(session: Session, run_id: str, group_ids: Sequence
 
 
 async def consumed_groups(session: ReadSession, run_id: str, step: int) -> dict[str, ConsumptionVerdict]:
-    """The groups that a step consumed, with its verdicts."""
+    """The groups that a step consumed, with its verdicts, in the order they were admitted."""
     table = tables.StepGroup
-    query = select(table.group_id, table.verdict).where(table.run_id == run_id, table.step == step)
+    query = (
+        select(table.group_id, table.verdict)
+        .join(tables.Group, tables.Group.id == table.group_id)
+        .where(table.run_id == run_id, table.step == step)
+        .order_by(tables.Group.number)
+    )
     return {row.group_id: ConsumptionVerdict(row.verdict) for row in await session.execute(query)}
 
 

@@ -23,12 +23,12 @@ def check_pool(config: RunConfig, pools: Mapping[str, Pool]) -> None:
     """
     pool = pools.get(config.pool)
     if pool is None:
-        raise _refusal("pool", f"there is no pool {config.pool!r}: write one of {', '.join(pools) or 'none'}")
+        raise refusal("pool", f"there is no pool {config.pool!r}: write one of {', '.join(pools) or 'none'}")
     if config.model is None or pool.model_path is None or Path(config.model) == Path(pool.model_path):
         return
     fitting = [name for name, one in pools.items() if one.model_path and Path(one.model_path) == Path(config.model)]
     remedy = f"write pool {fitting[0]!r}" if fitting else "leave `model` out"
-    raise _refusal("model", f"the engines of pool {pool.name!r} serve {pool.model_path}: {remedy}")
+    raise refusal("model", f"the engines of pool {pool.name!r} serve {pool.model_path}: {remedy}")
 
 
 async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
@@ -42,11 +42,11 @@ async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
         for field in fields:
             # Postgres would count from the end, which the runner does not.
             if any(part.startswith("-") and part[1:].isdigit() for part in field):
-                raise _refusal("agent", f"{{task.{'.'.join(field)}}}: items of a list count from 0")
+                raise refusal("agent", f"{{task.{'.'.join(field)}}}: items of a list count from 0")
             number = await task_without(session, dataset.id, field, first=CHECKED_TASKS)
             if number is not None:
                 placeholder = f"{{task.{'.'.join(field)}}}"
-                raise _refusal("agent", f"task {number} of dataset {dataset.name!r} has no field for {placeholder}")
+                raise refusal("agent", f"task {number} of dataset {dataset.name!r} has no field for {placeholder}")
 
 
 def check_model(model: str | None) -> None:
@@ -58,13 +58,13 @@ def check_model(model: str | None) -> None:
         return
     folder = Path(model)
     if not folder.is_absolute():
-        raise _refusal(
+        raise refusal(
             "model",
             f"{model!r} is no absolute path: write the folder of a model in Hugging Face format; download a model of"
             f" the Hub with `huggingface-cli download {model} --local-dir FOLDER`",
         )
     if _exists(folder.parent) and not _exists(folder / "config.json"):
-        raise _refusal("model", f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
+        raise refusal("model", f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
 
 
 def _exists(path: Path) -> bool:
@@ -75,6 +75,7 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _refusal(path: str, message: str) -> Problem:
+def refusal(path: str, message: str) -> Problem:
+    """422 with the path of a field and the remedy."""
     field = FieldProblem(path=path, message=message)
     return Problem(422, f"{path}: {message}", cause="invalid", extensions={"errors": [field.model_dump()]})

@@ -11,12 +11,13 @@ from pydantic import BaseModel
 from leyden.libs.contracts import api
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import RunPhase
-from leyden.libs.service import Problem
+from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store import agents, results, retention, runs, views
 from leyden.libs.store.database import Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.training import best_version, weights_bytes
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
+from leyden.services.api.continuation import amended
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.models import check_model, check_pool, check_task_fields
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
@@ -31,6 +32,16 @@ async def create_run(
     request: Request, config: RunConfig, caller: Writer, store: Store, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Create a run from its document; it begins as soon as an engine is free."""
+    _check_runner(request, config)
+
+    async def work(session: Session) -> tuple[BaseModel, bool]:
+        await _check_references(session, config)
+        return await runs.create_run(session, config), True
+
+    return await create_once(store, create_request(request, caller, idempotency_key, config), work)
+
+
+def _check_runner(request: Request, config: RunConfig) -> None:
     executed = request.app.state.settings.runner_types
     if executed is not None and config.runner.type not in executed:
         detail = (
@@ -38,13 +49,12 @@ async def create_run(
         )
         raise Problem(422, detail, cause="runner_type")
 
-    async def work(session: Session) -> tuple[BaseModel, bool]:
-        check_pool(config, await read_pools(session))
-        await asyncio.to_thread(check_model, config.model)
-        await check_task_fields(session, config)
-        return await runs.create_run(session, config), True
 
-    return await create_once(store, create_request(request, caller, idempotency_key, config), work)
+async def _check_references(session: Session, config: RunConfig) -> None:
+    """Refuses pools, models and tasks that do not exist or do not fit."""
+    check_pool(config, await read_pools(session))
+    await asyncio.to_thread(check_model, config.model)
+    await check_task_fields(session, config)
 
 
 @router.get("")
@@ -77,11 +87,32 @@ async def pause_run(store: Store, caller: Writer, run_id: str) -> api.Run:
         return await runs.change_intent(session, run_id, "pause")
 
 
-@router.post("/{run_id}/resume")
-async def resume_run(store: Store, caller: Writer, run_id: str) -> api.Run:
-    """Resume a paused run. 409 where that cannot be asked; a repeat is harmless."""
-    async with store.session() as session:
-        return await runs.change_intent(session, run_id, "resume")
+@router.post("/{run_id}/resume", response_model=api.Run, responses={201: {"model": api.Run}})
+async def resume_run(
+    request: Request,
+    caller: Writer,
+    store: Store,
+    run_id: str,
+    asked: api.ResumeRequest | None = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Resume a paused run (no body), or continue an ended one as a new run with an amended document (201).
+
+    409 where that cannot be asked. A repeat without a body is harmless; with one, the Idempotency-Key makes it so.
+    """
+    if asked is None:
+        async with store.session() as session:
+            resumed = await runs.change_intent(session, run_id, "resume")
+        return JsonResponse(resumed.model_dump(mode="json"), 200)
+
+    async def work(session: Session) -> tuple[BaseModel, bool]:
+        ended, version = await runs.resumable_version(session, run_id, asked.from_version)
+        config = amended(ended, version, asked, await read_pools(session))
+        _check_runner(request, config)
+        await _check_references(session, config)
+        return await runs.create_run(session, config, api.RunParent(run_id=run_id, version=version)), True
+
+    return await create_once(store, create_request(request, caller, idempotency_key, asked), work)
 
 
 @router.post("/{run_id}/cancel")

@@ -9,22 +9,31 @@ from __future__ import annotations
 
 import random
 from array import array
+from bisect import bisect
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
+from types import MappingProxyType
 
-from leyden.libs.contracts.config import Sampling
+from leyden.libs.contracts.config import Curriculum, Sampling
 from leyden.libs.contracts.ids import group_id
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.groups import EvaluationFacts, NewGroup, RunFacts
 from leyden.services.controller.phases import due_evaluation
 
+MAX_DRAWS = 100
+"""Draws for a task that the batch does not have yet."""
 MAX_EVALUATION_GROUPS = 1000
 """Groups of an evaluation admitted in one tick."""
 
 
-def groups_to_admit(run: RunFacts, served_version: int) -> list[NewGroup]:
+def groups_to_admit(
+    run: RunFacts, served_version: int, solve_rates: Mapping[int, float] | None = None
+) -> list[NewGroup]:
     """Returns the groups to admit: those of the due evaluation, else those of training.
 
-    Args: served_version: the oldest version of the run that an engine serves
+    Args: served_version: the oldest version of the run that an engine serves; solve_rates: of tasks with complete
+        groups, for a curriculum
     """
     due = due_evaluation(run)
     if run.phase is RunPhase.EVALUATING and due is not None:
@@ -34,15 +43,15 @@ def groups_to_admit(run: RunFacts, served_version: int) -> list[NewGroup]:
         return []
     steps, counting = run.config.training.steps, run.counting_groups
     count = training_groups_wanted(run.config.sampling, steps=steps, served_version=served_version, counting=counting)
-    return training_groups(run, count, served_version)
+    return training_groups(run, count, served_version, solve_rates or {})
 
 
 def training_groups_wanted(sampling: Sampling, *, steps: int, served_version: int, counting: int) -> int:
     """Returns how many training groups to admit now.
 
     Args: served_version: see `groups_to_admit`; counting: groups admitted so far that count or still may: all except
-        cancelled ones, those that credit excluded and those that the trainer refused as stale. The count replaces
-        those, so the trainer never starves.
+        cancelled ones, those that credit excluded, those that the trainer refused as stale, and those without variance
+        that `refill_zero_variance` replaces. The count replaces those, so the trainer never starves.
 
     With 8 groups a step and a lag of 1: 16 while version 0 is served, 8 more with every version, none beyond the last
     step's:
@@ -55,9 +64,15 @@ def training_groups_wanted(sampling: Sampling, *, steps: int, served_version: in
     return max(0, reachable_steps * sampling.groups_per_step - counting)
 
 
-def training_groups(run: RunFacts, count: int, served_version: int) -> list[NewGroup]:
-    """Returns the run's next groups: every epoch is a new seeded shuffle of all tasks."""
-    sampling = run.config.sampling
+def training_groups(
+    run: RunFacts, count: int, served_version: int, solve_rates: Mapping[int, float] = MappingProxyType({})
+) -> list[NewGroup]:
+    """Returns the run's next groups: every epoch is a new seeded shuffle of all tasks, or a curriculum draws them."""
+    sampling, numbers = run.config.sampling, range(run.next_group, run.next_group + count)
+    if sampling.curriculum is None:
+        tasks = [task_of(sampling.seed, number, run.task_count) for number in numbers]
+    else:
+        tasks = drawn_tasks(sampling.curriculum, sampling.seed, numbers, run.task_count, solve_rates)
     return [
         NewGroup(
             id=group_id(run.id, number),
@@ -65,11 +80,11 @@ def training_groups(run: RunFacts, count: int, served_version: int) -> list[NewG
             evaluation_id=None,
             number=number,
             dataset_id=run.dataset_id,
-            task_number=task_of(sampling.seed, number, run.task_count),
+            task_number=task,
             size=sampling.group_size,
             admitted_version=served_version,
         )
-        for number in range(run.next_group, run.next_group + count)
+        for number, task in zip(numbers, tasks, strict=True)
     ]
 
 
@@ -94,6 +109,37 @@ def task_of(seed: int, number: int, task_count: int) -> int:
     """Returns the task of the run's group `number`: position `number mod task_count` in the shuffle of its epoch."""
     epoch, position = divmod(number, task_count)
     return _shuffled(seed, epoch, task_count)[position]
+
+
+def drawn_tasks(
+    curriculum: Curriculum, seed: int, numbers: Sequence[int], task_count: int, solve_rates: Mapping[int, float]
+) -> list[int]:
+    """Draws a task for each group by weight, none twice while a draw finds others; the same for the same arguments.
+
+    >>> rates = {0: 0.0, 1: 0.5, 2: 1.0}
+    >>> tasks = [drawn_tasks(Curriculum(), 0, [number], 3, rates)[0] for number in range(1200)]
+    >>> [round(tasks.count(task) / 100) for task in (0, 1, 2)]
+    [1, 10, 1]
+    """
+    cumulative = list(accumulate(task_weight(curriculum, solve_rates.get(task)) for task in range(task_count)))
+    tasks: list[int] = []
+    for number in numbers:
+        drawn = random.Random(f"{seed}:{number}")  # noqa: S311  # an order of tasks, no secret
+        used = set(tasks[len(tasks) - len(tasks) % task_count :])
+        for _ in range(MAX_DRAWS):
+            task = min(bisect(cumulative, drawn.random() * cumulative[-1]), task_count - 1)
+            if task not in used:
+                break
+        tasks.append(task)
+    return tasks
+
+
+def task_weight(curriculum: Curriculum, solve_rate: float | None) -> float:
+    """Returns the weight of a task by its solve rate; None before its first group."""
+    if solve_rate is None:
+        return 1.0
+    distance = abs(solve_rate - curriculum.target) / max(curriculum.target, 1.0 - curriculum.target)
+    return max(curriculum.floor, 1.0 - distance)
 
 
 @lru_cache(maxsize=8)

@@ -280,6 +280,10 @@ class Controller:
         """Writes the groups that may be sampled now; returns the ids of their rollouts."""
         served = self.fleets[run.config.pool].served_version(run.id)
         groups = [] if served is None else admission.groups_to_admit(run, served)
+        if groups and groups[0].evaluation_id is None and (curriculum := run.config.sampling.curriculum) is not None:
+            async with self.database.read() as session:
+                rates = await store.solve_rates(session, run.id, curriculum.solved_at, curriculum.window)
+            groups = admission.groups_to_admit(run, groups[0].admitted_version, rates)
         if not groups:
             return []
         rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]

@@ -108,6 +108,19 @@ def export_weights(model: PreTrainedModel, base: Path, folder: Path, check_lock:
     return export
 
 
+def copy_version(source: Path, folder: Path, content_sha256: str, check_lock: LockCheck = no_lock) -> None:
+    """Copies another run's version to `folder`, which outlives that run.
+
+    Raises: CheckpointDamaged: `source` is gone, or is not what the store recorded; as `export_weights`
+    """
+    if weights_sha256(source) != content_sha256:
+        raise CheckpointDamaged(
+            f"{source} is not what the store recorded: restore it, or continue from another version"
+        )
+    with _new_folder(folder, check_lock, moment="trainer.version_unnamed") as scratch:
+        shutil.copytree(source, scratch, dirs_exist_ok=True)
+
+
 def describe(folder: Path) -> Export:
     """Hashes and measures a folder of weights.
 

@@ -69,6 +69,6 @@ def _adopt(learner: Learner, message: Adopt) -> None:
 def _load(settings: Settings, ranks: Ranks, load: Load) -> Learner:
     accelerator = make_accelerator(settings.device, load.config.training.precision)
     if load.resumed is None:
-        return start_learner(load.base, load.config, accelerator, ranks)
+        return start_learner(load.base, load.config, accelerator, ranks, load.start)
     weights, checkpoint, progress = load.resumed
-    return resume_learner(load.base, weights, checkpoint, progress, load.config, accelerator, ranks)
+    return resume_learner(load.base, weights, checkpoint, progress, load.config, accelerator, ranks, step=load.step)

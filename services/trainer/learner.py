@@ -42,9 +42,11 @@ def make_accelerator(device: str, precision: str) -> Accelerator:
     return Accelerator(cpu=on_cpu, mixed_precision="bf16" if autocast else "no")
 
 
-def start_learner(base: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks = ALONE) -> Learner:
-    """The learner of policy version 0."""
-    return _learner(base, base, config, accelerator, ranks)
+def start_learner(
+    base: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks = ALONE, weights: Path | None = None
+) -> Learner:
+    """The learner of policy version 0: of `weights`, another run's version, or of the base model."""
+    return _learner(base, weights or base, config, accelerator, ranks)
 
 
 def resume_learner(
@@ -55,9 +57,12 @@ def resume_learner(
     config: RunConfig,
     accelerator: Accelerator,
     ranks: Ranks = ALONE,
+    *,
+    step: int | None = None,
 ) -> Learner:
     """The learner as it was right after the step of `expected`; on a CPU it continues bit for bit.
 
+    Args:   step: counts on from this step; None for that of `expected`
     Raises: CheckpointDamaged: weights or optimiser state are missing or are not what the store recorded, on any rank.
     """
     with ranks.agreeing_on(CheckpointDamaged):
@@ -69,7 +74,7 @@ def resume_learner(
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
         load_checkpoint(learner.optimizer, checkpoint, expected)
-        learner.step = expected.step
+        learner.step = expected.step if step is None else step
         return learner
 
 

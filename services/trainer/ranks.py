@@ -44,11 +44,16 @@ class RankLost(RuntimeError):
 
 @dataclass(frozen=True)
 class Load:
-    """Load the learner of version 0, or the one right after the step of `progress` from `weights` and `checkpoint`."""
+    """Load the learner of version 0, or the one right after the step of `progress` from `weights` and `checkpoint`.
+
+    `start`: the weights of version 0 where they are not the base model's; `step`: see `resume_learner`.
+    """
 
     base: Path
     config: RunConfig
     resumed: tuple[Path, Path, Progress] | None = None
+    start: Path | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,8 @@ def export_again(learner: Learner, base: Path, version: training.Version, check_
 class LearnerLoader:
     """Loads a run's learner from the store's record, the base model and the run's files.
 
-    Args: check_lock: called before a checkpoint is written
+    Args: check_lock: called before a checkpoint is written; start: the weights of version 0, where the run continues
+        another one; inherited: that run's checkpoint and its high-water mark, None for a new optimiser
     """
 
     database: Database
@@ -96,6 +97,8 @@ class LearnerLoader:
     accelerator: Accelerator
     check_lock: LockCheck = no_lock
     ranks: Ranks = ALONE
+    start: Path | None = None
+    inherited: tuple[Path, Progress] | None = None
 
     async def load(self, interrupted: Callable[[], bool]) -> Learner:
         """Returns the learner right after the run's last committed step, or of version 0 if no step is committed.
@@ -125,12 +128,19 @@ class LearnerLoader:
         return await asyncio.to_thread(self._resume, Path(version.path), checkpoint, expected)
 
     def _start(self) -> Learner:
-        with self.ranks.sending(Load(self.base, self.config)):
-            return start_learner(self.base, self.config, self.accelerator, self.ranks)
+        if self.inherited is not None and self.start is not None:
+            try:
+                return self._resume(self.start, *self.inherited, step=0)
+            except CheckpointDamaged as error:
+                log.warning("optimiser starts anew", cause=str(error))
+        with self.ranks.sending(Load(self.base, self.config, start=self.start)):
+            return start_learner(self.base, self.config, self.accelerator, self.ranks, self.start)
 
-    def _resume(self, weights: Path, checkpoint: Path, expected: Progress) -> Learner:
-        with self.ranks.sending(Load(self.base, self.config, (weights, checkpoint, expected))):
-            return resume_learner(self.base, weights, checkpoint, expected, self.config, self.accelerator, self.ranks)
+    def _resume(self, weights: Path, checkpoint: Path, expected: Progress, step: int | None = None) -> Learner:
+        with self.ranks.sending(Load(self.base, self.config, (weights, checkpoint, expected), step=step)):
+            return resume_learner(
+                self.base, weights, checkpoint, expected, self.config, self.accelerator, self.ranks, step=step
+            )
 
     async def _replay_step(self, step: int, checkpoint: Path, interrupted: Callable[[], bool]) -> Learner:
         """Makes a recorded step again, with the samples on record, and writes its missing checkpoint."""
@@ -143,6 +153,8 @@ class LearnerLoader:
             verdicts = await training.consumed_groups(session, self.run_id, step)
             rows = await training.load_samples(session, self.run_id, list(verdicts))
         trained = {group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.TRAINED}
+        replaced = [group for group in verdicts if group not in trained][: self.config.sampling.refills]
+        rows = [row for row in rows if row.group_id not in replaced]
         samples, zero_variance = decode_samples(rows, trained)
         await asyncio.to_thread(self._make_step, learner, samples, zero_variance, interrupted)
         await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), checkpoint)

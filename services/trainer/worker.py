@@ -7,7 +7,7 @@ import errno
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from leyden.services.trainer.checkpoint import (
     Progress,
     checkpoint_folder,
     clear_scratch,
+    copy_version,
     describe,
     export_weights,
     optimizer_state,
@@ -84,12 +85,14 @@ def _disagrees(metrics: Metrics, limits: Training) -> bool:
 class Selection:
     """Group ids by verdict: too old, trained, or consumed untrained because all their advantages are zero.
 
-    `trained` and `zero_variance` stay empty until a step has enough groups.
+    `replaced` groups have no variance either; others of the step stand for them. All but `stale` stay empty until a
+    step has enough groups.
     """
 
     stale: list[str]
     trained: list[str]
     zero_variance: list[str]
+    replaced: list[str] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -98,26 +101,38 @@ class Selection:
 
 
 def select_groups(
-    ready: Sequence[training.ReadyGroup], *, step: int, groups_per_step: int, max_lag: int, every_group: bool = False
+    ready: Sequence[training.ReadyGroup],
+    *,
+    step: int,
+    groups_per_step: int,
+    max_lag: int,
+    every_group: bool = False,
+    refills: int = 0,
 ) -> Selection:
     """Sorts the ready groups by verdict for step `step` (from 1), which improves version step - 1.
 
     A group is stale if its oldest token was sampled more than `max_lag` versions before that. With a lag of 1, step 3
     trains tokens of versions 1 and 2 and refuses version 0.
 
-    Args: every_group: trains groups without variance too, since a penalty or whitening moves them
+    Args: every_group: trains groups without variance too, since a penalty or whitening moves them; refills: the first
+        groups without variance that do not count as groups of the step
     """
     stale = [
         group.group_id
         for group in ready
         if group.min_policy_version is not None and step - 1 - group.min_policy_version > max_lag
     ]
-    fresh = [group for group in ready if group.group_id not in set(stale)][:groups_per_step]
+    usable = [group for group in ready if group.group_id not in set(stale)]
+    without_variance = [group.group_id for group in usable if not group.has_variance]
+    replaced = set(without_variance[:refills])
+    fresh = [group for group in usable if group.group_id not in replaced][:groups_per_step]
     if len(fresh) < groups_per_step:
-        fresh = []
+        return Selection(stale, [], [])
+    last = usable.index(fresh[-1])
+    passed = [group.group_id for group in usable[:last] if group.group_id in replaced]
     trained = [group.group_id for group in fresh if group.has_variance or every_group]
     zero_variance = [group.group_id for group in fresh if group.group_id not in trained]
-    return Selection(stale, trained, zero_variance)
+    return Selection(stale, trained, zero_variance, passed)
 
 
 async def run_trainer(settings: Settings, stop: asyncio.Event, checks: Checks, ranks: Ranks = ALONE) -> None:
@@ -204,17 +219,36 @@ async def _open_trainer(
         config = await training.read_run_config(session, run_id)
         version_0 = await training.read_version(session, run_id, 0)
         pool = await pool_of_run(session, run_id)
+        parent = await training.read_parent(session, run_id)
     base = _base_model(config, pool, settings)
+    start = inherited = None
+    if parent is not None and Path(parent.version.path) != base:
+        start = version_folder(settings.folder.absolute(), run_id, 0)
+        if version_0 is None:
+            where = Path(parent.version.path), start, parent.version.content_sha256
+            await asyncio.to_thread(copy_version, *where, lock_check(lock))
+        inherited = _inherited(parent, config)
     if version_0 is None:
-        export = await asyncio.to_thread(describe, base)
+        export = await asyncio.to_thread(describe, start or base)
         async with database.session() as session:
             await training.add_base_version(session, run_id, _version(0, export))
         await notifications.notify(Topic.VERSIONS)
     accelerator = make_accelerator(settings.device, config.training.precision)
-    loader = LearnerLoader(database, run_id, config, base, accelerator, lock_check(lock), ranks)
+    loader = LearnerLoader(database, run_id, config, base, accelerator, lock_check(lock), ranks, start, inherited)
     learner = await loader.load(stop.is_set)
     log.info("learner ready", step=learner.step, device=str(accelerator.device), ranks=ranks.size)
     return Trainer(settings, config, base, database, notifications, lock, learner)
+
+
+def _inherited(parent: training.Parent, config: RunConfig) -> tuple[Path, Progress] | None:
+    """The parent's checkpoint, if it is there and its moments are those of the parameters that this run trains."""
+    if parent.checkpoint is None or not Path(parent.checkpoint).is_dir():
+        log.warning("optimiser starts anew", cause="the parent's checkpoint is gone", version=parent.version.version)
+        return None
+    if parent.config.training.frozen != config.training.frozen:
+        log.warning("optimiser starts anew", cause="training.frozen has changed")
+        return None
+    return Path(parent.checkpoint), Progress(parent.run_id, parent.version.version, parent.version.content_sha256)
 
 
 def _base_model(config: RunConfig, pool: Pool | None, settings: Settings) -> Path:
@@ -295,6 +329,7 @@ class Trainer:
             groups_per_step=sampling.groups_per_step,
             max_lag=sampling.max_policy_lag,
             every_group=self.config.algorithm.kl_coefficient > 0 or self.config.credit.baseline.whiten,
+            refills=sampling.refills,
         )
         if selection.stale:
             async with self.database.session() as session:
@@ -314,6 +349,7 @@ class Trainer:
         metrics, export = await asyncio.to_thread(self._learn, samples, zero_variance, stop.is_set)
         if "logprob_gap_tokens" not in metrics:
             metrics |= await self._compare_older(samples, metrics)
+        metrics |= {"groups_replaced": len(selection.replaced)}
         metrics = {**metrics, "load_seconds": loaded - started, "step_seconds": time.perf_counter() - started}
 
         await self._check_gap(metrics)
@@ -327,7 +363,7 @@ class Trainer:
             checkpoint=str(checkpoint.absolute()),
             started_at=started_at,
             trained_groups=selection.trained,
-            zero_variance_groups=selection.zero_variance,
+            zero_variance_groups=selection.zero_variance + selection.replaced,
             sample_ids=[sample.id for sample in samples],
             version=_version(number, export),
         )
@@ -371,6 +407,8 @@ class Trainer:
         self, samples: Sequence[Sample], zero_variance: Sequence[Sample], interrupted: Callable[[], bool]
     ) -> tuple[Metrics, Export]:
         """Runs in a thread: the part of a step that needs no database."""
+        # Of a run's first step only: whether it continues with the moments of another run.
+        moments = {"optimizer_inherited": float(bool(self.learner.optimizer.state))} if self.learner.step == 0 else {}
         with self.learner.ranks.sending(Step(samples, zero_variance)):
             metrics = optimizer_step(
                 self.learner,
@@ -383,13 +421,14 @@ class Trainer:
         started = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
         export = export_weights(model_of(self.learner), self.base, folder, self._check_lock)
-        return {**metrics, "export_seconds": time.perf_counter() - started}, export
+        return {**metrics, **moments, "export_seconds": time.perf_counter() - started}, export
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:
         STEPS.inc()
         TOKENS.inc(metrics["trained_tokens"])
         GROUPS.labels("trained").inc(len(selection.trained))
         GROUPS.labels("no_variance").inc(len(selection.zero_variance))
+        GROUPS.labels("replaced").inc(len(selection.replaced))
         for name, value in metrics.items():
             if name.endswith("_seconds"):
                 PHASE_SECONDS.labels(name.removesuffix("_seconds")).observe(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
 from tests import builders
+
+NOW = datetime.now(tz=UTC)
 
 
 async def create(http: httpx.AsyncClient, **changes: object) -> dict[str, Any]:
@@ -296,3 +299,66 @@ async def test_the_agents_of_a_run_are_listed_with_their_names_and_shares(
     assert [one["role"] for one in shown] == ["lead", None, None, None, None]
     assert [(one["agent"], one["continuation"]) for one in shown][::4] == [("a" * 16, "fresh"), (None, None)]
     assert (await api_http.get("/v1/runs/run-none/agents")).status_code == 404
+
+
+async def ended_run(http: httpx.AsyncClient, database: Database, phase: str = "failed") -> dict[str, Any]:
+    run = await create(http, training={"steps": 100})
+    for version in range(3):
+        await builders.add_policy_version(
+            database, await row_of(database, run["id"]), version, pruned_at=NOW if version == 1 else None
+        )
+    await set_phase(database, run["id"], phase)
+    return run
+
+
+@pytest.mark.parametrize("phase", ["completed", "failed", "cancelled"])
+async def test_an_ended_run_continues_with_an_amended_document(
+    api_http: httpx.AsyncClient, database: Database, phase: str
+) -> None:
+    run = await ended_run(api_http, database, phase)
+    path, headers = f"/v1/runs/{run['id']}/resume", {"idempotency-key": "k"}
+    body = {"changes": {"optimizer": {"learning_rate": 5e-7}, "name": "second try"}}
+    made = await api_http.post(path, json=body, headers=headers)
+    assert made.status_code == 201, made.text
+    new = made.json()
+    assert (new["name"], new["parent"]) == ("second try", {"run_id": run["id"], "version": 2})
+    # The steps that the first run did not make.
+    assert (new["config"]["optimizer"]["learning_rate"], new["progress"]["steps"]) == (5e-7, 98)
+    assert (await api_http.post(path, json=body, headers=headers)).json()["id"] == new["id"]
+    chosen = await api_http.post(path, json={"changes": {"training": {"steps": 7}}, "from_version": 0})
+    assert (chosen.json()["parent"]["version"], chosen.json()["progress"]["steps"]) == (0, 7)
+    # The child copies its parent's weights first.
+    refused = await api_http.delete(f"/v1/runs/{run['id']}")
+    assert (refused.status_code, "has yet to copy its weights" in refused.json()["detail"]) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"from_version": 1}, 409, "no weights of version 1 (there are 0, 2)"),
+        ({"changes": {"model": "/other"}}, 422, "changes.model: "),
+        ({"changes": {"training": {"lora": {"rank": 4}}}}, 422, "changes.training.lora: "),
+        ({"changes": {"optimizer": {"learning_rat": 1}}}, 422, "changes.optimizer.learning_rat: "),
+        ({"changes": {"sampling": {"min_siblings": 9}}}, 422, "changes.sampling: min_siblings 9 exceeds"),
+        ({"changes": {"pool": "huge"}}, 422, "there is no pool 'huge'"),
+    ],
+)
+async def test_what_cannot_continue_a_run_is_refused_with_its_path(
+    api_http: httpx.AsyncClient, database: Database, body: dict[str, Any], status: int, words: str
+) -> None:
+    run = await ended_run(api_http, database)
+    refused = await api_http.post(f"/v1/runs/{run['id']}/resume", json=body)
+    assert (refused.status_code, words in refused.json()["detail"]) == (status, True), refused.text
+
+
+async def test_a_run_that_has_not_ended_or_made_all_steps_needs_more_to_continue(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    going = await create(api_http)
+    refused = await api_http.post(f"/v1/runs/{going['id']}/resume", json={})
+    assert (refused.status_code, "cancel it first" in refused.json()["detail"]) == (409, True)
+    done = await create(api_http, training={"steps": 0})
+    await builders.add_policy_version(database, await row_of(database, done["id"]), 0)
+    await set_phase(database, done["id"], "completed")
+    refused = await api_http.post(f"/v1/runs/{done['id']}/resume", json={})
+    assert (refused.status_code, "(--steps)" in refused.json()["detail"]) == (422, True)

@@ -16,6 +16,7 @@ from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Pool, read_pools, write_pools
+from leyden.libs.store.groups import solve_rates
 from leyden.libs.store.results import list_evaluations
 from leyden.libs.store.retention import prune_run
 from leyden.services.controller.engine_client import TargetVersion
@@ -615,3 +616,50 @@ async def test_a_run_stops_early_by_its_evaluations_and_measures_the_last_versio
     await scene.tick(2)
     assert await scene.phase(run) == ("completed", reason)
     await prune_run(scene.database, run.id)
+
+
+async def test_groups_without_variance_are_replaced_so_that_steps_do_not_starve(scene: Scene) -> None:
+    run = await add_run(scene, config=document(max_policy_lag=0, refill_zero_variance=1))
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    groups = await scene.groups(run)
+    for group, has_variance in zip(groups, (False, True), strict=True):
+        await builders.add_credited_group(scene.database, group, has_variance=has_variance)
+    await scene.tick()
+    # One of two groups teaches nothing: a third one is sampled; a tick more changes nothing.
+    await scene.tick()
+    assert [group.number for group in await scene.groups(run)] == [0, 1, 2]
+    await scene.finish_all(run)
+    await scene.tick()
+    await builders.add_credited_group(scene.database, (await scene.groups(run))[2], has_variance=True)
+    async with scene.database.session() as session:
+        session.add(tables.Step(run_id=run.id, number=1, metrics={}, checkpoint="c", started_at=datetime.now(tz=UTC)))
+        await session.flush()
+        session.add_all(
+            tables.StepGroup(group_id=f"{run.id}.{number}", run_id=run.id, step=1, verdict=verdict)
+            for number, verdict in enumerate(("no_variance", "trained", "trained"))
+        )
+    await builders.add_policy_version(scene.database, run, 1)
+    await scene.tick(2)
+    assert [group.number for group in await scene.groups(run)] == [0, 1, 2, 3, 4]
+
+
+async def test_a_curriculum_reads_the_solve_rates_of_earlier_groups(scene: Scene) -> None:
+    curriculum = {"floor": 0.1}
+    run = await add_run(
+        scene, config=document(steps=9, max_policy_lag=8, groups_per_step=1, curriculum=curriculum), tasks=2
+    )
+    # Task 0 is always solved, task 1 every other time.
+    for number, rewards in enumerate(((1.0, 1.0), (0.0, 1.0))):
+        _, rollouts = await builders.add_group(scene.database, run, number, task_number=number, state="complete")
+        for rollout, reward in zip(rollouts, rewards, strict=True):
+            await builders.finish_rollout(scene.database, rollout, reward=reward)
+    async with scene.database.read() as session:
+        assert await solve_rates(session, run.id, 1.0, 10) == {0: 1.0, 1: 0.5}
+        assert await solve_rates(session, run.id, 1.0, 1) == {1: 0.5}
+    await scene.tick(2)
+    tasks = [group.task_number for group in await scene.groups(run)]
+    assert len(tasks) == 9
+    # Each pair has both, since none comes twice while there are others.
+    assert tasks[2:4] in ([0, 1], [1, 0])

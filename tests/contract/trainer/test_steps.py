@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -608,3 +609,77 @@ async def test_a_killed_trainer_is_replaced_and_a_stopped_one_exits_cleanly(case
     await case.train()
     assert sorted(await case.versions()) == [0, 1, 2]
     assert sorted((await case.consumed()).values()) == [1, 1, 1, 1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(("version", "inherited"), [(2, 1.0), (1, 0.0), (0, 0.0)])
+async def test_a_run_continues_another_from_any_version_with_its_optimiser_if_that_is_there(
+    case: Case, version: int, inherited: float
+) -> None:
+    await case.open(steps=3, keep_checkpoints=3)
+    for number in range(6):
+        await case.add_group(number, version=number // 2)
+    await case.train()
+    made = {number: row.content_sha256 for number, row in (await case.versions()).items()}
+    if not inherited:
+        remove_folder(case.folder / case.run.id / "checkpoints" / str(version))
+    parent = case.run
+    document = {**parent.config, "training": {**parent.config["training"], "steps": 1}}
+    case.run = await builders.add_run(case.database, config=document, parent_run_id=parent.id, parent_version=version)
+    # The groups of the parent's step after that version.
+    for number in (2 * version, 2 * version + 1):
+        await case.add_group(number)
+    await case.train()
+    versions = await case.versions()
+    assert versions[0].content_sha256 == made[version]
+    (step,) = await case.rows(tables.Step)
+    assert step.metrics["optimizer_inherited"] == inherited  # type: ignore[attr-defined]
+    assert (step.number, sorted(versions)) == (1, [0, 1])  # type: ignore[attr-defined]
+    # With the moments of its parent the step is the parent's own, bit for bit; without them version 1's step differs.
+    assert (versions[1].content_sha256 == made[version + 1]) is (version != 1)
+    # Its files outlive the parent's.
+    shutil.rmtree(case.folder / parent.id)
+    assert describe(Path(versions[0].path)).content_sha256 == made[version]
+
+
+async def test_a_step_with_replaced_groups_is_made_again_with_the_same_result(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await case.open(steps=1)
+    other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
+    await other.open(steps=1)
+    refilling = {**case.run.config, "sampling": {**case.run.config["sampling"], "refill_zero_variance": 1}}
+    case.run = await builders.add_run(case.database, config=refilling)
+    for number, has_variance in enumerate((False, True, False, False, True)):
+        await case.add_group(number, has_variance=has_variance)
+    # Two groups are replaced, and the third counts in the loss's denominators.
+    for number, has_variance in ((1, True), (3, False)):
+        await other.add_group(number, has_variance=has_variance)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save_checkpoint", failing_once := Failing())
+        with pytest.raises(RuntimeError, match="killed here"):
+            await case.train()
+        assert failing_once.calls == 1
+    await case.train()
+    await other.train()
+    first, second = (await case.versions())[1], (await other.versions())[1]
+    assert first.content_sha256 == second.content_sha256
+    names = {number: verdict for number, (_, verdict) in enumerate((await case.verdicts()).values())}
+    assert sorted(names.values()) == ["no_variance"] * 3 + ["trained"]
+    (step,) = await case.rows(tables.Step)
+    assert step.metrics["groups_replaced"] == 2  # type: ignore[attr-defined]
+    states = [
+        (subject.folder / subject.run.id / "checkpoints" / "1" / "optimizer.safetensors").read_bytes()
+        for subject in (case, other)
+    ]
+    assert states[0] == states[1]
+
+
+class Failing:
+    """Stands for `save_checkpoint` in a trainer that is killed."""
+
+    calls = 0
+
+    def __call__(self, *arguments: object) -> None:
+        self.calls += 1
+        raise RuntimeError("killed here")

@@ -26,6 +26,10 @@ from tests.builders import run_document
         ),
         ({"training": {"early_stopping": {"target": 1.0}}}, "set evaluation.every, or write metric 'train_reward'"),
         (
+            {"sampling": {"refill_zero_variance": 2}, "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1}},
+            "sampling.refill_zero_variance replaces groups",
+        ),
+        (
             {"training": {"steps": 50_000}, "evaluation": {"dataset": "held-out", "every": 10}},
             "write at least 50",
         ),

@@ -4,8 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.libs.contracts.config import Sampling
-from leyden.services.controller.admission import evaluation_groups, task_of, training_groups, training_groups_wanted
+from leyden.libs.contracts.config import Curriculum, Sampling
+from leyden.libs.store.training import ReadyGroup
+from leyden.services.controller.admission import (
+    drawn_tasks,
+    evaluation_groups,
+    task_of,
+    training_groups,
+    training_groups_wanted,
+)
+from leyden.services.trainer.worker import select_groups
 from tests.unit.controller.test_phases import CONFIG, evaluation, run
 
 
@@ -35,35 +43,62 @@ def test_groups_wanted(lag: int, served: int, counting: int, wanted: int) -> Non
 @given(
     lag=st.integers(0, 4),
     per_step=st.integers(1, 5),
+    tries=st.integers(0, 2),
     steps=st.integers(1, 8),
     choices=st.lists(st.integers(0, 3), max_size=200),
+    flat=st.lists(st.booleans(), max_size=200),
 )
 def test_no_schedule_admits_a_token_that_could_be_stale_or_starves_the_trainer(
-    lag: int, per_step: int, steps: int, choices: list[int]
+    lag: int, per_step: int, tries: int, steps: int, choices: list[int], flat: list[bool]
 ) -> None:
-    """Plays admission against a trainer that takes finished groups in order, while any group may be excluded."""
-    sampling = Sampling(groups_per_step=per_step, max_policy_lag=lag)
-    version, waiting, trained = 0, [], 0
+    """Plays admission against a trainer that takes finished groups in order, while any group may be excluded or have no
+    variance."""
+    sampling = Sampling(groups_per_step=per_step, max_policy_lag=lag, refill_zero_variance=tries)
+    version, waiting, lacks_variance = 0, list[tuple[int, bool]](), iter(flat)
+
+    def counting() -> int:
+        without_variance = sum(flat for _, flat in waiting)
+        return version * per_step + len(waiting) - min(without_variance, sampling.refills)
 
     def play(exclude: bool) -> None:
-        nonlocal version, waiting, trained
-        count = training_groups_wanted(sampling, steps=steps, served_version=version, counting=trained + len(waiting))
-        waiting += [version] * count
+        nonlocal version, waiting
+        # A group that finishes without variance makes room for another one.
+        while count := training_groups_wanted(sampling, steps=steps, served_version=version, counting=counting()):
+            waiting += [(version, next(lacks_variance, False)) for _ in range(count)]
         if exclude and waiting:
             waiting.pop()
             return
         if version < steps:
-            assert len(waiting) >= per_step, "the trainer starves"
-            batch, waiting = waiting[:per_step], waiting[per_step:]
-            assert all(version - admitted <= lag for admitted in batch), "stale"
-            trained += per_step
+            ready = [ReadyGroup(str(number), admitted, not flat) for number, (admitted, flat) in enumerate(waiting)]
+            found = select_groups(
+                ready, step=version + 1, groups_per_step=per_step, max_lag=lag, refills=sampling.refills
+            )
+            assert found.complete, "the trainer starves"
+            assert not found.stale
+            used = {*found.trained, *found.zero_variance, *found.replaced}
+            waiting = [one for number, one in enumerate(waiting) if str(number) not in used]
             version += 1
 
     for choice in choices:
         play(exclude=choice == 0)
     while version < steps:
         play(exclude=False)
-    assert (trained, waiting) == (steps * per_step, [])
+    # Groups without variance that replaced nothing may stay.
+    assert all(flat for _, flat in waiting)
+    assert len(waiting) <= sampling.refills
+
+
+def test_a_curriculum_draws_tasks_near_the_target_and_repeats_no_draw() -> None:
+    curriculum, rates = Curriculum(floor=0.1), {0: 0.0, 1: 0.5, 2: 1.0, 3: 0.25}
+    tasks = [drawn_tasks(curriculum, 0, [number], 5, rates)[0] for number in range(2700)]
+    shares = [tasks.count(task) / 1000 for task in range(5)]
+    # Task 4 is new.
+    assert shares == pytest.approx([0.1, 1.0, 0.1, 0.5, 1.0], abs=0.1)
+    assert drawn_tasks(curriculum, 0, range(5, 10), 5, rates) == drawn_tasks(curriculum, 0, range(5, 10), 5, rates)
+    # A batch has every task once before any comes again.
+    batch = drawn_tasks(curriculum, 0, range(10), 5, rates)
+    assert sorted(batch[:5]) == sorted(batch[5:]) == list(range(5))
+    assert batch != drawn_tasks(curriculum, 1, range(10), 5, rates)
 
 
 @given(seed=st.integers(), tasks=st.integers(1, 50), epoch=st.integers(0, 3))

@@ -213,6 +213,22 @@ def test_groups_too_old_are_refused_and_the_oldest_of_the_others_consumed() -> N
     assert selection.complete
 
 
+def test_groups_without_variance_are_replaced_up_to_a_limit() -> None:
+    flat = {"version": 0, "has_variance": False}
+    groups = [ready("a", **flat), ready("b", 0), ready("c", **flat), ready("d", **flat), ready("e", 0)]
+    arguments = {"step": 1, "groups_per_step": 2, "max_lag": 0}
+    selections = [select_groups(groups, **arguments, refills=refills) for refills in (0, 1, 2, 9)]
+    assert [(found.trained, found.zero_variance, found.replaced) for found in selections] == [
+        (["b"], ["a"], []),
+        (["b"], ["c"], ["a"]),
+        (["b"], ["d"], ["a", "c"]),
+        (["b", "e"], [], ["a", "c", "d"]),
+    ]
+    # Groups that follow the step's last one wait for the next step.
+    assert select_groups([*groups, ready("f", **flat)], **arguments, refills=9).replaced == ["a", "c", "d"]
+    assert not select_groups(groups[:4], **arguments, refills=9).complete
+
+
 def test_a_kl_penalty_trains_groups_without_variance() -> None:
     groups = [ready("a", 0, has_variance=False), ready("b", 0)]
     selection = select_groups(groups, step=1, groups_per_step=2, max_lag=0, every_group=True)
