@@ -65,7 +65,6 @@ _DELETE_ROWS = [
                     "attempts",
                     "group_credits",
                     "step_groups",
-                    "group_replays",
                     "step_samples",
                     "steps",
                 ),

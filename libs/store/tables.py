@@ -626,20 +626,6 @@ class StepGroup(Base):
     )
 
 
-class GroupReplay(Base):
-    """Writer: trainer. One more use of a group that a step trained before, in the transaction of the step that uses it
-    again.
-    """
-
-    __tablename__ = "group_replays"
-    group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The group used again.")
-    number: Mapped[int] = mapped_column(primary_key=True, comment="From 1: the first replay of the group.")
-    run_id: Mapped[str] = mapped_column(comment="Run of the group.")
-    step: Mapped[int] = mapped_column(comment="Number of the step that used it again.")
-    created_at: Mapped[datetime] = _created()
-    __table_args__ = (UniqueConstraint("group_id", "step"), Index(None, "run_id", "step"))
-
-
 class StepSample(Base):
     """Writer: trainer. A sample in the loss of a step: the primary key promises that each is trained once."""
 

@@ -1,4 +1,4 @@
-"""Runs continue others, groups train again, and a run that stopped early leaves planned evaluations undone."""
+"""Runs continue others, and a run that stopped early leaves planned evaluations undone."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -23,28 +23,11 @@ def upgrade() -> None:
         ["run_id", "step"],
         postgresql_where=sa.text("verdict = 'no_variance'"),
     )
-    op.create_table(
-        "group_replays",
-        sa.Column("group_id", sa.Text(), nullable=False),
-        sa.Column("number", sa.Integer(), nullable=False),
-        sa.Column("run_id", sa.Text(), nullable=False),
-        sa.Column("step", sa.Integer(), nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), server_default=sa.text("now()"), nullable=False),
-        sa.PrimaryKeyConstraint("group_id", "number", name="pk_group_replays"),
-        sa.ForeignKeyConstraint(["group_id"], ["groups.id"], name="fk_group_replays_group_id_groups"),
-        sa.UniqueConstraint("group_id", "step", name="uq_group_replays_group_id_step"),
-    )
-    op.create_index("ix_group_replays_run_id_step", "group_replays", ["run_id", "step"])
-    op.execute(
-        "CREATE TRIGGER group_replays_append_only BEFORE UPDATE OR DELETE ON group_replays"
-        " FOR EACH ROW EXECUTE FUNCTION refuse_change()"
-    )
     _replace_in_prune_run(OPEN_EVALUATION, OPEN_EVALUATION + REACHED)
 
 
 def downgrade() -> None:
     _replace_in_prune_run(OPEN_EVALUATION + REACHED, OPEN_EVALUATION)
-    op.drop_table("group_replays")
     op.drop_index("ix_step_groups_no_variance", "step_groups")
     op.drop_column("runs", "parent_version")
     op.drop_column("runs", "parent_run_id")
