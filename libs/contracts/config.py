@@ -403,6 +403,17 @@ class _Algorithm(_Document):
     """β of the k3 penalty to policy version 0."""
     mask_ratio_above: float | None = Field(default=None, gt=1.0, le=1e6)
     """Off-policy mask: tokens whose π_old / μ is above this or below its inverse do not train, in both corrections."""
+    mini_batches: int = Field(default=1, ge=1, le=4096)
+    """Updates of one pass over a step's groups (verl: batch / `ppo_mini_batch_size`). The seed shuffles the groups; a
+    group's rollouts stay together, and denominators count the tokens of one mini-batch."""
+    epochs: int = Field(default=1, ge=1, le=100)
+    """Passes over a step's groups (verl: `ppo_epochs`, TRL: `num_iterations`). With more than one update a step, π_old
+    is computed once at its start, and clips act under every correction."""
+
+    @property
+    def trains_every_row(self) -> bool:
+        """Whether rows without any advantage have a gradient, too."""
+        return self.kl_coefficient > 0
 
     @model_validator(mode="after")
     def _constant_where_needed(self) -> _Algorithm:
@@ -417,10 +428,10 @@ class _Algorithm(_Document):
         # Defaults pass: a stored document names every field.
         fields = type(self).model_fields.items()
         changed = [name for name, field in fields if "clip" in name and getattr(self, name) != field.default]
-        if changed and self.correction.type == "decoupled":
+        if changed and self.correction.type == "decoupled" and self.mini_batches * self.epochs == 1:
             raise ValueError(
-                f"{', '.join(changed)} cannot act with correction 'decoupled': a batch makes one update, so the clipped"
-                " ratio is 1. Remove it, or write correction 'bypass'"
+                f"{', '.join(changed)} cannot act with correction 'decoupled': a step makes one update, so the clipped"
+                " ratio is 1. Remove it, write correction 'bypass', or set mini_batches or epochs above 1"
             )
         return self
 
@@ -702,6 +713,15 @@ class RunConfig(_Document):
             raise ValueError(
                 "agent.directory is a folder of a runner's machine, and runner.type 'kubernetes' has none: "
                 "put the files into runner.image"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mini_batches_have_groups(self) -> RunConfig:
+        if self.algorithm.mini_batches > self.sampling.groups_per_step:
+            raise ValueError(
+                f"algorithm.mini_batches {self.algorithm.mini_batches} exceeds sampling.groups_per_step"
+                f" {self.sampling.groups_per_step}: a mini-batch has at least one group"
             )
         return self
 

@@ -5,7 +5,7 @@ Axes: N samples (rows), T tokens of one row, K trained tokens of all rows in row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -125,3 +125,17 @@ def with_whitened_advantages(samples: Sequence[Sample]) -> list[Sample]:
 def weights_of(tokens: TrainedTokens, weighting: Weighting, sum_constant: int | None = None) -> NDArray[np.float64]:
     """The weight of each trained token's loss, [K], from counts over all of `tokens`."""
     return token_weights(weighting, tokens.rows_K, tokens.rollouts_K, tokens.groups_K, sum_constant=sum_constant)
+
+
+def mini_batches(groups: set[str], count: int, epochs: int, seed: int, step: int) -> Iterator[set[str]]:
+    """The groups of each update of a step: each epoch shuffles all groups and divides them into `count` parts.
+
+    Parts differ by one group at most; with fewer groups than `count` there are fewer parts. The same arguments give
+    the same parts: a step that is made again is the same step.
+    """
+    ids = sorted(groups)
+    for epoch in range(epochs):
+        # A seed of the document may be negative; numpy's is not.
+        order = np.random.default_rng([seed % 2**64, step, epoch]).permutation(len(ids))
+        for part in np.array_split(order, max(1, min(count, len(ids)))):
+            yield {ids[i] for i in part}

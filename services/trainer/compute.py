@@ -71,6 +71,23 @@ class Computed:
 
 
 @dataclass(frozen=True)
+class Anchors:
+    """Log-probabilities of other policies for the trained tokens, [K] each, computed once and shared by all updates.
+
+    old_K: π_old, the policy at the step's start; None where a step makes one update, whose own are π_old's;
+    reference_K: None without a KL penalty.
+    """
+
+    old_K: NDArray[np.float64] | None = None
+    reference_K: NDArray[np.float64] | None = None
+
+    def of(self, tokens_k: NDArray[np.int64]) -> Anchors:
+        """Those of some tokens."""
+        old_K, reference_K = (None if c is None else c[tokens_k] for c in (self.old_K, self.reference_K))
+        return Anchors(old_K, reference_K)
+
+
+@dataclass(frozen=True)
 class Plan:
     """A batch's forest, and per pack its trained tokens (numbers within K) and where to read them."""
 
@@ -122,7 +139,7 @@ def accumulate_gradients(
     *,
     max_pack_tokens: int,
     accelerator: Accelerator,
-    reference: Policy | None = None,
+    anchors: Anchors = Anchors(),
     ranks: Ranks = ALONE,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Computed:
@@ -130,15 +147,14 @@ def accumulate_gradients(
 
     Each rank computes its share of the rows; gradients and results are then those of the complete batch on all ranks.
 
-    A row whose advantages are all zero has no gradient unless KL is penalised, and is not computed: the weights contain
-    the denominators of the entire batch, so leaving it out changes nothing else.
+    A row whose advantages are all zero has no gradient unless a penalty moves it, and is not computed: the weights
+    contain the denominators of the entire batch, so leaving it out changes nothing else.
 
-    Args:   tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; reference: version 0, for KL.
+    Args:   tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; anchors: of the same tokens.
     Raises: Interrupted: `interrupted` returned True before a pack, on any rank; gradients are incomplete.
     """
-    plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.kl_coefficient > 0, ranks=ranks)
+    plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.trains_every_row, ranks=ranks)
     computed = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
-    reference_K = batch_logprobs(reference, plan, len(tokens), accelerator) if reference else None
     leaving = False
     for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
         if leaving := ranks.leaving(interrupted()):
@@ -146,7 +162,7 @@ def accumulate_gradients(
         with accelerator.autocast():
             tokens_k, reads = plan.reads[number]
             logprobs_k = policy(pack, path, reads)
-        result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, reference_K, tokens_k, logprobs_k))
+        result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, anchors.of(tokens_k), tokens_k, logprobs_k))
         accelerator.backward(result.loss)
         computed.add(tokens_k, logprobs_k, result)
     if ranks.any(leaving):
@@ -192,17 +208,18 @@ def _reads(
 def _terms(
     tokens: TrainedTokens,
     weights_K: NDArray[np.float64],
-    reference_K: NDArray[np.float64] | None,
+    anchors: Anchors,
     tokens_k: NDArray[np.int64],
     like: Tensor,
 ) -> Terms:
-    def column(values_K: NDArray[np.generic]) -> Tensor:
-        return torch.from_numpy(values_K[tokens_k]).to(device=like.device, dtype=like.dtype)
+    def column(values_k: NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(values_k).to(device=like.device, dtype=like.dtype)
 
     return Terms(
-        column(tokens.generator_logprobs_K),
-        column(tokens.advantages_K),
-        column(weights_K),
+        column(tokens.generator_logprobs_K[tokens_k]),
+        column(tokens.advantages_K[tokens_k]),
+        column(weights_K[tokens_k]),
         torch.from_numpy(tokens.rows_K[tokens_k]).to(like.device),
-        column(reference_K) if reference_K is not None else None,
+        None if anchors.reference_K is None else column(anchors.reference_K),
+        None if anchors.old_K is None else column(anchors.old_K),
     )

@@ -19,7 +19,8 @@ from leyden.services.trainer import corrections, losses
 class Terms:
     """The loss's inputs for each trained token, beside the log-probability that is trained.
 
-    generator_logprobs_K, advantages_K, weights_K: [K]; rows_K: int64 [K]; reference_logprobs_K: [K], None without KL.
+    generator_logprobs_K, advantages_K, weights_K: [K]; rows_K: int64 [K]; reference_logprobs_K: [K], None without KL;
+    old_logprobs_K: [K], π_old, the policy at the step's start, None where it is the policy that is trained.
     """
 
     generator_logprobs_K: Tensor
@@ -27,6 +28,7 @@ class Terms:
     weights_K: Tensor
     rows_K: Tensor
     reference_logprobs_K: Tensor | None = None
+    old_logprobs_K: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,11 @@ class Objective:
 def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objective:
     """Σ_k weight · (correction · policy loss + β · k3).
 
-    π_old, the policy at the step's start, is `logprobs_K` without its gradient: a step makes one update, so all its
-    log-probabilities come from its start, and decoupled correction needs no second forward pass.
+    In a step's only update, π_old is `logprobs_K` without its gradient: no second forward pass is needed.
 
     Raises: ValueError: a KL penalty without reference log-probabilities.
     """
-    old_logprobs_K = logprobs_K.detach()
+    old_logprobs_K = logprobs_K.detach() if terms.old_logprobs_K is None else terms.old_logprobs_K
     ratio_K = corrections.importance_ratio(old_logprobs_K, terms.generator_logprobs_K)
     policy = _policy_loss(algorithm, logprobs_K, old_logprobs_K, terms)
 

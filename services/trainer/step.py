@@ -1,4 +1,4 @@
-"""One optimiser step: from samples to new weights in memory and a row of metrics."""
+"""One step, of one optimiser update or several: from samples to new weights in memory and a row of metrics."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import Optimizer, RunConfig
-from leyden.services.trainer.batch import Sample, TrainedTokens, trained_tokens, weights_of, with_whitened_advantages
-from leyden.services.trainer.compute import Computed, accumulate_gradients
+from leyden.libs.faults import fault_point
+from leyden.services.trainer.batch import (
+    Sample,
+    TrainedTokens,
+    mini_batches,
+    trained_tokens,
+    weights_of,
+    with_whitened_advantages,
+)
+from leyden.services.trainer.compute import Anchors, Computed, accumulate_gradients, batch_logprobs, plan_batch
 from leyden.services.trainer.corrections import effective_sample_share
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.losses import LOG_RATIO_LIMIT
@@ -25,7 +33,7 @@ Metrics = dict[str, float]
 
 
 class TrainingDiverged(ArithmeticError):
-    """Loss or gradient norm is not a finite number; the weights are unchanged."""
+    """Loss or gradient norm is not a finite number: no weights are exported."""
 
 
 @dataclass
@@ -83,63 +91,109 @@ def optimizer_step(
     interrupted: Callable[[], bool] = lambda: False,
     before_update: Callable[[], None] = lambda: None,
 ) -> Metrics:
-    """Updates the policy once on `samples` and returns the step's metrics; all ranks call it with the same samples.
+    """Trains the policy on `samples` and returns the step's metrics; all ranks call it with the same samples.
 
-    `zero_variance` holds the samples of groups whose advantages are all zero. Their gradient is zero, so leaving them
-    out of the computation is exact, but the loss's denominators count them. It must
-    be empty if the credit whitens advantages.
+    One update, or `mini_batches` · `epochs` of them. `zero_variance` holds the samples of groups whose advantages are
+    all zero. Their gradient is zero, so leaving them out of the computation is exact, but the loss's denominators count
+    them. It must be empty if the credit whitens advantages.
 
-    Args:   interrupted: asked before every pack; before_update: called once gradients are computed, before weights and
-                moments change
-    Raises: TrainingDiverged: loss or gradient norm is not finite; Interrupted; whatever `before_update` raises. Weights
-                and moments are then unchanged.
+    Args:   interrupted: asked before every pack; before_update: called once the first gradients are computed, before
+                weights and moments change
+    Raises: TrainingDiverged: loss or gradient norm is not finite; Interrupted; whatever `before_update` raises. `step`
+                is then unchanged, and before the first update weights and moments are, too. After it the learner must
+                be loaded again.
     """
-    started = time.perf_counter()
     if config.credit.baseline.whiten:
         samples = with_whitened_advantages(samples)
-    tokens = trained_tokens([*samples, *zero_variance])
-    computed = _compute_gradients(learner, samples, tokens, config, interrupted)
-    computed_at = time.perf_counter()
-
-    norm = _clip(learner, config.optimizer.max_grad_norm)
-    _require_finite(learner, computed.loss, norm)
-    before_update()
-    rate = _update(learner, config.optimizer, config.training.steps)
+    algorithm, everything = config.algorithm, [*samples, *zero_variance]
+    tokens, started = trained_tokens(samples), time.perf_counter()
+    anchors = _anchors(learner, samples, tokens, config)
+    groups = {sample.group_id for sample in everything}
+    updates, seconds = list[_Update](), 0.0
+    for part in mini_batches(groups, algorithm.mini_batches, algorithm.epochs, config.sampling.seed, learner.step):
+        if updates:
+            fault_point("trainer.updated")
+        updates.append(_compute_gradients(learner, samples, zero_variance, part, anchors, config, interrupted))
+        norm = updates[-1].norm = _clip(learner, config.optimizer.max_grad_norm)
+        _require_finite(learner, updates[-1].computed.loss, norm)
+        if len(updates) == 1:
+            before_update()
+        computed_at = time.perf_counter()
+        rate = _update(learner, config.optimizer, config.training.steps)
+        seconds += time.perf_counter() - computed_at
+    learner.step += 1
 
     return {
-        **_batch_metrics([*samples, *zero_variance], samples, tokens, learner.step),
-        **_token_metrics(trained_tokens(samples), computed, learner.step),
-        "loss": computed.loss,
-        "gradient_norm": norm,
+        **_batch_metrics(everything, samples, learner.step),
+        **_token_metrics(tokens, anchors, updates, learner.step),
+        "updates": len(updates),
+        "loss": _mean([update.computed.loss for update in updates]),
+        "gradient_norm": _mean([update.norm for update in updates]),
         "learning_rate": rate,
-        "gradients_seconds": computed_at - started,
-        "optimizer_seconds": time.perf_counter() - computed_at,
+        "gradients_seconds": time.perf_counter() - started - seconds,
+        "optimizer_seconds": seconds,
     }
+
+
+@dataclass
+class _Update:
+    """One update: tokens_k: the numbers of its tokens within the step's K."""
+
+    tokens_k: NDArray[np.int64]
+    computed: Computed
+    norm: float = 0.0
+
+
+def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens, config: RunConfig) -> Anchors:
+    """π_old's log-probabilities if the step makes several updates, and the reference's if KL is penalised."""
+    algorithm, ranks = config.algorithm, learner.ranks
+    old = learner.policy if algorithm.mini_batches * algorithm.epochs > 1 else None
+    if old is None and learner.reference is None:
+        return Anchors()
+    plan = plan_batch(
+        samples, tokens, config.training.micro_batch_tokens, every_row=algorithm.trains_every_row, ranks=ranks
+    )
+
+    def logprobs(policy: Policy | None) -> NDArray[np.float64] | None:
+        if policy is None:
+            return None
+        own_K = batch_logprobs(policy, plan, len(tokens), learner.accelerator)
+        all_K: NDArray[np.float64] = ranks.add(torch.from_numpy(own_K)).numpy()
+        return all_K
+
+    return Anchors(logprobs(old), logprobs(learner.reference))
 
 
 def _compute_gradients(
     learner: Learner,
     samples: Sequence[Sample],
-    tokens: TrainedTokens,
+    zero_variance: Sequence[Sample],
+    groups: set[str],
+    anchors: Anchors,
     config: RunConfig,
     interrupted: Callable[[], bool],
-) -> Computed:
-    """Args: tokens: the trained tokens of `samples`, then those that only count in the loss's denominators"""
+) -> _Update:
+    """The gradients of one update. The weights of its tokens count those of all `groups`, and of no other."""
     algorithm = config.algorithm
+    chosen = [sample for sample in samples if sample.group_id in groups]
+    tokens = trained_tokens([*chosen, *(sample for sample in zero_variance if sample.group_id in groups)])
+    in_update = [np.full(int(sample.mask.sum()), sample.group_id in groups) for sample in samples]
+    tokens_k = np.flatnonzero(np.concatenate([np.zeros(0, bool), *in_update]))
     weights_K = weights_of(tokens, algorithm.weighting, algorithm.sum_constant)
     learner.optimizer.zero_grad(set_to_none=True)
-    return accumulate_gradients(
+    computed = accumulate_gradients(
         learner.policy,
         algorithm,
-        samples,
-        trained_tokens(samples),
-        weights_K[tokens.rows_K < len(samples)],
+        chosen,
+        trained_tokens(chosen),
+        weights_K[tokens.rows_K < len(chosen)],
         max_pack_tokens=config.training.micro_batch_tokens,
         accelerator=learner.accelerator,
-        reference=learner.reference,
+        anchors=anchors.of(tokens_k),
         ranks=learner.ranks,
         interrupted=interrupted,
     )
+    return _Update(tokens_k, computed)
 
 
 def _require_finite(learner: Learner, loss: float, norm: float) -> None:
@@ -159,7 +213,6 @@ def _update(learner: Learner, config: Optimizer, steps: int) -> float:
         group["lr"] = rate
     learner.optimizer.step()
     learner.optimizer.zero_grad(set_to_none=True)
-    learner.step += 1
     return rate
 
 
@@ -171,38 +224,49 @@ def _clip(learner: Learner, max_norm: float) -> float:
     return float(norm) if norm is not None else 0.0
 
 
-def _batch_metrics(
-    everything: Sequence[Sample], samples: Sequence[Sample], tokens: TrainedTokens, step: int
-) -> Metrics:
-    lags_K = step - 1 - tokens.policy_versions_K
+def _batch_metrics(everything: Sequence[Sample], samples: Sequence[Sample], step: int) -> Metrics:
+    lags_K = step - 1 - trained_tokens(everything).policy_versions_K
     return {
         "samples": len(samples),
         "rollouts": len({sample.rollout_id for sample in samples}),
         "groups": len({sample.group_id for sample in samples}),
         "groups_without_variance": len({s.group_id for s in everything} - {s.group_id for s in samples}),
-        "trained_tokens": int((tokens.rows_K < len(samples)).sum()),
+        "trained_tokens": sum(int(sample.mask.sum()) for sample in samples),
         "policy_lag_mean": _mean(lags_K),
         "policy_lag_max": int(lags_K.max()) if len(lags_K) else 0,
     }
 
 
-def _token_metrics(tokens: TrainedTokens, computed: Computed, step: int) -> Metrics:
-    """Averages over the computed tokens. `logprob_gap_*` compare trainer and engine at the step's own version."""
-    mask_K = computed.computed_K
+def _token_metrics(tokens: TrainedTokens, anchors: Anchors, updates: Sequence[_Update], step: int) -> Metrics:
+    """Averages over the computed tokens of all updates. `logprob_gap_*` compare trainer and engine at the step's own
+    version, before the first update."""
+    start_K, mask_K = np.zeros(len(tokens)), np.zeros(len(tokens), bool)
+    for update in updates:
+        start_K[update.tokens_k] = update.computed.logprobs_K
+        mask_K[update.tokens_k] |= update.computed.computed_K
+    if anchors.old_K is not None:
+        start_K = anchors.old_K
+
+    def column(name: str, of: Sequence[_Update] = updates) -> NDArray[Any]:
+        return np.concatenate([getattr(update.computed, name)[update.computed.computed_K] for update in of])
+
+    computed, rows = (sum(getattr(u.computed, name) for u in updates) for name in ("computed_tokens", "row_tokens"))
+    importance_k = column("importance_K")
     metrics: Metrics = {
-        "computed_tokens": computed.computed_tokens,
-        "row_tokens": computed.row_tokens,
-        "sharing_ratio": computed.row_tokens / computed.computed_tokens if computed.computed_tokens else 1.0,
-        "kl_reference": _mean(computed.kl_K[mask_K]),
-        "clipped_share": _mean(computed.clipped_K[mask_K]),
-        "masked_share": _mean(computed.masked_K[mask_K]),
-        "importance_mean": _mean(computed.importance_K[mask_K]) if mask_K.any() else 1.0,
-        "effective_sample_share": effective_sample_share(torch.from_numpy(computed.importance_K[mask_K])),
+        "computed_tokens": computed,
+        "row_tokens": rows,
+        "sharing_ratio": rows / computed if computed else 1.0,
+        "kl_reference": _mean(column("kl_K")),
+        "clipped_share": _mean(column("clipped_K")),
+        "clipped_share_last": _mean(column("clipped_K", updates[-1:])),
+        "masked_share": _mean(column("masked_K")),
+        "importance_mean": _mean(importance_k) if len(importance_k) else 1.0,
+        "effective_sample_share": effective_sample_share(torch.from_numpy(importance_k)),
         # Monte Carlo estimate: the tokens are draws from (nearly) this policy.
-        "entropy": -_mean(computed.logprobs_K[mask_K]),
+        "entropy": -_mean(start_K[mask_K]),
     }
     own_K = mask_K & (tokens.policy_versions_K == step - 1)
-    return metrics | gap_metrics(computed.logprobs_K, tokens, own_K)
+    return metrics | gap_metrics(start_K, tokens, own_K)
 
 
 def gap_metrics(logprobs_K: NDArray[np.float64], tokens: TrainedTokens, own_K: NDArray[np.bool_]) -> Metrics:
@@ -219,5 +283,5 @@ def gap_metrics(logprobs_K: NDArray[np.float64], tokens: TrainedTokens, own_K: N
     }
 
 
-def _mean(values: NDArray[Any]) -> float:
+def _mean(values: NDArray[Any] | Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else 0.0

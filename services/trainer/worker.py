@@ -328,7 +328,7 @@ class Trainer:
             step=self.learner.step + 1,
             groups_per_step=sampling.groups_per_step,
             max_lag=sampling.max_policy_lag,
-            every_group=self.config.algorithm.kl_coefficient > 0 or self.config.credit.baseline.whiten,
+            every_group=self.config.algorithm.trains_every_row or self.config.credit.baseline.whiten,
             refills=sampling.refills,
         )
         if selection.stale:

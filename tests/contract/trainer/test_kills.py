@@ -17,6 +17,7 @@ from leyden.services.trainer.checkpoint import describe
 from tests.contract.trainer.test_steps import Case
 
 POINTS = (
+    "trainer.updated",
     "trainer.weights_written",
     "trainer.version_unnamed",
     "trainer.exported",
@@ -31,7 +32,9 @@ STEPS = 4
 
 
 async def prepared(database: Database, dsn: str, model: Path, folder: Path, redis_url: str) -> Case:
-    case = await Case(database, dsn, model, folder, redis_url).open(steps=STEPS, keep_checkpoints=1)
+    case = await Case(database, dsn, model, folder, redis_url).open(
+        steps=STEPS, algorithm={"mini_batches": 2, "epochs": 2}, keep_checkpoints=1
+    )
     for number in range(2 * STEPS):
         await case.add_group(number, version=number // 2)
     return case

@@ -43,11 +43,13 @@ class Case:
         self.database, self.model, self.folder = database, model, folder
         self._dsn, self._redis_url = dsn, redis_url
 
-    async def open(self, steps: int = 2, kl: float = 0.0, **training_changes: object) -> "Case":
+    async def open(
+        self, steps: int = 2, algorithm: Mapping[str, object] | None = None, **training_changes: object
+    ) -> "Case":
         document = builders.run_document(
             sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 1},
             optimizer={"learning_rate": 1e-3},
-            algorithm={"type": "ppo_clip", "kl_coefficient": kl},
+            algorithm={"type": "ppo_clip", **(algorithm or {})},
             training={"steps": steps, "max_logprob_gap": 100.0, "min_effective_share": 0.0, **training_changes},
         )
         self.run = await builders.add_run(self.database, config=document)
@@ -149,7 +151,7 @@ async def test_a_group_without_variance_is_consumed_but_not_trained(case: Case) 
 
 
 async def test_a_kl_penalty_trains_groups_without_variance_too(case: Case) -> None:
-    await case.open(steps=2, kl=0.1)
+    await case.open(steps=2, algorithm={"kl_coefficient": 0.1})
     moving = [await case.add_group(number) for number in (0, 1)]
     still = [await case.add_group(number, version=1, has_variance=False) for number in (2, 3)]
     await case.train()

@@ -77,11 +77,18 @@ def test_a_clip_that_cannot_act_is_refused_with_its_path(kind: str, clip: dict[s
         return builders.run_document(algorithm={"type": kind, "correction": {"type": correction}, **changes})
 
     RunConfig.model_validate(document("bypass", **clip))
+    RunConfig.model_validate(document("decoupled", **clip, epochs=2))
     stored = RunConfig.model_validate(document("decoupled")).model_dump(mode="json")
     assert RunConfig.model_validate(stored).algorithm.correction.type == "decoupled"
     with pytest.raises(ValidationError, match=f"{next(iter(clip))} cannot act .* write correction 'bypass'") as refused:
         RunConfig.model_validate(document("decoupled", **clip))
     assert refused.value.errors()[0]["loc"] == ("algorithm", kind)
+
+
+def test_more_mini_batches_than_groups_are_refused() -> None:
+    algorithm = {"type": "ppo_clip", "mini_batches": 3}
+    with pytest.raises(ValidationError, match=r"mini_batches 3 exceeds sampling\.groups_per_step 2"):
+        RunConfig.model_validate(builders.run_document(algorithm=algorithm, sampling={"groups_per_step": 2}))
 
 
 def test_a_stored_document_may_have_what_a_newer_version_added() -> None:

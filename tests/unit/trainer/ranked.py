@@ -20,14 +20,16 @@ from tests.unit.trainer.cases import agent_samples, sample, tiny_llama, tiny_qwe
 def three_steps(
     model: str, ranks: Ranks = ALONE, *, asked: bool = False
 ) -> tuple[list[Metrics], dict[str, torch.Tensor]]:
-    """Metrics of three steps, and the weights after them. The second step has too few rows for two ranks.
+    """Metrics of three steps, and the weights after them. The second step has too few rows for two ranks. Qwen makes
+    four updates a step.
 
     Args: asked: this rank is asked to stop
     """
     make = {"llama": tiny_llama, "qwen": tiny_qwen}[model]
+    several = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}} if model == "qwen" else {}
     changes = {
         "optimizer": {"learning_rate": 1e-2, "max_grad_norm": 0.05},
-        "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1},
+        "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1, **several},
         "training": {"micro_batch_tokens": 40},
     }
     config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, **changes})

@@ -18,7 +18,7 @@ from leyden.libs.contracts.config import (
 )
 from leyden.services.trainer import tree
 from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
-from leyden.services.trainer.compute import accumulate_gradients, batch_logprobs, plan_batch
+from leyden.services.trainer.compute import Anchors, accumulate_gradients, batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.model import freeze
 from leyden.services.trainer.objective import Terms, objective
@@ -77,6 +77,10 @@ def shared_gradients(
 ) -> tuple[float, dict[str, Tensor]]:
     tokens = trained_tokens(samples)
     model.zero_grad()
+    reference_K = None
+    if reference:
+        plan = plan_batch(samples, tokens, max_pack_tokens)
+        reference_K = batch_logprobs(Policy(reference), plan, len(tokens), CPU)
     computed = accumulate_gradients(
         Policy(model, activation_checkpointing=checkpointing),
         algorithm,
@@ -85,7 +89,7 @@ def shared_gradients(
         weights_of(tokens, algorithm.weighting, algorithm.sum_constant),
         max_pack_tokens=max_pack_tokens,
         accelerator=CPU,
-        reference=Policy(reference) if reference else None,
+        anchors=Anchors(reference_K=reference_K),
     )
     return computed.loss, gradients(model)
 

@@ -8,7 +8,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from leyden.libs.contracts.config import Optimizer, RunConfig, Training
 from leyden.libs.store.training import ReadyGroup
-from leyden.services.trainer.batch import Sample, trained_tokens, with_whitened_advantages
+from leyden.services.trainer.batch import Sample, mini_batches, trained_tokens, with_whitened_advantages
 from leyden.services.trainer.compute import Interrupted, batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import compare_at
@@ -24,8 +24,18 @@ def learner(rate: float = 1e-2) -> Learner:
     return Learner(policy, make_optimizer(policy, Optimizer(learning_rate=rate)), CPU)
 
 
-def step(subject: Learner, samples: list[Sample], rate: float = 1e-2, **arguments: object) -> dict[str, float]:
-    changes = {"optimizer": {"learning_rate": rate}, "training": {"micro_batch_tokens": 64}}
+def step(
+    subject: Learner,
+    samples: list[Sample],
+    rate: float = 1e-2,
+    algorithm: dict[str, object] | None = None,
+    **arguments: object,
+) -> dict[str, float]:
+    changes = {
+        "optimizer": {"learning_rate": rate},
+        "training": {"micro_batch_tokens": 64},
+        "algorithm": {"type": "ppo_clip", **(algorithm or {})},
+    }
     config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, **changes})
     return optimizer_step(subject, samples, config, **arguments)  # type: ignore[arg-type]
 
@@ -133,6 +143,52 @@ def test_steps_are_the_same_bits_every_time() -> None:
     for seed in range(3):
         assert step(one, agent_samples(seed))["loss"] == step(other, agent_samples(seed))["loss"]
     assert all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+
+
+def test_each_epoch_shuffles_the_groups_into_mini_batches() -> None:
+    groups = {f"run.{number}" for number in range(7)}
+    parts = list(mini_batches(groups, 3, 2, seed=-1, step=4))
+    assert [len(part) for part in parts] == [3, 2, 2] * 2
+    for epoch in (parts[:3], parts[3:]):
+        assert set[str]().union(*epoch) == groups
+    assert parts[:3] != parts[3:]
+    assert parts == list(mini_batches(groups, 3, 2, seed=-1, step=4))
+    assert parts != list(mini_batches(groups, 3, 2, seed=-1, step=5))
+    assert list(mini_batches({"a"}, 3, 1, seed=0, step=0)) == [{"a"}]
+
+
+def test_the_updates_of_mini_batches_are_those_of_steps_on_their_groups() -> None:
+    samples = agent_samples(0, groups=4)
+    unmoved = [sample(f"run.{number}.0", [1, 2, 3], [0, 0, 1], advantage=0.0) for number in (8, 9)]
+    one, other = learner(), learner()
+    metrics = step(one, samples, algorithm={"mini_batches": 3}, zero_variance=unmoved)
+    assert (metrics["updates"], one.step) == (3, 1)
+    for part in mini_batches({row.group_id for row in [*samples, *unmoved]}, 3, 1, seed=0, step=0):
+        chosen, left_out = ([row for row in rows if row.group_id in part] for rows in (samples, unmoved))
+        step(other, chosen, zero_variance=left_out)
+    assert all(torch.equal(a, b) for a, b in zip(weights(one).values(), weights(other).values(), strict=True))
+
+
+def test_later_updates_of_a_step_are_clipped_at_the_policy_of_its_start() -> None:
+    samples = agent_samples(0, groups=4)
+    decoupled = {"correction": {"type": "decoupled"}}
+    assert step(learner(), samples, algorithm=decoupled)["clipped_share"] == 0
+    subject, tokens = learner(), trained_tokens(samples)
+    start_K = batch_logprobs(subject.policy, plan_batch(samples, tokens, 100), len(tokens), CPU)
+    metrics = step(subject, samples, algorithm={**decoupled, "epochs": 3, "mini_batches": 2, "clip_high": 0.1})
+    assert metrics["updates"] == 6
+    assert metrics["clipped_share"] > 0 and metrics["clipped_share_last"] > 0
+    assert metrics["importance_mean"] == pytest.approx(np.exp(start_K - tokens.generator_logprobs_K).mean(), rel=1e-5)
+    assert metrics["entropy"] == pytest.approx(-start_K.mean(), rel=1e-5)
+    assert metrics["trained_tokens"] == len(tokens)
+
+
+def test_an_interruption_between_two_updates_makes_no_step() -> None:
+    subject = learner()
+    asked = iter([False] * 3 + [True] * 100)
+    with pytest.raises(Interrupted):
+        step(subject, agent_samples(0, groups=4), algorithm={"epochs": 50}, interrupted=lambda: next(asked))
+    assert subject.step == 0
 
 
 def test_a_two_armed_bandit_is_learned() -> None:
