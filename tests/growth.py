@@ -86,7 +86,7 @@ def stubbed_platform(folder: Path) -> Iterator[Platform]:
     services = tuple(name for name in INTERNAL_PORTS if name != "engine")
     with engine_process() as engine:
         environment = {
-            "controller": {"CONTROLLER_ENGINE_URLS": json.dumps([engine])},
+            "controller": {"CONTROLLER_ENGINE_URLS": json.dumps([engine.url])},
             "trainer": {"OMP_NUM_THREADS": "1", "TRAINER_THREADS": "1"},
         }
         options = Options(model_path=model, free_ports=True, environment=environment, services=services)

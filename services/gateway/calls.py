@@ -179,7 +179,7 @@ class CallService:
         lost = self._retries.undelivered.get(key)
         if lost is None and now > self._started_at + REPEAT_SECONDS:
             return None
-        for done in await self._reader.completions(model, attempt, request, digest, hold=False):
+        for done in await self._reader.completions(model, attempt, request, digest):
             is_orphan = self._started_at - REPEAT_SECONDS < done.created < self._started_at - 1
             if (is_orphan or done.request_id == lost) and self._retries.claim(done.request_id, UNDECLARED):
                 self._retries.undelivered.pop(key, None)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -30,13 +32,23 @@ Says = Callable[[Json], Sequence[int]]
 LETTERS = range(40, 49)
 SCRIPTABLE = {
     *("weight_version", "delay_seconds", "pace_seconds", "dies_after", "refuses", "tokens_per_chunk"),
-    *("is_incremental", "paused", "bad_paths"),
+    *("is_incremental", "paused", "bad_paths", "log"),
 }
 
 
 def say_letters(body: Json) -> list[int]:
     """Nine letters of a byte-level vocabulary, ended by the first stop token."""
     return [*LETTERS, *body["sampling_params"]["stop_token_ids"][:1]]
+
+
+def say_by_request(count: int) -> Says:
+    """So many capital letters, which the request's `rid` chooses, ended by the first stop token."""
+
+    def says(body: Json) -> list[int]:
+        letters = random.Random(body["rid"]).choices(range(32, 58), k=count)
+        return [*letters, *body["sampling_params"]["stop_token_ids"][:1]]
+
+    return says
 
 
 def logprob_of(position: int) -> float:
@@ -53,7 +65,8 @@ class ScriptedEngine:
     answer and `pace_seconds` before each chunk. A weight version set during an answer counts for the tokens after it.
     After `dies_after` tokens the connection is cut, once. `damage` changes the first `damaged` answers. `refuses` is a
     status with a body for every request. Weights at `bad_paths` cannot be loaded. `inspects`: whether requests are
-    checked and retained, and the tokens of each complete answer by its `rid`; the benchmarks do without.
+    checked and retained, and the tokens of each complete answer by its `rid`; the benchmarks do without. `log` names a
+    file that gets a JSON line with `rid`, `input_ids` and `ids` of each complete answer before its end is sent.
     """
 
     says: Says = say_letters
@@ -72,6 +85,7 @@ class ScriptedEngine:
     paused: bool = False
     bad_paths: set[str] = field(default_factory=set)
     inspects: bool = True
+    log: str | None = None
     requests: list[Json] = field(default_factory=list)
     sampled: dict[str, list[int]] = field(default_factory=dict)
     aborted: list[str] = field(default_factory=list)
@@ -79,13 +93,15 @@ class ScriptedEngine:
     _live: set[str] = field(default_factory=set)
 
     def script(self, changes: Json) -> None:
-        """Sets fields; `tokens` is the answer to every request.
+        """Sets fields; `tokens` is the answer to every request, `letters` the length of answers by request.
 
         Raises: ValueError: a field cannot be set over HTTP
         """
         for name, value in changes.items():
             if name == "tokens":
                 self.says = lambda _, tokens=value: tokens
+            elif name == "letters":
+                self.says = say_by_request(value)
             elif name in SCRIPTABLE:
                 setattr(self, name, set(value) if name == "bad_paths" else value)
             else:
@@ -181,6 +197,8 @@ class ScriptedEngine:
                 if answer.finish is None:
                     answer.add(token, self.weight_version)
                     answer.finish = self._finish(body, ids)
+            if answer.finish is not None and self.log is not None:
+                _append(Path(self.log), {"rid": body["rid"], "input_ids": body["input_ids"], "ids": ids})
             yield
 
     def _finish(self, body: Json, ids: list[int]) -> Json | None:
@@ -288,6 +306,11 @@ class _Answer:
         self.spans[-1]["end"] = len(self.ids)
 
 
+def _append(log: Path, line: Json) -> None:
+    with log.open("ab") as file:
+        file.write(orjson.dumps(line) + b"\n")
+
+
 async def _body_of(request: web.Request) -> Json:
     """SGLang answers 400 to a body that is empty or no JSON."""
     try:
@@ -319,25 +342,33 @@ async def running(
         await runner.cleanup()
 
 
+@dataclass(frozen=True)
+class EngineProcess:
+    """An engine that is a process of its own."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+
 @contextlib.contextmanager
-def engine_process(**script: Any) -> Iterator[str]:
-    """The URL of an engine that is a process of its own while the block lasts."""
-    command = [sys.executable, "-m", "tests.fakes.scripted_engine", json.dumps(script)]
+def engine_process(port: int = 0, **script: Any) -> Iterator[EngineProcess]:
+    """An engine in a process of its own while the block lasts; a test may kill it earlier."""
+    command = [sys.executable, "-m", "tests.fakes.scripted_engine", str(port), json.dumps(script)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield process.stdout.readline().strip()
+            yield EngineProcess(process.stdout.readline().strip(), process)
         finally:
             process.terminate()
 
 
-async def _serve(script: Json) -> None:
+async def _serve(port: int, script: Json) -> None:
     engine = ScriptedEngine(inspects=False)
     engine.script(script)
-    async with running(engine):
+    async with running(engine, port):
         print(engine.url, flush=True)
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(json.loads(sys.argv[1])))
+    uvloop.run(_serve(int(sys.argv[1]), json.loads(sys.argv[2])))

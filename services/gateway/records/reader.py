@@ -26,8 +26,6 @@ from leyden.services.gateway.prompt.template import ChatModel
 
 T = TypeVar("T")
 RETRY_SECONDS = 0.25
-GLANCE_SECONDS = 2.0
-"""How long a read without a hold waits for Postgres."""
 
 
 class StoredAnswer(NamedTuple):
@@ -104,12 +102,9 @@ class Reader:
         return await self._hold(read)
 
     async def completions(
-        self, model: ChatModel, attempt: Attempt, request: ModelRequest, request_sha256: bytes, *, hold: bool = True
+        self, model: ChatModel, attempt: Attempt, request: ModelRequest, request_sha256: bytes
     ) -> list[Completion]:
-        """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`.
-
-        Args: hold: False finds none at once while Postgres is down
-        """
+        """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`."""
 
         async def read() -> list[Completion]:
             async with self._database.read() as session:
@@ -121,13 +116,7 @@ class Reader:
                     _completion(request.model, rows, [_answer(model, request, row) for row in rows]) for rows in found
                 ]
 
-        if hold:
-            return await self._hold(read)
-        try:
-            async with asyncio.timeout(GLANCE_SECONDS):
-                return await read()
-        except (StoreAway, TimeoutError):
-            return []
+        return await self._hold(read)
 
     async def answers(self, attempt: Attempt, dialect: Dialect, call_ids: Collection[str]) -> list[StoredAnswer]:
         """Reads the calls of the attempt that have these ids, completed and in this wire format."""

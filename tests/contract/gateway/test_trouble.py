@@ -365,29 +365,60 @@ async def database_away(dsn: str) -> AsyncIterator[None]:
 
 
 async def test_an_answer_waits_while_postgres_is_down_and_is_recorded_once(tmp_path, database):
-    async with scene(tmp_path, database, record_hold_seconds=60) as stage, stage.client() as client:
+    go = asyncio.Event()
+    paced: dict[str, Any] = {"record_hold_seconds": 60, "engine": {"pace": lambda _: go.wait()}}
+    async with scene(tmp_path, database, **paced) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
-        await create(model="m", messages=HI)
+        asking = asyncio.create_task(create(model="m", messages=HI))
+        await until(lambda: len(stage.engine.requests) == 1)
         async with database_away(database.dsn):
-            asking = asyncio.create_task(create(model="m", messages=HI))
-            await until(lambda: len(stage.engine.requests) == 2)
+            go.set()
             await asyncio.sleep(0.4)
             assert not asking.done()
         await asking
-        assert len(await stage.calls()) == 2
+        assert len(await stage.calls()) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_whose_record_cannot_be_stored_is_withheld(tmp_path, database, stream):
-    async with scene(tmp_path, database, record_hold_seconds=2) as stage, stage.client() as client:
+    go = asyncio.Event()
+    paced: dict[str, Any] = {"record_hold_seconds": 2, "engine": {"pace": lambda _: go.wait()}}
+    async with scene(tmp_path, database, **paced) as stage, stage.client() as client:
         create: Any = client.chat.completions.create
-        await create(model="m", messages=HI)
+        asking = asyncio.create_task(_consume(create(model="m", messages=HI, stream=stream)))
+        await until(lambda: len(stage.engine.requests) == 1)
         async with database_away(database.dsn):
+            go.set()
             with pytest.raises(openai.APIError) as refused:
-                await _consume(create(model="m", messages=HI, stream=stream))
+                await asking
         calls = await stage.calls()
     assert refused.value.code == "store_unavailable"
-    assert [call.status for call in calls] == ["completed"]
+    assert calls == []
+
+
+async def test_a_request_that_may_be_a_repeat_waits_for_postgres_and_is_not_sampled_again(tmp_path, database):
+    """The gateway has just started: the answer to an equal request may have died with its predecessor."""
+    async with scene(tmp_path, database) as stage:
+        async with stage.client() as client:
+            first = await client.chat.completions.create(model="m", messages=HI)
+        # Answers count as lost that began a second before the successor's start.
+        await asyncio.sleep(2)
+        async with stage.another_gateway() as other, other.client(stage.rollout_id) as client:
+            async with held_calls(database.dsn):
+                asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HI))
+                await asyncio.sleep(4)
+                assert not asking.done()
+            assert (await asking).id == first.id
+        assert len(stage.engine.requests) == 1
+
+
+@asynccontextmanager
+async def held_calls(dsn: str) -> AsyncIterator[None]:
+    """Nobody can read or write a model call inside the block."""
+    async with await psycopg.AsyncConnection.connect(dsn) as connection:
+        await connection.execute("LOCK TABLE model_calls IN ACCESS EXCLUSIVE MODE")
+        yield
+        await connection.rollback()
 
 
 async def test_a_waiting_stream_sends_comments_and_its_error_is_an_event(tmp_path, database):
