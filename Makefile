@@ -118,8 +118,9 @@ types: $(VENV)/.ready ## mypy, strict
 test: setup ## every test
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5 $(TESTS)
 
-test-sglang: setup $(SGLANG_VENV)/.ready ## the contract of engines against a real SGLang on a CPU
-	TEST_SGLANG=1 $(BIN)/pytest --timeout=600 -k "[sglang" tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py
+test-sglang: setup $(SGLANG_VENV)/.ready ## the contract of engines, and a training, on a real SGLang on a CPU
+	TEST_SGLANG=1 $(BIN)/pytest --timeout=600 --durations=10 -k "[sglang or on_sglang" \
+		tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py tests/sglang
 
 contract: setup ## tests of the promises at each boundary
 	$(BIN)/pytest tests/contract

@@ -23,9 +23,10 @@ HEALTH_SECONDS = 5
 START_SECONDS = 400.0
 ON_CPU = (
     *("--device", "cpu", "--attention-backend", "torch_native", "--dtype", "float32"),
-    *("--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--skip-server-warmup"),
+    *("--mem-fraction-static", "0.1", "--max-total-tokens", "8192", "--skip-server-warmup", "--sleep-on-idle"),
 )
-"""Flags that SGLang needs on a machine without a GPU; float32, so that log-probabilities can be compared."""
+"""Flags that SGLang needs on a machine without a GPU: float32, so that log-probabilities can be compared; without the
+last one an idle server takes a core."""
 
 
 def is_installed() -> bool:

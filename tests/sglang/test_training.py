@@ -1,0 +1,71 @@
+"""The flight agent's model trains on a real SGLang, which a platform starts as `leyden up --engine sglang` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psycopg
+import pytest
+from rich.console import Console
+
+from leyden.libs.cli.demo import DemoOptions, dataset_names, run_document, write_tasks
+from leyden.libs.cli.platform import Options, Platform
+from leyden.libs.cli.services import ENGINE_KEY, Sglang
+from leyden.libs.cli.watch import watch_run
+from leyden.libs.client import Client
+from tests.fakes import real_sglang
+from tests.invariants import violations
+from tests.shared import ROOT
+
+STEPS = 2
+AGENT_PYTHON = ROOT / ".venv-agents" / "bin" / "python"
+LARGEST_GAP = 1e-3
+"""Of log-probabilities between engine and trainer, natural logarithm."""
+
+
+@pytest.fixture
+def platform(tmp_path: Path) -> Iterator[Platform]:
+    """A platform whose engine is SGLang with the demo's model."""
+    sglang = Sglang(real_sglang.PYTHON, real_sglang.ON_CPU)
+    opened = Platform(tmp_path / "home", Options(free_ports=True, sglang=sglang))
+    opened.start()
+    try:
+        opened.ready(real_sglang.START_SECONDS)
+        yield opened
+    finally:
+        opened.stop()
+
+
+def test_the_flight_agents_model_trains_for_two_steps_on_sglang(platform: Platform, tmp_path: Path) -> None:
+    options = DemoOptions(steps=STEPS, groups_per_step=2, group_size=4, agent_python=str(AGENT_PYTHON))
+    with Client(platform.facts.url("api"), platform.token) as client:
+        for name, path in zip(dataset_names(options.seed), write_tasks(tmp_path / "tasks", options), strict=True):
+            client.upload_dataset(name, path)
+        created = client.create_run(run_document(options).model_copy(update={"evaluation": None}))
+        run = watch_run(client, created.id, Console(quiet=True))
+        steps, versions = list(client.steps(run.id)), list(client.policies(run.id))
+
+    assert (run.phase, run.reason) == ("completed", None)
+    assert [version.version for version in versions] == list(range(1 + STEPS))
+    assert [step.metrics["logprob_gap_max"] for step in steps] == pytest.approx([0.0] * STEPS, abs=LARGEST_GAP)
+    assert violations(platform.facts.database_url, run.id) == {}
+    # One rollout after another begins with the weights of the step before it.
+    assert sampled_versions(platform, run.id) == set(range(STEPS))
+    assert served_version(platform) in {f"{run.id}:{version}" for version in range(1 + STEPS)}
+
+
+def sampled_versions(platform: Platform, run_id: str) -> set[int]:
+    """The policy versions that sampled the run's calls."""
+    with psycopg.connect(platform.facts.database_url) as connection:
+        statement = "SELECT DISTINCT max_policy_version FROM model_calls WHERE run_id = %s AND status = 'completed'"
+        return {version for (version,) in connection.execute(statement, (run_id,))}
+
+
+def served_version(platform: Platform) -> str:
+    """The label of the weights that SGLang serves."""
+    key = (platform.home / ENGINE_KEY).read_text().strip()
+    headers = {"authorization": f"Bearer {key}"}
+    label: str = httpx.get(f"{platform.facts.url('engine')}/model_info", headers=headers).json()["weight_version"]
+    return label
