@@ -13,7 +13,7 @@ TORCH_INDEX_URL ?=
 DEMO_ARGS ?=
 TESTS ?= tests
 # Test files run side by side in so many processes.
-WORKERS ?= 2
+WORKERS ?= 3
 # The command that builds an image, and its further options; `make images` builds what runs without GPUs with IMAGES=cpu.
 BUILD ?= docker build
 BUILD_ARGS ?=
