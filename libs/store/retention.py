@@ -59,15 +59,7 @@ _DELETE_ROWS = [
         *(
             (table, "run_id = :run")
             for table in (
-                *(
-                    "rewards",
-                    "outcomes",
-                    "attempts",
-                    "group_credits",
-                    "step_groups",
-                    "step_samples",
-                    "steps",
-                ),
+                *("rewards", "outcomes", "attempts", "group_credits", "step_groups", "step_samples", "steps"),
                 *("rollouts", "groups", "evaluations", "policy_versions"),
             )
         ),

@@ -99,9 +99,9 @@ def gigpo(
     Source: GiGPO, arXiv 2505.10978, equation 8; `mean_std` divides both by their standard deviation, `mean` neither.
     Args:   totals: the total return of each rollout, without discount
     """
-    whole = np.array([totals[name] for name in siblings.rollouts_C])
+    totals_C = np.array([totals[name] for name in siblings.rollouts_C])
     episode = advantages(
-        kind, replace(siblings, returns_C=whole, anchors_C=np.full_like(siblings.anchors_C, START)), min_spread
+        kind, replace(siblings, returns_C=totals_C, anchors_C=np.full_like(siblings.anchors_C, START)), min_spread
     )
     state = advantages(kind, siblings, min_spread)
     return Advantages(

@@ -407,7 +407,7 @@ class Trainer:
         self, samples: Sequence[Sample], zero_variance: Sequence[Sample], interrupted: Callable[[], bool]
     ) -> tuple[Metrics, Export]:
         """Runs in a thread: the part of a step that needs no database."""
-        # Of a run's first step only: whether it continues with the moments of another run.
+        # The run's first step reports whether it continues with the moments of another run.
         moments = {"optimizer_inherited": float(bool(self.learner.optimizer.state))} if self.learner.step == 0 else {}
         with self.learner.ranks.sending(Step(samples, zero_variance)):
             metrics = optimizer_step(

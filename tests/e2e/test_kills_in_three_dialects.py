@@ -95,7 +95,7 @@ class Stage:
         return self.folder / "sampled.jsonl"
 
     def sampled(self) -> list[dict[str, Any]]:
-        """What the engines have sampled to its end, across their deaths."""
+        """The finished answers of the engines, across their deaths."""
         return [json.loads(line) for line in self.log.read_bytes().splitlines()] if self.log.exists() else []
 
     @contextlib.contextmanager
@@ -225,7 +225,7 @@ async def test_no_call_is_lost_or_doubled_when_engine_gateway_and_postgres_die(t
 
     # Every agent saw trouble of some kind or another, and none that it could not repeat.
     assert [error for agent in agents for error in agent.errors if not may_be_repeated(error)] == []
-    # What the agents have received is what is recorded: each answer once, in its rollout and dialect.
+    # The record holds each received answer once, in its rollout and dialect.
     of = {call.request_id: call for call in calls}
     received = [(agent, one) for agent in agents for one in agent.received]
     assert Counter(one.request_id for _, one in received) == Counter(call.request_id for call in calls)

@@ -22,20 +22,20 @@ from tests.shared import ROOT
 STEPS = 2
 AGENT_PYTHON = ROOT / ".venv-agents" / "bin" / "python"
 LARGEST_GAP = 1e-3
-"""Of log-probabilities between engine and trainer, natural logarithm."""
+"""Bound on the largest gap of log-probabilities between engine and trainer, natural logarithm."""
 
 
 @pytest.fixture
 def platform(tmp_path: Path) -> Iterator[Platform]:
     """A platform whose engine is SGLang with the demo's model."""
     sglang = Sglang(real_sglang.PYTHON, real_sglang.ON_CPU)
-    opened = Platform(tmp_path / "home", Options(free_ports=True, sglang=sglang))
-    opened.start()
+    running = Platform(tmp_path / "home", Options(free_ports=True, sglang=sglang))
+    running.start()
     try:
-        opened.ready(real_sglang.START_SECONDS)
-        yield opened
+        running.ready(real_sglang.START_SECONDS)
+        yield running
     finally:
-        opened.stop()
+        running.stop()
 
 
 def test_the_flight_agents_model_trains_for_two_steps_on_sglang(platform: Platform, tmp_path: Path) -> None:
