@@ -134,8 +134,8 @@ async def test_an_engine_dies_in_the_middle_once() -> None:
 
 
 async def test_an_engine_process_is_scripted_over_http() -> None:
-    with engine_process(weight_version="run-a:0") as url:
-        async with client_of(url) as client:
+    with engine_process(weight_version="run-a:0") as engine:
+        async with client_of(engine.url) as client:
             assert (await client.get("/model_info"))["weight_version"] == "run-a:0"
             await client.post(
                 "/script", tokens=[5, 2], weight_version="run-a:1", is_incremental=True, delay_seconds=0.1

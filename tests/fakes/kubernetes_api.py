@@ -9,6 +9,7 @@ import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import kubernetes_validate
@@ -19,7 +20,6 @@ from leyden.libs.kubernetes.cluster import Cluster
 
 VERSION = "1.34"
 CHECKED = 10
-NOW = "2026-11-22T12:00:00Z"
 Object = dict[str, Any]
 
 
@@ -54,14 +54,21 @@ class FakeKubernetes:
         made["status"] |= status
         return made
 
-    def running(self, job: str, index: int | None = None, container: str = "agent", since: str = NOW) -> Object:
-        """Starts the Job's pod."""
-        state = {"running": {"startedAt": since}}
+    def running(self, job: str, index: int | None = None, container: str = "agent") -> Object:
+        """Starts the Job's pod now."""
+        state = {"running": {"startedAt": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}}
         return self.pod(job, index, phase="Running", containerStatuses=[{"name": container, "state": state}])
 
     def ended(self, job: str, code: int, index: int | None = None, container: str = "agent", **details: Any) -> Object:
         """Ends the container of the Job's pod."""
-        state = {"terminated": {"exitCode": code, "startedAt": NOW, "finishedAt": "2026-11-22T12:00:07Z", **details}}
+        state = {
+            "terminated": {
+                "exitCode": code,
+                "startedAt": "2026-11-22T12:00:00Z",
+                "finishedAt": "2026-11-22T12:00:07Z",
+                **details,
+            }
+        }
         phase = "Failed" if code else "Succeeded"
         return self.pod(job, index, phase=phase, containerStatuses=[{"name": container, "state": state}])
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -220,7 +219,7 @@ async def test_a_success_whose_log_is_gone_is_no_success(server: FakeKubernetes,
 
 async def test_an_agent_is_stopped_after_its_time(server: FakeKubernetes, backend: KubernetesBackend) -> None:
     server.logs[POD] = b"so far"
-    at_start(server, lambda name: server.running(name, since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")))
+    at_start(server, lambda name: server.running(name))
     ended = await backend.run(spec(limits=KubernetesRunner(image="a:1", timeout_seconds=0.5)))
     assert (ended.timed_out, ended.stdout, server.deleted) == (True, b"so far", [JOB])
 
@@ -351,8 +350,7 @@ async def test_a_job_outlives_its_runner_and_another_adopts_it(
     server: FakeKubernetes, backend: KubernetesBackend, tmp_path: Path
 ) -> None:
     running = asyncio.Event()
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    at_start(server, lambda name: (server.running(name, since=now), running.set()))
+    at_start(server, lambda name: (server.running(name), running.set()))
     attempt = asyncio.create_task(backend.run(spec()))
     await running.wait()
     assert await backend.survivors() == []
@@ -387,7 +385,7 @@ async def test_no_attempt_is_lost_while_the_api_server_restarts(
     server: FakeKubernetes, backend: KubernetesBackend
 ) -> None:
     def create(name: str) -> None:
-        server.running(name, since=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+        server.running(name)
         server.logs[POD] = b'{"reward": 1}'
         server.down = 4
         asyncio.get_running_loop().call_later(0.2, server.ended, name, 0)
@@ -400,8 +398,7 @@ async def test_no_attempt_is_lost_while_the_api_server_restarts(
 async def test_500_attempts_cost_one_list_a_poll(
     server: FakeKubernetes, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    at_start(server, lambda name: server.running(name, since=now))
+    at_start(server, lambda name: server.running(name))
     attempts = [asyncio.create_task(backend.run(spec(name=f"run-abc.1.{number}.1"))) for number in range(500)]
     while len(server.objects["secrets"]) < 500:
         await asyncio.sleep(0.05)
