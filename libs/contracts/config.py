@@ -380,12 +380,43 @@ class BypassCorrection(_Document):
     type: Literal["bypass"] = "bypass"
 
 
+_WEIGHT_BOUNDS = {
+    "tis_token": (0.0, 2.0),
+    "tis_seq": (0.0, 2.0),
+    "icepop": (0.5, 5.0),
+    "mis_geo": (0.99, 1.01),
+    "seq_mask": (0.0, 3.0),
+}
+
+
 class DecoupledCorrection(_Document):
-    """π_x recomputed by the trainer at the step's start; truncated importance weights correct for the sampler."""
+    """π_x recomputed by the trainer at the step's start; importance weights correct for the sampler."""
 
     type: Literal["decoupled"] = "decoupled"
-    cap: float = Field(default=2.0, gt=0, le=1e6)
-    """C of token-level truncated importance sampling."""
+    weights: Literal["tis_token", "tis_seq", "icepop", "mis_geo", "seq_mask"] = "tis_token"
+    """The weight of a token from π_old / μ. `tis_token`: the token's ratio, at most `cap`. `tis_seq`: the product over
+    its row, at most `cap`. `icepop`: the token's ratio, 0 outside [`floor`, `cap`]. `seq_mask`: the product over its
+    row, 0 above `cap`. `mis_geo`: 1, and 0 where the row's geometric mean is outside [`floor`, `cap`]."""
+    cap: float | None = Field(default=None, gt=0, le=1e6)
+    """C, the upper bound; null for 2 with `tis_token` and `tis_seq`, 5 with `icepop`, 1.01 with `mis_geo`, 3 with
+    `seq_mask`."""
+    floor: float | None = Field(default=None, gt=0, le=1e6)
+    """The lower bound of `icepop` and `mis_geo`; null for 0.5 and 0.99."""
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The lower and the upper bound of `weights`."""
+        low, high = _WEIGHT_BOUNDS[self.weights]
+        return low if self.floor is None else self.floor, high if self.cap is None else self.cap
+
+    @model_validator(mode="after")
+    def _bounds_are_a_band(self) -> DecoupledCorrection:
+        low, high = self.bounds
+        if self.floor is not None and self.weights not in {"icepop", "mis_geo"}:
+            raise ValueError(f"floor has no effect with weights '{self.weights}': remove it, or write weights 'icepop'")
+        if low >= high:
+            raise ValueError(f"floor {low} is not below cap {high}: lower floor, or raise cap")
+        return self
 
 
 Correction = Annotated[BypassCorrection | DecoupledCorrection, Field(discriminator="type")]
@@ -424,13 +455,22 @@ class _Algorithm(_Document):
         return self
 
     @model_validator(mode="after")
+    def _one_mask(self) -> _Algorithm:
+        if self.mask_ratio_above is not None and getattr(self.correction, "weights", None) == "icepop":
+            raise ValueError(
+                "mask_ratio_above drops tokens that correction.weights 'icepop' drops, too: remove mask_ratio_above"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _clips_can_act(self) -> _Algorithm:
         # Defaults pass: a stored document names every field.
         fields = type(self).model_fields.items()
-        changed = [name for name, field in fields if "clip" in name and getattr(self, name) != field.default]
+        own = {name: field for name, field in fields if name not in _Algorithm.model_fields and name != "type"}
+        changed = [name for name, field in own.items() if getattr(self, name) != field.default]
         if changed and self.correction.type == "decoupled" and self.mini_batches * self.epochs == 1:
             raise ValueError(
-                f"{', '.join(changed)} cannot act with correction 'decoupled': a step makes one update, so the clipped"
+                f"{', '.join(changed)} cannot act with correction 'decoupled': a step makes one update, so the loss's"
                 " ratio is 1. Remove it, write correction 'bypass', or set mini_batches or epochs above 1"
             )
         return self
@@ -465,7 +505,57 @@ class Cispo(_Algorithm):
     clip_high: float = Field(default=4.0, ge=0, le=1e6)
 
 
-Algorithm = Annotated[PpoClip | Gspo | Cispo, Field(discriminator="type")]
+class Sapo(_Algorithm):
+    """A soft gate in place of a clip (arXiv 2511.20347): tokens far from the ratio 1 lose their gradient gradually."""
+
+    type: Literal["sapo"] = "sapo"
+    weighting: Literal["rollout_mean", "token_mean", "seq_mean_token_mean", "prompt_mean", "rollout_sum_const"] = (
+        "seq_mean_token_mean"
+    )
+    tau_positive: float = Field(default=1.0, gt=0, le=1e3)
+    """Steepness of the gate for tokens with a positive advantage."""
+    tau_negative: float = Field(default=1.05, gt=0, le=1e3)
+    """Steepness for the other tokens."""
+
+
+class DppoTv(_Algorithm):
+    """Importance sampling to the engine, without the tokens whose probability has moved too far (arXiv 2602.04879).
+
+    It needs μ alone: no second forward pass.
+    """
+
+    type: Literal["dppo_tv"] = "dppo_tv"
+    mask_low: float = Field(default=0.2, gt=0, le=1)
+    """Tokens with a negative advantage do not train once π - μ is below -`mask_low`."""
+    mask_high: float = Field(default=0.2, gt=0, le=1)
+    """Tokens with a positive advantage do not train once π - μ is above `mask_high`."""
+    drift_coefficient: float = Field(default=1e-3, ge=0, le=1e6)
+    """Factor of (log π - log μ)², a penalty on every token with an advantage."""
+
+    @model_validator(mode="after")
+    def _needs_the_engines_ratio(self) -> DppoTv:
+        if self.correction.type == "decoupled":
+            raise ValueError(
+                "correction 'decoupled' corrects for the engine, which 'dppo_tv' compares with itself: write 'bypass'"
+            )
+        return self
+
+
+class ImportanceSampling(_Algorithm):
+    """-A·ρ without a clip: unbiased off-policy, with the variance of its ratio."""
+
+    type: Literal["importance_sampling"] = "importance_sampling"
+
+
+class Reinforce(_Algorithm):
+    """-A·log π without a ratio: unbiased for tokens of the policy that is trained, and biased for older ones."""
+
+    type: Literal["reinforce"] = "reinforce"
+
+
+Algorithm = Annotated[
+    PpoClip | Gspo | Cispo | Sapo | DppoTv | ImportanceSampling | Reinforce, Field(discriminator="type")
+]
 
 
 class Optimizer(_Document):
@@ -666,6 +756,16 @@ class RunConfig(_Document):
         if self.sampling.refill_zero_variance and self.credit.baseline.whiten:
             raise ValueError(
                 "sampling.refill_zero_variance replaces groups that credit.baseline.whiten trains: remove one of them"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_narrow_band_is_on_policy(self) -> RunConfig:
+        correction, lag = self.algorithm.correction, self.sampling.max_policy_lag
+        if correction.type == "decoupled" and correction.weights == "mis_geo" and lag > 0 and correction.cap is None:
+            raise ValueError(
+                "algorithm.correction.weights 'mis_geo' drops rows of older versions with its default band: write"
+                " sampling.max_policy_lag 0, or set algorithm.correction.cap and floor"
             )
         return self
 

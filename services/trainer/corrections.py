@@ -5,19 +5,44 @@ Axes: K trained tokens. π_old is the policy at the start of the step, μ the en
 
 from __future__ import annotations
 
+from typing import assert_never
+
 import torch
 from torch import Tensor
 
-from leyden.services.trainer.losses import LOG_RATIO_LIMIT
+from leyden.libs.contracts.config import DecoupledCorrection
+from leyden.services.trainer.losses import LOG_RATIO_LIMIT, row_means, row_sums
 
 
-def truncated_importance_weights(old_logprobs_K: Tensor, generator_logprobs_K: Tensor, cap: float) -> Tensor:
-    """min(π_old / μ, C) per token, without gradient: the weight of a loss whose own ratio is π / π_old.
+def importance_weights(
+    correction: DecoupledCorrection, old_logprobs_K: Tensor, generator_logprobs_K: Tensor, rows_K: Tensor
+) -> Tensor:
+    """The weight of each token from π_old / μ, without gradient, for a loss whose own ratio is π / π_old.
 
-    Source: truncated importance sampling (Ionides 2008, equation 3), as in "Your efficient RL framework secretly brings
-        you off-policy training" (Yao et al. 2025); decoupled PPO (arXiv 2110.00641) equation 2.
+    0 where the correction drops the token. A sequence is a row; a call needs all trained tokens of its rows.
+
+    Source: tis_token: truncated importance sampling (Ionides 2008, equation 3), as in "Your efficient RL framework
+        secretly brings you off-policy training" (Yao et al. 2025), and decoupled PPO (arXiv 2110.00641) equation 2.
+        tis_seq: the same over a row, verl's `rollout_is: sequence`. icepop: Ring-1T (arXiv 2510.18855) equation 3.
+        seq_mask: TRL's `sequence_mask`. mis_geo: verl's `seq_mean_k1`, which bounds mean(-Δ) in place of mean Δ.
     """
-    return importance_ratio(old_logprobs_K, generator_logprobs_K).clamp(max=cap)
+    low, high = correction.bounds
+    ratio_K = importance_ratio(old_logprobs_K, generator_logprobs_K)
+    difference_K = old_logprobs_K.detach() - generator_logprobs_K
+    match correction.weights:
+        case "tis_token":
+            return ratio_K.clamp(max=high)
+        case "icepop":
+            return ratio_K * _inside(ratio_K, low, high)
+        case "tis_seq" | "seq_mask":
+            product_K = row_sums(difference_K, rows_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+            truncated = correction.weights == "tis_seq"
+            return product_K.clamp(max=high) if truncated else product_K * _inside(product_K, low, high)
+        case "mis_geo":
+            mean_K = row_means(difference_K.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT), rows_K).exp()
+            return _inside(mean_K, low, high).to(ratio_K.dtype)
+        case _:
+            assert_never(correction.weights)
 
 
 def importance_ratio(old_logprobs_K: Tensor, generator_logprobs_K: Tensor) -> Tensor:
@@ -32,7 +57,7 @@ def ratio_band(ratio_K: Tensor, above: float) -> Tensor:
     The loss's denominators still count the dropped tokens, so that masking never makes the rest weigh more.
     Source: IcePop (Ring-1T, arXiv 2510.18855) equation 3, with a symmetric band.
     """
-    return (ratio_K >= 1 / above) & (ratio_K <= above)
+    return _inside(ratio_K, 1 / above, above)
 
 
 def effective_sample_share(weights_K: Tensor) -> float:
@@ -43,3 +68,7 @@ def effective_sample_share(weights_K: Tensor) -> float:
     if len(weights_K) == 0:
         return 1.0
     return float(1 / torch.mean((weights_K / weights_K.mean()) ** 2))
+
+
+def _inside(values_K: Tensor, low: float, high: float) -> Tensor:
+    return (values_K >= low) & (values_K <= high)

@@ -70,7 +70,7 @@ def gspo(
     Source: GSPO (arXiv 2507.18071) equations 7 and 14 (the token variant, straight-through).
     """
     difference_K = (logprobs_K - anchor_logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).detach()
-    mean_K = _row_means(difference_K, rows_K)
+    mean_K = row_means(difference_K, rows_K)
     log_ratio_K = logprobs_K - logprobs_K.detach() + mean_K
     ratio_K = log_ratio_K.clamp(max=GSPO_LOG_RATIO_LIMIT).exp()
     unclipped_K = -advantages_K * ratio_K
@@ -95,6 +95,60 @@ def cispo(
     return TokenLoss(-bounded_K * advantages_K * logprobs_K, bounded_K != ratio_K)
 
 
+def sapo(
+    logprobs_K: Tensor, anchor_logprobs_K: Tensor, advantages_K: Tensor, *, tau_positive: float, tau_negative: float
+) -> TokenLoss:
+    """A soft gate on the ratio, -A·σ(τ(ρ - 1))·4/τ, whose gradient at ρ = 1 is REINFORCE's.
+
+    Worked value: ρ = 1, A = 1, τ = 1 gives -2 and the gradient -1.
+
+    Source: SAPO (arXiv 2511.20347); verl's `sapo`, TRL's `loss_type="sapo"`.
+    """
+    ratio_K = _ratio(logprobs_K, anchor_logprobs_K)
+    taus_K = torch.full_like(ratio_K, tau_negative).masked_fill(advantages_K > 0, tau_positive)
+    gates_K = torch.sigmoid(taus_K * (ratio_K - 1)) * 4 / taus_K
+    return TokenLoss(-advantages_K * gates_K, torch.zeros_like(advantages_K, dtype=torch.bool))
+
+
+def dppo_tv(
+    logprobs_K: Tensor,
+    generator_logprobs_K: Tensor,
+    advantages_K: Tensor,
+    *,
+    mask_low: float,
+    mask_high: float,
+    drift_coefficient: float,
+) -> TokenLoss:
+    """-A·ρ(π/μ) on tokens whose probability has not moved too far in the direction of A, and a penalty on (log ρ)².
+
+    Without an advantage a token has no loss. Worked value: π = 0.9, μ = 0.5, A = 1 has no gradient but the penalty's.
+
+    Source: DPPO with the binary TV mask (arXiv 2602.04879), in the form and with the constants of prime-rl.
+    """
+    difference_K = (logprobs_K - generator_logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    moved_K = (logprobs_K.exp() - generator_logprobs_K.exp()).detach()
+    masked_K = torch.where(advantages_K > 0, moved_K > mask_high, (advantages_K < 0) & (moved_K < -mask_low))
+    losses_K = -advantages_K * difference_K.exp() * ~masked_K + drift_coefficient * difference_K**2 * (
+        advantages_K != 0
+    )
+    return TokenLoss(losses_K, masked_K)
+
+
+def importance_sampling(logprobs_K: Tensor, anchor_logprobs_K: Tensor, advantages_K: Tensor) -> TokenLoss:
+    """-A·ρ: the policy gradient of tokens from another policy, token by token, without a clip.
+
+    Source: Tinker's `importance_sampling`.
+    """
+    losses_K = -advantages_K * _ratio(logprobs_K, anchor_logprobs_K)
+    return TokenLoss(losses_K, torch.zeros_like(losses_K, dtype=torch.bool))
+
+
+def reinforce(logprobs_K: Tensor, advantages_K: Tensor) -> TokenLoss:
+    """-A·log π. Source: Williams (1992); verl's `reinforce` loss of its bypass mode."""
+    losses_K = -advantages_K * logprobs_K
+    return TokenLoss(losses_K, torch.zeros_like(losses_K, dtype=torch.bool))
+
+
 def k3(logprobs_K: Tensor, reference_logprobs_K: Tensor) -> Tensor:
     """The k3 estimate of KL(π_θ ‖ π_ref) at each sampled token: e^d - d - 1 with d = logπ_ref - logπ_θ; never negative.
 
@@ -109,9 +163,16 @@ def _ratio(logprobs_K: Tensor, anchor_logprobs_K: Tensor) -> Tensor:
     return (logprobs_K - anchor_logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
-def _row_means(values_K: Tensor, rows_K: Tensor) -> Tensor:
+def row_sums(values_K: Tensor, rows_K: Tensor) -> Tensor:
+    """The sum over each token's row, [K]."""
+    return _by_row(values_K, rows_K)[rows_K]
+
+
+def row_means(values_K: Tensor, rows_K: Tensor) -> Tensor:
+    """The mean over each token's row, [K]."""
+    return (_by_row(values_K, rows_K) / _by_row(torch.ones_like(values_K), rows_K).clamp(min=1))[rows_K]
+
+
+def _by_row(values_K: Tensor, rows_K: Tensor) -> Tensor:
     sums_N = values_K.new_zeros(int(rows_K.max()) + 1 if len(rows_K) else 0)
-    counts_N = torch.zeros_like(sums_N)
-    sums_N.index_add_(0, rows_K, values_K)
-    counts_N.index_add_(0, rows_K, torch.ones_like(values_K))
-    return (sums_N / counts_N.clamp(min=1))[rows_K]
+    return sums_N.index_add_(0, rows_K, values_K)

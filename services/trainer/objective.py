@@ -11,7 +11,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from leyden.libs.contracts.config import Algorithm, Cispo, Gspo, PpoClip
+from leyden.libs.contracts.config import Algorithm, Cispo, DppoTv, Gspo, ImportanceSampling, PpoClip, Reinforce, Sapo
 from leyden.services.trainer import corrections, losses
 
 
@@ -53,16 +53,14 @@ def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objecti
     ratio_K = corrections.importance_ratio(old_logprobs_K, terms.generator_logprobs_K)
     policy = _policy_loss(algorithm, logprobs_K, old_logprobs_K, terms)
 
-    per_token_K = policy.losses_K
+    correction_K = torch.ones_like(ratio_K)
     if algorithm.correction.type == "decoupled":
-        cap = algorithm.correction.cap
-        per_token_K = per_token_K * corrections.truncated_importance_weights(
-            old_logprobs_K, terms.generator_logprobs_K, cap
+        correction_K = corrections.importance_weights(
+            algorithm.correction, old_logprobs_K, terms.generator_logprobs_K, terms.rows_K
         )
-    masked_K = torch.zeros_like(ratio_K, dtype=torch.bool)
     if algorithm.mask_ratio_above is not None:
-        masked_K = ~corrections.ratio_band(ratio_K, algorithm.mask_ratio_above)
-        per_token_K = per_token_K * ~masked_K
+        correction_K = correction_K * corrections.ratio_band(ratio_K, algorithm.mask_ratio_above)
+    per_token_K = policy.losses_K * correction_K
     kl_K = torch.zeros_like(logprobs_K)
     if algorithm.kl_coefficient > 0:
         if terms.reference_logprobs_K is None:
@@ -71,26 +69,31 @@ def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objecti
         per_token_K = per_token_K + algorithm.kl_coefficient * kl_K
 
     loss = (per_token_K * terms.weights_K).sum()
-    return Objective(loss, policy.clipped_K, masked_K, ratio_K, kl_K.detach())
+    return Objective(loss, policy.clipped_K, correction_K == 0, ratio_K, kl_K.detach())
 
 
 def _policy_loss(algorithm: Algorithm, logprobs_K: Tensor, old_logprobs_K: Tensor, terms: Terms) -> losses.TokenLoss:
     decoupled = algorithm.correction.type == "decoupled"
     anchor_K = old_logprobs_K if decoupled else terms.generator_logprobs_K
-    low, high = algorithm.clip_low, algorithm.clip_high
+    advantages_K = terms.advantages_K
     match algorithm:
-        case PpoClip():
-            return losses.ppo_clip(
-                logprobs_K,
-                anchor_K,
-                terms.advantages_K,
-                clip_low=low,
-                clip_high=high,
-                dual_clip=algorithm.dual_clip,
+        case PpoClip(clip_low=low, clip_high=high):
+            dual = algorithm.dual_clip
+            return losses.ppo_clip(logprobs_K, anchor_K, advantages_K, clip_low=low, clip_high=high, dual_clip=dual)
+        case Gspo(clip_low=low, clip_high=high):
+            return losses.gspo(logprobs_K, anchor_K, advantages_K, terms.rows_K, clip_low=low, clip_high=high)
+        case Cispo(clip_low=low, clip_high=high):
+            return losses.cispo(logprobs_K, anchor_K, advantages_K, clip_low=low, clip_high=high)
+        case Sapo(tau_positive=positive, tau_negative=negative):
+            return losses.sapo(logprobs_K, anchor_K, advantages_K, tau_positive=positive, tau_negative=negative)
+        case DppoTv(mask_low=low, mask_high=high):
+            drift = algorithm.drift_coefficient
+            return losses.dppo_tv(
+                logprobs_K, anchor_K, advantages_K, mask_low=low, mask_high=high, drift_coefficient=drift
             )
-        case Gspo():
-            return losses.gspo(logprobs_K, anchor_K, terms.advantages_K, terms.rows_K, clip_low=low, clip_high=high)
-        case Cispo():
-            return losses.cispo(logprobs_K, anchor_K, terms.advantages_K, clip_low=low, clip_high=high)
+        case ImportanceSampling():
+            return losses.importance_sampling(logprobs_K, anchor_K, advantages_K)
+        case Reinforce():
+            return losses.reinforce(logprobs_K, advantages_K)
         case _:
             assert_never(algorithm)

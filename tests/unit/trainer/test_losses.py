@@ -1,18 +1,21 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from leyden.libs.contracts.config import DecoupledCorrection, Reinforce
 from leyden.services.trainer import losses
 from leyden.services.trainer.corrections import (
     effective_sample_share,
     importance_ratio,
+    importance_weights,
     ratio_band,
-    truncated_importance_weights,
 )
+from leyden.services.trainer.objective import Terms, objective
 from leyden.services.trainer.weights import Weighting, token_weights
 from tests.unit.trainer import oracle
 
@@ -51,6 +54,29 @@ def cispo(low: float, high: float) -> Loss:
     )
 
 
+def sapo(logprobs_K: Tensor) -> losses.TokenLoss:
+    anchor_K = oracle.column("old_logprobs")
+    return losses.sapo(logprobs_K, anchor_K, oracle.ADVANTAGES, tau_positive=1.0, tau_negative=1.05)
+
+
+def dppo_tv(logprobs_K: Tensor) -> losses.TokenLoss:
+    generator_K = oracle.column("rollout_logprobs")
+    return losses.dppo_tv(
+        logprobs_K, generator_K, oracle.ADVANTAGES, mask_low=0.2, mask_high=0.2, drift_coefficient=1e-3
+    )
+
+
+def reinforce(logprobs_K: Tensor) -> losses.TokenLoss:
+    return losses.reinforce(logprobs_K, oracle.ADVANTAGES)
+
+
+def decoupled(weights: str, **bounds: float) -> Tensor:
+    """The weights of the fixed case."""
+    correction = DecoupledCorrection.model_validate({"weights": weights, **bounds})
+    old_K, generator_K = oracle.column("old_logprobs"), oracle.column("rollout_logprobs")
+    return importance_weights(correction, old_K, generator_K, oracle.ROWS_K)
+
+
 @pytest.mark.parametrize(
     ("name", "loss", "weighting", "constant"),
     [
@@ -76,6 +102,10 @@ def cispo(low: float, high: float) -> Loss:
         ("verl_cispo_.2_.2_token-mean", cispo(0.2, 0.2), "token_mean", None),
         ("trl_cispo_epshigh5", cispo(1.0, 4.0), "token_mean", None),
         ("slime_cispo_1.0_4.0", cispo(1.0, 4.0), "token_mean", None),
+        ("verl_sapo", sapo, "seq_mean_token_mean", None),
+        ("trl_sapo_.2_.2", sapo, "seq_mean_token_mean", None),
+        ("prime_rl_dppo_tv_.2_.2_kl1e-3 (vs rollout logprobs, /ntok)", dppo_tv, "token_mean", None),
+        ("verl_gpg", reinforce, "token_mean", None),
     ],
 )
 def test_loss_and_gradient_equal_the_reference(
@@ -95,19 +125,54 @@ def test_clip_fraction_equals_the_reference() -> None:
     assert float(without_dual.double().mean()) == pytest.approx(recorded["actor/pg_clipfrac"], abs=1e-8)
 
 
-def test_truncated_importance_weights_equal_the_reference() -> None:
-    recorded = oracle.VECTORS["rollout_is"]["token_C2"]
-    weights_K = truncated_importance_weights(oracle.column("old_logprobs"), oracle.column("rollout_logprobs"), 2.0)
+@pytest.mark.parametrize(
+    ("name", "weights_K"),
+    [
+        ("token_C2", decoupled("tis_token")),
+        ("sequence_C2", decoupled("tis_seq")),
+        ("icepop_0.5_2.0", decoupled("icepop", cap=2.0)),
+    ],
+)
+def test_importance_weights_equal_the_reference(name: str, weights_K: Tensor) -> None:
+    recorded = oracle.VECTORS["rollout_is"][name]
     assert torch.allclose(weights_K, oracle.flat(recorded["w"]), atol=1e-9, rtol=0)
-    # verl divides by the mean + 1e-8.
-    shifted = (weights_K.mean() + 1e-8) / weights_K.mean()
-    assert effective_sample_share(weights_K) * float(shifted) ** 2 == pytest.approx(recorded["ess"], abs=1e-9)
+    if "ess" in recorded:
+        # verl divides by the mean + 1e-8.
+        shifted = (weights_K.mean() + 1e-8) / weights_K.mean()
+        assert effective_sample_share(weights_K) * float(shifted) ** 2 == pytest.approx(recorded["ess"], abs=1e-9)
 
 
-def test_importance_ratio_in_a_band_is_icepop() -> None:
-    ratio_K = importance_ratio(oracle.column("old_logprobs"), oracle.column("rollout_logprobs"))
-    kept_K = ratio_K * ratio_band(ratio_K, 2.0)
-    assert torch.allclose(kept_K, oracle.flat(oracle.VECTORS["rollout_is"]["icepop_0.5_2.0"]["w"]), atol=1e-9, rtol=0)
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        # Ratios of two rows: 1.5 and 2, whose product is 3; 0.4 and 1, whose product is 0.4 and geometric mean 0.632.
+        ({"weights": "tis_token"}, [1.5, 2.0, 0.4, 1.0]),
+        ({"weights": "tis_token", "cap": 1.2}, [1.2, 1.2, 0.4, 1.0]),
+        ({"weights": "tis_seq"}, [2.0, 2.0, 0.4, 0.4]),
+        ({"weights": "icepop"}, [1.5, 2.0, 0.0, 1.0]),
+        ({"weights": "seq_mask", "cap": 2.9}, [0.0, 0.0, 0.4, 0.4]),
+        ({"weights": "seq_mask", "cap": 3.1}, [3.0, 3.0, 0.4, 0.4]),
+        ({"weights": "mis_geo"}, [0.0] * 4),
+        ({"weights": "mis_geo", "floor": 0.6, "cap": 1.7}, [0.0, 0.0, 1.0, 1.0]),
+    ],
+)
+def test_importance_weights_by_hand(document: dict[str, Any], expected: list[float]) -> None:
+    old_K = torch.tensor([1.5, 2.0, 0.4, 1.0], dtype=torch.float64).log()
+    zeros_K, rows_K = torch.zeros(4, dtype=torch.float64), torch.tensor([0, 0, 1, 1])
+    weights_K = importance_weights(DecoupledCorrection.model_validate(document), old_K, zeros_K, rows_K)
+    assert weights_K.tolist() == pytest.approx(expected)
+
+    # The objective multiplies with them, and masked tokens stay in the denominators.
+    terms = Terms(zeros_K, torch.ones(4, dtype=torch.float64), torch.full((4,), 0.25, dtype=torch.float64), rows_K)
+    correction = DecoupledCorrection.model_validate(document)
+    result = objective(Reinforce(correction=correction), old_K.clone().requires_grad_(), terms)
+    assert result.loss.item() == pytest.approx(-float((old_K * torch.tensor(expected)).sum()) / 4)
+    assert result.masked_K.tolist() == [value == 0 for value in expected]
+
+
+def test_a_ratio_band_by_hand() -> None:
+    ratio_K = importance_ratio(torch.tensor([0.4, 0.6, 1.9, 2.1]).log(), torch.zeros(4))
+    assert ratio_band(ratio_K, 2.0).tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -119,8 +184,7 @@ def test_importance_ratio_in_a_band_is_icepop() -> None:
     ],
 )
 def test_decoupled_loss_equals_the_reference(name: str, dual: float | None) -> None:
-    tis_K = truncated_importance_weights(oracle.column("old_logprobs"), oracle.column("rollout_logprobs"), 2.0)
-    value, gradient_K, _ = evaluated(ppo(0.2, 0.2, dual), weights("token_mean") * tis_K)
+    value, gradient_K, _ = evaluated(ppo(0.2, 0.2, dual), weights("token_mean") * decoupled("tis_token"))
     expected, expected_gradient_K = oracle.loss(name)
     assert value == pytest.approx(expected, abs=1e-9)
     assert torch.allclose(gradient_K, expected_gradient_K, atol=1e-9, rtol=0)
@@ -165,6 +229,51 @@ def test_ppo_clip_by_hand(ratio: float, advantage: float, loss: float, gradient:
     assert result.clipped_K.tolist() == [gradient == 0.0]
 
 
+@pytest.mark.parametrize(
+    ("probability", "advantage", "loss", "gradient"),
+    [
+        (0.5, 1.0, -1.0, -1.0),
+        (0.65, 1.0, -1.3, -1.3),
+        (0.9, 1.0, 0.0, 0.0),
+        (0.9, -1.0, 1.8, 1.8),
+        (0.2, -1.0, 0.0, 0.0),
+        (0.2, 1.0, -0.4, -0.4),
+    ],
+)
+def test_dppo_tv_by_hand(probability: float, advantage: float, loss: float, gradient: float) -> None:
+    logprob_K = torch.tensor([math.log(probability)], dtype=torch.float64, requires_grad=True)
+    generator_K = torch.tensor([math.log(0.5)], dtype=torch.float64)
+    bounds = {"mask_low": 0.2, "mask_high": 0.2, "drift_coefficient": 0.0}
+    result = losses.dppo_tv(logprob_K, generator_K, torch.tensor([advantage], dtype=torch.float64), **bounds)
+    result.losses_K.sum().backward()
+    assert logprob_K.grad is not None
+    assert [result.losses_K.item(), logprob_K.grad.item()] == pytest.approx([loss, gradient])
+    assert result.clipped_K.tolist() == [gradient == 0.0]
+
+
+def test_the_drift_penalty_moves_tokens_with_an_advantage_alone() -> None:
+    logprobs_K = torch.tensor([-1.0, -1.0], dtype=torch.float64)
+    result = losses.dppo_tv(
+        logprobs_K,
+        logprobs_K - 3.0,
+        torch.tensor([0.0, -1.0], dtype=torch.float64),
+        mask_low=0.2,
+        mask_high=0.2,
+        drift_coefficient=0.5,
+    )
+    assert result.losses_K.tolist() == pytest.approx([0.0, math.exp(3) + 0.5 * 9])
+
+
+def test_without_a_clip_by_hand() -> None:
+    logprobs_K = torch.tensor([math.log(0.3)], dtype=torch.float64, requires_grad=True)
+    anchor_K, advantages_K = torch.tensor([math.log(0.1)], dtype=torch.float64), torch.tensor([2.0])
+    losses.importance_sampling(logprobs_K, anchor_K, advantages_K).losses_K.sum().backward()
+    assert logprobs_K.grad is not None
+    assert logprobs_K.grad.item() == pytest.approx(-6.0)
+    gate = losses.sapo(logprobs_K, logprobs_K.detach(), advantages_K, tau_positive=1.0, tau_negative=1.05).losses_K
+    assert gate.item() == pytest.approx(-4.0)
+
+
 def test_effective_sample_share_by_hand() -> None:
     assert effective_sample_share(torch.tensor([1.0, 3.0])) == pytest.approx(0.8)
     assert effective_sample_share(torch.ones(7)) == pytest.approx(1.0)
@@ -178,6 +287,11 @@ def test_extreme_ratios_stay_finite() -> None:
     for loss in (
         losses.ppo_clip(logprobs_K, anchor_K, advantages_K, clip_low=0.2, clip_high=0.2, dual_clip=None).losses_K,
         losses.cispo(logprobs_K, anchor_K, advantages_K, clip_low=1.0, clip_high=4.0).losses_K,
+        losses.sapo(logprobs_K, anchor_K, advantages_K, tau_positive=1.0, tau_negative=1.05).losses_K,
+        losses.dppo_tv(
+            logprobs_K, anchor_K, advantages_K, mask_low=0.2, mask_high=0.2, drift_coefficient=1e-3
+        ).losses_K,
+        losses.importance_sampling(logprobs_K, anchor_K, advantages_K).losses_K,
         losses.k3(logprobs_K, anchor_K),
     ):
         assert torch.isfinite(loss).all()
