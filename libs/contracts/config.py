@@ -309,9 +309,10 @@ class Shaping(_Document):
 class Baseline(_Document):
     """The baseline that is subtracted from a return, computed over the rollouts of a group."""
 
-    type: Literal["none", "mean", "mean_std", "leave_one_out", "opo", "ema"] = "mean"
+    type: Literal["none", "mean", "mean_std", "leave_one_out", "opo", "ema", "value"] = "mean"
     """`mean` is Dr. GRPO, `mean_std` GRPO, `leave_one_out` RLOO; `opo` weighs each rollout's return with its trained
-    tokens (OPO). `ema` is an average over the run's earlier groups, for groups of one."""
+    tokens (OPO). `ema` is an average over the run's earlier groups, for groups of one.
+    `value` leaves advantages to `algorithm.critic`."""
     per: Literal["rollout", "state", "role", "depth", "gigpo"] = "rollout"
     """One statistic per group; one per state: the group's calls with the same tool history; one per role of the run's
     `roles`, over the rollouts in which it called the model; one per depth: the group's calls with as many calls before
@@ -339,7 +340,7 @@ class Baseline(_Document):
         for name, acts in (
             ("state_weight", self.per == "gigpo"),
             ("ema_decay", self.type == "ema"),
-            ("min_spread", self.type not in {"none", "ema"}),
+            ("min_spread", self.type not in {"none", "ema", "value"}),
         ):
             if getattr(self, name) != fields[name].default and not acts:
                 raise ValueError(f"{name} has no effect with type '{self.type}' and per '{self.per}': remove it")
@@ -422,6 +423,25 @@ class DecoupledCorrection(_Document):
 Correction = Annotated[BypassCorrection | DecoupledCorrection, Field(discriminator="type")]
 
 
+class Critic(_Document):
+    """A value head on the policy's last hidden states. Its values and GAE (arXiv 1506.02438) make the advantages."""
+
+    per: Literal["token", "call"] = "token"
+    """`token`: a value before each sampled token, as in PPO. `call`: one before each call, as a learned baseline."""
+    gamma: float = Field(default=1.0, ge=0, le=1)
+    """Discount from one token, or call, to the next."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """λ of GAE: 1 is the return minus the value, 0 the reward plus the change of the value."""
+    value_clip: float | None = Field(default=0.2, gt=0, le=1e6)
+    """Bound on a value's distance from that at the start of the batch, in the value loss; null for none."""
+    coefficient: float = Field(default=0.5, gt=0, le=1e6)
+    """Weight of the value loss beside the policy loss."""
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
+    """First steps, in which only the value head learns."""
+    learning_rate: float = Field(default=1e-3, gt=0, le=1.0)
+    """The value head's own; it follows the schedule of `optimizer.learning_rate`."""
+
+
 class _Algorithm(_Document):
     weighting: Literal["rollout_mean", "token_mean", "seq_mean_token_mean", "prompt_mean", "rollout_sum_const"] = (
         "rollout_mean"
@@ -430,6 +450,8 @@ class _Algorithm(_Document):
     sum_constant: int | None = Field(default=None, ge=1, le=10**9)
     """L_const of `rollout_sum_const`."""
     correction: Correction = Field(default_factory=BypassCorrection)
+    critic: Critic | None = None
+    """Learned values in place of a baseline over siblings; with `credit.baseline.type: value`. Null for none."""
     kl_coefficient: float = Field(default=0.0, ge=0.0, le=1e6)
     """β of the k3 penalty to policy version 0."""
     mask_ratio_above: float | None = Field(default=None, gt=1.0, le=1e6)
@@ -444,7 +466,7 @@ class _Algorithm(_Document):
     @property
     def trains_every_row(self) -> bool:
         """Whether rows without any advantage have a gradient, too."""
-        return self.kl_coefficient > 0
+        return self.kl_coefficient > 0 or self.critic is not None
 
     @model_validator(mode="after")
     def _constant_where_needed(self) -> _Algorithm:
@@ -726,6 +748,30 @@ class RunConfig(_Document):
     def stored(cls, document: Mapping[str, Any]) -> RunConfig:
         """Returns the run of a stored document, without what a newer version has added to it."""
         return cls.model_validate(document, extra="ignore")
+
+    @model_validator(mode="after")
+    def _a_critic_replaces_the_baseline(self) -> RunConfig:
+        baseline, has_critic = self.credit.baseline, self.algorithm.critic is not None
+        if has_critic and baseline.type != "value":
+            raise ValueError(
+                f"algorithm.critic computes advantages itself, but credit.baseline.type is {baseline.type!r}: write"
+                " 'value', or remove the critic"
+            )
+        if not has_critic and baseline.type == "value":
+            raise ValueError(
+                "credit.baseline.type 'value' needs the values of a critic: set algorithm.critic, even to {}"
+            )
+        if has_critic and (baseline.per != "rollout" or self.credit.rule != DiscountedCredit()):
+            raise ValueError(
+                "credit.rule and credit.baseline.per do not act with algorithm.critic, which takes the calls' rewards:"
+                " remove them, and set algorithm.critic.gamma and gae_lambda"
+            )
+        if has_critic and (baseline.whiten or self.sampling.refill_zero_variance):
+            raise ValueError(
+                "algorithm.critic whitens advantages itself and trains groups without variance: remove"
+                " credit.baseline.whiten and sampling.refill_zero_variance"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_moving_average_needs_no_siblings(self) -> RunConfig:

@@ -94,6 +94,7 @@ class NewSample(NamedTuple):
     temperatures: bytes
     policy_versions: bytes
     min_policy_version: int
+    calls: Sequence[Mapping[str, object]] | None = None
 
 
 RECENT_SECONDS = 120
@@ -197,7 +198,7 @@ _LAST_CREDITED = text("""
 """)
 
 _CREDIT_TYPES = ["text", "text", "text", "text", "int4", "text", "jsonb", "float8", "float8", "float8", "float8"]
-_SAMPLE_TYPES = ["text", "text", "text", "text", "int4", "int4", "int4", *["bytea"] * 6, "int4"]
+_SAMPLE_TYPES = ["text", "text", "text", "text", "int4", "int4", "int4", *["bytea"] * 6, "int4", "jsonb"]
 
 
 async def lock_pending_groups(session: Session, count: int, *, recent: bool = False) -> list[PendingGroup]:
@@ -249,4 +250,5 @@ async def write_credit(
     columns = [name.rstrip("_") for name in NewCallCredit._fields]
     rows = [one._replace(tools=Jsonb(one.tools)) for one in credits_]  # type: ignore[arg-type]  # as psycopg sends it
     await copy_rows(session, "credits", columns, rows, types=_CREDIT_TYPES)
-    await copy_rows(session, "samples", NewSample._fields, samples, types=_SAMPLE_TYPES)
+    new = [one._replace(calls=one.calls and Jsonb(one.calls)) for one in samples]  # type: ignore[arg-type]  # the same
+    await copy_rows(session, "samples", NewSample._fields, new, types=_SAMPLE_TYPES)

@@ -586,6 +586,10 @@ class Sample(Base):
     min_policy_version: Mapped[int] = mapped_column(
         comment="Over its trained tokens; the lag of the sample counts from it."
     )
+    calls: Mapped[list[Json] | None] = mapped_column(
+        JSONB(none_as_null=True),
+        comment="For a critic: [{id, parent, reward, share, begin, end}] of the calls that this row trains; else null.",
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         Index("ix_samples_group", "group_id"),

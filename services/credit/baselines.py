@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from leyden.services.credit.states import START
 
 Floats = NDArray[np.float64]
-Kind = Literal["none", "mean", "mean_std", "leave_one_out", "opo"]
+Kind = Literal["none", "mean", "mean_std", "leave_one_out", "opo", "value"]
 
 EPSILON = 1e-6
 """ε of GRPO's denominator, as verl and Trinity have it."""
@@ -136,7 +136,7 @@ def _compared(
 ) -> Advantages:
     """The advantages of siblings that are compared with each other. With returns [1, 0, 0.5, 0] of four rollouts:
 
-    none           A = G                               [1, 0, 0.5, 0]
+    none, value    A = G                               [1, 0, 0.5, 0]  a critic subtracts its values in the trainer
     mean           A = G - mean                        [0.625, -0.375, 0.125, -0.375]  Dr. GRPO, arXiv 2503.20783
     mean_std       A = (G - mean) / (std + ε)          [1.3056, -0.7833, 0.2611, -0.7833]  GRPO, arXiv 2402.03300
     leave_one_out  A = G - mean of the other rollouts  [0.8333, -0.5, 0.1667, -0.5]  RLOO, arXiv 2402.14740
@@ -145,7 +145,7 @@ def _compared(
 
     std² = Σ over rollouts of the mean squared distance of their calls' returns from the mean, over R - 1.
     """
-    if kind == "none":
+    if kind in {"none", "value"}:
         return Advantages(np.zeros_like(returns_C), returns_C.copy())
     owner_C = np.unique(owners_C, return_inverse=True)[1].reshape(-1)
     calls_R = np.bincount(owner_C)

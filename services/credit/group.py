@@ -18,7 +18,7 @@ from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
 from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
-from leyden.services.credit.paths import Path, paths
+from leyden.services.credit.paths import Path, RowCall, paths, row_calls
 from leyden.services.credit.records import TOKEN, Reward, Rollout
 from leyden.services.credit.rules import call_returns, token_shares, trained_tokens
 from leyden.services.credit.shaping import overlong_reward, shaped_outcome
@@ -112,8 +112,21 @@ def credit_group(
     found = _advantages(earned, credit, ema)
     call_credits = _call_credits(earned, found)
     of_calls = {one.call_id: one.advantage for one in call_credits}
-    samples = {one.rollout.id: paths(one.forest, _token_advantages(one, of_calls, credit)) for one in earned}
+    samples = {
+        one.rollout.id: paths(one.forest, _token_advantages(one, of_calls, credit), _row_calls(one, credit))
+        for one in earned
+    }
     return Credited(call_credits, samples, rewards)
+
+
+def _row_calls(one: _Earned, credit: Credit) -> dict[str, RowCall] | None:
+    """The calls that the trainer's critic values; None without one."""
+    if credit.baseline.type != "value":
+        return None
+    rewards = zip(one.forest.nodes, one.intermediate_C.tolist(), strict=True)
+    return row_calls(
+        one.forest, {node.call.id: reward + (0 if node.children else one.outcome) for node, reward in rewards}
+    )
 
 
 def _earned(rollout: Rollout, credit: Credit) -> _Earned:

@@ -6,7 +6,7 @@ Axes: T tokens of a path.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +15,28 @@ from leyden.services.credit.forest import Forest, Node, path_to
 from leyden.services.credit.records import TOKEN
 
 
+@dataclass(slots=True)
+class RowCall:
+    """A call that a row trains, for a critic.
+
+    begin, end: its first and last trained token in the row; parent: the trained call that it continues, by id; reward:
+    what it earned before the calls that continue it; share: the weight of its return in that of its parent.
+    """
+
+    id: str
+    parent: str | None
+    reward: float
+    share: float
+    begin: int = 0
+    end: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """A row for the loss, arrays [T].
 
-    A token with mask 0 has log-probability and advantage 0, temperature 1 and version -1.
+    A token with mask 0 has log-probability and advantage 0, temperature 1 and version -1. `calls` are in order, with
+    `row_calls`; else empty.
     """
 
     branch: int
@@ -29,6 +46,7 @@ class Path:
     advantages: NDArray[np.float32]
     temperatures: NDArray[np.float32]
     policy_versions: NDArray[np.int32]
+    calls: list[RowCall] = field(default_factory=list)
 
     @property
     def trained_tokens(self) -> int:
@@ -41,13 +59,39 @@ class Path:
         return int(self.policy_versions[self.mask == 1].min())
 
 
-def paths(forest: Forest, advantages: Mapping[str, float | NDArray[np.float64]]) -> list[Path]:
+def row_calls(forest: Forest, rewards: Mapping[str, float]) -> dict[str, RowCall]:
+    """The trained calls by id, without their places. rewards: by call id, with the outcome at leaves.
+
+    The return of a call is its reward and Σ share · return of the calls that continue it: a mean at every fork, as in
+    the rule `discounted`. A call that does not train has no state to value: its reward, times its share, counts at the
+    trained call before it, and the calls after it continue that one.
+    """
+    found: dict[str, RowCall] = {}
+    before: dict[int, tuple[str | None, float]] = {}
+    for node in forest.nodes:
+        call = node.call
+        parent, share = (None, 1.0) if node.parent is None else before[id(node.parent)]
+        if call.learnable:
+            found[call.id] = RowCall(call.id, parent, rewards[call.id], share)
+            parent, share = call.id, 1.0
+        elif parent is not None:
+            found[parent].reward += share * rewards[call.id]
+        before[id(node)] = parent, share / max(1, len(node.children))
+    return found
+
+
+def paths(
+    forest: Forest,
+    advantages: Mapping[str, float | NDArray[np.float64]],
+    calls: Mapping[str, RowCall] | None = None,
+) -> list[Path]:
     """The rows of a rollout, in the order of their leaves.
 
     The first path with a call trains it. Aborted calls, and calls that no trainer can reproduce, stay in their rows as
     context. A path without a token to train makes no row.
 
-    Args: advantages: by call id, of every learnable call: one number, or [S] for its trained tokens
+    Args: advantages: by call id, of every learnable call: one number, or [S] for its trained tokens; calls:
+        `row_calls`, whose places the rows determine
     """
     rows: list[Path] = []
     trained: set[str] = set()
@@ -55,12 +99,18 @@ def paths(forest: Forest, advantages: Mapping[str, float | NDArray[np.float64]])
         nodes = path_to(leaf)
         fresh = [node for node in nodes if node.call.learnable and node.call.id not in trained]
         if fresh:
-            rows.append(_row(len(rows), leaf, fresh, advantages))
+            rows.append(_row(len(rows), leaf, fresh, advantages, calls or {}))
             trained.update(node.call.id for node in fresh)
     return rows
 
 
-def _row(branch: int, leaf: Node, trained: list[Node], advantages: Mapping[str, float | NDArray[np.float64]]) -> Path:
+def _row(
+    branch: int,
+    leaf: Node,
+    trained: list[Node],
+    advantages: Mapping[str, float | NDArray[np.float64]],
+    calls: Mapping[str, RowCall],
+) -> Path:
     token_ids = np.frombuffer(leaf.call.prompt + leaf.call.sampled, TOKEN)
     length = len(token_ids)
     row = Path(
@@ -83,4 +133,6 @@ def _row(branch: int, leaf: Node, trained: list[Node], advantages: Mapping[str, 
         row.advantages[place] = advantages[call.id]
         row.temperatures[place] = call.temperature
         row.policy_versions[place] = call.version_array()[chosen]
+        if call.id in calls:
+            row.calls.append(replace(calls[call.id], begin=int(place[0]), end=int(place[-1])))
     return row

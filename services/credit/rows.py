@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -162,4 +163,5 @@ def _sample_row(group: PendingGroup, rollout: str, path: Path) -> NewSample:
         temperatures=path.temperatures.astype(LOGPROB, copy=False).tobytes(),
         policy_versions=path.policy_versions.astype(TOKEN, copy=False).tobytes(),
         min_policy_version=path.min_policy_version,
+        calls=[asdict(call) for call in path.calls] or None,
     )

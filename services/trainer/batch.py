@@ -15,11 +15,25 @@ from leyden.services.trainer.weights import Weighting, token_weights
 
 
 @dataclass(frozen=True)
+class RowCall:
+    """A call that a row trains. begin, end: its first and last trained token in the row; parent: the trained call that
+    it continues, by id; reward: what it earned before its children; share: the weight of its return in its parent's."""
+
+    id: str
+    parent: str | None
+    reward: float
+    share: float
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
 class Sample:
     """A token sequence ready for the loss: one root-to-leaf path of a rollout, decoded from its row.
 
     All arrays are [T]: token_ids int32; mask bool, True where the policy sampled the token and this row trains it;
     generator_logprobs float32, temperature-scaled; advantages, temperatures float32; policy_versions int32.
+    calls: those that this row trains, in order; only where the run has a critic.
 
     Raises: ValueError: arrays of different lengths, a trained first token (nothing precedes it), a temperature of 0, or
         a number that is not finite.
@@ -34,6 +48,7 @@ class Sample:
     advantages: NDArray[np.float32]
     temperatures: NDArray[np.float32]
     policy_versions: NDArray[np.int32]
+    calls: tuple[RowCall, ...] = ()
 
     def __post_init__(self) -> None:
         columns = (self.mask, self.generator_logprobs, self.advantages, self.temperatures, self.policy_versions)

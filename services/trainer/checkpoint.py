@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -41,6 +42,7 @@ from leyden.services.trainer.lora import (
 
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
+VALUE_HEAD = "value_head."
 
 LockCheck = Callable[[], None]
 """Raises where this process may no longer write into the run's folder."""
@@ -143,8 +145,10 @@ def save_checkpoint(
         (scratch / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
 
 
-def load_checkpoint(optimizer: torch.optim.Optimizer, folder: Path, expected: Progress) -> None:
-    """Restores optimiser and random state.
+def load_checkpoint(
+    optimizer: torch.optim.Optimizer, folder: Path, expected: Progress, value_head: nn.Module | None = None
+) -> None:
+    """Restores optimiser and random state, and a critic's value head.
 
     Raises: CheckpointDamaged: files are missing, or belong to another run, step or weights than `expected`.
     """
@@ -156,13 +160,15 @@ def load_checkpoint(optimizer: torch.optim.Optimizer, folder: Path, expected: Pr
     if found != expected:
         raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
     try:
-        _restore(optimizer, state)
+        _restore(optimizer, state, value_head)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
 
 
-def _restore(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -> None:
+def _restore(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor], value_head: nn.Module | None) -> None:
     torch.set_rng_state(state.pop("random"))
+    if value_head is not None:
+        value_head.load_state_dict({name: state.pop(VALUE_HEAD + name) for name in value_head.state_dict()})
     moments: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in state.items():
         number, _, name = key.partition(".")
@@ -170,15 +176,18 @@ def _restore(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor]) -
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def optimizer_state(optimizer: torch.optim.Optimizer, value_head: nn.Module | None = None) -> dict[str, torch.Tensor]:
     """Maps `<parameter number>.<name>` to the optimiser's own tensor, and `random` to a copy of the random state.
+
+    A critic's value head, which no version exports, is in it as `value_head.<name>`.
 
     The optimiser's next update changes the tensors in place. Rates and betas are not state: they come from the run's
     document.
     """
     moments = optimizer.state_dict()["state"].items()
     flat = {f"{number}.{name}": tensor for number, named in moments for name, tensor in named.items()}
-    return {**flat, "random": torch.get_rng_state()}
+    head = value_head.state_dict(prefix=VALUE_HEAD) if value_head is not None else {}
+    return {**flat, **head, "random": torch.get_rng_state()}
 
 
 def remove_folder(folder: Path) -> None:

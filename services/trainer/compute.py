@@ -6,7 +6,7 @@ Axes: N samples, K trained tokens of the batch, k those of one pack.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from leyden.libs.contracts.config import Algorithm
+from leyden.libs.contracts.config import Algorithm, Critic
 from leyden.services.trainer.batch import Sample, TrainedTokens
+from leyden.services.trainer.critic import Estimates, value_loss
 from leyden.services.trainer.forward import Policy, Reads, Trunk
 from leyden.services.trainer.objective import Objective, Terms, objective
 from leyden.services.trainer.ranks import ALONE, Ranks
@@ -38,6 +39,7 @@ class Computed:
     computed_tokens: int = 0
     row_tokens: int = 0
     loss: float = 0.0
+    value_loss: float = 0.0
     logprobs_K: NDArray[np.float64] = field(init=False)
     importance_K: NDArray[np.float64] = field(init=False)
     kl_K: NDArray[np.float64] = field(init=False)
@@ -62,29 +64,31 @@ class Computed:
     def add_up(self, ranks: Ranks) -> None:
         """Replaces one rank's share of the results by those of the complete batch. All ranks call it."""
         columns = (self.logprobs_K, self.importance_K, self.kl_K, self.clipped_K, self.masked_K, self.computed_K)
-        values = np.concatenate([*columns, [self.loss, self.computed_tokens, self.row_tokens]])
+        values = np.concatenate([*columns, [self.loss, self.computed_tokens, self.row_tokens, self.value_loss]])
         *parts, counts = np.split(ranks.add(torch.from_numpy(values)).numpy(), np.arange(1, 7) * self.size)
         # Each token is computed on one rank, and 0 on the others.
         self.logprobs_K, self.importance_K, self.kl_K = parts[:3]
         self.clipped_K, self.masked_K, self.computed_K = (part.astype(bool) for part in parts[3:])
         self.loss, self.computed_tokens, self.row_tokens = float(counts[0]), int(counts[1]), int(counts[2])
+        self.value_loss = float(counts[3])
 
 
 @dataclass(frozen=True)
 class Anchors:
-    """Log-probabilities of other policies for the trained tokens, [K] each, computed once and shared by all updates.
+    """Outputs of fixed weights for the trained tokens, [K] each, computed once and shared by all updates.
 
-    old_K: π_old, the policy at the step's start; None where a step makes one update, whose own are π_old's;
-    reference_K: None without a KL penalty.
+    old_K: log-probabilities of π_old, the policy at the step's start; None where a step makes one update, whose own
+    are π_old's; reference_K: those of the reference, None without a KL penalty; estimates: None without a critic.
     """
 
     old_K: NDArray[np.float64] | None = None
     reference_K: NDArray[np.float64] | None = None
+    estimates: Estimates | None = None
 
     def of(self, tokens_k: NDArray[np.int64]) -> Anchors:
         """Those of some tokens."""
         old_K, reference_K = (None if c is None else c[tokens_k] for c in (self.old_K, self.reference_K))
-        return Anchors(old_K, reference_K)
+        return Anchors(old_K, reference_K, None if self.estimates is None else self.estimates.of(tokens_k))
 
 
 @dataclass(frozen=True)
@@ -122,12 +126,22 @@ def plan_batch(
 
 def batch_logprobs(policy: Policy, plan: Plan, size: int, accelerator: Accelerator) -> NDArray[np.float64]:
     """The policy's log-probability of each planned token, [K], without gradients; 0 for other tokens. size: K."""
-    logprobs_K = np.zeros(size)
+    return batch_outputs(policy, plan, size, accelerator)[0]
+
+
+def batch_outputs(
+    policy: Policy, plan: Plan, size: int, accelerator: Accelerator
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """`batch_logprobs`, and the value of the state before each planned token; 0 without a value head."""
+    logprobs_K, values_K = np.zeros(size), np.zeros(size)
     with torch.no_grad(), accelerator.autocast():
         for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
             tokens_k, reads = plan.reads[number]
-            logprobs_K[tokens_k] = policy(pack, path, reads).cpu()
-    return logprobs_K
+            logprobs_k, values_k = policy(pack, path, reads)
+            logprobs_K[tokens_k] = logprobs_k.cpu()
+            if values_k is not None:
+                values_K[tokens_k] = values_k.cpu()
+    return logprobs_K, values_K
 
 
 def accumulate_gradients(
@@ -140,6 +154,7 @@ def accumulate_gradients(
     max_pack_tokens: int,
     accelerator: Accelerator,
     anchors: Anchors = Anchors(),
+    values_alone: bool = False,
     ranks: Ranks = ALONE,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Computed:
@@ -150,7 +165,8 @@ def accumulate_gradients(
     A row whose advantages are all zero has no gradient unless a penalty moves it, and is not computed: the weights
     contain the denominators of the entire batch, so leaving it out changes nothing else.
 
-    Args:   tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; anchors: of the same tokens.
+    Args:   tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; anchors: of the same tokens;
+                values_alone: the policy loss has no part in the gradients.
     Raises: Interrupted: `interrupted` returned True before a pack, on any rank; gradients are incomplete.
     """
     plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.trains_every_row, ranks=ranks)
@@ -161,8 +177,14 @@ def accumulate_gradients(
             break
         with accelerator.autocast():
             tokens_k, reads = plan.reads[number]
-            logprobs_k = policy(pack, path, reads)
-        result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, anchors.of(tokens_k), tokens_k, logprobs_k))
+            logprobs_k, values_k = policy(pack, path, reads, values_alone=values_alone)
+        here = anchors.of(tokens_k)
+        result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, here, tokens_k, logprobs_k))
+        if here.estimates is not None and values_k is not None and algorithm.critic is not None:
+            missed = _value_loss(algorithm.critic, values_k, here.estimates)
+            computed.value_loss += missed.item()
+            loss = algorithm.critic.coefficient * missed
+            result = replace(result, loss=loss if values_alone else result.loss + loss)
         accelerator.backward(result.loss)
         computed.add(tokens_k, logprobs_k, result)
     if ranks.any(leaving):
@@ -203,6 +225,14 @@ def _reads(
     ]
     tokens_k = np.concatenate(of_rows)
     return tokens_k, Reads(np.concatenate(places), tokens.token_ids_K[tokens_k], tokens.temperatures_K[tokens_k])
+
+
+def _value_loss(critic: Critic, values_k: Tensor, estimates: Estimates) -> Tensor:
+    old_k, returns_k, weights_k = (
+        torch.from_numpy(column_k).to(values_k)
+        for column_k in (estimates.values_K, estimates.returns_K, estimates.weights_K)
+    )
+    return value_loss(values_k, old_k, returns_k, weights_k, critic.value_clip)
 
 
 def _terms(

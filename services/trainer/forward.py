@@ -82,12 +82,15 @@ class Policy(nn.Module):
     """A causal LM that computes log-probabilities over token trees.
 
     Args: model: full causal attention, and logits equal to the head applied to the last hidden states (`model.py`
-        checks both); activation_checkpointing: recompute each layer in the backward pass.
+        checks both); activation_checkpointing: recompute each layer in the backward pass; values: add a value head.
+
+    `value_head` is a linear map of the last hidden state, in float32 at least, that begins at 0; None without values.
     """
 
-    def __init__(self, model: PreTrainedModel, *, activation_checkpointing: bool = False) -> None:
+    def __init__(self, model: PreTrainedModel, *, activation_checkpointing: bool = False, values: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.value_head: nn.Linear | None = _value_head(model) if values else None
         # Dropout would make the policy differ from the engine's: the trainer always computes in evaluation mode.
         self.model.eval()
         self.model.set_attn_implementation(attention.NAME)
@@ -106,8 +109,25 @@ class Policy(nn.Module):
         hidden_M_H = self._hidden(pack, _Cache(path, states))
         return Trunk(states, hidden_M_H)
 
-    def forward(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> Tensor:
-        """The log-probability of each token of `reads` at its temperature: [K], float32 at least."""
+    def forward(
+        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """The log-probability of each token of `reads` at its temperature, and the value of the state before it.
+
+        Args:    values_alone: gradients reach the value head and nothing else
+        Returns: [K] each, float32 at least; None without a value head
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not values_alone):
+            logprobs_K, hidden_U_H, rows_K = self._logprobs(pack, path, reads)
+        if self.value_head is None:
+            return logprobs_K, None
+        # No matrix product, which autocast would round.
+        wide_U_H = hidden_U_H.to(self.value_head.weight.dtype)
+        values_U = (wide_U_H * self.value_head.weight[0]).sum(1) + self.value_head.bias
+        return logprobs_K, values_U[rows_K]
+
+    def _logprobs(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities [K], the states they were read from [U, H], and the state of each token, [K]."""
         hidden_M_H = self._hidden(pack, _Cache(path))
         # Siblings that drew from the same state read the same logits.
         keys_K = reads.places_K << 32 | reads.temperatures_K.view(np.int32)
@@ -121,9 +141,9 @@ class Policy(nn.Module):
             torch.from_numpy(column).to(self.device)
             for column in (places_U, reads.temperatures_K[first_U], rows_K, reads.token_ids_K)
         )
-        return sampled_logprobs(
-            self.model.get_output_embeddings(), hidden_M_H[nodes_U], temperatures_U, rows, token_ids_K
-        )
+        hidden_U_H = hidden_M_H[nodes_U]
+        head = self.model.get_output_embeddings()
+        return sampled_logprobs(head, hidden_U_H, temperatures_U, rows, token_ids_K), hidden_U_H, rows
 
     def _hidden(self, pack: Pack, cache: _Cache) -> Tensor:
         dtype = self.model.get_input_embeddings().weight.dtype
@@ -135,6 +155,14 @@ class Policy(nn.Module):
             use_cache=False,
         ).last_hidden_state
         return hidden[0]
+
+
+def _value_head(model: PreTrainedModel) -> nn.Linear:
+    weight = model.get_output_embeddings().weight
+    head = nn.Linear(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def _leaf(states: Tensor) -> Tensor:

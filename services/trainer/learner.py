@@ -73,7 +73,7 @@ def resume_learner(
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
-        load_checkpoint(learner.optimizer, checkpoint, expected)
+        load_checkpoint(learner.optimizer, checkpoint, expected, learner.policy.value_head)
         learner.step = expected.step if step is None else step
         return learner
 
@@ -119,9 +119,9 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
 
 
 def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> Learner:
-    model = _trained_model(base, weights, config, accelerator.device)
-    policy = Policy(model, activation_checkpointing=config.training.activation_checkpointing)
-    optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer))
+    model, critic = _trained_model(base, weights, config, accelerator.device), config.algorithm.critic
+    policy = Policy(model, activation_checkpointing=config.training.activation_checkpointing, values=critic is not None)
+    optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer, critic))
     # Not DistributedDataParallel, which evaluation mode leaves out: ranks differ in their trunks and packs, so that a
     # step adds up gradients once, at its end.
     policy = accelerator.prepare_model(policy, evaluation_mode=True)

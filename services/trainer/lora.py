@@ -33,17 +33,19 @@ class BasePolicy(Policy):
 
     def __init__(self, policy: Policy) -> None:
         nn.Module.__init__(self)
-        self.model = policy.model
+        self.model, self.value_head = policy.model, None
 
     def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
         """`Policy.trunk` of the base model."""
         with without_adapters(self.model):
             return super().trunk(pack, path)
 
-    def forward(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> Tensor:
-        """`Policy.forward` of the base model."""
+    def forward(
+        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """`Policy.forward` of the base model, without values."""
         with without_adapters(self.model):
-            return super().forward(pack, path, reads)
+            return super().forward(pack, path, reads, values_alone=values_alone)
 
 
 def add_adapters(model: PreTrainedModel, config: Lora, frozen: Sequence[str], base: Path) -> None:

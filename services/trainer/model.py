@@ -96,7 +96,7 @@ def _tree_gap(model: PreTrainedModel) -> float:
     places = [np.concatenate([[prefix - 1], prefix + nodes[:-1]]) for nodes in pack.nodes]
     token_ids_K = tails[pack.rows].reshape(-1).astype(np.int64)
     reads = Reads(np.concatenate(places), token_ids_K, np.ones(len(token_ids_K), np.float32))
-    together = policy(pack, [policy.trunk(trunk, [])], reads)
+    together, _ = policy(pack, [policy.trunk(trunk, [])], reads)
     return float((together - torch.cat([alone[row] for row in pack.rows])).abs().max())
 
 

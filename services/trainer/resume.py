@@ -23,7 +23,7 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.batch import Sample
+from leyden.services.trainer.batch import RowCall, Sample
 from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     LockCheck,
@@ -58,6 +58,7 @@ def decode_sample(row: tables.Sample) -> Sample:
         advantages=np.frombuffer(row.advantages, "<f4"),
         temperatures=np.frombuffer(row.temperatures, "<f4"),
         policy_versions=np.frombuffer(row.policy_versions, "<i4"),
+        calls=tuple(RowCall(**call) for call in row.calls or ()),
     )
 
 
@@ -180,7 +181,9 @@ class LearnerLoader:
         else:
             export_again(learner, self.base, version, self.check_lock)
         progress = Progress(self.run_id, learner.step, version.content_sha256)
-        save_checkpoint(optimizer_state(learner.optimizer), progress, checkpoint, self.check_lock)
+        save_checkpoint(
+            optimizer_state(learner.optimizer, learner.policy.value_head), progress, checkpoint, self.check_lock
+        )
 
     async def _version(self, number: int) -> training.Version:
         async with self.database.read() as session:

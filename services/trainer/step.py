@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
-from leyden.libs.contracts.config import Optimizer, RunConfig
+from leyden.libs.contracts.config import Critic, Optimizer, RunConfig
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.batch import (
     Sample,
@@ -23,8 +23,9 @@ from leyden.services.trainer.batch import (
     weights_of,
     with_whitened_advantages,
 )
-from leyden.services.trainer.compute import Anchors, Computed, accumulate_gradients, batch_logprobs, plan_batch
+from leyden.services.trainer.compute import Anchors, Computed, accumulate_gradients, batch_outputs, plan_batch
 from leyden.services.trainer.corrections import effective_sample_share
+from leyden.services.trainer.critic import estimate
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.losses import LOG_RATIO_LIMIT
 from leyden.services.trainer.ranks import ALONE, Ranks
@@ -48,11 +49,19 @@ class Learner:
     ranks: Ranks = ALONE
 
 
-def make_optimizer(policy: Policy, config: Optimizer) -> torch.optim.AdamW:
-    """AdamW over the parameters that are not frozen."""
-    trained = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+def make_optimizer(policy: Policy, config: Optimizer, critic: Critic | None = None) -> torch.optim.AdamW:
+    """AdamW over the parameters that are not frozen, and after them over the value head's.
+
+    `scale` of a group is its rate as a multiple of the step's.
+    """
+    trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": trained, "scale": 1.0}]
+    if policy.value_head is not None and critic is not None:
+        groups.append(
+            {"params": list(policy.value_head.parameters()), "scale": critic.learning_rate / config.learning_rate}
+        )
     return torch.optim.AdamW(
-        trained,
+        groups,
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         weight_decay=config.weight_decay,
@@ -126,6 +135,7 @@ def optimizer_step(
     return {
         **_batch_metrics(everything, samples, learner.step),
         **_token_metrics(tokens, anchors, updates, learner.step),
+        **_value_metrics(anchors, updates),
         "updates": len(updates),
         "loss": _mean([update.computed.loss for update in updates]),
         "gradient_norm": _mean([update.norm for update in updates]),
@@ -145,23 +155,27 @@ class _Update:
 
 
 def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens, config: RunConfig) -> Anchors:
-    """π_old's log-probabilities if the step makes several updates, and the reference's if KL is penalised."""
+    """Outputs of the weights at the step's start: log-probabilities of π_old if the step makes several updates, and a
+    critic's estimates; log-probabilities of the reference if KL is penalised."""
     algorithm, ranks = config.algorithm, learner.ranks
-    old = learner.policy if algorithm.mini_batches * algorithm.epochs > 1 else None
-    if old is None and learner.reference is None:
+    several = algorithm.mini_batches * algorithm.epochs > 1
+    if not several and learner.reference is None and algorithm.critic is None:
         return Anchors()
     plan = plan_batch(
         samples, tokens, config.training.micro_batch_tokens, every_row=algorithm.trains_every_row, ranks=ranks
     )
 
-    def logprobs(policy: Policy | None) -> NDArray[np.float64] | None:
-        if policy is None:
-            return None
-        own_K = batch_logprobs(policy, plan, len(tokens), learner.accelerator)
-        all_K: NDArray[np.float64] = ranks.add(torch.from_numpy(own_K)).numpy()
-        return all_K
+    def outputs(policy: Policy) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        own = batch_outputs(policy, plan, len(tokens), learner.accelerator)
+        logprobs_K, values_K = ranks.add(torch.from_numpy(np.stack(own))).numpy()
+        return logprobs_K, values_K
 
-    return Anchors(logprobs(old), logprobs(learner.reference))
+    old_K, values_K = outputs(learner.policy) if several or algorithm.critic else (None, None)
+    return Anchors(
+        old_K if several else None,
+        outputs(learner.reference)[0] if learner.reference else None,
+        estimate(algorithm.critic, samples, tokens, values_K) if algorithm.critic and values_K is not None else None,
+    )
 
 
 def _compute_gradients(
@@ -180,16 +194,21 @@ def _compute_gradients(
     in_update = [np.full(int(sample.mask.sum()), sample.group_id in groups) for sample in samples]
     tokens_k = np.flatnonzero(np.concatenate([np.zeros(0, bool), *in_update]))
     weights_K = weights_of(tokens, algorithm.weighting, algorithm.sum_constant)
+    trained, anchors = trained_tokens(chosen), anchors.of(tokens_k)
+    if anchors.estimates is not None:
+        trained = replace(trained, advantages_K=anchors.estimates.advantages_K.astype(np.float32))
+        anchors = replace(anchors, estimates=anchors.estimates.weighted())
     learner.optimizer.zero_grad(set_to_none=True)
     computed = accumulate_gradients(
         learner.policy,
         algorithm,
         chosen,
-        trained_tokens(chosen),
+        trained,
         weights_K[tokens.rows_K < len(chosen)],
         max_pack_tokens=config.training.micro_batch_tokens,
         accelerator=learner.accelerator,
-        anchors=anchors.of(tokens_k),
+        anchors=anchors,
+        values_alone=algorithm.critic is not None and learner.step < algorithm.critic.warmup_steps,
         ranks=learner.ranks,
         interrupted=interrupted,
     )
@@ -210,7 +229,7 @@ def _update(learner: Learner, config: Optimizer, steps: int) -> float:
     """Applies the gradients to weights and moments, and returns the learning rate."""
     rate = learning_rate(config, learner.step + 1, steps)
     for group in learner.optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["scale"]
     learner.optimizer.step()
     learner.optimizer.zero_grad(set_to_none=True)
     return rate
@@ -267,6 +286,12 @@ def _token_metrics(tokens: TrainedTokens, anchors: Anchors, updates: Sequence[_U
     }
     own_K = mask_K & (tokens.policy_versions_K == step - 1)
     return metrics | gap_metrics(start_K, tokens, own_K)
+
+
+def _value_metrics(anchors: Anchors, updates: Sequence[_Update]) -> Metrics:
+    if anchors.estimates is None:
+        return {}
+    return {"value_loss": _mean([update.computed.value_loss for update in updates]), **anchors.estimates.metrics()}
 
 
 def gap_metrics(logprobs_K: NDArray[np.float64], tokens: TrainedTokens, own_K: NDArray[np.bool_]) -> Metrics:

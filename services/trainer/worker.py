@@ -114,8 +114,8 @@ def select_groups(
     A group is stale if its oldest token was sampled more than `max_lag` versions before that. With a lag of 1, step 3
     trains tokens of versions 1 and 2 and refuses version 0.
 
-    Args: every_group: trains groups without variance too, since a penalty or whitening moves them; refills: the first
-        groups without variance that do not count as groups of the step
+    Args: every_group: trains groups without variance too, since a penalty, whitening or a critic moves them; refills:
+        the first groups without variance that do not count as groups of the step
     """
     stale = [
         group.group_id
@@ -373,7 +373,7 @@ class Trainer:
         fault_point("trainer.committed")
         await self.notifications.notify(Topic.VERSIONS)
         await self.saver.finish()
-        state = optimizer_state(self.learner.optimizer)
+        state = optimizer_state(self.learner.optimizer, self.learner.policy.value_head)
         self.saver.save(state, Progress(self.settings.run_id, number, export.content_sha256))
         self._report(metrics, selection)
 

@@ -18,6 +18,7 @@ from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.services.credit import worker
 from leyden.services.credit.settings import Settings
 from leyden.services.credit.worker import credit_pending, work
+from leyden.services.trainer.resume import decode_sample
 from tests.builders import add_call, add_group, add_run, add_tool_span, finish_rollout, run_document
 
 CREDIT = {
@@ -88,6 +89,24 @@ async def test_a_complete_group_becomes_credits_and_samples(database: Database) 
     np.testing.assert_allclose(
         np.frombuffer(second.advantages, "<f4"), np.array([0, 0, 1, 1, 0, 1]) * -0.425, rtol=1e-6
     )
+
+
+async def test_samples_of_a_run_with_a_critic_hold_the_rewards_of_their_calls(database: Database) -> None:
+    document = run_document(
+        credit={"air": {"weights": {"search": 0.2}}, "baseline": {"type": "value"}},
+        algorithm={"type": "ppo_clip", "critic": {}},
+    )
+    run = await add_run(database, config=document)
+    await add_complete_group(database, run)
+    await credit_pending(database, 8)
+    first, other = await rows(database, tables.Sample, tables.Sample.rollout_id)
+    calls = [call.id for call in await rows(database, tables.ModelCall, tables.ModelCall.sequence)]
+    assert first.calls == [
+        {"id": calls[0], "parent": None, "reward": 0.2, "share": 1.0, "begin": 2, "end": 3},
+        {"id": calls[1], "parent": calls[0], "reward": 1.0, "share": 1.0, "begin": 5, "end": 5},
+    ]
+    assert decode_sample(first).calls[1].reward == 1.0
+    assert [call["reward"] for call in other.calls] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("shape", ["chat_completions", "responses", "messages", "smolagents"])

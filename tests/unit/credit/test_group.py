@@ -155,3 +155,11 @@ def test_auxiliary_calls_are_left_out_unless_the_run_trains_them() -> None:
     assert len(credited(group, auxiliary_calls="train").credits) == 3
     # Without tools anywhere nothing tells the agent's work from the rest.
     assert len(credited([rollout("a", 1, [title, call("other", [3], [4], at=3, offers_tools=False)])]).credits) == 2
+
+
+def test_a_critics_calls_earn_the_outcome_once_with_airs_share() -> None:
+    credit = Credit.model_validate({"air": {"alpha": 0.25}, "baseline": {"type": "value"}})
+    found = credit_group([rollout("r.0", 1.0, chain("a", 2))], credit, min_siblings=1)
+    assert isinstance(found, Credited)
+    ((row,),) = found.samples.values()
+    assert [call.reward for call in row.calls] == [0.0, 0.75]

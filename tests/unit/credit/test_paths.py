@@ -1,7 +1,7 @@
 import numpy as np
 
 from leyden.services.credit.forest import call_forest
-from leyden.services.credit.paths import Path, paths
+from leyden.services.credit.paths import Path, paths, row_calls
 from leyden.services.credit.records import Call
 from tests.unit.credit.cases import call, chain
 
@@ -65,3 +65,23 @@ def test_tokens_that_a_grammar_forced_do_not_train() -> None:
     assert row.advantages.tolist() == [0, 0, 0, 10, 0]
     forced = call("b", [1], [2], at=0, logprobs=np.zeros(1, "<f4").tobytes(), masks_forced=True)
     assert rows([forced]) == []
+
+
+def test_calls_share_the_return_of_the_one_they_continue_and_untrained_ones_pass_it_on() -> None:
+    calls = [
+        call("root", [1], [2, 3], at=0),
+        call("left", [1, 2, 3, 4], [5], at=1),
+        call("judge", [1, 2, 3, 6], [7], at=2, trainable=False),
+        call("after", [1, 2, 3, 6, 7, 8], [9], at=3),
+        call("end", [1, 2, 3, 6, 7, 9], [9], at=4, trainable=False),
+    ]
+    forest = call_forest(calls)
+    rewards = dict(zip((one.id for one in calls), (0.1, 1.0, 10.0, 100.0, 1000.0), strict=True))
+    left, right = paths(forest, dict.fromkeys(rewards, 0.0), row_calls(forest, rewards))
+    root, first = left.calls
+    (after,) = right.calls
+    assert (root.id, root.parent, root.begin, root.end) == (calls[0].id, None, 1, 2)
+    # Half of the judge's reward, and half of that of each call after it.
+    assert root.reward == 0.1 + 10 / 2 + 1000 / 4
+    assert (first.parent, first.share, first.reward) == (calls[0].id, 0.5, 1.0)
+    assert (after.parent, after.share, after.reward, after.begin) == (calls[0].id, 0.25, 100.0, 6)
