@@ -328,8 +328,10 @@ WHERE t.run_id = :'run' AND NOT coalesce(c.verdict = 'credited' AND CASE t.verdi
 SELECT s.number, s.metrics, t.samples, t.tokens, t.rollouts FROM steps s
 CROSS JOIN LATERAL (
     SELECT count(*) AS samples, coalesce(sum(p.trained_tokens), 0) AS tokens, count(DISTINCT p.rollout_id) AS rollouts
-    FROM step_samples n JOIN samples p ON p.run_id = n.run_id AND p.id = n.sample_id
-    WHERE n.run_id = s.run_id AND n.step = s.number) t
+    FROM samples p
+    WHERE p.run_id = s.run_id AND (
+        p.id IN (SELECT sample_id FROM step_samples n WHERE n.run_id = s.run_id AND n.step = s.number)
+        OR p.group_id IN (SELECT group_id FROM step_replays n WHERE n.run_id = s.run_id AND n.step = s.number))) t
 WHERE s.run_id = :'run' AND (
     NOT s.metrics ?& ARRAY['loss', 'gradient_norm', 'samples', 'trained_tokens', 'rollouts']
     OR EXISTS (SELECT FROM jsonb_each(s.metrics) AS m WHERE jsonb_typeof(m.value) <> 'number')
@@ -361,6 +363,15 @@ SELECT t.sample_id, t.step, s.min_policy_version FROM step_samples t
 JOIN samples s ON s.run_id = t.run_id AND s.id = t.sample_id JOIN runs r ON r.id = t.run_id
 WHERE t.run_id = :'run'
 AND t.step - 1 - s.min_policy_version > (r.config #>> '{sampling,max_policy_lag}')::integer;
+
+\echo question: groups used again that no earlier step trained, that are too old, or too often
+SELECT n.group_id, n.use, n.step FROM step_replays n JOIN runs r ON r.id = n.run_id
+LEFT JOIN step_groups t ON t.group_id = n.group_id LEFT JOIN group_credits c ON c.group_id = n.group_id
+WHERE n.run_id = :'run' AND NOT coalesce(
+    t.verdict = 'trained' AND t.step < n.step AND n.use <= (r.config #>> '{sampling,replay,uses}')::integer
+    AND n.step - 1 - c.min_policy_version <= (r.config #>> '{sampling,max_policy_lag}')::integer
+    AND EXISTS (SELECT FROM steps s WHERE s.run_id = n.run_id AND s.number = n.step)
+    AND n.use = (SELECT count(*) FROM step_replays b WHERE b.group_id = n.group_id AND b.step <= n.step), false);
 
 \echo question: groups refused as stale that were not
 SELECT t.group_id, c.min_policy_version FROM step_groups t JOIN group_credits c ON c.group_id = t.group_id

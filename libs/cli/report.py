@@ -199,13 +199,14 @@ def _steps(steps: Sequence[Step]) -> str:
     if not steps:
         return ""
     phases = list(dict.fromkeys(name for step in steps for name in step.metrics if name.endswith("_seconds")))
-    head = ["step", "reward", "spread", "no variance", *(name.replace("_", " ") for name in phases)]
+    head = ["step", "reward", "spread", "no variance", "replayed", *(name.replace("_", " ") for name in phases)]
     rows = [
         [
             str(step.number),
             _number(step.reward_mean),
             _number(step.reward_std),
-            f"{step.groups.get('no_variance', 0)} of {sum(step.groups.values())}",
+            f"{step.groups.get('no_variance', 0)} of {sum(step.groups.values()) - step.groups.get('replayed', 0)}",
+            f"{step.metrics.get('samples_replayed') or 0:.0f} samples",
             *(_number(step.metrics.get(name)) for name in phases),
         ]
         for step in steps

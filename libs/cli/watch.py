@@ -76,7 +76,9 @@ def summary(run: Run) -> Text:
 
 
 def step_table(steps: Sequence[Step]) -> Table:
-    """Reward with its standard deviation, facts, loss, entropy, KL, tokens and seconds, by step."""
+    """Reward with its standard deviation, facts, loss, entropy, KL, tokens and seconds, by step; with the samples that
+    were used again, where the run does that."""
+    replays = any(step.metrics.get("samples_replayed") for step in steps)
     facts = list(dict.fromkeys(name for step in steps for name in step.facts))
     rows = [
         (
@@ -85,13 +87,14 @@ def step_table(steps: Sequence[Step]) -> Table:
             _number(step.reward_std),
             *(_share(step.facts.get(name)) for name in facts),
             *(_metric(step, name) for name in METRICS),
+            *([_replayed(step)] if replays else []),
             _count(step),
             _seconds(step.metrics.get("step_seconds")),
         )
         for step in steps
     ]
     titles = [name.replace("_", " ") for name in facts]
-    head = ("step", "reward", "±", *titles, *METRICS.values(), "tokens", "seconds")
+    head = ("step", "reward", "±", *titles, *METRICS.values(), *(["replayed"] if replays else []), "tokens", "seconds")
     return table(head, rows, justify="right")
 
 
@@ -100,6 +103,7 @@ def line(step: Step) -> str:
     parts = [f"step {step.number}: reward {_number(step.reward_mean)} ± {_number(step.reward_std)}"]
     parts += [f"{name} {_share(step.facts[name])}" for name in step.facts]
     parts += [f"{title} {_metric(step, name)}" for name, title in METRICS.items()]
+    parts += [f"replayed {_replayed(step)}"] if step.metrics.get("samples_replayed") else []
     parts += [f"tokens {_count(step)}", f"seconds {_seconds(step.metrics.get('step_seconds'))}"]
     return ", ".join(parts)
 
@@ -142,6 +146,11 @@ def _share(value: float | None) -> str:
     if value is None:
         return "–"
     return f"{value:.0%}" if 0 <= value <= 1 else f"{value:.2f}"
+
+
+def _replayed(step: Step) -> str:
+    replayed, samples = (step.metrics.get(name) or 0.0 for name in ("samples_replayed", "samples"))
+    return f"{replayed:.0f} of {samples:.0f}"
 
 
 def _count(step: Step) -> str:

@@ -440,7 +440,7 @@ class Step(_Body):
     metrics: dict[str, float | None]
     """The trainer's metrics: loss, gradient norm, tokens, seconds per phase."""
     groups: dict[str, int]
-    """Number of groups by verdict: trained, no_variance, stale."""
+    """Number of groups by verdict: trained, no_variance, stale; and `replayed`, those of earlier steps used again."""
     rollouts: int
     reward_mean: float | None
     reward_std: float | None

@@ -168,6 +168,22 @@ class Curriculum(_Document):
     """The newest complete groups that count."""
 
 
+class Replay(_Document):
+    """Uses finished groups again: a step trains them in addition to its `groups_per_step` new ones, as long as all
+    their tokens are within `max_policy_lag`. The ratios to the policy that sampled them, with the run's correction,
+    clips and masks, make up for the lag. Groups without variance are not used again."""
+
+    uses: int = Field(default=1, ge=1, le=64)
+    """Further uses of a group after the step that it was sampled for."""
+    share: float = Field(default=0.5, gt=0, le=8)
+    """Replayed groups of a step, at most, as a share of `groups_per_step`."""
+    priority: Literal["freshness", "advantage", "solve_rate"] = "freshness"
+    """The groups that a step prefers: `freshness` those of the newest version, `advantage` those with the largest mean
+    |advantage| of a call, `solve_rate` those of which the share of solved rollouts is nearest to a half."""
+    solved_at: float = Field(default=1.0, ge=-1e6, le=1e6)
+    """The reward from which a rollout counts as solved."""
+
+
 class Sampling(_Document):
     """Sampling of rollouts: how many for each step, and how old their tokens may be."""
 
@@ -191,6 +207,8 @@ class Sampling(_Document):
     refill_zero_variance: int = Field(default=0, ge=0, le=100)
     """Dynamic sampling: k lets a step replace up to k · `groups_per_step` groups without variance by groups of further
     tasks; those after them count, so that no step waits for ever. 0 replaces none."""
+    replay: Replay | None = None
+    """Null: each group is used once."""
     curriculum: Curriculum | None = None
     """Null: each epoch is a new shuffle of all tasks."""
     seed: int = Field(default=0, ge=-(2**63), le=2**63 - 1)
@@ -202,6 +220,27 @@ class Sampling(_Document):
     def refills(self) -> int:
         """Groups without variance that one step may replace."""
         return self.refill_zero_variance * self.groups_per_step
+
+    @property
+    def replays(self) -> int:
+        """Groups that one step may use again."""
+        return 0 if self.replay is None else int(self.replay.share * self.groups_per_step)
+
+    @model_validator(mode="after")
+    def _a_replay_is_possible(self) -> Sampling:
+        if self.replay is None:
+            return self
+        if self.max_policy_lag == 0:
+            raise ValueError(
+                "replay trains tokens of versions before the newest, which max_policy_lag 0 forbids: write"
+                " max_policy_lag 1 or more, or remove replay"
+            )
+        if self.replays == 0:
+            raise ValueError(
+                f"replay.share {self.replay.share} of groups_per_step {self.groups_per_step} is less than one group:"
+                f" write at least {1 / self.groups_per_step:.4g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _a_group_can_be_complete(self) -> Sampling:

@@ -79,6 +79,9 @@ _STEP_REWARDS = f"""
 _STEP_VERDICTS = text("""
     SELECT step, verdict, count(*) AS count FROM step_groups
     WHERE run_id = :run_id AND step = ANY(:steps) GROUP BY step, verdict
+    UNION ALL
+    SELECT step, 'replayed', count(*) FROM step_replays
+    WHERE run_id = :run_id AND step = ANY(:steps) GROUP BY step
 """)
 
 _STEP_FACTS = """

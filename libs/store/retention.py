@@ -59,8 +59,8 @@ _DELETE_ROWS = [
         *(
             (table, "run_id = :run")
             for table in (
-                *("rewards", "outcomes", "attempts", "group_credits", "step_groups", "step_samples", "steps"),
-                *("rollouts", "groups", "evaluations", "policy_versions"),
+                *("rewards", "outcomes", "attempts", "group_credits", "step_replays", "step_groups"),
+                *("step_samples", "steps", "rollouts", "groups", "evaluations", "policy_versions"),
             )
         ),
     )

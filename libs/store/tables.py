@@ -640,6 +640,25 @@ class StepSample(Base):
     __table_args__ = (Index(None, "run_id", "step"),)
 
 
+class StepReplay(Base):
+    """Writer: trainer. A further use of a trained group, in the transaction of the step that uses it: each use is in
+    one step."""
+
+    __tablename__ = "step_replays"
+    group_id: Mapped[str] = mapped_column(
+        ForeignKey("step_groups.group_id"), primary_key=True, comment="A group that an earlier step trained."
+    )
+    use: Mapped[int] = mapped_column(primary_key=True, comment="1 for the first use after the group's own step.")
+    run_id: Mapped[str] = mapped_column(comment="Run of the group.")
+    step: Mapped[int] = mapped_column(comment="The step that used the group again.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        CheckConstraint("use > 0", name="use_positive"),
+        UniqueConstraint("group_id", "step"),
+        Index(None, "run_id", "step"),
+    )
+
+
 class PolicyVersion(Base):
     """Writer: trainer. Weights for engines; versions of a run have no gaps."""
 

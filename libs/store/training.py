@@ -11,7 +11,7 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
 from sqlalchemy.orm import aliased
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import RunConfig, Sampling
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
@@ -42,6 +42,34 @@ _PENDING_VERSIONS = text(f"""
     SELECT policy_version FROM evaluations
     WHERE run_id = :run AND policy_version IS NOT NULL AND id NOT IN (SELECT id FROM ({_MEASURED}) AS measured)
 """)  # noqa: S608  # constants alone
+
+
+# Why `step` bounds the scan: a group's own step is at most max_policy_lag + 1 after its oldest token.
+_REPLAYABLE = text("""
+    SELECT t.group_id
+    FROM step_groups t
+    JOIN group_credits c ON c.group_id = t.group_id
+    JOIN groups g ON g.id = t.group_id
+    CROSS JOIN LATERAL (SELECT count(*) AS uses FROM step_replays WHERE group_id = t.group_id) used
+    WHERE t.run_id = :run AND t.step > :oldest AND t.step < :step AND t.verdict = 'trained'
+    AND c.has_variance AND c.min_policy_version >= :oldest AND used.uses < :uses
+    ORDER BY CASE CAST(:priority AS text)
+        WHEN 'freshness' THEN -c.min_policy_version
+        WHEN 'advantage' THEN (
+            SELECT -avg(abs(a.advantage)) FROM rollouts r JOIN credits a ON a.rollout_id = r.id AND a.run_id = :run
+            WHERE r.group_id = t.group_id)
+        WHEN 'solve_rate' THEN (
+            SELECT abs(avg((r.reward >= :solved_at)::int) - 0.5) FROM rollouts r
+            WHERE r.group_id = t.group_id AND r.state = 'finished')
+    END, g.number DESC
+    LIMIT :count
+""")
+
+_ADD_REPLAYS = text("""
+    INSERT INTO step_replays (group_id, use, run_id, step)
+    SELECT named, 1 + (SELECT count(*) FROM step_replays WHERE group_id = named), :run, :step
+    FROM unnest(CAST(:groups AS text[])) AS named
+""")
 
 
 @dataclass(frozen=True)
@@ -186,6 +214,39 @@ async def consumed_groups(session: ReadSession, run_id: str, step: int) -> dict[
         .order_by(tables.Group.number)
     )
     return {row.group_id: ConsumptionVerdict(row.verdict) for row in await session.execute(query)}
+
+
+async def replayable_groups(session: ReadSession, run_id: str, step: int, sampling: Sampling) -> list[str]:
+    """The trained groups that step `step` uses again, by `sampling.replay.priority`: those within the lag bound that
+    have uses left; none without `sampling.replay`."""
+    if sampling.replay is None:
+        return []
+    scope = {
+        "run": run_id,
+        "step": step,
+        "oldest": step - 1 - sampling.max_policy_lag,
+        "uses": sampling.replay.uses,
+        "priority": sampling.replay.priority,
+        "solved_at": sampling.replay.solved_at,
+        "count": sampling.replays,
+    }
+    return list(await session.scalars(_REPLAYABLE, scope))
+
+
+async def add_replays(session: Session, run_id: str, step: int, group_ids: Sequence[str]) -> None:
+    """Records that a step uses groups again, in the step's own transaction.
+
+    Raises: Refused: the step has used a group again already, or none has trained it; keys are group and use, and group
+        and step
+    """
+    if group_ids:
+        await session.execute(_ADD_REPLAYS, {"run": run_id, "step": step, "groups": list(group_ids)})
+
+
+async def replayed_groups(session: ReadSession, run_id: str, step: int) -> list[str]:
+    """The groups that a step used again."""
+    table = tables.StepReplay
+    return list(await session.scalars(select(table.group_id).where(table.run_id == run_id, table.step == step)))
 
 
 async def load_samples(session: ReadSession, run_id: str, group_ids: Sequence[str]) -> Sequence[tables.Sample]:

@@ -113,13 +113,13 @@ class LearnerLoader:
             return await asyncio.to_thread(self._start)
         checkpoint = Path(last.checkpoint)
         if not await asyncio.to_thread(checkpoint.exists):
-            return await self._replay_step(last.number, checkpoint, interrupted)
+            return await self._make_again(last.number, checkpoint, interrupted)
         try:
             return await self._load_step(last.number, checkpoint)
         except CheckpointDamaged as damage:
             log.warning("files of a step damaged", step=last.number, cause=str(damage))
             try:
-                return await self._replay_step(last.number, checkpoint, interrupted)
+                return await self._make_again(last.number, checkpoint, interrupted)
             except CheckpointDamaged as error:
                 raise CheckpointDamaged(f"{damage}; step {last.number} cannot be made again: {error}") from error
 
@@ -143,7 +143,7 @@ class LearnerLoader:
                 self.base, weights, checkpoint, expected, self.config, self.accelerator, self.ranks, step=step
             )
 
-    async def _replay_step(self, step: int, checkpoint: Path, interrupted: Callable[[], bool]) -> Learner:
+    async def _make_again(self, step: int, checkpoint: Path, interrupted: Callable[[], bool]) -> Learner:
         """Makes a recorded step again, with the samples on record, and writes its missing checkpoint."""
         before = step - 1
         if before == 0:
@@ -152,11 +152,12 @@ class LearnerLoader:
             learner = await self._load_step(before, checkpoint.with_name(str(before)))
         async with self.database.read() as session:
             verdicts = await training.consumed_groups(session, self.run_id, step)
-            rows = await training.load_samples(session, self.run_id, list(verdicts))
+            replayed = await training.replayed_groups(session, self.run_id, step)
+            rows = await training.load_samples(session, self.run_id, [*verdicts, *replayed])
         trained = {group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.TRAINED}
         replaced = [group for group in verdicts if group not in trained][: self.config.sampling.refills]
         rows = [row for row in rows if row.group_id not in replaced]
-        samples, zero_variance = decode_samples(rows, trained)
+        samples, zero_variance = decode_samples(rows, trained | set(replayed))
         await asyncio.to_thread(self._make_step, learner, samples, zero_variance, interrupted)
         await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), checkpoint)
         return learner

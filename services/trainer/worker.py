@@ -341,15 +341,23 @@ class Trainer:
     async def _step(self, selection: Selection, stop: asyncio.Event) -> None:
         started_at, started = datetime.now(tz=UTC), time.perf_counter()
         async with self.database.read() as session:
-            rows = await training.load_samples(
-                session, self.settings.run_id, selection.trained + selection.zero_variance
+            replayed = await training.replayable_groups(
+                session, self.settings.run_id, self.learner.step + 1, self.config.sampling
             )
-        samples, zero_variance = decode_samples(rows, set(selection.trained))
+            rows = await training.load_samples(
+                session, self.settings.run_id, selection.trained + selection.zero_variance + replayed
+            )
+        samples, zero_variance = decode_samples(rows, {*selection.trained, *replayed})
         loaded = time.perf_counter()
         metrics, export = await asyncio.to_thread(self._learn, samples, zero_variance, stop.is_set)
         if "logprob_gap_tokens" not in metrics:
             metrics |= await self._compare_older(samples, metrics)
-        metrics |= {"groups_replaced": len(selection.replaced)}
+        again = [sample for sample in samples if sample.group_id in replayed]
+        metrics |= {
+            "groups_replaced": len(selection.replaced),
+            "groups_replayed": len(replayed),
+            "samples_replayed": len(again),
+        }
         metrics = {**metrics, "load_seconds": loaded - started, "step_seconds": time.perf_counter() - started}
 
         await self._check_gap(metrics)
@@ -364,17 +372,20 @@ class Trainer:
             started_at=started_at,
             trained_groups=selection.trained,
             zero_variance_groups=selection.zero_variance + selection.replaced,
-            sample_ids=[sample.id for sample in samples],
+            sample_ids=[sample.id for sample in samples if sample.group_id not in replayed],
             version=_version(number, export),
         )
         async with self.database.session() as session:
             await training.commit_step(session, record)
             fault_point("trainer.step_written")
+            await training.add_replays(session, self.settings.run_id, number, replayed)
+            fault_point("trainer.replays_written")
         fault_point("trainer.committed")
         await self.notifications.notify(Topic.VERSIONS)
         await self.saver.finish()
         state = optimizer_state(self.learner.optimizer, self.learner.policy.value_head)
         self.saver.save(state, Progress(self.settings.run_id, number, export.content_sha256))
+        GROUPS.labels("replayed").inc(len(replayed))
         self._report(metrics, selection)
 
     async def _compare_older(self, samples: Sequence[Sample], metrics: Metrics) -> Metrics:

@@ -119,6 +119,10 @@ BROKEN = [
     ("steps or versions out of order", "UPDATE policy_versions SET created_at = '2000-01-01'"),
     ("completed runs with other steps than were asked for", "DELETE FROM steps"),
     ("tokens older than the lag allows", "UPDATE samples SET min_policy_version = -2"),
+    (
+        "groups used again that no earlier step trained, that are too old, or too often",
+        "INSERT INTO step_replays (group_id, use, run_id, step) SELECT group_id, 1, run_id, 2 FROM step_groups",
+    ),
     ("groups refused as stale that were not", "UPDATE step_groups SET verdict = 'stale', step = NULL"),
     ("versions whose files are not what was recorded", "UPDATE policy_versions SET content_sha256 = 'other'"),
 ]

@@ -57,6 +57,8 @@ async def full_run(database: Database, root: Path, phase: str = "completed") -> 
         )
         await session.flush()
         session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=1, verdict="trained"))
+        await session.flush()
+        session.add(tables.StepReplay(group_id=group.id, use=1, run_id=run.id, step=2))
         session.add(tables.StepSample(run_id=run.id, sample_id=f"{rollout.id}:0", step=1))
     await builders.end_run(database, run, phase)
     return run

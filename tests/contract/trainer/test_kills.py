@@ -22,6 +22,7 @@ POINTS = (
     "trainer.version_unnamed",
     "trainer.exported",
     "trainer.step_written",
+    "trainer.replays_written",
     "trainer.committed",
     "trainer.state_written",
     "trainer.checkpoint_unnamed",
@@ -33,7 +34,10 @@ STEPS = 4
 
 async def prepared(database: Database, dsn: str, model: Path, folder: Path, redis_url: str) -> Case:
     case = await Case(database, dsn, model, folder, redis_url).open(
-        steps=STEPS, algorithm={"mini_batches": 2, "epochs": 2}, keep_checkpoints=1
+        steps=STEPS,
+        algorithm={"mini_batches": 2, "epochs": 2},
+        sampling={"replay": {"share": 0.5}},
+        keep_checkpoints=1,
     )
     for number in range(2 * STEPS):
         await case.add_group(number, version=number // 2)
@@ -91,6 +95,8 @@ async def test_a_step_killed_at_every_point_is_recorded_once_with_the_weights_of
     assert samples == {
         f"{killed.run.id}.{number}.{sibling}:0": 1 + number // 2 for number in range(2 * STEPS) for sibling in (0, 1)
     }
+    # Each step from the second uses one group of the step before again, once.
+    assert await killed.replays() == {step: [(f"{killed.run.id}.{2 * step - 3}", 1)] for step in range(2, STEPS + 1)}
     folder = killed.folder / killed.run.id
     assert describe(Path(found[STEPS].path)).content_sha256 == found[STEPS].content_sha256
     assert sorted(path.name for path in folder.glob("*/*")) == [str(STEPS)] * 2

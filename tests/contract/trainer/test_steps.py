@@ -13,7 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import torch
-from sqlalchemy import select
+from sqlalchemy import func, select, update
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
@@ -44,10 +44,14 @@ class Case:
         self._dsn, self._redis_url = dsn, redis_url
 
     async def open(
-        self, steps: int = 2, algorithm: Mapping[str, object] | None = None, **training_changes: object
+        self,
+        steps: int = 2,
+        algorithm: Mapping[str, object] | None = None,
+        sampling: Mapping[str, object] | None = None,
+        **training_changes: object,
     ) -> "Case":
         document = builders.run_document(
-            sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 1},
+            sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 1, **(sampling or {})},
             optimizer={"learning_rate": 1e-3},
             algorithm={"type": "ppo_clip", **(algorithm or {})},
             training={"steps": steps, "max_logprob_gap": 100.0, "min_effective_share": 0.0, **training_changes},
@@ -92,6 +96,13 @@ class Case:
 
     async def consumed(self) -> dict[str, int]:
         return {row.sample_id: row.step for row in await self.rows(tables.StepSample)}  # type: ignore[attr-defined]
+
+    async def replays(self) -> dict[int, list[tuple[str, int]]]:
+        """The groups that each step used again, and which use of theirs it was."""
+        found: dict[int, list[tuple[str, int]]] = {}
+        for row in await self.rows(tables.StepReplay):
+            found.setdefault(row.step, []).append((row.group_id, row.use))  # type: ignore[attr-defined]
+        return {step: sorted(groups) for step, groups in sorted(found.items())}
 
     async def versions(self) -> dict[int, tables.PolicyVersion]:
         return {row.version: row for row in await self.rows(tables.PolicyVersion)}  # type: ignore[attr-defined,misc]
@@ -675,6 +686,93 @@ async def test_a_step_with_replaced_groups_is_made_again_with_the_same_result(
         for subject in (case, other)
     ]
     assert states[0] == states[1]
+
+
+async def test_groups_are_used_again_within_the_lag_bound_and_as_often_as_the_run_allows(case: Case) -> None:
+    await case.open(steps=4, sampling={"max_policy_lag": 2, "replay": {"uses": 2, "share": 2.0}})
+    groups = [await case.add_group(number, version=number // 2) for number in range(8)]
+    still = await case.add_group(8, version=3, has_variance=False)
+    await case.train()
+
+    assert await case.replays() == {
+        2: [(groups[0], 1), (groups[1], 1)],
+        3: [(groups[0], 2), (groups[1], 2), (groups[2], 1), (groups[3], 1)],
+        # Version 0 is three versions behind step 4, which improves version 3.
+        4: [(groups[2], 2), (groups[3], 2), (groups[4], 1), (groups[5], 1)],
+    }
+    assert still not in await case.verdicts()
+    steps = {step.number: step.metrics for step in await case.rows(tables.Step)}  # type: ignore[attr-defined]
+    assert [(one["samples"], one["samples_replayed"], one["groups_replayed"]) for one in steps.values()] == [
+        (4, 0, 0),
+        (8, 4, 2),
+        (12, 8, 4),
+        (12, 8, 4),
+    ]
+    assert [one["policy_lag_max"] for one in steps.values()] == [0, 1, 2, 2]
+    assert sorted((await case.consumed()).values()) == [number for number in (1, 2, 3, 4) for _ in range(4)]
+
+
+@pytest.mark.parametrize(("priority", "chosen"), [("freshness", 3), ("advantage", 1), ("solve_rate", 2)])
+async def test_a_step_prefers_groups_by_priority(case: Case, priority: str, chosen: int) -> None:
+    await case.open(steps=3, sampling={"max_policy_lag": 2, "replay": {"uses": 2, "share": 0.5, "priority": priority}})
+    for number in range(6):
+        await case.add_group(number, version=number // 2)
+        for sibling, (reward, advantage) in enumerate(
+            {1: [(1.0, 3.0), (1.0, -3.0)], 2: [(1.0, 0.5), (0.0, -0.5)]}.get(number, [(1.0, 0.1), (1.0, -0.1)])
+        ):
+            rollout = f"{case.run.id}.{number}.{sibling}"
+            async with case.database.session() as session:
+                await session.execute(
+                    update(tables.Rollout)
+                    .where(tables.Rollout.id == rollout)
+                    .values(state="finished", attempt=1, reward=reward, reason="succeeded", finished_at=func.now())
+                )
+                session.add(
+                    tables.CallCredit(
+                        run_id=case.run.id,
+                        call_id=f"call-{rollout}",
+                        rollout_id=rollout,
+                        intermediate_reward=0.0,
+                        return_=reward,
+                        baseline=0.0,
+                        advantage=advantage,
+                        depth=0,
+                        state_key="",
+                        tools={"calls": []},
+                    )
+                )
+    await case.train()
+    [(group, _)] = (await case.replays())[3]
+    assert group == f"{case.run.id}.{chosen}"
+
+
+async def test_a_step_with_replayed_groups_is_made_again_with_the_same_result(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
+    for subject in (case, other):
+        await subject.open(steps=2, keep_checkpoints=1, sampling={"replay": {"share": 1.0}})
+        for number in range(4):
+            await subject.add_group(number, version=number // 2)
+    real: Callable[..., None] = saving.save_checkpoint
+
+    def failing(state: object, progress: Progress, *where: object) -> None:
+        if progress.step == 2:
+            raise RuntimeError("killed here")
+        real(state, progress, *where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "save_checkpoint", failing)
+        with pytest.raises(RuntimeError, match="killed here"):
+            await case.train()
+    await case.train()
+    await other.train()
+    states = [
+        (subject.folder / subject.run.id / "checkpoints" / "2" / "optimizer.safetensors").read_bytes()
+        for subject in (case, other)
+    ]
+    assert states[0] == states[1]
+    assert len((await case.replays())[2]) == 2
 
 
 class Failing:

@@ -51,6 +51,14 @@ def test_steps_are_rows_with_reward_shares_loss_entropy_kl_tokens_and_seconds() 
     assert line(first) == f"{said}, tokens 1,234, seconds 2.1"
 
 
+def test_samples_that_were_used_again_are_a_column_of_runs_that_replay() -> None:
+    replaying, fresh = (step(2, 0.5, {}, samples=12.0, samples_replayed=again) for again in (4.0, 0.0))
+    head, *rows = [[cell.strip() for cell in row if cell.strip()] for row in shown(step_table([replaying, fresh]))]
+    assert [row[head.index("replayed")] for row in rows] == ["4 of 12", "0 of 12"]
+    assert "replayed 4 of 12" in line(replaying)
+    assert "replayed" not in line(fresh)
+
+
 def ports_of(listeners: dict[str, Listeners]) -> dict[str, tuple[int | None, int]]:
     return {
         name: (one.public.getsockname()[1] if one.public else None, one.internal.getsockname()[1])

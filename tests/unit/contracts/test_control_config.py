@@ -30,6 +30,12 @@ from tests.builders import run_document
             "sampling.refill_zero_variance replaces groups",
         ),
         (
+            {"sampling": {"max_policy_lag": 0, "replay": {}}},
+            "sampling\n  Value error, replay trains tokens of versions",
+        ),
+        ({"sampling": {"max_policy_lag": 0, "replay": {}}}, "write max_policy_lag 1 or more, or remove replay"),
+        ({"sampling": {"groups_per_step": 4, "replay": {"share": 0.2}}}, "write at least 0.25"),
+        (
             {"training": {"steps": 50_000}, "evaluation": {"dataset": "held-out", "every": 10}},
             "write at least 50",
         ),
