@@ -34,7 +34,7 @@ DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT)
 FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen,python).txt
 
 .DEFAULT_GOAL := help
-.PHONY: help test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help oracle test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -79,6 +79,12 @@ $(SGLANG_VENV)/.ready: tests/sglang/requirements.txt tests/sglang/sglang_on_cpu.
 		cp tests/sglang/sglang_on_cpu.py "$$packages" && echo 'import sglang_on_cpu' >"$$packages/sglang_on_cpu.pth"
 	@touch $@
 
+# verl's files alone: the tests stand in for the packages that its arithmetic does not need.
+$(CACHE)/oracle/.ready: tests/oracle/requirements.txt $(VENV)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(CACHE)/oracle \
+		--requirement tests/oracle/requirements.txt
+	@touch $@
+
 # Helm and kubectl, for the tests of the chart.
 $(CACHE)/tools/.ready: tests/tools.py $(VENV)/.ready
 	$(BIN)/python -m tests.tools
@@ -121,6 +127,9 @@ test: setup ## every test
 test-sglang: setup $(SGLANG_VENV)/.ready ## the contract of engines, and a training, on a real SGLang on a CPU
 	TEST_SGLANG=1 $(BIN)/pytest --timeout=600 --durations=10 -k "[sglang or on_sglang" \
 		tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py tests/sglang
+
+oracle: $(CACHE)/oracle/.ready ## losses, corrections and estimators against verl and TRL on SHAPES random shapes (10,000)
+	$(BIN)/python -m tests.oracle --shapes $(or $(SHAPES),10000) --seed $(or $(SEED),0)
 
 contract: setup ## tests of the promises at each boundary
 	$(BIN)/pytest tests/contract

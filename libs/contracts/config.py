@@ -603,7 +603,7 @@ class DppoTv(_Algorithm):
 
 
 class ImportanceSampling(_Algorithm):
-    """-A·ρ without a clip: unbiased off-policy, with the variance of its ratio."""
+    """-A·ρ without a clip. Each token has its own ratio alone: what changed earlier in its row is a bias."""
 
     type: Literal["importance_sampling"] = "importance_sampling"
 

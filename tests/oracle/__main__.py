@@ -1,0 +1,316 @@
+"""Runs every comparison on random shapes in float64; exit status 1 at the first difference.
+
+Axes: B rows of T places each; K the places that the mask leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[2] / ".cache" / "oracle"))
+
+from leyden.libs.contracts.config import DecoupledCorrection
+from leyden.services.credit import baselines
+from leyden.services.trainer import losses
+from leyden.services.trainer.batch import whitened
+from leyden.services.trainer.corrections import importance_weights
+from leyden.services.trainer.weights import Weighting, token_weights
+from tests.oracle import references
+
+TOLERANCE = 1e-9
+WHITENING_TOLERANCE = 3e-8
+"""verl adds 1e-8 to the number of tokens before it divides by it, which moves a mean over two tokens by 5e-9."""
+Result = dict[str, tuple[Tensor, Tensor]]
+
+
+@dataclass
+class Case:
+    """One random batch. Columns are [B, T]; groups_B and rewards_B are the rows'."""
+
+    mask: Tensor
+    old: Tensor
+    logprobs: Tensor
+    generator: Tensor
+    reference: Tensor
+    advantages: Tensor
+    groups_B: np.ndarray
+    rewards_B: Tensor
+    extreme: bool
+    clips: tuple[float, float]
+
+    @classmethod
+    def random(cls, random: np.random.Generator) -> Case:
+        """Ratios from nearly 1 to far beyond every clip; one case in ten goes beyond the clamp of e^20."""
+        rows, width = int(random.integers(1, 9)), int(random.integers(1, 13))
+        mask = random.random((rows, width)) < random.uniform(0.3, 1.0)
+        mask[np.arange(rows), random.integers(0, width, rows)] = True
+        extreme = bool(random.random() < 0.1)
+        spread = 15.0 if extreme else float(random.choice([0.01, 0.1, 0.5, 1.5]))
+        old = -np.abs(random.normal(1.0, 2.0, (rows, width)))
+        near = [np.minimum(old + random.normal(0.0, spread, old.shape), -1e-6) for _ in range(3)]
+        groups_B = np.sort(random.integers(0, max(1, rows // 2), rows))
+        columns = [torch.from_numpy(c) for c in (old, *near)]
+        advantages = torch.from_numpy(random.normal(0, 1, (rows, 1)) * np.ones((1, width)))
+        rewards_B = torch.from_numpy(random.choice([random.normal(0, 2, rows), random.integers(0, 3, rows) / 2.0]))
+        clips = float(random.uniform(0.01, 0.5)), float(random.uniform(0.01, 0.9))
+        return cls(torch.from_numpy(mask), *columns, advantages, groups_B, rewards_B, extreme, clips)
+
+    @property
+    def row_numbers(self) -> Tensor:
+        return torch.nonzero(self.mask)[:, 0]
+
+    def flat(self, column: Tensor) -> Tensor:
+        return column[self.mask]
+
+    def token_weights(self, weighting: Weighting) -> Tensor:
+        rows_K = self.row_numbers.numpy()
+        constant = self.mask.shape[1] if weighting == "rollout_sum_const" else None
+        found = token_weights(weighting, rows_K, rows_K, self.groups_B[rows_K], sum_constant=constant)
+        return torch.from_numpy(found)
+
+
+Loss = Callable[[Case, Tensor], losses.TokenLoss]
+VERL_MODES: dict[Weighting, str] = {
+    "token_mean": "token-mean",
+    "seq_mean_token_mean": "seq-mean-token-mean",
+    "rollout_sum_const": "seq-mean-token-sum-norm",
+}
+
+
+def ours(case: Case, loss: Loss, weights_K: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss and its gradient, [K]."""
+    logprobs_K = case.flat(case.logprobs).clone().requires_grad_()
+    total = (loss(case, logprobs_K).losses_K * weights_K).sum()
+    (gradient_K,) = torch.autograd.grad(total, logprobs_K)
+    return total.detach(), gradient_K
+
+
+def theirs(case: Case, loss: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    logprobs = case.logprobs.clone().requires_grad_()
+    total = loss(logprobs)
+    (gradient,) = torch.autograd.grad(total, logprobs)
+    return total.detach(), case.flat(gradient)
+
+
+def ppo(dual: float | None) -> Loss:
+    return lambda case, logprobs_K: losses.ppo_clip(
+        logprobs_K,
+        case.flat(case.old),
+        case.flat(case.advantages),
+        clip_low=case.clips[0],
+        clip_high=case.clips[1],
+        dual_clip=dual,
+    )
+
+
+def gspo(case: Case, logprobs_K: Tensor) -> losses.TokenLoss:
+    low, high = case.clips
+    return losses.gspo(
+        logprobs_K, case.flat(case.old), case.flat(case.advantages), case.row_numbers, clip_low=low, clip_high=high
+    )
+
+
+def cispo(low: float, high: float) -> Loss:
+    return lambda case, logprobs_K: losses.cispo(
+        logprobs_K, case.flat(case.old), case.flat(case.advantages), clip_low=low, clip_high=high
+    )
+
+
+def sapo(tau_negative: float) -> Loss:
+    return lambda case, logprobs_K: losses.sapo(
+        logprobs_K, case.flat(case.old), case.flat(case.advantages), tau_positive=1.0, tau_negative=tau_negative
+    )
+
+
+def reinforce(case: Case, logprobs_K: Tensor) -> losses.TokenLoss:
+    return losses.reinforce(logprobs_K, case.flat(case.advantages))
+
+
+def dppo_tv(case: Case, logprobs_K: Tensor) -> losses.TokenLoss:
+    low, high = case.clips
+    return losses.dppo_tv(
+        logprobs_K, case.flat(case.old), case.flat(case.advantages), mask_low=low, mask_high=high, drift_coefficient=0.0
+    )
+
+
+def against_verl(case: Case) -> Result:
+    """Losses in verl's aggregations, with and without importance weights."""
+    low, high = case.clips
+    clips = {"clip_ratio_low": low, "clip_ratio_high": high}
+    weights = references.verl_weights(case.old - case.generator, case.mask.double(), "token", 2.0)
+    found: Result = {}
+
+    def compare(name: str, verl_name: str, loss: Loss, weighting: Weighting, **options: Any) -> None:
+        def reference(logprobs: Tensor) -> Tensor:
+            mask = case.mask.double()
+            return references.verl_loss(verl_name, case.old, logprobs, case.advantages, mask, **options)
+
+        options["mode"] = VERL_MODES[weighting]
+        weights_K = case.token_weights(weighting)
+        if weighting == "seq_mean_token_mean":
+            # verl divides by T + 1e-8.
+            lengths_K = losses.row_sums(torch.ones_like(weights_K), case.row_numbers)
+            weights_K = weights_K * lengths_K / (lengths_K + 1e-8)
+        if options.get("weights") is not None:
+            weights_K = weights_K * correction(case, "tis_token", cap=2.0)
+        mine, other = ours(case, loss, weights_K), theirs(case, reference)
+        if name != "dppo_tv":
+            found[f"verl {name} {weighting}"] = mine[0], other[0]
+        found[f"verl {name} {weighting} gradient"] = mine[1], other[1]
+
+    for weighting in VERL_MODES:
+        compare("ppo_clip", "vanilla", ppo(3.0), weighting, clip_ratio_c=3.0, **clips)
+    compare("ppo_clip tis_token", "vanilla", ppo(3.0), "token_mean", clip_ratio_c=3.0, weights=weights, **clips)
+    compare("cispo", "cispo", cispo(low, high), "token_mean", **clips)
+    compare("cispo tis_token", "cispo", cispo(low, high), "token_mean", weights=weights, **clips)
+    compare("sapo", "sapo", sapo(1.05), "seq_mean_token_mean")
+    compare("reinforce", "gpg", reinforce, "token_mean")
+    if not case.extreme:
+        # Beyond e^20 the two differ: ours clamps each token's ratio before the mean, and dppo_tv's is no weight.
+        compare("gspo", "gspo", gspo, "token_mean", **clips)
+        compare("gspo", "gspo", gspo, "seq_mean_token_mean", **clips)
+        # verl writes the detached ratio times log π: other values, the same gradients.
+        compare("dppo_tv", "dppo_tv", dppo_tv, "token_mean", clip_ratio_c=1e9, **clips)
+    return found
+
+
+def correction(case: Case, kind: str, **bounds: float) -> Tensor:
+    document = DecoupledCorrection.model_validate({"weights": kind, **bounds})
+    return importance_weights(document, case.flat(case.old), case.flat(case.generator), case.row_numbers)
+
+
+def corrections(case: Case) -> Result:
+    """Importance weights. TRL's `sequence_mask` stands between its sampling and its loss: its formula is repeated."""
+    mask, log_ratio = case.mask.double(), case.old - case.generator
+
+    def verl(level: str, threshold: float | str) -> Tensor:
+        return case.flat(references.verl_weights(log_ratio, mask, level, threshold))
+
+    found = {
+        "verl tis_token": (correction(case, "tis_token", cap=1.5), verl("token", 1.5)),
+        "verl tis_seq": (correction(case, "tis_seq", cap=4.0), verl("sequence", 4.0)),
+        "verl icepop": (correction(case, "icepop", floor=0.5, cap=5.0), verl("token", "0.5_5.0")),
+        # verl bounds the mean of -Δ: the band is the inverse one.
+        "verl mis_geo": (
+            correction(case, "mis_geo", floor=0.7, cap=1.9),
+            case.flat(references.verl_kept(log_ratio, mask, "seq_mean_k1", f"{1 / 1.9!r}_{1 / 0.7!r}")),
+        ),
+    }
+    if not case.extreme:
+        products = (log_ratio * mask).sum(1, keepdim=True).exp()
+        kept = products.masked_fill(products > 3.0, 0.0).expand_as(mask)
+        found["trl seq_mask"] = correction(case, "seq_mask"), case.flat(kept)
+    return found
+
+
+def against_trl(case: Case) -> Result:
+    """TRL's loss types; it has no clamp, so extreme ratios are left out."""
+    if case.extreme:
+        return {}
+    low, high = case.clips
+    found: Result = {}
+
+    def compare(name: str, loss: Loss, weighting: Weighting, weights_K: Tensor | float = 1.0, **options: Any) -> None:
+        def reference(logprobs: Tensor) -> Tensor:
+            return references.trl_loss(case.old, logprobs, case.advantages, case.mask.double(), **options)
+
+        mine = ours(case, loss, case.token_weights(weighting) * weights_K)
+        other = theirs(case, reference)
+        found[f"trl {name}"], found[f"trl {name} gradient"] = (mine[0], other[0]), (mine[1], other[1])
+
+    clips = {"low": low, "high": high}
+    compare("grpo", ppo(None), "seq_mean_token_mean", loss_type="grpo", **clips)
+    compare("dapo", ppo(None), "token_mean", loss_type="dapo", **clips)
+    compare("dr_grpo", ppo(None), "rollout_sum_const", loss_type="dr_grpo", **clips)
+    compare("gspo", gspo, "seq_mean_token_mean", loss_type="grpo", level="sequence", **clips)
+    compare("cispo", cispo(1.0, 4.0), "token_mean", loss_type="cispo", high=5.0)
+    compare("sapo", sapo(1.0625), "seq_mean_token_mean", loss_type="sapo")
+    weights = torch.exp(case.old - case.generator).clamp(max=2.0)
+    compare(
+        "dapo tis_token",
+        ppo(None),
+        "token_mean",
+        correction(case, "tis_token"),
+        loss_type="dapo",
+        weights=weights,
+        **clips,
+    )
+    return found
+
+
+def estimators(case: Case) -> Result:
+    """Advantages of groups of two and more: a group of one has advantage 0 here, and its reward in verl."""
+    groups_B, counts_B = case.groups_B, np.bincount(case.groups_B)[case.groups_B]
+    lengths_B, mask = case.mask.sum(1), case.mask.double()
+    if (counts_B < 2).any():
+        return {}
+    last = torch.zeros_like(mask)
+    last[torch.arange(len(groups_B)), case.mask.shape[1] - 1 - case.mask.flip(1).int().argmax(1)] = 1
+    rewards = last * case.rewards_B[:, None]
+
+    def mine(kind: baselines.Kind) -> Tensor:
+        siblings = baselines.Siblings.of(
+            case.rewards_B.numpy(),
+            [str(row) for row in range(len(groups_B))],
+            {},
+            anchors_C=[str(group) for group in groups_B],
+            lengths_C=lengths_B.tolist(),
+        )
+        return case.flat(torch.from_numpy(baselines.advantages(kind, siblings).advantages_C)[:, None].expand_as(mask))
+
+    def verl(name: str, **options: Any) -> Tensor:
+        return case.flat(references.verl_advantages(name, rewards.clone(), mask, groups_B, **options))
+
+    found = {
+        "verl grpo": (mine("mean_std"), verl("grpo")),
+        "verl dr_grpo": (mine("mean"), verl("grpo", norm_adv_by_std_in_grpo=False)),
+        "verl rloo": (mine("leave_one_out"), verl("rloo")),
+        "verl opo": (mine("opo"), verl("opo")),
+    }
+    if float(mine("mean").std()) > 0.01:
+        found["verl reinforce_pp_baseline"] = (
+            torch.from_numpy(whitened(mine("mean").numpy())),
+            verl("reinforce_plus_plus_baseline"),
+        )
+    return found
+
+
+COMPARISONS = (against_verl, corrections, against_trl, estimators)
+
+
+def main() -> int:
+    """Compares on `--shapes` random shapes."""
+    parser = argparse.ArgumentParser(prog="python -m tests.oracle")
+    parser.add_argument("--shapes", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    started, largest, counts = time.perf_counter(), dict[str, float](), dict[str, int]()
+    for shape in range(arguments.shapes):
+        case = Case.random(np.random.default_rng([arguments.seed, shape]))
+        for comparison in COMPARISONS:
+            for name, (mine, other) in comparison(case).items():
+                difference = float(((mine - other).abs() / other.abs().clamp(min=1.0)).max()) if mine.numel() else 0.0
+                counts[name] = counts.get(name, 0) + 1
+                largest[name] = max(largest.get(name, 0.0), difference)
+                if not difference <= (WHITENING_TOLERANCE if "reinforce_pp" in name else TOLERANCE):
+                    print(f"shape {shape}: {name} differs by {difference:.3g}: {mine} against {other}")
+                    return 1
+    for name, difference in sorted(largest.items()):
+        print(f"{name:50} {counts[name]:6d} shapes, largest difference {difference:.1e}")
+    print(f"{arguments.shapes} shapes in {time.perf_counter() - started:.0f} s, seed {arguments.seed}: all equal")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
