@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import pkgutil
 import sys
 import types
@@ -100,6 +101,15 @@ def run_config_page() -> str:
         lines += ["", f"## {model.__name__}", "", _one_line(inspect.getdoc(model) or ""), ""]
         lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
         lines += [_row(f"`{name}`", field) for name, field in model.model_fields.items()]
+    recipes = importlib.import_module("leyden.libs.contracts.recipes").RECIPES
+    lines += [
+        "",
+        "## Recipes",
+        "",
+        "`recipe: NAME` begins a document with these settings; the document overrides them.",
+    ]
+    for name, recipe in recipes.items():
+        lines += ["", f"### {name}", "", recipe.purpose, "", "```json", json.dumps(recipe.document, indent=2), "```"]
     return "\n".join(lines).replace("leyden.libs.contracts.config.", "") + "\n"
 
 

@@ -14,6 +14,7 @@ from leyden.libs.cli.doctor import doctor
 from leyden.libs.cli.errors import CommandError, Exit, exit_on_error
 from leyden.libs.cli.logs import logs
 from leyden.libs.cli.pools import pools
+from leyden.libs.cli.recipes import recipes
 
 
 class _Group(TyperGroup):
@@ -78,6 +79,7 @@ app.command()(local.status)
 app.command()(doctor)
 app.command()(demo)
 app.command()(pools)
+app.command()(recipes)
 app.command()(logs)
 app.add_typer(agents.app, name="agent")
 app.add_typer(datasets.app, name="dataset")

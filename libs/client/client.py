@@ -220,6 +220,10 @@ class Client:
         """Lists the pools that runs may name, with their engines and runs."""
         return self._all_of("/v1/pools", api.Pool)
 
+    def recipes(self) -> Iterator[api.Recipe]:
+        """Lists the recipes that a run's document may begin with."""
+        return self._all_of("/v1/recipes", api.Recipe)
+
     def engines(self) -> Iterator[api.Engine]:
         """Lists engines with the weights that they served at the last poll."""
         return self._all_of("/v1/engines", api.Engine)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -513,6 +513,15 @@ class Engine(_Body):
     state: str
     detail: str | None
     updated_at: datetime
+
+
+class Recipe(_Body):
+    """Settings that a run's document may begin with."""
+
+    name: str
+    purpose: str
+    document: dict[str, Any]
+    """A part of a run's document."""
 
 
 class Pool(_Body):

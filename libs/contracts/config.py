@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from leyden.libs.contracts.placeholders import task_fields
+from leyden.libs.contracts.recipes import RECIPES, expanded
 
 Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
 """A word of a command or a value of its environment; Linux limits one to 128 KiB."""
@@ -764,6 +765,9 @@ class RunConfig(_Document):
     """The body of `POST /v1/runs`."""
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[\w][\w .:-]*$")
+    recipe: Word | None = None
+    """Settings to begin with (`leyden recipes`): the document overrides them. The stored one holds all values and no
+    recipe."""
     dataset: Word
     """Id or name of the training dataset."""
     agent: Agent
@@ -811,6 +815,18 @@ class RunConfig(_Document):
                 " credit.baseline.whiten and sampling.refill_zero_variance"
             )
         return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _begins_with_its_recipe(cls, document: Any) -> Any:
+        return expanded(document) if isinstance(document, Mapping) else document
+
+    @field_validator("recipe")
+    @classmethod
+    def _a_recipe_exists(cls, name: str | None) -> str | None:
+        if name is not None:
+            raise ValueError(f"there is no recipe {name!r}: write one of {', '.join(RECIPES)}")
+        return name
 
     @model_validator(mode="after")
     def _a_moving_average_needs_no_siblings(self) -> RunConfig:

@@ -20,6 +20,8 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
     Raises: Problem: a field cannot change, or no steps are left; RequestValidationError: the document is refused
     """
     document = overlay(run.config.model_dump(mode="json"), request.changes)
+    if request.changes.get("recipe") is not None:
+        raise refusal("changes.recipe", "a recipe only begins a document: write its settings (`leyden recipes`)")
     training = request.changes.get("training")
     if not isinstance(training, Mapping) or "steps" not in training:
         left = run.config.training.steps - version

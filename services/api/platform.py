@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from leyden.libs.contracts import api
+from leyden.libs.contracts.recipes import RECIPES
 from leyden.libs.store import views
 from leyden.services.api.auth import GuardedRoute, Reader
 from leyden.services.api.parameters import Store
@@ -35,6 +36,12 @@ async def get_pools(store: Store, caller: Reader) -> api.Page[api.Pool]:
     """List the pools that runs may name, with their engines, the run that has them and the runs that wait."""
     async with store.read() as session:
         return api.Page(items=await views.list_pools(session))
+
+
+@router.get("/recipes")
+async def get_recipes(caller: Reader) -> api.Page[api.Recipe]:
+    """List the recipes that a run's document may begin with, with their settings."""
+    return api.Page(items=[api.Recipe(name=name, **vars(recipe)) for name, recipe in RECIPES.items()])
 
 
 @router.get("/engines")

@@ -341,6 +341,7 @@ async def test_an_ended_run_continues_with_an_amended_document(
         ({"changes": {"optimizer": {"learning_rat": 1}}}, 422, "changes.optimizer.learning_rat: "),
         ({"changes": {"sampling": {"min_siblings": 9}}}, 422, "changes.sampling: min_siblings 9 exceeds"),
         ({"changes": {"pool": "huge"}}, 422, "there is no pool 'huge'"),
+        ({"changes": {"recipe": "lora-1gpu"}}, 422, "changes.recipe: a recipe only begins a document"),
     ],
 )
 async def test_what_cannot_continue_a_run_is_refused_with_its_path(

@@ -110,6 +110,7 @@ API = {
     ("GET", "/v1/health"): READ,
     ("GET", "/v1/engines"): READ,
     ("GET", "/v1/pools"): READ,
+    ("GET", "/v1/recipes"): READ,
     ("GET", "/v1/tokens"): Row(for_people(403, 403, 200)),
     ("POST", "/v1/tokens"): Row(for_people(403, 403, 201), TOKEN),
     ("DELETE", "/v1/tokens/{token_id}"): Row(for_people(403, 403, 204)),

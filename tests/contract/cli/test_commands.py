@@ -85,6 +85,18 @@ def test_a_run_is_created_with_changes_found_by_name_and_steered(leyden: Leyden,
     assert "mine" in leyden("run", "list").stdout
 
 
+def test_a_run_begins_with_a_recipe_that_is_listed_and_shown(leyden: Leyden, document: Path) -> None:
+    assert "Adapters of rank 32" in leyden("recipes").stdout.replace("\n", " ")
+    shown = json.loads(leyden("recipes", "lora-1gpu").stdout)
+    assert shown["training"]["lora"]["rank"] == 32
+    unknown = leyden("recipes", "lora")
+    assert (unknown.exit_code, "write one of flight-cpu" in unknown.stderr) == (Exit.NOT_FOUND, True)
+    made = json.loads(leyden("run", "create", str(document), "--set", "recipe=lora-1gpu", "--json").stdout)["config"]
+    assert (made["recipe"], made["training"]["lora"]["rank"], made["optimizer"]["learning_rate"]) == (None, 32, 1e-4)
+    refused = leyden("run", "create", str(document), "--set", "recipe=lora")
+    assert (refused.exit_code, "recipe: there is no recipe 'lora'" in refused.stderr) == (Exit.REFUSED, True)
+
+
 def test_a_toml_document_is_read(leyden: Leyden, document: Path) -> None:
     path = document.with_suffix(".toml")
     path.write_text('name = "toml"\ndataset = "questions"\n[agent]\ncommand = ["./agent"]\n')

@@ -12,6 +12,7 @@ import pytest
 from leyden.libs.client import Client, Conflict, Forbidden, NotFound, Refused, Unauthorised, Unreachable
 from leyden.libs.contracts.api import ApiScope, EvaluationRequest
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.recipes import RECIPES
 from tests.builders import run_document
 from tests.fakes.served_api import TOKEN
 
@@ -52,6 +53,9 @@ def test_every_list_of_the_client_exists_in_the_api(leyden: Client) -> None:
     issued = leyden.create_token("ci", [ApiScope.READ])
     assert [token.id for token in leyden.tokens()] == [issued.id]
     assert [(pool.name, pool.engines) for pool in leyden.pools()] == [("default", [])]
+    assert {recipe.name: recipe.document for recipe in leyden.recipes()} == {
+        name: recipe.document for name, recipe in RECIPES.items()
+    }
     empty = [leyden.engines(), leyden.rollouts(run=run.id), leyden.samples(run.id), leyden.steps(run.id)]
     empty += [leyden.policies(run.id), leyden.evaluations(run.id)]
     assert [list(found) for found in empty] == [[]] * len(empty)

@@ -1,0 +1,30 @@
+"""`leyden recipes`"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from leyden.libs.cli.context import context_of
+from leyden.libs.cli.errors import CommandError, Exit
+from leyden.libs.cli.output import AsJson, print_result, table
+
+
+def recipes(
+    ctx: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Show the settings of this one.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the recipes that a run's document may begin with (`recipe`), or show the settings of one."""
+    with context_of(ctx).client() as leyden:
+        found = list(leyden.recipes())
+    if name is None:
+        print_result(as_json, found, table(("recipe", "purpose"), [(one.name, one.purpose) for one in found]))
+        return
+    named = next((one for one in found if one.name == name), None)
+    if named is None:
+        known = ", ".join(one.name for one in found)
+        raise CommandError(f"there is no recipe {name!r}: write one of {known}", Exit.NOT_FOUND)
+    print_result(as_json, named, json.dumps(named.document, indent=2))

@@ -1,0 +1,113 @@
+"""Recipes: settings to begin a run with. A run's document overrides them, and the stored document holds the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from leyden.libs.contracts.overlay import overlay
+
+# Dr. GRPO advantages, clip 0.2/0.28, weight decay 0 and no KL penalty are the document's own defaults.
+_DECOUPLED = {"type": "decoupled", "weights": "tis_token", "cap": 2.0}
+_ON_A_GPU = {"precision": "bfloat16", "activation_checkpointing": True}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings for a purpose: a part of a run's document."""
+
+    purpose: str
+    document: Mapping[str, Any]
+
+
+RECIPES: Mapping[str, Recipe] = MappingProxyType(
+    {
+        "flight-cpu": Recipe(
+            "The recorded training of the flight agent: a model of 135M parameters on a CPU.",
+            {
+                "sampling": {"group_size": 8, "groups_per_step": 6, "max_policy_lag": 0},
+                "credit": {
+                    "rule": {"type": "discounted"},
+                    "air": {"weights": {"memory": 0.3, "search": 0.2}},
+                    "baseline": {"type": "mean", "per": "state"},
+                },
+                "optimizer": {"learning_rate": 1e-5},
+                "training": {"steps": 7, "micro_batch_tokens": 1024},
+            },
+        ),
+        "grpo-8b": Recipe(
+            "Group advantages for a model of about 8B parameters: Dr. GRPO, two versions of lag, truncated importance"
+            " weights.",
+            {
+                "sampling": {"group_size": 8, "groups_per_step": 16, "max_policy_lag": 2, "temperature": 1.0},
+                "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
+                "optimizer": {"learning_rate": 1e-6},
+                "training": _ON_A_GPU,
+            },
+        ),
+        "dapo-8b": Recipe(
+            "DAPO for a model of about 8B parameters: clip-higher, token mean, groups without variance are replaced,"
+            " long answers are penalised, 16 updates a step.",
+            {
+                "sampling": {
+                    **{"group_size": 16, "groups_per_step": 32, "max_policy_lag": 1, "temperature": 1.0},
+                    "refill_zero_variance": 3,
+                },
+                "credit": {
+                    "rule": {"type": "identical"},
+                    "baseline": {"type": "mean_std"},
+                    "shaping": {"overlong": {"max_tokens": 20480, "buffer_tokens": 4096, "penalty": 1.0}},
+                },
+                "algorithm": {"type": "ppo_clip", "weighting": "token_mean", "mini_batches": 16, "dual_clip": None},
+                "optimizer": {"learning_rate": 1e-6, "warmup_steps": 20, "weight_decay": 0.1},
+                "training": _ON_A_GPU,
+            },
+        ),
+        "ppo-critic": Recipe(
+            "PPO with a learned value before each token and GAE: for rewards that come late in long rollouts.",
+            {
+                "sampling": {"group_size": 4, "groups_per_step": 16, "max_policy_lag": 1, "temperature": 1.0},
+                "credit": {"baseline": {"type": "value"}},
+                "algorithm": {
+                    "type": "ppo_clip",
+                    **{"clip_high": 0.2, "weighting": "token_mean", "mini_batches": 4},
+                    "critic": {"gamma": 1.0, "gae_lambda": 0.95, "value_clip": 0.2, "warmup_steps": 5},
+                },
+                "optimizer": {"learning_rate": 1e-6},
+                "training": _ON_A_GPU,
+            },
+        ),
+        "lora-1gpu": Recipe(
+            "Adapters of rank 32 on one GPU: a hundred times the learning rate of full training.",
+            {
+                "sampling": {"group_size": 8, "groups_per_step": 8, "max_policy_lag": 2, "temperature": 1.0},
+                "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
+                "optimizer": {"learning_rate": 1e-4},
+                "training": {**_ON_A_GPU, "lora": {"rank": 32, "alpha": 64.0}},
+            },
+        ),
+        "online": Recipe(
+            "Groups of one, for traffic in which each task comes once: a moving average is the baseline.",
+            {
+                "sampling": {"group_size": 1, "min_siblings": 1, "groups_per_step": 64, "max_policy_lag": 2},
+                "credit": {"baseline": {"type": "ema"}},
+                "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},
+            },
+        ),
+    }
+)
+
+
+def expanded(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the document laid over its recipe, which it then no longer names. An unknown name stays.
+
+    >>> found = expanded({"recipe": "lora-1gpu", "training": {"lora": {"rank": 8}}})
+    >>> found["training"]["lora"], "recipe" in found
+    ({'rank': 8, 'alpha': 64.0}, False)
+    """
+    name = document.get("recipe")
+    if not isinstance(name, str) or name not in RECIPES:
+        return dict(document)
+    return overlay(RECIPES[name].document, {key: value for key, value in document.items() if key != "recipe"})
