@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from leyden.libs.capability import KeyRing
 from leyden.libs.contracts.config import DEFAULT_POOL
@@ -69,9 +71,22 @@ def create_app(settings: Settings) -> FastAPI:
         },
         unexpected=_on_unexpected,
     )
+    app.add_middleware(_SingleSlashes)
     app.state.settings = settings
     app.state.budget = Budget(settings.max_bytes_in_flight)
     return app
+
+
+class _SingleSlashes:
+    """Reads repeated slashes of a path as one: some clients append a path to a base URL that ends with a slash."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "//" in scope.get("path", ""):
+            scope = {**scope, "path": re.sub("/+", "/", scope["path"])}
+        await self._app(scope, receive, send)
 
 
 @asynccontextmanager

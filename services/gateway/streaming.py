@@ -21,6 +21,9 @@ from leyden.services.gateway.prompt.template import ChatModel
 class EventStream(StreamingResponse):
     """Sends events until the call ends or the agent disconnects; then it closes the generator at once.
 
+    After an error the response has no end, and the server closes the connection: some clients ignore the event of an
+    error and would take the answer as complete.
+
     Args: first: events produced before the response starts, so that an error before them sets the HTTP status;
         on_loss: called when the agent hung up before the end
     """
@@ -39,6 +42,8 @@ class EventStream(StreamingResponse):
         async with aclosing(self._events):
             try:
                 await super().stream_response(send)
+            except GatewayError:
+                return
             except BaseException:
                 self._on_loss()
                 raise
@@ -69,7 +74,7 @@ async def follow(
 
     Args: keepalive_after_seconds: a stream without events for this long begins with a comment; keepalive_seconds: the
         time between later comments
-    Raises: GatewayError: before the first event; a later one becomes an event
+    Raises: GatewayError: before the first event; or after the event of a later one, where not all clients read that
     """
     progress = asyncio.Event()
     # Tokens may have arrived before this listener was added.
@@ -97,7 +102,9 @@ async def follow(
             if not has_started:
                 raise
             yield writer.error(error)
-            return
+            if writer.error_is_final:
+                return
+            raise
         yield b"".join(
             writer.rest(answer, stream.rest(answer), stream.next_logprobs())
             for stream, answer in zip(streams, completion.answers, strict=True)

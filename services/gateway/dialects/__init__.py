@@ -39,12 +39,20 @@ class WireFormat(Protocol):
         return error.body()
 
 
+COMMENT = b": waiting for an engine\n"
+"""A comment of an event stream. Clients in Go take a blank line after it as an event without data."""
+
+
 class EventWriter(Protocol):
     """Encodes the server-sent events of one stream; call its methods in the order of the events."""
 
     @property
     def keepalive(self) -> bytes:
         """An event that every client ignores."""
+
+    @property
+    def error_is_final(self) -> bool:
+        """Whether every client takes the event of an error as the end; otherwise the connection breaks after it."""
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes more text of a choice, with the `logprobs` of the tokens since the choice's last event."""

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
-from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.dialects import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.errors import BadRequest, GatewayError
 
@@ -198,7 +198,8 @@ def parse_document(document: Json, body_sha256: bytes, *, max_choices: int) -> M
 class ChatCompletionChunks:
     """The chunks of one stream; the first one of each choice names the role."""
 
-    keepalive = b": waiting for an engine\n\n"
+    keepalive = COMMENT
+    error_is_final = False
 
     def __init__(self, request: ModelRequest, request_id: str, created: int) -> None:
         self._request = request

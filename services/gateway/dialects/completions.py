@@ -12,7 +12,7 @@ from pydantic import Field
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, TokenLogprob
-from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.dialects import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, read_object, validated
 from leyden.services.gateway.dialects.chat_completions import parse_document, usage
 from leyden.services.gateway.errors import BadRequest, GatewayError
@@ -81,7 +81,8 @@ class Completions(WireFormat):
 class CompletionChunks:
     """The chunks of one stream."""
 
-    keepalive = b": waiting for an engine\n\n"
+    keepalive = COMMENT
+    error_is_final = False
 
     def __init__(self, request: ModelRequest, request_id: str, created: int) -> None:
         self._request = request

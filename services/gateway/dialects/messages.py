@@ -164,6 +164,8 @@ class Messages(WireFormat):
 class MessageEvents:
     """The events of one stream: a message's start, its content blocks one after the other, its end."""
 
+    error_is_final = False
+
     def __init__(self, request: ModelRequest, request_id: str, prompt_tokens: int) -> None:
         usage = {"input_tokens": prompt_tokens, "output_tokens": 0}
         message = _envelope(request_id, request.model, usage)

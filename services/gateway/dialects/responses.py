@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
-from leyden.services.gateway.dialects import WireFormat
+from leyden.services.gateway.dialects import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.dialects.response_items import (
     Item,
@@ -235,7 +235,8 @@ class Responses(WireFormat):
 class ResponseEvents:
     """The events of one stream. The message begins with its first text, a tool call when it is complete."""
 
-    keepalive = b": waiting for an engine\n\n"
+    keepalive = COMMENT
+    error_is_final = True
 
     def __init__(self, request: ModelRequest, request_id: str, created: int) -> None:
         self._request = request

@@ -421,10 +421,17 @@ async def held_calls(dsn: str) -> AsyncIterator[None]:
         await connection.rollback()
 
 
+async def add_lines(response: httpx.Response, lines: list[str]) -> None:
+    async for line in response.aiter_lines():
+        lines += [line] if line else []
+
+
 async def test_a_waiting_stream_sends_comments_and_its_error_is_an_event(tmp_path, database):
     settings: dict[str, Any] = {"engine_urls": [], "keepalive_after_seconds": 0.1, "keepalive_seconds": 0.1}
     async with scene(tmp_path, database, hold_seconds=3.0, **settings) as stage, raw_stream(stage) as response:
-        lines = [line async for line in response.aiter_lines() if line]
+        lines = list[str]()
+        with pytest.raises(httpx.RemoteProtocolError, match="incomplete chunked read"):
+            await add_lines(response, lines)
     assert response.status_code == 200
     assert all(line.startswith(": ") for line in lines[:2])
     assert '"code":"engine_unavailable"' in lines[-1]
