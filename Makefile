@@ -34,7 +34,7 @@ DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT)
 FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen,python).txt
 
 .DEFAULT_GOAL := help
-.PHONY: help oracle test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help oracle test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-gpu bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -157,6 +157,9 @@ bench: setup ## measure the budgets of docs/benchmarks.md; some parts alone: mak
 
 bench-page: $(VENV)/.ready ## write the figures of bench.json into docs/benchmarks.md
 	$(BIN)/python -m tests.bench --page
+
+bench-gpu: setup ## measure the trainer's steps on this machine's accelerator; BENCH_ARGS="--shape 3B --page"
+	$(BIN)/python -m tests.bench.gpu $(BENCH_ARGS)
 
 fuzz: setup ## send a thousand random examples of garbage to each operation and parser
 	$(BIN)/pytest --hypothesis-profile=fuzz --timeout=0 -k "fuzz or parsers" tests/contract tests/unit

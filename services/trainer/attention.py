@@ -5,11 +5,13 @@ Axes: H query heads, G key heads, P tokens of a pack's trunks, M nodes of the pa
 
 from __future__ import annotations
 
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable
+from functools import cache, cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -17,16 +19,19 @@ from leyden.services.trainer.cpu.attention import Block, block_attention, blocks
 from leyden.services.trainer.tree import Pack, ancestor_mask
 
 NAME = "leyden_tree"
+Kernel = Literal["flex", "dense"]
 
 
 class TreeLayout:
-    """The visible pairs of a pack behind its trunks: as blocks for a CPU, as a mask for other devices.
+    """The visible pairs of a pack behind its trunks, in the form that each kernel wants.
 
     One layout serves all layers of a pass. (Not a dataclass: FSDP would rebuild it, and its mask, for every layer.)
+
+    Args: kernel: that of CUDA devices; a CPU computes blocks, and any other device takes the dense mask
     """
 
-    def __init__(self, pack: Pack, dtype: torch.dtype, device: torch.device) -> None:
-        self.pack, self.dtype, self.device = pack, dtype, device
+    def __init__(self, pack: Pack, dtype: torch.dtype, device: torch.device, kernel: Kernel = "flex") -> None:
+        self.pack, self.dtype, self.device, self.kernel = pack, dtype, device, kernel
 
     @cached_property
     def mask(self) -> Tensor:
@@ -40,6 +45,30 @@ class TreeLayout:
     def blocks(self) -> list[Block]:
         """The same pairs as contiguous blocks."""
         return blocks_of(self.pack)
+
+    @cached_property
+    def block_mask(self) -> BlockMask:
+        """The same pairs for FlexAttention, which leaves out blocks of 128 x 128 without any."""
+        prefix, nodes = self.pack.prefix, len(self.pack)
+        ends_M = torch.from_numpy(self.pack.ends_M).to(self.device)
+
+        def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+            node = key - prefix
+            return (node < 0) | ((node <= query) & (query < ends_M[node.clamp(min=0)]))
+
+        return _made_block_mask(self.device.type)(visible, None, None, nodes, prefix + nodes, device=str(self.device))
+
+
+@cache
+def _made_block_mask(device: str) -> Callable[..., BlockMask]:
+    # Compiled, it never holds all pairs at once.
+    return create_block_mask if device == "cpu" else torch.compile(create_block_mask, dynamic=True)
+
+
+@cache
+def _flex_attention(device: str) -> Callable[..., Any]:
+    # Without compilation it computes every pair, and a CPU has no backward pass for it.
+    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=True)
 
 
 def tree_attention(
@@ -60,9 +89,21 @@ def tree_attention(
     if tree is not None and query.device.type == "cpu":
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return block_attention(query, key, value, tree.blocks, scale), None
+    if tree is not None and query.device.type == "cuda" and tree.kernel == "flex":
+        return block_sparse_attention(query, key, value, tree, scaling), None
     mask = attention_mask if tree is None else tree.mask
     out: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **others)
     return out
+
+
+def block_sparse_attention(
+    query: Tensor, key: Tensor, value: Tensor, tree: TreeLayout, scaling: float | None
+) -> Tensor:
+    """FlexAttention over the visible pairs; shapes as `tree_attention` has them. A CPU has no backward pass for it."""
+    out: Tensor = _flex_attention(query.device.type)(
+        query, key, value, block_mask=tree.block_mask, scale=scaling, enable_gqa=True
+    )
+    return out.transpose(1, 2)
 
 
 AttentionInterface.register(NAME, tree_attention)

@@ -82,14 +82,22 @@ class Policy(nn.Module):
     """A causal LM that computes log-probabilities over token trees.
 
     Args: model: full causal attention, and logits equal to the head applied to the last hidden states (`model.py`
-        checks both); activation_checkpointing: recompute each layer in the backward pass; values: add a value head.
+        checks both); activation_checkpointing: recompute each layer in the backward pass; values: add a value head;
+        kernel: of attention on CUDA devices
 
     `value_head` is a linear map of the last hidden state, in float32 at least, that begins at 0; None without values.
     """
 
-    def __init__(self, model: PreTrainedModel, *, activation_checkpointing: bool = False, values: bool = False) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        activation_checkpointing: bool = False,
+        values: bool = False,
+        kernel: attention.Kernel = "flex",
+    ) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.kernel = model, kernel
         self.value_head: nn.Linear | None = _value_head(model) if values else None
         # Dropout would make the policy differ from the engine's: the trainer always computes in evaluation mode.
         self.model.eval()
@@ -150,7 +158,7 @@ class Policy(nn.Module):
         hidden: Tensor = self.model.base_model(
             input_ids=torch.from_numpy(pack.token_ids_M).to(self.device)[None],
             position_ids=torch.from_numpy(pack.depths_M).to(self.device)[None],
-            tree=attention.TreeLayout(pack, dtype, self.device),
+            tree=attention.TreeLayout(pack, dtype, self.device, self.kernel),
             past_key_values=cache,
             use_cache=False,
         ).last_hidden_state

@@ -97,9 +97,9 @@ def compare_at(
             rows, size = [*rows, sample], size + len(sample.token_ids)
     tokens = trained_tokens(rows)
     try:
-        policy = Policy(_load(weights, config, accelerator.device).requires_grad_(requires_grad=False))
+        policy = _frozen(weights, config, accelerator)
         plan = plan_batch(rows, tokens, config.training.micro_batch_tokens)
-        logprobs_K = batch_logprobs(policy.to(accelerator.device), plan, len(tokens), accelerator)
+        logprobs_K = batch_logprobs(policy, plan, len(tokens), accelerator)
     except (OSError, torch.OutOfMemoryError) as error:
         log.warning("version not compared with the engine", version=version, cause=str(error))
         return {}
@@ -120,7 +120,12 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
 
 def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> Learner:
     model, critic = _trained_model(base, weights, config, accelerator.device), config.algorithm.critic
-    policy = Policy(model, activation_checkpointing=config.training.activation_checkpointing, values=critic is not None)
+    policy = Policy(
+        model,
+        activation_checkpointing=config.training.activation_checkpointing,
+        values=critic is not None,
+        kernel=config.training.attention,
+    )
     optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer, critic))
     # Not DistributedDataParallel, which evaluation mode leaves out: ranks differ in their trunks and packs, so that a
     # step adds up gradients once, at its end.
@@ -129,11 +134,15 @@ def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelera
     if config.algorithm.kl_coefficient > 0 and config.training.lora:
         reference = BasePolicy(policy)
     elif config.algorithm.kl_coefficient > 0:
-        reference = Policy(_load(base, config, accelerator.device).requires_grad_(requires_grad=False)).to(
-            accelerator.device
-        )
+        reference = _frozen(base, config, accelerator)
     torch.manual_seed(config.sampling.seed)
     return Learner(policy, optimizer, accelerator, reference, ranks=ranks)
+
+
+def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:
+    """A policy that computes log-probabilities alone."""
+    model = _load(weights, config, accelerator.device).requires_grad_(requires_grad=False)
+    return Policy(model, kernel=config.training.attention).to(accelerator.device)
 
 
 def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:

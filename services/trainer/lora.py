@@ -33,7 +33,7 @@ class BasePolicy(Policy):
 
     def __init__(self, policy: Policy) -> None:
         nn.Module.__init__(self)
-        self.model, self.value_head = policy.model, None
+        self.model, self.kernel, self.value_head = policy.model, policy.kernel, None
 
     def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
         """`Policy.trunk` of the base model."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from leyden.libs.contracts.config import PpoClip
 from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
@@ -185,28 +185,29 @@ def shared(model: LlamaForCausalLM, samples: Sequence[Sample]) -> None:
     )
 
 
-def padded(model: LlamaForCausalLM, samples: Sequence[Sample], plain: Sequence[PlainRow], at_once: int) -> None:
-    """Adds the gradients of the same loss as a plain trainer does: batches of whole rows, logits at every position.
+def padded(model: PreTrainedModel, samples: Sequence[Sample], plain: Sequence[PlainRow], at_once: int) -> None:
+    """Adds the gradients of the same loss as a plain trainer does: batches of complete rows, logits at every position.
 
     Rows end in padding; causal attention needs no mask for the tokens behind a row's end.
     """
     model.set_attn_implementation("sdpa")
-    tokens = trained_tokens(samples)
+    tokens, device = trained_tokens(samples), model.device
     weights_K = weights_of(tokens, ALGORITHM.weighting)
     for begin in range(0, len(plain), at_once):
         batch = plain[begin : begin + at_once]
         input_ids = np.zeros((len(batch), max(len(row.token_ids) for row in batch)), np.int64)
         for number, row in enumerate(batch):
             input_ids[number, : len(row.token_ids)] = row.token_ids
-        logprobs = (model(input_ids=torch.from_numpy(input_ids), use_cache=False).logits / TEMPERATURE).log_softmax(-1)
+        logits = model(input_ids=torch.from_numpy(input_ids).to(device), use_cache=False).logits
+        logprobs = (logits / TEMPERATURE).log_softmax(-1)
         rows_k = np.repeat(np.arange(len(batch)), [len(row.positions) for row in batch])
         positions_k = np.concatenate([row.positions for row in batch])
         tokens_k = np.concatenate([row.tokens_k for row in batch])
         terms = Terms(
-            torch.from_numpy(tokens.generator_logprobs_K[tokens_k]),
-            torch.from_numpy(tokens.advantages_K[tokens_k]),
-            torch.from_numpy(weights_K[tokens_k]).float(),
-            torch.from_numpy(rows_k),
+            torch.from_numpy(tokens.generator_logprobs_K[tokens_k]).to(device),
+            torch.from_numpy(tokens.advantages_K[tokens_k]).to(device),
+            torch.from_numpy(weights_K[tokens_k]).float().to(device),
+            torch.from_numpy(rows_k).to(device),
         )
         sampled_k = logprobs[rows_k, positions_k - 1, input_ids[rows_k, positions_k]]
         objective(ALGORITHM, sampled_k, terms).loss.backward()

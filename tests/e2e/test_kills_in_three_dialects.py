@@ -42,6 +42,7 @@ AGENTS, TURNS = 200, 3
 DIALECTS = ("chat_completions", "responses", "messages")
 LETTERS = 12
 SECONDS = 400.0
+HELD_SECONDS = 10.0
 ENGINE = {"letters": LETTERS, "delay_seconds": 0.1, "pace_seconds": 0.05, "is_incremental": True}
 
 
@@ -88,6 +89,15 @@ class Stage:
     gateway_port: int
     engine: EngineProcess | None = None
     gateway: asyncio.subprocess.Process | None = None
+    moment: str = "the start"
+
+    def has_held_a_record(self) -> bool:
+        """Whether a gateway had an answer that it could not record at once."""
+        return b'"store away"' in (self.folder / "gateway.log").read_bytes()
+
+    def end_of_log(self) -> str:
+        """What the gateway said last."""
+        return (self.folder / "gateway.log").read_text()[-5000:]
 
     @property
     def log(self) -> Path:
@@ -176,8 +186,11 @@ async def agents_of(gateway: GatewayUnderTest, rollouts: list[str]) -> AsyncIter
 async def disturb(on: Stage, agents: list[Agent]) -> None:
     """Kills engine, gateway and Postgres, one after the other and together, while calls are in flight."""
 
+    def received() -> int:
+        return sum(len(agent.received) for agent in agents)
+
     async def answers(count: int) -> None:
-        while sum(len(agent.received) for agent in agents) < count:
+        while received() < count:
             await asyncio.sleep(0.05)
 
     async with contextlib.AsyncExitStack() as stack:
@@ -186,20 +199,30 @@ async def disturb(on: Stage, agents: list[Agent]) -> None:
         assert on.engine is not None
         assert on.gateway is not None
         await answers(AGENTS // 4)
+        on.moment = "the engine's death"
         on.engine.process.kill()
         on.engine.process.wait()
         stack.enter_context(on.running_engine())
         await answers(AGENTS)
+        on.moment = "the gateway's death"
         on.gateway.kill()
         await on.gateway.wait()
         await stack.enter_async_context(on.running_gateway())
         await answers(AGENTS + AGENTS // 2)
-        on.postgres.stop()
-        # An answer is sampled to its end, and its record waits.
-        while b'"store away"' not in (on.folder / "gateway.log").read_bytes():
-            await asyncio.sleep(0.05)
-        assert on.postgres.start() == on.dsn
+        # An answer is sampled to its end, and its record waits. Where every call waits for Postgres before it is
+        # sampled, as it may right after the gateway's death, this takes another outage.
+        while not on.has_held_a_record():
+            on.moment = "the end of Postgres"
+            on.postgres.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(HELD_SECONDS):
+                    while not on.has_held_a_record():
+                        await asyncio.sleep(0.05)
+            assert on.postgres.start() == on.dsn
+            await answers(received() + 10)
+        on.moment = "the return of Postgres"
         await answers(2 * AGENTS)
+        on.moment = "the death of engine and gateway"
         on.engine.process.kill()
         on.gateway.kill()
         await on.gateway.wait()
@@ -214,10 +237,13 @@ async def test_no_call_is_lost_or_doubled_when_engine_gateway_and_postgres_die(t
         ring = KeyRing(tmp_path / "keys.json")
         gateway = GatewayUnderTest(f"http://127.0.0.1:{on.gateway_port}", ring, asyncio.Event().wait, on.run_id)
         agents = await stack.enter_async_context(agents_of(gateway, await attempts(on.dsn, on.run_id)))
-        async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as group:
-            for agent in agents:
-                group.create_task(agent.work())
-            group.create_task(disturb(on, agents))
+        try:
+            async with asyncio.timeout(SECONDS), asyncio.TaskGroup() as group:
+                for agent in agents:
+                    group.create_task(agent.work())
+                group.create_task(disturb(on, agents))
+        except TimeoutError:
+            pytest.fail(f"after {on.moment}: {Counter(map(state, agents))}\n{on.end_of_log()}")
         database = Database(on.dsn)
         calls = [call for call in await all_calls(database) if call.status == "completed"]
         await database.close()
@@ -238,6 +264,11 @@ async def test_no_call_is_lost_or_doubled_when_engine_gateway_and_postgres_die(t
     complete = {(*answer["input_ids"], *answer["ids"]) for answer in sampled}
     assert len(complete) == len(sampled)
     assert {(*ids(call.prompt_ids), *ids(call.sampled_ids)) for call in calls} <= complete
+
+
+def state(agent: Agent) -> tuple[str, int, str]:
+    """Its dialect, how many answers it has, and the kind of its last error."""
+    return agent.dialect, len(agent.received), type(agent.errors[-1]).__name__ if agent.errors else "no error"
 
 
 def ids(data: bytes) -> list[int]:

@@ -37,7 +37,7 @@ POINTS = {
     "trainer": ["saved", "committed"],
 }
 API_POINTS = ("api.created", "api.committed")
-FIRE_SECONDS = 120.0
+FIRE_SECONDS = 240.0
 STEPS = 12
 
 
@@ -68,6 +68,10 @@ class Trainings:
         """Begins another run where the last one has ended."""
         if self._client.run(self.ids[-1]).phase == "completed":
             self.more()
+
+    def phases(self) -> list[tuple[str, str | None]]:
+        """The phase of each run and its reason."""
+        return [(run.phase, run.reason) for run in map(self._client.run, self.ids)]
 
     def end(self, seconds: float = 400.0) -> None:
         """Waits until every run is over."""
@@ -105,7 +109,7 @@ def fire(injector: FaultInjector, trainings: Trainings) -> None:
                 del points[0]
                 if points:
                     injector.arm(points[0])
-        assert time.monotonic() < deadline, f"nobody passed {ahead}"
+        assert time.monotonic() < deadline, f"nobody passed {ahead}, runs: {trainings.phases()}"
         trainings.continue_training()
         time.sleep(0.1)
 
