@@ -66,7 +66,7 @@ def _made_block_mask(device: str) -> Callable[..., BlockMask]:
 
 
 @cache
-def _flex_attention(device: str) -> Callable[..., Any]:
+def _flex_attention(device: str) -> Any:
     # Without compilation it computes every pair, and a CPU has no backward pass for it.
     return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=True)
 
