@@ -41,7 +41,8 @@ class Turn:
     """One message of a conversation; `content` is text, parts joined by newlines.
 
     `tool_calls` belongs to assistants, `tool_call_id` to the tool result that answers one of them, `is_error` to one
-    that the agent marked as failed.
+    that the agent marked as failed. `reasoning` is what an assistant wrote before its content, "" where it wrote the
+    marks alone, None without them.
     """
 
     role: Role
@@ -50,6 +51,7 @@ class Turn:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     is_error: bool = False
+    reasoning: str | None = None
 
 
 def turn_json(turn: Turn) -> Json:
@@ -67,6 +69,8 @@ def turn_json(turn: Turn) -> Json:
         document["tool_call_id"] = turn.tool_call_id
     if turn.is_error:
         document["is_error"] = True
+    if turn.reasoning is not None:
+        document["reasoning"] = turn.reasoning
     return document
 
 
@@ -82,6 +86,7 @@ def parse_turn(document: Mapping[str, Any]) -> Turn:
         ),
         tool_call_id=document.get("tool_call_id"),
         is_error=document.get("is_error", False),
+        reasoning=document.get("reasoning"),
     )
 
 

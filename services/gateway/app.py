@@ -96,6 +96,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         settings.model_path,
         context_length=settings.context_length,
         tool_parser=settings.tool_parsers.get(DEFAULT_POOL),
+        reasoning_parser=settings.reasoning_parsers.get(DEFAULT_POOL),
     )
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     notifications = Notifications(settings.redis_url)
@@ -113,7 +114,13 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         newest_version=reader.newest_version,
     )
     calls = CallService(
-        PoolModels(model, reader, history_bytes=settings.history_bytes, tool_parsers=settings.tool_parsers),
+        PoolModels(
+            model,
+            reader,
+            history_bytes=settings.history_bytes,
+            tool_parsers=settings.tool_parsers,
+            reasoning_parsers=settings.reasoning_parsers,
+        ),
         engines=engines,
         recorder=recorder,
         reader=reader,

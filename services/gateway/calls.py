@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from leyden.libs.capability import CapabilityError, Cause
 from leyden.libs.contracts.ids import new_call_id, weight_version
@@ -199,6 +200,7 @@ class CallService:
     ) -> InFlightCall:
         indexed = await self._indexed(served, attempt, request)
         prompt = indexed.prompt
+        request = replace(request, turns=indexed.conversation.turns)
         _check_vocabulary(served.chat, request, prompt)
         defaults = await self._reader.defaults(attempt.run_id)
         asked = request.sampling.temperature
@@ -316,7 +318,10 @@ class CallService:
             raise errors.exceptions[0] from None
 
     async def _complete(self, call: InFlightCall) -> Completion:
-        answers = [finish_answer(call.served.chat, call.context.request, choice) for choice in call.choices]
+        answers = [
+            finish_answer(call.served.chat, call.context.request, call.context.prompt, choice)
+            for choice in call.choices
+        ]
         reason = untrainable_reason(call.context)
         rows = [
             call_row(call.context, choice, CallStatus.COMPLETED, reason, answer)

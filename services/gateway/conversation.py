@@ -42,7 +42,8 @@ class ModelRequest:
     is the request as the agent sent it, without conversation and tools. `body_sha256` identifies an SDK's retry.
     `raw_prompt`, text or token ids, is the prompt of a request without a conversation: no template renders it.
     `answer_schema` is the JSON Schema of the answer's text, and `required_tools` names tools of which one must be
-    called: engines constrain decoding to them.
+    called: engines constrain decoding to them. `asks_for_reasoning`: it is split from the content even if the model's
+    template shows none.
     """
 
     dialect: Dialect
@@ -63,6 +64,7 @@ class ModelRequest:
     raw_prompt: str | tuple[int, ...] | None = field(default=None, kw_only=True)
     answer_schema: Json | None = field(default=None, kw_only=True)
     required_tools: tuple[str, ...] = field(default=(), kw_only=True)
+    asks_for_reasoning: bool = field(default=False, kw_only=True)
 
     @property
     def is_constrained(self) -> bool:

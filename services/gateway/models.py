@@ -11,6 +11,7 @@ from leyden.libs.store.engines import Pool
 from leyden.libs.telemetry import logger
 from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.prompt.prefix import PrefixIndex
+from leyden.services.gateway.prompt.reasoning import ReasoningParserName
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import ModelUnreadable
 from leyden.services.gateway.prompt.tool_parsers import ToolParserName
@@ -31,8 +32,8 @@ class ServedModel:
 class PoolModels:
     """The model of each pool. A pool without a model folder has the one of the gateway's own settings.
 
-    Args: default: the model of the settings; history_bytes: for each model; tool_parsers: by pool, for those that do
-        not follow their template
+    Args: default: the model of the settings; history_bytes: for each model; tool_parsers, reasoning_parsers: by pool,
+        for those that do not follow their template
     """
 
     def __init__(
@@ -42,11 +43,13 @@ class PoolModels:
         *,
         history_bytes: int,
         tool_parsers: Mapping[str, ToolParserName],
+        reasoning_parsers: Mapping[str, ReasoningParserName],
     ) -> None:
         self._default = default
         self._reader = reader
         self._history_bytes = history_bytes
         self._tool_parsers = tool_parsers
+        self._reasoning_parsers = reasoning_parsers
         self._served: dict[Pool, ServedModel] = {}
         self._loading = asyncio.Lock()
 
@@ -71,6 +74,7 @@ class PoolModels:
                     Path(pool.model_path),
                     context_length=pool.context_length,
                     tool_parser=self._tool_parsers.get(pool.name),
+                    reasoning_parser=self._reasoning_parsers.get(pool.name),
                 )
             except ModelUnreadable as error:
                 log.warning("model not read", pool=pool.name, cause=str(error))

@@ -9,6 +9,7 @@ from pydantic_settings import SettingsConfigDict
 
 from leyden.libs.contracts.config import PoolName
 from leyden.libs.service import HttpAddress, HttpSettings
+from leyden.services.gateway.prompt.reasoning import ReasoningParserName
 from leyden.services.gateway.prompt.tool_parsers import ToolParserName
 
 
@@ -25,6 +26,8 @@ class Settings(HttpSettings):
     """Hugging Face folder of the model of a pool that names none: tokenizer, chat template and config.json."""
     tool_parsers: dict[PoolName, ToolParserName] = Field(default_factory=dict)
     """Formats of tool calls by pool as a JSON object, such as `{"default": "llama3"}`; others follow the template."""
+    reasoning_parsers: dict[PoolName, ReasoningParserName] = Field(default_factory=dict)
+    """Formats of reasoning by pool as a JSON object, such as `{"default": "none"}`; others follow the template."""
     engine_urls: list[HttpAddress] = Field(default_factory=list)
     """Engines to use while the controller has registered none, as a JSON list of URLs."""
     engine_api_key: SecretStr | None = None

@@ -10,7 +10,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Send
 
 from leyden.libs.faults import fault_point
-from leyden.services.gateway.conversation import Completion
+from leyden.services.gateway.conversation import Answer, Completion
 from leyden.services.gateway.dialects import EventWriter
 from leyden.services.gateway.errors import GatewayError
 from leyden.services.gateway.in_flight import InFlightCall
@@ -58,7 +58,8 @@ async def _chain(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[by
 async def replay(writer: EventWriter, completion: Completion) -> AsyncGenerator[bytes]:
     """Yields the events of a stored answer."""
     for answer in completion.answers:
-        yield writer.rest(answer, answer.turn.content, answer.logprobs)
+        events = writer.reasoning(answer.index, answer.turn.reasoning) if answer.turn.reasoning else b""
+        yield events + writer.rest(answer, answer.turn.content, answer.logprobs)
     yield writer.end(completion)
 
 
@@ -83,7 +84,7 @@ async def follow(
     has_started = False
     with call.listening(progress.set):
         assert call.task is not None
-        streams = [AnswerStream(model, call.context.request, choice) for choice in call.choices]
+        streams = [AnswerStream(model, call.context.request, call.context.prompt, choice) for choice in call.choices]
         while not call.task.done():
             try:
                 async with asyncio.timeout(patience):
@@ -106,13 +107,19 @@ async def follow(
                 return
             raise
         yield b"".join(
-            writer.rest(answer, stream.rest(answer), stream.next_logprobs())
-            for stream, answer in zip(streams, completion.answers, strict=True)
+            _rest(writer, stream, answer) for stream, answer in zip(streams, completion.answers, strict=True)
         )
         fault_point("gateway.streamed")
         yield writer.end(completion)
 
 
 def _text_event(writer: EventWriter, stream: AnswerStream) -> bytes:
-    text = stream.next_text()
-    return writer.text(stream.index, text, stream.next_logprobs()) if text else b""
+    reasoning, content = stream.next_text()
+    events = writer.reasoning(stream.index, reasoning) if reasoning else b""
+    return events + (writer.text(stream.index, content, stream.next_logprobs()) if content else b"")
+
+
+def _rest(writer: EventWriter, stream: AnswerStream, answer: Answer) -> bytes:
+    reasoning, content = stream.rest(answer)
+    events = writer.reasoning(answer.index, reasoning) if reasoning else b""
+    return events + writer.rest(answer, content, stream.next_logprobs())

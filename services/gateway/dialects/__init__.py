@@ -54,6 +54,9 @@ class EventWriter(Protocol):
     def error_is_final(self) -> bool:
         """Whether every client takes the event of an error as the end; otherwise the connection breaks after it."""
 
+    def reasoning(self, index: int, text: str) -> bytes:
+        """Encodes more reasoning of a choice; it comes before the choice's text."""
+
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes more text of a choice, with the `logprobs` of the tokens since the choice's last event."""
 

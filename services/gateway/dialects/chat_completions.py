@@ -62,6 +62,8 @@ class _Message(Wire):
     name: str | None = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+    # No field of OpenAI's: agents send what they like.
+    reasoning_content: Any = None
 
 
 class _FunctionSpec(BaseModel):
@@ -207,6 +209,10 @@ class ChatCompletionChunks:
         self._created = created
         self._started: set[int] = set()
 
+    def reasoning(self, index: int, text: str) -> bytes:
+        """Encodes one chunk with reasoning; the log-probabilities of its tokens come with the first text."""
+        return self._chunk(index, {"reasoning_content": text}, None)
+
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes one chunk with text."""
         return self._chunk(index, {"content": text}, logprobs)
@@ -312,12 +318,14 @@ def _turn(message: _Message, index: int) -> Turn:
             f"messages.{index}.content must not be null.", param=f"messages.{index}.content", code="invalid_value"
         )
     calls = tuple(ToolCall(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ())
+    reasoning = message.reasoning_content if message.role == "assistant" else None
     return Turn(
         role="system" if message.role == "developer" else message.role,
         content=_text(message.content, index),
         name=message.name,
         tool_calls=calls if message.role == "assistant" else (),
         tool_call_id=message.tool_call_id,
+        reasoning=reasoning if isinstance(reasoning, str) else None,
     )
 
 
@@ -343,6 +351,8 @@ def _message(turn: Turn) -> Json:
         "content": turn.content or (None if turn.tool_calls else ""),
         "refusal": None,
     }
+    if turn.reasoning is not None:
+        message["reasoning_content"] = turn.reasoning
     if turn.tool_calls:
         message["tool_calls"] = list(map(_tool_call, turn.tool_calls))
     return message

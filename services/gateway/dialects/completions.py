@@ -89,6 +89,10 @@ class CompletionChunks:
         self._request_id = request_id
         self._created = created
 
+    def reasoning(self, _index: int, _text: str) -> bytes:
+        """Encodes nothing: a completion's text is not split."""
+        return b""
+
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes one chunk with text."""
         return self._chunk([_choice(index, text, logprobs, None)], None)

@@ -7,11 +7,10 @@ documents, Anthropic's own tools.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import Field
@@ -21,7 +20,6 @@ from leyden.services.gateway.conversation import Answer, Completion, ModelReques
 from leyden.services.gateway.dialects import WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
 from leyden.services.gateway.errors import BadRequest, GatewayError
-from leyden.services.gateway.prompt.answer import visible_length
 from leyden.services.gateway.prompt.tool_calls import parsed_arguments
 
 ERROR_TYPES = {
@@ -35,14 +33,14 @@ CONVERSATION = frozenset({"messages", "system", "tools"})
 MALFORMED = "INVALID_JSON"
 """The only member of a tool's input where the model sampled arguments that are no JSON object; its value is their text.
 The name is pydantic-ai's."""
-OPEN, CLOSE = "<think>", "</think>"
+SIGNATURE = "leyden"
+"""The signature of every thinking block: Anthropic's clients expect one."""
 
 
 class _Block(Wire):
     type: str
     text: str | None = None
     thinking: str | None = None
-    signature: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
@@ -143,6 +141,7 @@ class Messages(WireFormat):
             body_sha256=hashlib.sha256(body).digest(),
             answer_schema=_schema(parsed),
             required_tools=_required(choice, tools),
+            asks_for_reasoning=_asks_for_thinking(parsed.thinking),
         )
 
     def body(self, request: ModelRequest, completion: Completion) -> Json:
@@ -172,22 +171,27 @@ class MessageEvents:
         self._unsent_start = _event("message_start", message=message) + _event("ping")
         self._block = -1
         self._is_open = False
-        self._may_think = _shows_thinking(request)
-        self._pending = ""
-        self._thinking_sent = 0
+        self._shows_thinking = request.asks_for_reasoning
+        self._is_thinking = False
 
     @property
     def keepalive(self) -> bytes:
         """The message's start where it was not sent, and a ping."""
         return self._start() or _event("ping")
 
+    def reasoning(self, _index: int, text: str) -> bytes:
+        """Encodes more thinking; none where the request asks for none."""
+        if not self._shows_thinking:
+            return b""
+        return self._start() + self._thinking_started() + self._delta("thinking_delta", thinking=text)
+
     def text(self, _index: int, text: str, _logprobs: Sequence[TokenLogprob] | None) -> bytes:
-        """Encodes more text, or more thinking."""
-        return self._start() + self._content(text, is_last=False)
+        """Encodes more text."""
+        return self._start() + self._text(text)
 
     def rest(self, answer: Answer, text: str, _logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes the last text, and a block for each tool call."""
-        events = [self._start(), self._content(text, is_last=True)]
+        events = [self._start(), self._text(text), self._thinking_ended()]
         if self._block < 0 and not answer.turn.tool_calls:
             events.append(self._start_block({"type": "text", "text": ""}))
         events.append(self._stop_block())
@@ -214,34 +218,24 @@ class MessageEvents:
         start, self._unsent_start = self._unsent_start, b""
         return start
 
-    def _content(self, text: str, *, is_last: bool) -> bytes:
-        if not self._may_think:
-            return self._text(text)
-        self._pending += text
-        thought = split_thinking(self._pending)
-        if thought is None:
-            if not is_last and OPEN.startswith(self._pending.strip()):
-                return b""
-            self._may_think = False
-            return self._text(self._pending)
-        shown = thought.thinking
-        if not (is_last or thought.is_closed):
-            shown = shown[: visible_length(shown, [CLOSE])].rstrip()
-        events = b"" if self._is_open else self._start_block({"type": "thinking", "thinking": "", "signature": ""})
-        if shown[self._thinking_sent :]:
-            events += self._delta("thinking_delta", thinking=shown[self._thinking_sent :])
-            self._thinking_sent = len(shown)
-        if thought.text or is_last:
-            self._may_think = False
-            events += self._delta("signature_delta", signature=_signature(thought)) + self._stop_block()
-            events += self._text(thought.text)
-        return events
+    def _thinking_started(self) -> bytes:
+        if self._is_thinking:
+            return b""
+        self._is_thinking = True
+        return self._start_block({"type": "thinking", "thinking": "", "signature": ""})
+
+    def _thinking_ended(self) -> bytes:
+        if not self._is_thinking:
+            return b""
+        self._is_thinking = False
+        return self._delta("signature_delta", signature=SIGNATURE) + self._stop_block()
 
     def _text(self, text: str) -> bytes:
         if not text:
             return b""
+        ended = self._thinking_ended()
         start = b"" if self._is_open else self._start_block({"type": "text", "text": ""})
-        return start + self._delta("text_delta", text=text)
+        return ended + start + self._delta("text_delta", text=text)
 
     def _start_block(self, block: Json) -> bytes:
         self._block += 1
@@ -256,58 +250,8 @@ class MessageEvents:
         return _event("content_block_stop", index=self._block) if was_open else b""
 
 
-class Thought(NamedTuple):
-    """A text that begins with thinking. `before` and `after` are the marks with the white space around the thinking.
-
-    The text is `before + thinking + after + text`, character by character.
-    """
-
-    before: str
-    thinking: str
-    after: str
-    text: str
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the thinking has ended."""
-        return CLOSE in self.after
-
-
-def split_thinking(text: str) -> Thought | None:
-    r"""Splits a sampled text that begins with `<think>`; returns None for any other.
-
-    >>> split_thinking("<think>\nHm.\n</think>\n\nYes.")
-    Thought(before='<think>\n', thinking='Hm.', after='\n</think>\n\n', text='Yes.')
-    """
-    body = text.lstrip()
-    if not body.startswith(OPEN):
-        return None
-    inside, close, rest = body[len(OPEN) :].partition(CLOSE)
-    thinking = inside.strip()
-    lead = len(inside) - len(inside.lstrip())
-    visible = rest.lstrip()
-    before = text[: len(text) - len(body)] + OPEN + inside[:lead]
-    after = inside[lead + len(thinking) :] + close + rest[: len(rest) - len(visible)]
-    return Thought(before, thinking, after, visible)
-
-
-def _signature(thought: Thought) -> str:
-    # Clients send a thinking block back unchanged: its signature holds the marks, to restore the exact text.
-    return base64.b64encode(orjson.dumps([thought.before, thought.after])).decode()
-
-
-def _sampled_thinking(block: _Block) -> str:
-    try:
-        before, after = orjson.loads(base64.b64decode(block.signature or "", validate=True))
-    except (ValueError, TypeError):
-        # The thinking of another model.
-        before, after = f"{OPEN}\n", f"\n{CLOSE}\n\n"
-    return f"{before}{block.thinking or ''}{after}"
-
-
-def _shows_thinking(request: ModelRequest) -> bool:
-    thinking = request.parameters.get("thinking")
-    return thinking is not None and thinking["type"] != "disabled"
+def _asks_for_thinking(thinking: _Thinking | None) -> bool:
+    return thinking is not None and thinking.type != "disabled"
 
 
 def _template_options(body: _Body) -> Json:
@@ -392,11 +336,11 @@ def _user(blocks: list[_Block], calls: set[str], place: str) -> Iterator[Turn]:
 def _assistant(content: str | list[_Block], place: str) -> Turn:
     if isinstance(content, str):
         return Turn("assistant", content)
-    thinking = "".join(_sampled_thinking(block) for block in content if block.type == "thinking")
+    thinking = [block.thinking or "" for block in content if block.type == "thinking"]
     calls = tuple(_tool_call(block, place) for block in content if block.type == "tool_use")
     others = {"thinking", "redacted_thinking", "tool_use"}
     text = _text([block for block in content if block.type not in others], place)
-    return Turn("assistant", thinking + text, tool_calls=calls)
+    return Turn("assistant", text, tool_calls=calls, reasoning="\n".join(thinking) if thinking else None)
 
 
 def _tool_call(block: _Block, place: str) -> ToolCall:
@@ -420,13 +364,11 @@ def _text(content: str | list[_Block], place: str) -> str:
 
 
 def _blocks(request: ModelRequest, turn: Turn) -> list[Json]:
-    thought = split_thinking(turn.content) if _shows_thinking(request) else None
-    text = turn.content if thought is None else thought.text
     blocks: list[Json] = []
-    if thought is not None:
-        blocks.append({"type": "thinking", "thinking": thought.thinking, "signature": _signature(thought)})
-    if text or not (blocks or turn.tool_calls):
-        blocks.append({"type": "text", "text": text})
+    if turn.reasoning and request.asks_for_reasoning:
+        blocks.append({"type": "thinking", "thinking": turn.reasoning, "signature": SIGNATURE})
+    if turn.content or not (blocks or turn.tool_calls):
+        blocks.append({"type": "text", "text": turn.content})
     return [*blocks, *map(_tool_use, turn.tool_calls)]
 
 

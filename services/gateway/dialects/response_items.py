@@ -1,7 +1,8 @@
 """Items of the Responses API and conversations: items to turns, and turns to items.
 
-An answer's items have ids made from its call: `msg_<call>` its text, `fc_<call>_<k>` its tool calls, and `_i<k>` at the
-end marks the k-th item of its input. So an id names a call of the store and needs no row of its own.
+An answer's items have ids made from its call: `rs_<call>` its reasoning, `msg_<call>` its text, `fc_<call>_<k>` its
+tool calls, and `_i<k>` at the end marks the k-th item of its input. So an id names a call of the store and needs no row
+of its own.
 """
 
 from __future__ import annotations
@@ -119,7 +120,10 @@ def items_of(turn: Turn, name: str, *, status: str = "completed") -> list[Json]:
     if turn.role != "assistant":
         content = [{"type": "input_text", "text": turn.content}]
         return [{"id": f"msg_{name}", "type": "message", "status": status, "role": turn.role, "content": content}]
-    items = [message_item(name, turn.content, None, status)] if turn.content or not turn.tool_calls else []
+    ended = "completed" if turn.content or turn.tool_calls else status
+    items = [reasoning_item(name, turn.reasoning, ended)] if turn.reasoning else []
+    if turn.content or not turn.tool_calls:
+        items.append(message_item(name, turn.content, None, status))
     return [*items, *(call_item(call, f"fc_{name}_{number}") for number, call in enumerate(turn.tool_calls))]
 
 
@@ -145,6 +149,11 @@ def message_item(name: str, text: str, logprobs: Sequence[TokenLogprob] | None, 
     return {"id": f"msg_{name}", "type": "message", "status": status, "role": "assistant", "content": content}
 
 
+def reasoning_item(name: str, text: str, status: str) -> Json:
+    """Returns the reasoning of an answer."""
+    return {"id": f"rs_{name}", "type": "reasoning", "summary": [], "content": [reasoning_part(text)], "status": status}
+
+
 def call_item(call: ToolCall, item_id: str) -> Json:
     """Returns a tool call of an answer."""
     document = {"call_id": call.id, "name": call.name, "arguments": call.arguments, "status": "completed"}
@@ -154,6 +163,11 @@ def call_item(call: ToolCall, item_id: str) -> Json:
 def text_part(text: str, logprobs: Sequence[TokenLogprob] | None) -> Json:
     """Returns the text of a message."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs_of(logprobs)}
+
+
+def reasoning_part(text: str) -> Json:
+    """Returns the text of a reasoning item."""
+    return {"type": "reasoning_text", "text": text}
 
 
 def logprobs_of(logprobs: Sequence[TokenLogprob] | None) -> list[Json]:

@@ -26,6 +26,8 @@ from leyden.services.gateway.dialects.response_items import (
     items_of,
     logprobs_of,
     message_item,
+    reasoning_item,
+    reasoning_part,
     stored_items,
     text_part,
     turns_of,
@@ -233,7 +235,7 @@ class Responses(WireFormat):
 
 
 class ResponseEvents:
-    """The events of one stream. The message begins with its first text, a tool call when it is complete."""
+    """The events of one stream. Reasoning and message begin with their first text, a tool call when it is complete."""
 
     keepalive = COMMENT
     error_is_final = True
@@ -243,7 +245,19 @@ class ResponseEvents:
         self._request_id = request_id
         self._created = created
         self._count = 0
-        self._has_message = False
+        self._reasoning: str | None = None
+        self._message_index: int | None = None
+
+    def reasoning(self, _index: int, text: str) -> bytes:
+        """Encodes a piece of the reasoning."""
+        events = self._started()
+        if self._reasoning is None:
+            self._reasoning = ""
+            item = reasoning_item(self._request_id, "", "in_progress") | {"content": []}
+            events += self._event("output_item.added", output_index=0, item=item)
+            events += self._reasoning_event("content_part.added", part=reasoning_part(""))
+        self._reasoning += text
+        return events + self._reasoning_event("reasoning_text.delta", delta=text)
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes a piece of the message's text."""
@@ -254,11 +268,14 @@ class ResponseEvents:
         """Encodes the rest of the text, the end of the message, and every tool call."""
         events = self._started()
         for index, item in enumerate(_output(self._request_id, answer)):
-            if item["type"] == "message":
-                events += self.text(answer.index, text, logprobs) if text else self._message_started()
-                events += self._message_done(item)
-            else:
-                events += self._tool_call(index, item)
+            match item["type"]:
+                case "reasoning":
+                    events += self._reasoning_done(item)
+                case "message":
+                    events += self.text(answer.index, text, logprobs) if text else self._message_started()
+                    events += self._message_done(item)
+                case _:
+                    events += self._tool_call(index, item)
         return events
 
     def end(self, completion: Completion) -> bytes:
@@ -283,19 +300,31 @@ class ResponseEvents:
             self._request.parameters, self._request.tools, self._request_id, self._created, status, [], error=error
         )
 
-    def _message_started(self) -> bytes:
-        if self._has_message:
+    def _reasoning_done(self, item: Json) -> bytes:
+        """Returns the end of the reasoning; no bytes where it was sent before the message."""
+        if self._message_index is not None:
             return b""
-        self._has_message = True
+        [part] = item["content"]
+        events = self._reasoning_event("reasoning_text.done", text=part["text"])
+        events += self._reasoning_event("content_part.done", part=part)
+        return events + self._event("output_item.done", output_index=0, item=item)
+
+    def _message_started(self) -> bytes:
+        if self._message_index is not None:
+            return b""
+        events = self._started()
+        if self._reasoning is not None:
+            events += self._reasoning_done(reasoning_item(self._request_id, self._reasoning, "completed"))
+        self._message_index = 0 if self._reasoning is None else 1
         item = message_item(self._request_id, "", None, "in_progress") | {"content": []}
-        events = self._started() + self._event("output_item.added", output_index=0, item=item)
+        events += self._event("output_item.added", output_index=self._message_index, item=item)
         return events + self._part_event("content_part.added", part=text_part("", None))
 
     def _message_done(self, item: Json) -> bytes:
         [part] = item["content"]
         events = self._part_event("output_text.done", text=part["text"], logprobs=part["logprobs"])
         events += self._part_event("content_part.done", part=part)
-        return events + self._event("output_item.done", output_index=0, item=item)
+        return events + self._event("output_item.done", output_index=self._message_index, item=item)
 
     def _tool_call(self, index: int, item: Json) -> bytes:
         place = {"output_index": index, "item_id": item["id"]}
@@ -309,7 +338,11 @@ class ResponseEvents:
         )
 
     def _part_event(self, kind: str, **fields: Any) -> bytes:
-        place = {"item_id": f"msg_{self._request_id}", "output_index": 0, "content_index": 0}
+        place = {"item_id": f"msg_{self._request_id}", "output_index": self._message_index, "content_index": 0}
+        return self._event(kind, **place, **fields)
+
+    def _reasoning_event(self, kind: str, **fields: Any) -> bytes:
+        place = {"item_id": f"rs_{self._request_id}", "output_index": 0, "content_index": 0}
         return self._event(kind, **place, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
@@ -394,9 +427,8 @@ def _document(
 def _output(request_id: str, answer: Answer) -> list[Json]:
     status = "incomplete" if answer.finish_reason == "length" else "completed"
     items = items_of(answer.turn, request_id, status=status)
-    if items[0]["type"] == "message":
-        items[0] = message_item(request_id, answer.turn.content, answer.logprobs, status)
-    return items
+    message = message_item(request_id, answer.turn.content, answer.logprobs, status)
+    return [message if item["type"] == "message" else item for item in items]
 
 
 def _refuse_unsupported(body: _Body) -> None:

@@ -1,22 +1,28 @@
-"""Turns sampled tokens into an answer: its text, its tool calls, and the text that a stream may already send."""
+"""Turns sampled tokens into an answer: reasoning, content, tool calls, and the text that a stream may already send."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from leyden.libs.contracts.conversation import ToolCall, Turn
-from leyden.services.gateway.conversation import Answer, ModelRequest, SampledTokens, TokenLogprob
+from leyden.services.gateway.conversation import Answer, ModelRequest, Prompt, SampledTokens, TokenLogprob
+from leyden.services.gateway.prompt.reasoning import REASONING_PARSERS, THINK, Piece, Splitter, mark_position
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS, ToolParser
 
+PROMPT_END_TOKENS = 16
+"""Tokens at a prompt's end that tell whether the answer begins inside the reasoning."""
 
-def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> Answer:
+
+def finish_answer(model: ChatModel, request: ModelRequest, prompt: Prompt, sampled: SampledTokens) -> Answer:
     """Returns the answer of a finished choice.
 
     The text ends before the first stop string and before the token that ended the turn. Tool calls get the ids
     `call_<call id>_<k>`. A call that is no valid JSON has its arguments as sampled and is marked as malformed.
     """
-    content, stop = text_and_stop(model, request, sampled)
+    text, stop = text_and_stop(model, request, sampled)
+    splitter = reasoning_splitter(model, request, prompt)
+    reasoning, content = splitter.feed(text, is_last=True)
     finish: str = "stop" if stop is not None else (sampled.finish or "stop")
     parser = tool_parser(model, request)
     content, found = parser.parse(content, request.tools) if parser else (content, ())
@@ -26,7 +32,7 @@ def finish_answer(model: ChatModel, request: ModelRequest, sampled: SampledToken
         for number, call in enumerate(found if may_be_several else found[:1])
     )
     finish = "tool_calls" if calls and finish == "stop" else finish
-    turn = Turn("assistant", content, tool_calls=calls)
+    turn = Turn("assistant", content, tool_calls=calls, reasoning=reasoning if splitter.has_reasoned else None)
     return Answer(sampled.index, turn, finish, token_logprobs(model, request, sampled), stop)
 
 
@@ -37,6 +43,16 @@ def tool_parser(model: ChatModel, request: ModelRequest) -> ToolParser | None:
     # The constraint of the engine's decoding writes calls in Hermes' form.
     is_constrained = bool(request.required_tools) or request.answer_schema is not None
     return TOOL_PARSERS["hermes"] if is_constrained else model.tool_parser
+
+
+def reasoning_splitter(model: ChatModel, request: ModelRequest, prompt: Prompt) -> Splitter:
+    """Returns the splitter of the answer's reasoning; a grammar begins with the answer, which then has none."""
+    parser = model.reasoning_parser
+    if request.is_constrained or request.raw_prompt is not None:
+        parser = REASONING_PARSERS["none"]
+    elif parser.name == "none" and request.asks_for_reasoning:
+        parser = THINK
+    return parser.splitter(model.tokenizer.decode(prompt.ids[-PROMPT_END_TOKENS:].tolist()))
 
 
 def text_and_stop(model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> tuple[str, str | None]:
@@ -67,29 +83,36 @@ def token_logprobs(
 class AnswerStream:
     """One streamed choice: returns the text and the log-probabilities that may be sent and were not sent yet."""
 
-    def __init__(self, model: ChatModel, request: ModelRequest, sampled: SampledTokens) -> None:
+    def __init__(self, model: ChatModel, request: ModelRequest, prompt: Prompt, sampled: SampledTokens) -> None:
         self._model = model
         self._request = request
         self._sampled = sampled
         self._stream = model.tokenizer.stream()
+        self._splitter = reasoning_splitter(model, request, prompt)
+        self._calls = tool_parser(model, request)
         self._decoded = 0
+        self._before_stop = ""
         self._hidden = ""
-        self._shown_characters = 0
+        self._shown_reasoning = self._shown_content = 0
         self._shown_logprobs = 0
         self.index = sampled.index
 
-    def next_text(self) -> str:
-        """Returns the text to send since the last call, without stop strings and tool calls."""
+    def next_text(self) -> Piece:
+        """Returns reasoning and content to send since the last call, without stop strings and tool calls."""
         new = self._model.tokenizer.visible(self._sampled.ids[self._decoded :])
         if not new:
-            return ""
+            return Piece("", "")
         self._decoded += len(new)
-        text = self._hidden + self._stream.feed(new)
-        calls = tool_parser(self._model, self._request)
-        length = visible_length(text, self._request.sampling.stop, calls, is_start=not self._shown_characters)
-        text, self._hidden = text[:length], text[length:]
-        self._shown_characters += length
-        return text
+        text = self._before_stop + self._stream.feed(new)
+        length = visible_length(text, self._request.sampling.stop)
+        self._before_stop = text[length:]
+        reasoning, content = self._splitter.feed(text[:length])
+        content = self._hidden + content
+        length = visible_length(content, (), self._calls, is_start=not self._shown_content)
+        self._hidden = content[length:]
+        self._shown_reasoning += len(reasoning)
+        self._shown_content += length
+        return Piece(reasoning, content[:length])
 
     def next_logprobs(self) -> tuple[TokenLogprob, ...] | None:
         """Returns the log-probabilities of the tokens since the last call."""
@@ -97,9 +120,10 @@ class AnswerStream:
         self._shown_logprobs = len(self._sampled.ids)
         return found
 
-    def rest(self, answer: Answer) -> str:
+    def rest(self, answer: Answer) -> Piece:
         """Returns the finished answer's text that `next_text` has not returned."""
-        return answer.turn.content[self._shown_characters :]
+        turn = answer.turn
+        return Piece((turn.reasoning or "")[self._shown_reasoning :], turn.content[self._shown_content :])
 
 
 def visible_length(text: str, stops: Sequence[str], calls: ToolParser | None = None, *, is_start: bool = True) -> int:
@@ -115,7 +139,7 @@ def visible_length(text: str, stops: Sequence[str], calls: ToolParser | None = N
     7
     """
     marks = [*stops, *calls.marks] if calls else stops
-    length = min((_before(text, mark) for mark in marks), default=len(text))
+    length = min((mark_position(text, mark) for mark in marks), default=len(text))
     if calls and is_start:
         body = text.lstrip()
         if any(body.startswith(opening) or opening.startswith(body) for opening in calls.openings):
@@ -130,11 +154,3 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
         return text, None
     position, stop = min(found)
     return text[:position], stop
-
-
-def _before(text: str, mark: str) -> int:
-    position = text.find(mark)
-    if position >= 0:
-        return position
-    partial = next((k for k in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:k])), 0)
-    return len(text) - partial

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -128,10 +128,14 @@ class PrefixIndex:
         conversation = Conversation(request.turns, request.tools, request.template_options)
         if request.raw_prompt is not None:
             return await self._raw(request.raw_prompt, conversation)
+        conversation = conversation._replace(
+            turns=tuple(self._model.read_reasoning(turn, request) for turn in request.turns)
+        )
         chain = digest_chain(conversation)
-        text = self._model.render(*conversation)
         await self._read_unknown(key, conversation, chain, read)
         attempt = self._attempts.get(key) or _Attempt()
+        conversation = _with_reasoning(attempt, conversation, chain)
+        text = self._model.render(*conversation)
         continued, rest, is_fork = self._continued(attempt, conversation, chain, text)
         if continued is None:
             ids = await self._encode(text, None)
@@ -243,13 +247,15 @@ class PrefixIndex:
         turns, tools, options = conversation
         upto = self._model.render(turns[:end], tools, options, add_generation_prompt=False)
         if text.startswith(upto) and upto.endswith(closing):
-            return len(upto)
+            shows, _ = self._model.shows_reasoning(turns[end - 1], text[call.text_length : len(upto)])
+            return len(upto) if shows else None
         # Some templates (Qwen3, Phi) render the conversation's last answer differently from earlier ones.
         start = None if end == len(turns) else self._model.start_of_turn(end, turns, tools, options, text)
         place = -1 if start is None else text.rfind(closing, call.text_length, start)
-        if place < 0 or not _is_answer_text(turns[end - 1], text[call.text_length : place]):
+        if place < 0:
             return None
-        return place + len(closing)
+        shows, rest = self._model.shows_reasoning(turns[end - 1], text[call.text_length : place])
+        return place + len(closing) if shows and _is_answer_text(turns[end - 1], rest) else None
 
     def _unsampled(self, closing: str, last: int) -> str:
         """Returns the closing text after the sampled end-of-turn token; all of it if the model sampled none."""
@@ -275,6 +281,17 @@ class PrefixIndex:
         turns, tokens = (0, 0) if before is None else (len(before.turns), len(before.tokens))
         attempt.size_bytes += CALL_BYTES + call.tokens[tokens:].nbytes + sum(map(_turn_bytes, call.turns[turns:]))
         self._attempts[key] = attempt
+
+
+def _with_reasoning(attempt: _Attempt, conversation: Conversation, chain: list[bytes]) -> Conversation:
+    """Returns the conversation with the sampled reasoning of the answers that the agent sent back without it."""
+    turns = list(conversation.turns)
+    for index, turn in enumerate(turns):
+        call = attempt.by_conversation.get(chain[index + 1])
+        sampled = None if call is None else call.turns[-1].reasoning
+        if sampled is not None and (turn.reasoning is None or turn.reasoning.strip() == sampled.strip()):
+            turns[index] = replace(turn, reasoning=sampled)
+    return conversation._replace(turns=tuple(turns))
 
 
 def _parent(
@@ -312,11 +329,16 @@ def _common_turns(first: Sequence[Turn], second: Sequence[Turn]) -> int:
 
 
 def _turn_bytes(turn: Turn) -> int:
-    return TURN_BYTES + len(turn.content) + sum(TURN_BYTES + len(call.arguments) for call in turn.tool_calls)
+    return (
+        TURN_BYTES
+        + len(turn.content)
+        + len(turn.reasoning or "")
+        + sum(TURN_BYTES + len(call.arguments) for call in turn.tool_calls)
+    )
 
 
 def _is_answer_text(answer: Turn, text: str) -> bool:
-    """Whether the text is the rendered answer, ignoring white space and the format of tool calls."""
+    """Whether the text is the rendered content and tool calls, ignoring white space and the format of the calls."""
     text, content = text.strip(), answer.content.strip()
     if not answer.tool_calls:
         return text == content
@@ -328,7 +350,7 @@ def digest_chain(conversation: Conversation) -> list[bytes]:
     """Returns one digest for each prefix of the conversation, from no turn to all: [turns + 1].
 
     It ignores the changes that agents make when they send an answer back: tool call ids, white space in tool arguments,
-    the assistant's name, white space around its text.
+    the assistant's name, white space around its text, reasoning that is left out.
     """
     chain = [_digest(orjson.dumps([conversation.tools, conversation.options], option=orjson.OPT_SORT_KEYS))]
     for turn in conversation.turns:

@@ -24,7 +24,15 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from leyden.libs.contracts.conversation import Json, ToolCall, Turn
+from leyden.services.gateway.conversation import ModelRequest
 from leyden.services.gateway.errors import BadRequest
+from leyden.services.gateway.prompt.reasoning import (
+    REASONING_PARSERS,
+    THINK,
+    ReasoningParser,
+    ReasoningParserName,
+    reasoning_parser_of,
+)
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
 from leyden.services.gateway.prompt.tool_calls import generic_turns, parsed_arguments
 from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS, ToolParserName, tool_parser_of
@@ -42,12 +50,18 @@ class ChatModel:
 
     Args: folder: Hugging Face format; the template is chat_template.jinja or stands in tokenizer_config.json;
         context_length: where the engines allow less than the model
-        tool_parser: the format of its tool calls, instead of the one that the template's text suggests
+        tool_parser, reasoning_parser: the formats of its tool calls and of its reasoning, instead of those that the
+        template's text suggests
     Raises: ModelUnreadable: a file is missing or unusable
     """
 
     def __init__(
-        self, folder: Path, *, context_length: int | None = None, tool_parser: ToolParserName | None = None
+        self,
+        folder: Path,
+        *,
+        context_length: int | None = None,
+        tool_parser: ToolParserName | None = None,
+        reasoning_parser: ReasoningParserName | None = None,
     ) -> None:
         self.name = folder.name
         settings = read_model_json(folder / "tokenizer_config.json")
@@ -61,6 +75,11 @@ class ChatModel:
         self.tool_parser = (
             tool_parser_of(source, lists_tools=self._has_tools) if tool_parser is None else TOOL_PARSERS[tool_parser]
         )
+        self.reasoning_parser = (
+            reasoning_parser_of(source) if reasoning_parser is None else REASONING_PARSERS[reasoning_parser]
+        )
+        fields = (name for name in ("reasoning_content", "thinking") if f".{name}" in source or f"'{name}'" in source)
+        self._reasoning_field = next(fields, None)
         # Llama's template refuses an answer with two tool calls, that of gpt-oss leaves out one.
         self.renders_parallel_calls = self.tool_parser.name not in {"llama3", "gpt_oss"} or self._renders_both_calls()
         """Whether an answer may have several tool calls."""
@@ -78,7 +97,7 @@ class ChatModel:
         turns = [self._without_special_tokens(turn) for turn in turns]
         uses_tools = bool(tools) or any(turn.role == "tool" or turn.tool_calls for turn in turns)
         spelled = generic_turns(tuple(turns), tools) if uses_tools and not self._has_tools else turns
-        messages = list(map(_template_message, spelled))
+        messages = list(map(self._message, spelled))
         variables = {
             **self._specials,
             **options,
@@ -118,6 +137,42 @@ class ChatModel:
         except BadRequest:
             return None
         return len(before) if mark and before + after == text else None
+
+    def split_reasoning(self, turn: Turn) -> Turn:
+        """Returns an assistant's turn with the reasoning that the agent wrote into its content in the model's marks."""
+        if turn.role != "assistant" or turn.reasoning is not None or not self.reasoning_parser.opening:
+            return turn
+        if self.reasoning_parser.closing not in turn.content:
+            return turn
+        reasoning, content = self.reasoning_parser.split(turn.content)
+        return replace(turn, reasoning=reasoning, content=content)
+
+    def read_reasoning(self, turn: Turn, request: ModelRequest) -> Turn:
+        """Returns a turn with the reasoning in its content split; without any where the model's family has none."""
+        if self.reasoning_parser.name == "none" and self._reasoning_field is None and not request.asks_for_reasoning:
+            return replace(turn, reasoning=None) if turn.reasoning is not None else turn
+        return self.split_reasoning(turn)
+
+    def shows_reasoning(self, turn: Turn, text: str) -> tuple[bool, str]:
+        """Returns whether a rendered answer begins with the turn's reasoning, and the text after it."""
+        return self._marks.shows(turn.reasoning, text)
+
+    @property
+    def _marks(self) -> ReasoningParser:
+        return self.reasoning_parser if self.reasoning_parser.closing else THINK
+
+    def _message(self, turn: Turn) -> Json:
+        message = _template_message(turn)
+        if turn.reasoning is None:
+            return message
+        if self._reasoning_field is None and not self._marks.opening:
+            return message
+        if self._reasoning_field is None:
+            return message | {"content": self._marks.spell(turn.reasoning, turn.content)}
+        if self._reasoning_field == "thinking" and turn.tool_calls:
+            # The template of gpt-oss has one place for both.
+            return message | {"content": "", "thinking": turn.reasoning or turn.content}
+        return message | {self._reasoning_field: turn.reasoning}
 
     def _without_special_tokens(self, turn: Turn) -> Turn:
         if turn.role not in ("user", "tool"):

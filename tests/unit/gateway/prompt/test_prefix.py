@@ -98,12 +98,17 @@ class Session:
     ) -> SimpleNamespace:
         """The row of a call that was answered; in full it is the call that was asked."""
         prompt = await self.prompt(*turns, tools=tools)
-        answer = says if isinstance(says, Turn) else Turn("assistant", says)
-        ids = [*self.model.tokenizer.encode(answer.content).tolist(), EOS] if sampled is None else list(sampled)
+        said = says if isinstance(says, Turn) else Turn("assistant", says)
+        ids = [*self.model.tokenizer.encode(said.content).tolist(), EOS] if sampled is None else list(sampled)
+        answer = self.model.split_reasoning(said)
         row = self.add(prompt, answer, ids)
         self.index.remember(self.key, row.id, prompt, answer, ids)
         full = full_call(self.rows, row)
-        assert (full.turns, full.tools, full.prompt_ids) == (turns, tuple(tools), prompt.prompt.ids.tobytes())
+        assert (full.turns, full.tools, full.prompt_ids) == (
+            prompt.conversation.turns,
+            tuple(tools),
+            prompt.prompt.ids.tobytes(),
+        )
         return row
 
     def add(self, prompt: IndexedPrompt, answer: Turn, sampled: Sequence[int]) -> SimpleNamespace:
