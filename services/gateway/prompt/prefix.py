@@ -103,11 +103,20 @@ ReadCalls = Callable[[Collection[str]], Awaitable[Sequence[StoredCall]]]
 
 @dataclass(slots=True)
 class _Attempt:
-    by_conversation: dict[bytes, IndexedCall] = field(default_factory=dict)
+    by_conversation: dict[bytes, list[IndexedCall]] = field(default_factory=dict)
+    """The calls of each conversation with its answer, oldest first; they differ in what the digests ignore."""
     asked: set[bytes] = field(default_factory=set)
     """The digests of the calls' prompts."""
     calls: dict[str, IndexedCall] = field(default_factory=dict)
     size_bytes: int = CALL_BYTES
+
+    def find(self, digest: bytes, answer: Turn) -> IndexedCall | None:
+        """Returns the call whose tool call ids or reasoning the agent sends back; else the latest one."""
+        calls = self.by_conversation.get(digest, [])
+        ids = [call.id for call in answer.tool_calls]
+        by_ids = [one for one in calls if ids and [call.id for call in one.turns[-1].tool_calls] == ids]
+        by_reasoning = [one for one in calls if _is_same_reasoning(answer, one.turns[-1])]
+        return next((found[-1] for found in (by_ids, by_reasoning, calls) if found), None)
 
 
 class PrefixIndex:
@@ -220,7 +229,7 @@ class PrefixIndex:
         """
         is_fork = False
         for end in range(len(chain) - 1, 0, -1):
-            call = attempt.by_conversation.get(chain[end])
+            call = attempt.find(chain[end], conversation.turns[end - 1])
             if call is None:
                 is_fork |= conversation.turns[end - 1].role == "assistant" and chain[end - 1] in attempt.asked
                 continue
@@ -231,14 +240,18 @@ class PrefixIndex:
         return None, text, is_fork
 
     def _after(self, call: IndexedCall, end: int, conversation: Conversation, text: str) -> str | None:
-        """Returns the text after the call's tokens; None where the template has rewritten the call's prompt, or where
-        the tokens have tool calls that the agent was not shown.
+        """Returns the text after the call's tokens; None where the template has rewritten the call's prompt, where the
+        agent sends other reasoning, or where the tokens have tool calls that the agent was not shown.
         """
-        closing = self._model.closing
-        if closing is None or not call.is_shown or text_digest(text[: call.text_length]) != call.text_digest:
+        sampled, sent = call.turns[-1], conversation.turns[end - 1]
+        last = int(call.tokens[-1])
+        closing = self._model.closing_of(sampled, last)
+        if closing is None or not call.is_shown or sent.reasoning != sampled.reasoning:
+            return None
+        if text_digest(text[: call.text_length]) != call.text_digest:
             return None
         place = self._end_of_answer(call, end, conversation, text, closing)
-        return None if place is None else self._unsampled(closing, int(call.tokens[-1])) + text[place:]
+        return None if place is None else self._unsampled(closing + text[place:], last)
 
     def _end_of_answer(
         self, call: IndexedCall, end: int, conversation: Conversation, text: str, closing: str
@@ -247,8 +260,7 @@ class PrefixIndex:
         turns, tools, options = conversation
         upto = self._model.render(turns[:end], tools, options, add_generation_prompt=False)
         if text.startswith(upto) and upto.endswith(closing):
-            shows, _ = self._model.shows_reasoning(turns[end - 1], text[call.text_length : len(upto)])
-            return len(upto) if shows else None
+            return len(upto)
         # Some templates (Qwen3, Phi) render the conversation's last answer differently from earlier ones.
         start = None if end == len(turns) else self._model.start_of_turn(end, turns, tools, options, text)
         place = -1 if start is None else text.rfind(closing, call.text_length, start)
@@ -257,12 +269,15 @@ class PrefixIndex:
         shows, rest = self._model.shows_reasoning(turns[end - 1], text[call.text_length : place])
         return place + len(closing) if shows and _is_answer_text(turns[end - 1], rest) else None
 
-    def _unsampled(self, closing: str, last: int) -> str:
-        """Returns the closing text after the sampled end-of-turn token; all of it if the model sampled none."""
+    def _unsampled(self, rest: str, last: int) -> str:
+        """Returns the text after the sampled tokens, of which the last may be the end-of-turn token that begins it.
+
+        GLM ends an answer with the mark of the next role.
+        """
         if last not in self._model.tokenizer.eos_ids:
-            return closing
-        before, found, rest = closing.partition(self._model.tokenizer.decode([last]))
-        return rest if found and not before.strip() else closing
+            return rest
+        before, found, after = rest.partition(self._model.tokenizer.decode([last]))
+        return after if found and not before.strip() else rest
 
     async def _encode(self, text: str, after: int | None) -> TokenIds:
         tokenizer = self._model.tokenizer
@@ -276,7 +291,7 @@ class PrefixIndex:
         attempt = self._attempts.pop(key, None) or _Attempt()
         attempt.calls[call.call_id] = call
         attempt.asked.add(asked)
-        attempt.by_conversation[extended(asked, answer)] = call
+        attempt.by_conversation.setdefault(extended(asked, answer), []).append(call)
         before = call.continued
         turns, tokens = (0, 0) if before is None else (len(before.turns), len(before.tokens))
         attempt.size_bytes += CALL_BYTES + call.tokens[tokens:].nbytes + sum(map(_turn_bytes, call.turns[turns:]))
@@ -287,11 +302,14 @@ def _with_reasoning(attempt: _Attempt, conversation: Conversation, chain: list[b
     """Returns the conversation with the sampled reasoning of the answers that the agent sent back without it."""
     turns = list(conversation.turns)
     for index, turn in enumerate(turns):
-        call = attempt.by_conversation.get(chain[index + 1])
-        sampled = None if call is None else call.turns[-1].reasoning
-        if sampled is not None and (turn.reasoning is None or turn.reasoning.strip() == sampled.strip()):
-            turns[index] = replace(turn, reasoning=sampled)
+        call = attempt.find(chain[index + 1], turn)
+        if call is not None and (turn.reasoning is None or _is_same_reasoning(turn, call.turns[-1])):
+            turns[index] = replace(turn, reasoning=call.turns[-1].reasoning)
     return conversation._replace(turns=tuple(turns))
+
+
+def _is_same_reasoning(sent: Turn, sampled: Turn) -> bool:
+    return (sent.reasoning or "").strip() == (sampled.reasoning or "").strip()
 
 
 def _parent(

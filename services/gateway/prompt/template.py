@@ -83,8 +83,8 @@ class ChatModel:
         # Llama's template refuses an answer with two tool calls, that of gpt-oss leaves out one.
         self.renders_parallel_calls = self.tool_parser.name not in {"llama3", "gpt_oss"} or self._renders_both_calls()
         """Whether an answer may have several tool calls."""
-        self.closing = self._find_closing()
-        """The text that ends an assistant's turn; None where the template ends them in different ways."""
+        self._closing = self._find_closing()
+        self._call_closing = self._find_call_closing() if self._closing is None else None
 
     def render(
         self, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool = True
@@ -188,6 +188,34 @@ class ChatModel:
         except BadRequest:
             return False
         return _ANSWER in text and _NEXT in text
+
+    def closing_of(self, answer: Turn, last: int | None = None) -> str | None:
+        """Returns the text that ends an assistant's turn; None where the template ends such turns in different ways.
+
+        Args: last: the last sampled token
+        """
+        if self._closing is not None or not answer.tool_calls:
+            return self._closing
+        is_other_mark = (
+            last is not None and last in self.tokenizer.eos_ids and self.tokenizer.decode([last]) != self._call_closing
+        )
+        return None if is_other_mark else self._call_closing
+
+    def _find_call_closing(self) -> str | None:
+        """Returns the mark that ends an answer with a tool call, where a template (gpt-oss) ends others differently."""
+        call = ToolCall("call_0000000001", "f", json.dumps({"x": _ANSWER}))
+        turns = (
+            Turn("user", "x"),
+            Turn("assistant", "", tool_calls=(call,)),
+            Turn("tool", _NEXT, tool_call_id=call.id),
+        )
+        try:
+            at_end = self.render(turns[:2], (), {}, add_generation_prompt=False).rpartition(_ANSWER)[2]
+            inside = self.render(turns, (), {}).rpartition(_ANSWER)[2]
+        except BadRequest:
+            return None
+        marks = (self.tokenizer.decode([token]) for token in self.tokenizer.eos_ids)
+        return next((mark for mark in marks if at_end.endswith(mark) and inside.startswith(at_end)), None)
 
     def _find_closing(self) -> str | None:
         """Returns the text that the template writes after both a last answer and one before a user's turn."""

@@ -488,6 +488,7 @@ async def thoughts_echoed(play: Play) -> None:
 
 
 async def thoughts_left_out(play: Play) -> None:
+    """The agent sends other thoughts than were sampled: no prompt continues those tokens."""
     messages = [BRIEF]
     for number in range(4):
         messages.append(user(f"question {number}"))
@@ -509,6 +510,7 @@ async def thoughts_between_tool_calls(play: Play) -> None:
 
 
 async def unusual_thoughts(play: Play) -> None:
+    """Thoughts that are never closed are reasoning, too: a template that drops earlier reasoning drops them."""
     messages = [BRIEF]
     for text in ("<think></think>no thought", "one</think>two</think>three", "<think>never closed", "</think>", "ok"):
         messages += [user("Think."), await play.ask([*messages, user("Think.")], text)]

@@ -32,6 +32,7 @@ from leyden.services.gateway.prompt.prefix import (
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer
 from tests.fakes.chat_model import CHATML, CHATML_FORGETTING, CHATML_WITH_TOOLS, EOS, make_chat_model
+from tests.fakes.model_families import FAMILIES
 from tests.fakes.templates import DEEPSEEK, LAST_APART, LLAMA, MISTRAL, QWEN3
 
 KEY = AttemptKey("run-a.0.0", 1)
@@ -394,3 +395,40 @@ def test_text_without_the_answers_tool_calls_is_not_its_answer_text() -> None:
     assert _is_answer_text(answer, ' Now.\n<call>{"name": "look"}</call>')
     assert not _is_answer_text(answer, "Now.")
     assert not _is_answer_text(answer, '<call>{"name": "look"}</call>')
+
+
+@pytest.mark.parametrize(
+    ("sent", "is_fork"), [(None, False), ("Hm.", False), (" Hm.\n", False), ("Something else.", True)]
+)
+async def test_a_prompt_extends_an_answer_whose_reasoning_is_sent_back_or_left_out(tmp_path, sent, is_fork):
+    session = Session(ChatModel(FAMILIES["qwen3"].write(tmp_path)))
+    question = Turn("user", "a")
+    first = await session.ask(question, says="<think>\nHm.\n</think>\n\nfine")
+    result = Turn("tool", "r", tool_call_id="1")
+    second = await session.ask(question, Turn("assistant", "fine", reasoning=sent), result)
+    assert second.is_fork == is_fork
+    assert (second.tokens[: len(first.tokens)] == first.tokens) == (not is_fork)
+
+
+@pytest.mark.parametrize(("ids", "reasoning"), [(("1", "2"), (None, None)), (("x", "x"), ("One.", "Two."))])
+async def test_ids_and_reasoning_tell_equal_answers_apart(tmp_path, ids, reasoning):
+    session = Session(ChatModel(FAMILIES["qwen3"].write(tmp_path)))
+    question = Turn("user", "a")
+
+    def answer(number: str, thought: str | None) -> Turn:
+        return Turn("assistant", "", tool_calls=(ToolCall(number, "f", "{}"),), reasoning=thought)
+
+    calls = [await session.ask(question, says=answer(*one)) for one in (("1", "One."), ("2", "Two."))]
+    for call, number, thought in zip(calls, ids, reasoning, strict=True):
+        later = await session.ask(question, answer(number, thought), Turn("tool", "r", tool_call_id=number))
+        assert later.parent_call_id == call.id
+
+
+async def test_the_mark_of_the_next_role_that_ended_an_answer_stands_once(tmp_path):
+    session = Session(ChatModel(FAMILIES["glm4_5"].write(tmp_path)))
+    encode = session.model.tokenizer.encode
+    question = Turn("user", "a")
+    first = await session.ask(question, says="fine", sampled=encode("fine<|user|>").tolist())
+    second = await session.ask(question, Turn("assistant", "fine"), Turn("user", "b"))
+    assert second.tokens[: len(first.tokens)] == first.tokens
+    assert session.model.tokenizer.decode(second.tokens).count("<|user|>") == 2

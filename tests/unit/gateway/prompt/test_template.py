@@ -28,7 +28,7 @@ def test_limits_and_ends_of_turn_are_read_from_the_folder(tmp_path):
     [(CHATML, "<|im_end|>\n"), (LAST_APART, "<|im_end|>\n"), (QWEN3, "|"), (MISTRAL, ""), (NUMBERED, None)],
 )
 def test_the_closing_of_an_answer_is_what_both_a_last_and_an_earlier_one_end_with(tmp_path, template, closing):
-    assert ChatModel(make_chat_model(tmp_path / "m", template)).closing == closing
+    assert ChatModel(make_chat_model(tmp_path / "m", template)).closing_of(Turn("assistant", "x")) == closing
 
 
 def test_the_start_of_a_turn_is_the_position_of_its_content(tmp_path):
