@@ -15,7 +15,7 @@ from tests.invariants import lost_calls, violations
 from tests.replay import differing_versions
 from tests.soak import bandit_run, small_platform
 
-KILLS = 26
+KILLS = 14
 SEED = 7
 STEPS = 12
 LEARNED_STEPS = 4
@@ -40,7 +40,7 @@ def _learned(client: Client, run_id: str) -> float:
 
 
 @pytest.mark.timeout(1500)
-def test_a_training_killed_twenty_six_times_is_the_training_that_was_not(tmp_path: Path) -> None:
+def test_a_training_killed_fourteen_times_is_the_training_that_was_not(tmp_path: Path) -> None:
     received = tmp_path / "received.log"
     received.touch()
     with (
