@@ -493,7 +493,13 @@ class _Algorithm(_Document):
     critic: Critic | None = None
     """Learned values in place of a baseline over siblings; with `credit.baseline.type: value`. Null for none."""
     kl_coefficient: float = Field(default=0.0, ge=0.0, le=1e6)
-    """β of the k3 penalty to policy version 0."""
+    """β of the KL penalty to policy version 0; 0 for none."""
+    kl_estimator: Literal["k1", "k2", "k3", "k3+"] = "k3"
+    """The estimate of KL(π ‖ reference) at a sampled token, with d = log π - log reference: `k1` d, `k2` d²/2, `k3`
+    e^-d + d - 1; `k3+` has k3's value and k2's gradient, which is the KL's own."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """`loss` adds β times the estimate to each token's loss. `reward` subtracts it from each token's reward: a token's
+    advantage falls by the sum from it to the end of its row (discounted under rule `token_discounted`)."""
     mask_ratio_above: float | None = Field(default=None, gt=1.0, le=1e6)
     """Off-policy mask: tokens whose π_old / μ is above this or below its inverse do not train, in both corrections."""
     mini_batches: int = Field(default=1, ge=1, le=4096)
@@ -514,6 +520,26 @@ class _Algorithm(_Document):
             raise ValueError(
                 "sum_constant belongs to weighting 'rollout_sum_const' and only there: set both or neither"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _the_penalty_acts(self) -> _Algorithm:
+        changed = [
+            name for name in ("kl_estimator", "kl_in") if getattr(self, name) != _Algorithm.model_fields[name].default
+        ]
+        if changed and self.kl_coefficient == 0:
+            raise ValueError(
+                f"{', '.join(changed)} has no effect with kl_coefficient 0: set it, or remove {changed[0]}"
+            )
+        if self.kl_estimator == "k1" and self.kl_in == "loss":
+            raise ValueError(
+                "kl_estimator 'k1' in the loss has a gradient of mean 0, pure noise: write 'k3+' or 'k2', or kl_in"
+                " 'reward'"
+            )
+        if self.kl_estimator == "k3+" and self.kl_in == "reward":
+            raise ValueError("kl_estimator 'k3+' differs from 'k3' in its gradient, which a reward has not: write 'k3'")
+        if self.kl_in == "reward" and self.critic is not None:
+            raise ValueError("kl_in 'reward' has no effect on the rewards that a critic learns: write kl_in 'loss'")
         return self
 
     @model_validator(mode="after")

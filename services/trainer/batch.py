@@ -125,15 +125,28 @@ def whitened(values_K: NDArray[np.float64]) -> NDArray[np.float64]:
     return centred_K / deviation
 
 
+def to_go(values_K: NDArray[np.float64], rows_K: NDArray[np.int64], gamma: float = 1.0) -> NDArray[np.float64]:
+    """The sum of each token's value and those after it in its row, γ a token: [1, 2, 4] with γ 0.5 gives [3, 4, 4]."""
+    found_K = values_K.astype(np.float64)
+    for k in range(len(found_K) - 2, -1, -1):
+        if rows_K[k] == rows_K[k + 1]:
+            found_K[k] += gamma * found_K[k + 1]
+    return found_K
+
+
 def with_whitened_advantages(samples: Sequence[Sample]) -> list[Sample]:
     """The samples with the advantages of all their trained tokens whitened together."""
-    tokens = trained_tokens(samples)
-    whitened_K = whitened(tokens.advantages_K.astype(np.float64))
-    found = []
-    for row, sample in enumerate(samples):
-        advantages = np.zeros_like(sample.advantages)
-        advantages[sample.mask] = whitened_K[tokens.rows_K == row]
+    return with_advantages(samples, whitened(trained_tokens(samples).advantages_K.astype(np.float64)))
+
+
+def with_advantages(samples: Sequence[Sample], advantages_K: NDArray[np.float64]) -> list[Sample]:
+    """The samples with other advantages of their trained tokens."""
+    found, start = [], 0
+    for sample in samples:
+        advantages, size = np.zeros_like(sample.advantages), int(sample.mask.sum())
+        advantages[sample.mask] = advantages_K[start : start + size]
         found.append(replace(sample, advantages=advantages))
+        start += size
     return found
 
 

@@ -8,6 +8,7 @@ decoupled.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, assert_never
 
 import torch
 from torch import Tensor
@@ -149,14 +150,30 @@ def reinforce(logprobs_K: Tensor, advantages_K: Tensor) -> TokenLoss:
     return TokenLoss(losses_K, torch.zeros_like(losses_K, dtype=torch.bool))
 
 
-def k3(logprobs_K: Tensor, reference_logprobs_K: Tensor) -> Tensor:
-    """The k3 estimate of KL(π_θ ‖ π_ref) at each sampled token: e^d - d - 1 with d = logπ_ref - logπ_θ; never negative.
+def kl(estimator: Literal["k1", "k2", "k3", "k3+"], logprobs_K: Tensor, reference_logprobs_K: Tensor) -> Tensor:
+    """An estimate of KL(π_θ ‖ π_ref) at each sampled token, [K], with d = logπ_θ - logπ_ref.
 
-    Source: Schulman, "Approximating KL divergence" (2020); GRPO (arXiv 2402.03300) equation 4. d is clamped to ±20 and
-        the estimate to 10, as verl does.
+    k1: d. k2: d²/2. k3: e^-d + d - 1, never negative. k3+: k3's value with k2's gradient. On-policy the means of k1 and
+    k3 are the KL; the mean gradient of k2 and k3+ is that of the KL, of k1 it is 0. Worked values: d = 1 gives 1, 0.5
+    and 0.3679.
+
+    Source: Schulman, "Approximating KL divergence" (2020); k3 in GRPO (arXiv 2402.03300) equation 4; k3+ as in verl.
+        For k3, d is clamped to ±20 and the estimate to 10, as verl does; TRL clamps neither.
     """
-    difference_K = (reference_logprobs_K - logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return (difference_K.exp() - difference_K - 1).clamp(max=K3_LIMIT)
+    difference_K = logprobs_K - reference_logprobs_K
+    match estimator:
+        case "k1":
+            return difference_K
+        case "k2":
+            return 0.5 * difference_K**2
+        case "k3":
+            inverse_K = (-difference_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+            return (inverse_K.exp() - inverse_K - 1).clamp(max=K3_LIMIT)
+        case "k3+":
+            half_K = 0.5 * difference_K**2
+            return half_K - half_K.detach() + kl("k3", logprobs_K, reference_logprobs_K).detach()
+        case _:
+            assert_never(estimator)
 
 
 def _ratio(logprobs_K: Tensor, anchor_logprobs_K: Tensor) -> Tensor:

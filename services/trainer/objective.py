@@ -43,7 +43,7 @@ class Objective:
 
 
 def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objective:
-    """Σ_k weight · (correction · policy loss + β · k3).
+    """Σ_k weight · (correction · policy loss + β · KL estimate); with `kl_in: reward` the advantages hold the latter.
 
     In a step's only update, π_old is `logprobs_K` without its gradient: no second forward pass is needed.
 
@@ -65,8 +65,9 @@ def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objecti
     if algorithm.kl_coefficient > 0:
         if terms.reference_logprobs_K is None:
             raise ValueError("kl_coefficient is above 0: pass reference_logprobs_K, computed by policy version 0")
-        kl_K = losses.k3(logprobs_K, terms.reference_logprobs_K)
-        per_token_K = per_token_K + algorithm.kl_coefficient * kl_K
+        kl_K = losses.kl(algorithm.kl_estimator, logprobs_K, terms.reference_logprobs_K)
+        if algorithm.kl_in == "loss":
+            per_token_K = per_token_K + algorithm.kl_coefficient * kl_K
 
     loss = (per_token_K * terms.weights_K).sum()
     return Objective(loss, policy.clipped_K, correction_K == 0, ratio_K, kl_K.detach())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -19,15 +19,17 @@ from leyden.services.trainer.batch import (
     Sample,
     TrainedTokens,
     mini_batches,
+    to_go,
     trained_tokens,
     weights_of,
+    with_advantages,
     with_whitened_advantages,
 )
 from leyden.services.trainer.compute import Anchors, Computed, accumulate_gradients, batch_outputs, plan_batch
 from leyden.services.trainer.corrections import effective_sample_share
 from leyden.services.trainer.critic import estimate
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.losses import LOG_RATIO_LIMIT
+from leyden.services.trainer.losses import LOG_RATIO_LIMIT, kl
 from leyden.services.trainer.ranks import ALONE, Ranks
 
 Metrics = dict[str, float]
@@ -112,19 +114,20 @@ def optimizer_step(
                 is then unchanged, and before the first update weights and moments are, too. After it the learner must
                 be loaded again.
     """
+    started = time.perf_counter()
+    anchors = _anchors(learner, samples, trained_tokens(samples), config)
+    samples = _with_kl_rewards(samples, anchors, config)
     if config.credit.baseline.whiten:
         samples = with_whitened_advantages(samples)
-    algorithm, everything = config.algorithm, [*samples, *zero_variance]
-    tokens, started = trained_tokens(samples), time.perf_counter()
-    anchors = _anchors(learner, samples, tokens, config)
+    algorithm, everything, tokens = config.algorithm, [*samples, *zero_variance], trained_tokens(samples)
     groups = {sample.group_id for sample in everything}
     updates, seconds = list[_Update](), 0.0
     for part in mini_batches(groups, algorithm.mini_batches, algorithm.epochs, config.sampling.seed, learner.step):
         if updates:
             fault_point("trainer.updated")
         updates.append(_compute_gradients(learner, samples, zero_variance, part, anchors, config, interrupted))
-        norm = updates[-1].norm = _clip(learner, config.optimizer.max_grad_norm)
-        _require_finite(learner, updates[-1].computed.loss, norm)
+        updates[-1].norm = _clip(learner, config.optimizer.max_grad_norm)
+        _require_finite(learner, samples, tokens, updates[-1])
         if len(updates) == 1:
             before_update()
         computed_at = time.perf_counter()
@@ -155,15 +158,15 @@ class _Update:
 
 
 def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens, config: RunConfig) -> Anchors:
-    """Outputs of the weights at the step's start: log-probabilities of π_old if the step makes several updates, and a
-    critic's estimates; log-probabilities of the reference if KL is penalised."""
+    """Outputs of the weights at the step's start: log-probabilities of π_old if the step makes several updates or
+    rewards contain the KL, and a critic's estimates; log-probabilities of the reference if KL is penalised."""
     algorithm, ranks = config.algorithm, learner.ranks
-    several = algorithm.mini_batches * algorithm.epochs > 1
+    several = algorithm.mini_batches * algorithm.epochs > 1 or algorithm.kl_in == "reward"
     if not several and learner.reference is None and algorithm.critic is None:
         return Anchors()
-    plan = plan_batch(
-        samples, tokens, config.training.micro_batch_tokens, every_row=algorithm.trains_every_row, ranks=ranks
-    )
+    # Whitening moves rows without an advantage, too.
+    every_row = algorithm.trains_every_row or config.credit.baseline.whiten
+    plan = plan_batch(samples, tokens, config.training.micro_batch_tokens, every_row=every_row, ranks=ranks)
 
     def outputs(policy: Policy) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         own = batch_outputs(policy, plan, len(tokens), learner.accelerator)
@@ -176,6 +179,18 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
         outputs(learner.reference)[0] if learner.reference else None,
         estimate(algorithm.critic, samples, tokens, values_K) if algorithm.critic and values_K is not None else None,
     )
+
+
+def _with_kl_rewards(samples: Sequence[Sample], anchors: Anchors, config: RunConfig) -> Sequence[Sample]:
+    """The samples with advantages that contain the KL penalty, where it belongs to the rewards."""
+    algorithm, rule = config.algorithm, config.credit.rule
+    if algorithm.kl_in == "loss" or anchors.old_K is None or anchors.reference_K is None:
+        return samples
+    tokens = trained_tokens(samples)
+    old_K, reference_K = torch.from_numpy(anchors.old_K), torch.from_numpy(anchors.reference_K)
+    penalties_K = algorithm.kl_coefficient * kl(algorithm.kl_estimator, old_K, reference_K).numpy()
+    gamma = rule.gamma if rule.type == "token_discounted" else 1.0
+    return with_advantages(samples, tokens.advantages_K - to_go(penalties_K, tokens.rows_K, gamma))
 
 
 def _compute_gradients(
@@ -215,14 +230,24 @@ def _compute_gradients(
     return _Update(tokens_k, computed)
 
 
-def _require_finite(learner: Learner, loss: float, norm: float) -> None:
+def _require_finite(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens, update: _Update) -> None:
+    loss, norm = update.computed.loss, update.norm
     if math.isfinite(loss) and math.isfinite(norm):
         return
     learner.optimizer.zero_grad(set_to_none=True)
+    rows_k = tokens.rows_K[update.tokens_k]
+    groups = dict.fromkeys(samples[row].group_id for row in rows_k)
+    damaged = dict.fromkeys(samples[row].id for row in rows_k[~np.isfinite(update.computed.logprobs_K)])
     raise TrainingDiverged(
         f"step {learner.step + 1}: loss {loss}, gradient norm {norm}: lower optimizer.learning_rate and"
-        " resume from the last step"
+        f" resume from the last step. The update trained {_listed(groups)}; samples whose log-probabilities are not"
+        f" finite: {_listed(damaged)}"
     )
+
+
+def _listed(ids: Iterable[str], most: int = 8) -> str:
+    names = list(ids)
+    return (", ".join(names[:most]) or "none") + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _update(learner: Learner, config: Optimizer, steps: int) -> float:

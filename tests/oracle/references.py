@@ -47,6 +47,15 @@ from verl.workers.config import ActorConfig  # type: ignore[import-not-found]  #
 rollout_corr_helper.compute_is_metrics = lambda **_: {}
 
 
+def _exact_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
+    found: Tensor = (values * mask).sum(axis) / mask.sum(axis)
+    return found
+
+
+# verl's adds 1e-8 to the count, which alone moves whitened advantages by more than 1e-9.
+core_algos.verl_F.masked_mean = _exact_mean
+
+
 def verl_loss(name: str, old: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor, **options: Any) -> Tensor:
     """A registered policy loss. Options beside `mode` and `weights` are those of the actor's configuration."""
     mode, weights = options.pop("mode", "token-mean"), options.pop("weights", None)

@@ -15,6 +15,7 @@ from leyden.libs.contracts.config import Algorithm, RunConfig
 from leyden.services.trainer.objective import Terms, objective
 from tests.builders import run_document
 
+PENALTY = {"kl_coefficient": 0.1}
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo_clip": {"type": "ppo_clip"},
     "gspo": {"type": "gspo"},
@@ -77,6 +78,16 @@ def decoupled(**fields: Any) -> dict[str, Any]:
         ),
         ({"algorithm": {"type": "reinforce", **decoupled(floor=0.5)}}, "floor has no effect with weights 'tis_token'"),
         ({"algorithm": {"type": "reinforce", **decoupled(weights="icepop", cap=0.4)}}, "lower floor, or raise cap"),
+        ({"algorithm": {"type": "cispo", "kl_estimator": "k2"}}, "kl_estimator has no effect with kl_coefficient 0"),
+        ({"algorithm": {"type": "cispo", **PENALTY, "kl_estimator": "k1"}}, "write 'k3\\+' or 'k2'"),
+        ({"algorithm": {"type": "cispo", **PENALTY, "kl_estimator": "k3+", "kl_in": "reward"}}, "write 'k3'"),
+        (
+            {
+                "algorithm": {"type": "cispo", **PENALTY, "kl_in": "reward", "critic": {}},
+                "credit": {"baseline": {"type": "value"}},
+            },
+            "write kl_in 'loss'",
+        ),
         ({"algorithm": {"type": "reinforce", **decoupled(weights="mis_geo")}}, "write sampling.max_policy_lag 0"),
     ],
 )

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from leyden.libs.contracts.config import Algorithm
+from leyden.libs.contracts.config import Algorithm, Reinforce
+from leyden.services.trainer import losses
+from leyden.services.trainer.batch import to_go
 from leyden.services.trainer.objective import Terms, objective
 
 ROLLOUTS = list(itertools.product((0, 1), repeat=3))
@@ -49,7 +53,7 @@ class Toy:
         return self.logprobs().reshape(8, 3).sum(1).exp()
 
     def gradient(self, value: Tensor) -> Tensor:
-        (gradient,) = torch.autograd.grad(value, self.logits)
+        (gradient,) = torch.autograd.grad(value, self.logits, retain_graph=True)
         return gradient
 
 
@@ -126,3 +130,37 @@ def test_token_ratios_are_biased_off_policy_but_for_one_step(algorithm: dict[str
     found = expected_gradient(policy, last, algorithm)
     agrees = torch.allclose(found[3:], -true_gradient(policy)[3:], atol=1e-12)
     assert agrees == (algorithm != {"type": "reinforce"})
+
+
+def kl_gradient(policy: Toy, reference: Toy) -> Tensor:
+    """Of KL(π ‖ reference) over complete rollouts."""
+    differences = (policy.logprobs() - reference.logprobs().detach()).reshape(8, 3).sum(1)
+    return policy.gradient((policy.chances() * differences).sum())
+
+
+def test_kl_in_the_reward_has_the_gradient_of_the_kl() -> None:
+    policy, reference = Toy.random(5), Toy.random(6)
+    rows_K = np.repeat(np.arange(8), 3)
+    estimates_K = losses.kl("k1", policy.logprobs().detach(), reference.logprobs().detach())
+    penalties_K = torch.from_numpy(to_go(0.3 * estimates_K.numpy(), rows_K))
+    terms = Terms(
+        policy.logprobs().detach(),
+        REWARDS.repeat_interleave(3) - penalties_K,
+        policy.chances().detach().repeat_interleave(3),
+        torch.from_numpy(rows_K),
+    )
+    found = policy.gradient(objective(Reinforce(), policy.logprobs(), terms).loss)
+    assert torch.allclose(found, 0.3 * kl_gradient(policy, reference) - true_gradient(policy), atol=1e-12)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3+"])
+def test_in_the_loss_k2_and_k3_plus_have_the_gradient_of_each_tokens_kl(estimator: Any) -> None:
+    policy, reference = Toy.random(5), Toy.random(6)
+    log_table, log_reference = policy.logits.log_softmax(1), reference.logits.detach().log_softmax(1)
+    exact = (log_table.exp() * (log_table - log_reference)).sum(1)
+    chances = log_table.detach().exp()
+    estimates = losses.kl(estimator, log_table.flatten(), log_reference.flatten()).reshape(STATES, 2)
+    found = policy.gradient((chances * estimates).sum())
+    wanted = policy.gradient(exact.sum())
+    assert torch.allclose(found, wanted, atol=1e-12) == (estimator in {"k2", "k3+"})
+    assert (found.abs().max() < 1e-12) == (estimator == "k1")

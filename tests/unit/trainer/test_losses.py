@@ -192,7 +192,7 @@ def test_decoupled_loss_equals_the_reference(name: str, dual: float | None) -> N
 
 def test_k3_equals_the_reference_and_its_penalty_too() -> None:
     logprobs_K = oracle.column("logprobs").requires_grad_()
-    estimates_K = losses.k3(logprobs_K, oracle.column("ref_logprobs"))
+    estimates_K = losses.kl("k3", logprobs_K, oracle.column("ref_logprobs"))
     assert torch.allclose(estimates_K, oracle.flat(oracle.VECTORS["kl"]["low_var_kl"]), atol=1e-9, rtol=0)
 
     weights_K = weights("seq_mean_token_mean")
@@ -203,6 +203,26 @@ def test_k3_equals_the_reference_and_its_penalty_too() -> None:
     assert float(total.detach()) == pytest.approx(expected, abs=1e-9)
     assert logprobs_K.grad is not None
     assert torch.allclose(logprobs_K.grad, expected_gradient_K, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "name"), [("k1", "kl"), ("k2", "mse"), ("k3", "low_var_kl"), ("k3+", "low_var_kl")]
+)
+def test_kl_estimates_equal_the_reference(estimator: Any, name: str) -> None:
+    estimates_K = losses.kl(estimator, oracle.column("logprobs"), oracle.column("ref_logprobs"))
+    assert torch.allclose(estimates_K, oracle.flat(oracle.VECTORS["kl"][name]), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "gradient"),
+    [("k1", 1.0, 1.0), ("k2", 0.5, 1.0), ("k3", math.exp(-1), 1 - math.exp(-1)), ("k3+", math.exp(-1), 1.0)],
+)
+def test_kl_estimates_by_hand(estimator: Any, value: float, gradient: float) -> None:
+    logprob_K = torch.tensor([-0.5], dtype=torch.float64, requires_grad=True)
+    estimate_K = losses.kl(estimator, logprob_K, torch.tensor([-1.5], dtype=torch.float64))
+    estimate_K.sum().backward()
+    assert logprob_K.grad is not None
+    assert [estimate_K.item(), logprob_K.grad.item()] == pytest.approx([value, gradient])
 
 
 @pytest.mark.parametrize(
@@ -292,7 +312,7 @@ def test_extreme_ratios_stay_finite() -> None:
             logprobs_K, anchor_K, advantages_K, mask_low=0.2, mask_high=0.2, drift_coefficient=1e-3
         ).losses_K,
         losses.importance_sampling(logprobs_K, anchor_K, advantages_K).losses_K,
-        losses.k3(logprobs_K, anchor_K),
+        losses.kl("k3", logprobs_K, anchor_K),
     ):
         assert torch.isfinite(loss).all()
 

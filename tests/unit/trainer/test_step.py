@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_wi
 
 from leyden.libs.contracts.config import Optimizer, RunConfig, Training
 from leyden.libs.store.training import ReadyGroup
-from leyden.services.trainer.batch import Sample, mini_batches, trained_tokens, with_whitened_advantages
+from leyden.services.trainer.batch import Sample, mini_batches, to_go, trained_tokens, with_whitened_advantages
 from leyden.services.trainer.compute import Interrupted, batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import compare_at
@@ -29,12 +30,14 @@ def step(
     samples: list[Sample],
     rate: float = 1e-2,
     algorithm: dict[str, object] | None = None,
+    credit: dict[str, object] | None = None,
     **arguments: object,
 ) -> dict[str, float]:
     changes = {
         "optimizer": {"learning_rate": rate},
         "training": {"micro_batch_tokens": 64},
         "algorithm": {"type": "ppo_clip", **(algorithm or {})},
+        "credit": credit or {},
     }
     config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, **changes})
     return optimizer_step(subject, samples, config, **arguments)  # type: ignore[arg-type]
@@ -123,11 +126,50 @@ def test_a_loss_that_is_not_finite_changes_nothing() -> None:
     before = weights(subject)
     with torch.no_grad():
         subject.policy.model.model.norm.weight[0] = float("nan")
-    with pytest.raises(TrainingDiverged, match="learning_rate"):
-        step(subject, agent_samples(2))
+    samples = agent_samples(2)
+    with pytest.raises(TrainingDiverged, match="learning_rate") as raised:
+        step(subject, samples)
+    assert "trained run.0, run.1; samples" in str(raised.value)
+    assert "samples whose log-probabilities are not finite: run.0.0:0" in str(raised.value)
     assert subject.step == 0
     changed = [name for name, weight in weights(subject).items() if not torch.equal(weight, before[name])]
     assert changed == ["model.model.norm.weight"]
+
+
+@pytest.mark.parametrize("whiten", [False, True])
+def test_kl_in_the_reward_lowers_the_advantages_of_tokens_before_it(whiten: bool) -> None:
+    penalised, lowered = learner(), learner()
+    samples, tokens = agent_samples(3), trained_tokens(agent_samples(3))
+    reference = Policy(tiny_llama(1, dtype=torch.float32))
+    plan = plan_batch(samples, tokens, 100)
+    own_K, reference_K = (batch_logprobs(p, plan, len(tokens), CPU) for p in (penalised.policy, reference))
+    by_hand = []
+    for row, one in enumerate(samples):
+        distances = (own_K - reference_K)[tokens.rows_K == row]
+        advantages = one.advantages.copy()
+        for place, position in enumerate(np.flatnonzero(one.mask)):
+            advantages[position] -= 0.3 * distances[place:].sum()
+        by_hand.append(replace(one, advantages=advantages))
+    # A run whose groups have no variance still pays the penalty.
+    credit = {"baseline": {"type": "mean", "whiten": whiten}}
+    penalty = {"kl_coefficient": 0.3, "kl_estimator": "k1", "kl_in": "reward"}
+    penalised.reference = reference
+    metrics = step(penalised, samples, algorithm=penalty, credit=credit)
+    step(lowered, by_hand, credit=credit)
+    assert metrics["kl_reference"] == pytest.approx(float((own_K - reference_K).mean()), rel=1e-4)
+    pairs = zip(weights(penalised).values(), weights(lowered).values(), strict=True)
+    assert all(torch.allclose(one, other, atol=1e-4) for one, other in pairs)
+    assert any(
+        not torch.equal(one, other)
+        for one, other in zip(weights(penalised).values(), weights(learner()).values(), strict=True)
+    )
+
+
+def test_sums_to_go_by_hand() -> None:
+    values_K, rows_K = np.array([1.0, 2.0, 4.0, 8.0, 16.0]), np.array([0, 0, 0, 1, 1])
+    assert to_go(values_K, rows_K).tolist() == [7.0, 6.0, 4.0, 24.0, 16.0]
+    assert to_go(values_K, rows_K, 0.5).tolist() == [3.0, 4.0, 4.0, 16.0, 16.0]
+    assert to_go(np.zeros(0), np.zeros(0, np.int64)).tolist() == []
 
 
 def test_an_interrupted_step_changes_nothing() -> None:
