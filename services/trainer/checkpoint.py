@@ -39,6 +39,7 @@ from leyden.services.trainer.lora import (
     merged_state,
     save_adapter_config,
 )
+from leyden.services.trainer.sharding import divided_like, replace_values
 
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
@@ -84,23 +85,33 @@ def checkpoint_folder(root: Path, run_id: str, step: int) -> Path:
     return root / run_id / "checkpoints" / str(step)
 
 
-def export_weights(model: PreTrainedModel, base: Path, folder: Path, check_lock: LockCheck = no_lock) -> Export:
+def export_weights(
+    model: PreTrainedModel,
+    base: Path,
+    folder: Path,
+    check_lock: LockCheck = no_lock,
+    *,
+    gathered: Mapping[str, torch.Tensor] | None = None,
+) -> Export:
     """Writes a Hugging Face folder: the model's weights, and a copy of every other file of the base model.
 
     LoRA adapters are merged into the weights, and written on their own beside them.
+
+    Args: gathered: the model's complete state, where its own tensors are sharded
 
     Raises: OSError: the folder cannot be written, or another one has its name by the end; whatever `check_lock` raises
     """
     with _new_folder(folder, check_lock, moment="trainer.version_unnamed") as scratch:
         # The names that `save_pretrained` would give.
-        state = merged_state(model) if has_adapters(model) else model.state_dict()
+        own = model.state_dict() if gathered is None else gathered
+        state = merged_state(model, own) if has_adapters(model) else dict(own)
         _save(
             revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model)), scratch / WEIGHTS_NAME
         )
         if has_adapters(model):
             adapter = scratch / ADAPTER_FOLDER
             save_adapter_config(model, adapter)
-            _save(adapter_state(model), adapter / ADAPTER_WEIGHTS)
+            _save(adapter_state(own), adapter / ADAPTER_WEIGHTS)
         fault_point("trainer.weights_written")
         for file in base.iterdir():
             if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and not file.name.endswith(".index.json"):
@@ -168,11 +179,14 @@ def load_checkpoint(
 def _restore(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor], value_head: nn.Module | None) -> None:
     torch.set_rng_state(state.pop("random"))
     if value_head is not None:
-        value_head.load_state_dict({name: state.pop(VALUE_HEAD + name) for name in value_head.state_dict()})
+        for name, own in value_head.state_dict().items():
+            replace_values(own, state.pop(VALUE_HEAD + name))
     moments: dict[int, dict[str, torch.Tensor]] = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for key, tensor in state.items():
         number, _, name = key.partition(".")
-        moments.setdefault(int(number), {})[name] = tensor
+        like = parameters[int(number)]
+        moments.setdefault(int(number), {})[name] = divided_like(tensor, like) if tensor.shape == like.shape else tensor
     optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
 
 

@@ -20,6 +20,7 @@ from leyden.services.trainer.critic import Estimates, value_loss
 from leyden.services.trainer.forward import Policy, Reads, Trunk
 from leyden.services.trainer.objective import Objective, Terms, objective
 from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.sharding import sum_gradients, unsharded
 from leyden.services.trainer.tree import Forest, Pack, plan_forest, share_rows
 
 
@@ -134,7 +135,7 @@ def batch_outputs(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """`batch_logprobs`, and the value of the state before each planned token; 0 without a value head."""
     logprobs_K, values_K = np.zeros(size), np.zeros(size)
-    with torch.no_grad(), accelerator.autocast():
+    with unsharded(policy), torch.no_grad(), accelerator.autocast():
         for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
             tokens_k, reads = plan.reads[number]
             logprobs_k, values_k = policy(pack, path, reads)
@@ -172,24 +173,27 @@ def accumulate_gradients(
     plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.trains_every_row, ranks=ranks)
     computed = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
     leaving = False
-    for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
-        if leaving := ranks.leaving(interrupted()):
-            break
-        with accelerator.autocast():
-            tokens_k, reads = plan.reads[number]
-            logprobs_k, values_k = policy(pack, path, reads, values_alone=values_alone)
-        here = anchors.of(tokens_k)
-        result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, here, tokens_k, logprobs_k))
-        if here.estimates is not None and values_k is not None and algorithm.critic is not None:
-            missed = _value_loss(algorithm.critic, values_k, here.estimates)
-            computed.value_loss += missed.item()
-            loss = algorithm.critic.coefficient * missed
-            result = replace(result, loss=loss if values_alone else result.loss + loss)
-        accelerator.backward(result.loss)
-        computed.add(tokens_k, logprobs_k, result)
-    if ranks.any(leaving):
-        raise Interrupted("stopped between two packs: make the step again")
-    ranks.add_gradients(policy.parameters())
+    with unsharded(policy):
+        for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
+            if leaving := ranks.leaving(interrupted()):
+                break
+            with accelerator.autocast():
+                tokens_k, reads = plan.reads[number]
+                logprobs_k, values_k = policy(pack, path, reads, values_alone=values_alone)
+            here = anchors.of(tokens_k)
+            result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, here, tokens_k, logprobs_k))
+            if here.estimates is not None and values_k is not None and algorithm.critic is not None:
+                missed = _value_loss(algorithm.critic, values_k, here.estimates)
+                computed.value_loss += missed.item()
+                loss = algorithm.critic.coefficient * missed
+                result = replace(result, loss=loss if values_alone else result.loss + loss)
+            accelerator.backward(result.loss)
+            computed.add(tokens_k, logprobs_k, result)
+        if ranks.any(leaving):
+            raise Interrupted("stopped between two packs: make the step again")
+        # Without any pack parameters have no gradient, and the optimiser leaves them alone.
+        if ranks.any(bool(plan.forest.packs)):
+            sum_gradients(policy, values_alone=values_alone)
     computed.add_up(ranks)
     return computed
 

@@ -12,8 +12,14 @@ from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.compute import Interrupted
-from leyden.services.trainer.learner import adopt_weights, make_accelerator, resume_learner, start_learner
-from leyden.services.trainer.ranks import Adopt, Leave, Load, RankFailed, Ranks, Step
+from leyden.services.trainer.learner import (
+    adopt_weights,
+    gather_parts,
+    make_accelerator,
+    resume_learner,
+    start_learner,
+)
+from leyden.services.trainer.ranks import Adopt, Gather, Leave, Load, RankFailed, Ranks, Step
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.step import Learner, TrainingDiverged, optimizer_step
 
@@ -51,6 +57,8 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                 optimizer_step(
                     learner, message.samples, load.config, zero_variance=message.zero_variance, interrupted=asked
                 )
+            elif isinstance(message, Gather) and run is not None:
+                gather_parts(run[1], message)
             elif isinstance(message, Adopt) and run is not None:
                 _adopt(run[1], message)
         except (CheckpointDamaged, Interrupted, RankFailed, TrainingDiverged) as error:

@@ -7,18 +7,30 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.batch import Sample, trained_tokens
-from leyden.services.trainer.checkpoint import CheckpointDamaged, Progress, describe, load_checkpoint
+from leyden.services.trainer.checkpoint import (
+    CheckpointDamaged,
+    Export,
+    LockCheck,
+    Progress,
+    describe,
+    export_weights,
+    load_checkpoint,
+    no_lock,
+    optimizer_state,
+)
 from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.lora import BasePolicy, add_adapters, has_adapters, load_adapter
 from leyden.services.trainer.model import freeze, load_model
-from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.ranks import ALONE, Gather, Ranks
+from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner, Metrics, gap_metrics, make_optimizer
 
 log = logger()
@@ -68,6 +80,7 @@ def resume_learner(
     with ranks.agreeing_on(CheckpointDamaged):
         if describe(weights).content_sha256 != expected.content_sha256:
             raise CheckpointDamaged(f"{weights} is not what the store recorded of version {expected.step}: restore it")
+    with ranks.agreeing_on(CheckpointDamaged):
         try:
             learner = _learner(base, weights, config, accelerator, ranks)
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
@@ -112,10 +125,33 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
         return load_adapter(model_of(learner), weights)
     own, largest = model_of(learner).state_dict(), 0.0
     for name, loaded in load_model(weights).state_dict().items():
-        loaded = loaded.to(own[name].device)
-        largest = max(largest, float((own[name] - loaded).abs().max()))
-        own[name].copy_(loaded)
+        largest = max(largest, replace_values(own[name], loaded))
     return largest
+
+
+def export_learner(learner: Learner, base: Path, folder: Path, check_lock: LockCheck = no_lock) -> Export:
+    """`export_weights` of the learner's model, from all ranks. Rank 0 calls it."""
+    with learner.ranks.sending(Gather("weights")):
+        gathered = gather_parts(learner, Gather("weights"))
+    return export_weights(model_of(learner), base, folder, check_lock, gathered=gathered)
+
+
+def gathered_optimizer(learner: Learner) -> dict[str, Tensor]:
+    """`optimizer_state` of the learner, from all ranks. Rank 0 calls it."""
+    with learner.ranks.sending(Gather("optimizer")):
+        return gather_parts(learner, Gather("optimizer"))
+
+
+def gather_parts(learner: Learner, message: Gather) -> dict[str, Tensor]:
+    """The complete weights or optimiser state on rank 0, and nothing on other ranks. All ranks call it."""
+    wanted = learner.ranks.rank == 0
+    if message.what == "optimizer":
+        return gather(optimizer_state(learner.optimizer, learner.policy.value_head), wanted=wanted)
+    model = model_of(learner)
+    tied: dict[str, str] = model.all_tied_weights_keys
+    own = model.state_dict()
+    found = gather({name: tensor for name, tensor in own.items() if name not in tied}, wanted=wanted)
+    return found | {name: found[source] for name, source in tied.items() if source in found}
 
 
 def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> Learner:
@@ -126,15 +162,18 @@ def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelera
         values=critic is not None,
         kernel=config.training.attention,
     )
+    if ranks.size > 1:
+        _shard(policy, config, accelerator, ranks)
+    else:
+        policy = accelerator.prepare_model(policy, evaluation_mode=True)
     optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer, critic))
-    # Not DistributedDataParallel, which evaluation mode leaves out: ranks differ in their trunks and packs, so that a
-    # step adds up gradients once, at its end.
-    policy = accelerator.prepare_model(policy, evaluation_mode=True)
     reference: Policy | None = None
     if config.algorithm.kl_coefficient > 0 and config.training.lora:
         reference = BasePolicy(policy)
     elif config.algorithm.kl_coefficient > 0:
         reference = _frozen(base, config, accelerator)
+        if ranks.size > 1:
+            _shard(reference, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
     return Learner(policy, optimizer, accelerator, reference, ranks=ranks)
 
@@ -156,6 +195,11 @@ def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.d
         if weights != base:
             load_adapter(model, weights)
     return _with_precision(model, config, device)
+
+
+def _shard(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:
+    bfloat16 = config.training.precision == "bfloat16" and accelerator.device.type != "cpu"
+    shard(policy, accelerator.device, ranks.size, bfloat16=bfloat16)
 
 
 def _load(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:

@@ -7,12 +7,11 @@ A version's folder holds the merged weights, which any engine serves, and the ad
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -21,6 +20,7 @@ from leyden.libs.contracts.config import Lora
 from leyden.libs.contracts.weights import ADAPTER_FOLDER
 from leyden.services.trainer.forward import Policy, Reads, Trunk
 from leyden.services.trainer.model import freeze
+from leyden.services.trainer.sharding import replace_values
 from leyden.services.trainer.tree import Pack
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -33,19 +33,20 @@ class BasePolicy(Policy):
 
     def __init__(self, policy: Policy) -> None:
         nn.Module.__init__(self)
-        self.model, self.kernel, self.value_head = policy.model, policy.kernel, None
+        self.policy, self.model, self.kernel, self.value_head = policy, policy.model, policy.kernel, None
 
     def trunk(self, pack: Pack, path: Sequence[Trunk]) -> Trunk:
         """`Policy.trunk` of the base model."""
         with without_adapters(self.model):
-            return super().trunk(pack, path)
+            return self.policy.trunk(pack, path)
 
     def forward(
         self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """`Policy.forward` of the base model, without values."""
         with without_adapters(self.model):
-            return super().forward(pack, path, reads, values_alone=values_alone)
+            logprobs_K: Tensor = self.policy(pack, path, reads)[0]
+            return logprobs_K, None
 
 
 def add_adapters(model: PreTrainedModel, config: Lora, frozen: Sequence[str], base: Path) -> None:
@@ -105,25 +106,19 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             module.enable_adapters(enabled=True)
 
 
-def merged_state(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The state of the model with its adapters added to the weights, under the base model's names."""
-    state = {
-        name.replace(".base_layer.", "."): tensor
-        for name, tensor in model.state_dict().items()
-        if ".lora_A." not in name and ".lora_B." not in name
-    }
-    with torch.no_grad():
-        for name, layer in _adapted_layers(model):
-            state[f"{name}.weight"] = state[f"{name}.weight"] + layer.get_delta_weight(_ADAPTER)
-    return state
+def merged_state(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Adds a model's adapters to its weights, under the base model's names. state: the model's, complete tensors."""
+    merged = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not _of_adapter(name)}
+    for name, layer in _adapted_layers(model):
+        narrow, wide = (state[f"{name}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
+        merged[f"{name}.weight"] = merged[f"{name}.weight"] + wide @ narrow * layer.scaling[_ADAPTER]
+    return merged
 
 
-def adapter_state(model: nn.Module) -> dict[str, Tensor]:
-    """The adapters' own tensors under the names of peft's files."""
+def adapter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The adapters' tensors of a model's state, under the names of peft's files."""
     return {
-        _FILE_PREFIX + name.replace(f".{_ADAPTER}.", "."): parameter.detach()
-        for name, parameter in model.named_parameters()
-        if ".lora_A." in name or ".lora_B." in name
+        _FILE_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in state.items() if _of_adapter(name)
     }
 
 
@@ -137,14 +132,16 @@ def load_adapter(model: PreTrainedModel, weights: Path) -> float:
 
     Raises: OSError, LookupError, ValueError: there is none, or it is another model's
     """
-    saved, own, largest = load_file(weights / ADAPTER_FOLDER / ADAPTER_WEIGHTS), adapter_state(model), 0.0
+    saved, own, largest = load_file(weights / ADAPTER_FOLDER / ADAPTER_WEIGHTS), adapter_state(model.state_dict()), 0.0
     if saved.keys() != own.keys():
         raise ValueError(f"{weights / ADAPTER_FOLDER} belongs to other layers: training.lora has changed")
     for name, tensor in own.items():
-        loaded = saved[name].to(tensor.device)
-        largest = max(largest, float((tensor - loaded).abs().max()))
-        tensor.copy_(loaded)
+        largest = max(largest, replace_values(tensor, saved[name]))
     return largest
+
+
+def _of_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
 
 
 def _adapted_layers(model: nn.Module) -> list[tuple[str, Any]]:

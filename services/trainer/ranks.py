@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -73,6 +74,13 @@ class Adopt:
 
 
 @dataclass(frozen=True)
+class Gather:
+    """Send rank 0 the parts of the learner's weights, or of its optimiser's state."""
+
+    what: Literal["weights", "optimizer"]
+
+
+@dataclass(frozen=True)
 class Wait:
     """Nothing to do yet."""
 
@@ -82,7 +90,7 @@ class Leave:
     """The trainer ends."""
 
 
-Message = Load | Step | Adopt | Wait | Leave
+Message = Load | Step | Adopt | Gather | Wait | Leave
 
 
 class Ranks:
@@ -198,25 +206,6 @@ class Ranks:
             with self._answers():
                 dist.all_reduce(values)
         return values
-
-    def add_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replaces each gradient by its sum over all ranks. All ranks call it.
-
-        A rank without a gradient that another rank has gets the other's: the optimiser then does the same everywhere.
-        """
-        if self.size == 1:
-            return
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        found = torch.tensor([parameter.grad is not None for parameter in trained], dtype=torch.int32)
-        with self._answers():
-            dist.all_reduce(found, dist.ReduceOp.MAX)
-            works = []
-            for parameter in (one for one, has in zip(trained, found.tolist(), strict=True) if has):
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                works.append(dist.all_reduce(parameter.grad, async_op=True))
-            for work in works:
-                work.wait()
 
     @contextmanager
     def agreeing_on(self, kind: type[Exception]) -> Iterator[None]:

@@ -28,13 +28,17 @@ from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     LockCheck,
     Progress,
-    export_weights,
     no_lock,
-    optimizer_state,
     remove_folder,
     save_checkpoint,
 )
-from leyden.services.trainer.learner import adopt_weights, model_of, resume_learner, start_learner
+from leyden.services.trainer.learner import (
+    adopt_weights,
+    export_learner,
+    gathered_optimizer,
+    resume_learner,
+    start_learner,
+)
 from leyden.services.trainer.ranks import ALONE, Adopt, Load, Ranks, Step
 from leyden.services.trainer.step import Learner, optimizer_step
 
@@ -74,7 +78,7 @@ def export_again(learner: Learner, base: Path, version: training.Version, check_
     Raises: CheckpointDamaged: the learner's weights are not those that the store recorded
     """
     folder = Path(version.path)
-    if export_weights(model_of(learner), base, folder, check_lock).content_sha256 != version.content_sha256:
+    if export_learner(learner, base, folder, check_lock).content_sha256 != version.content_sha256:
         remove_folder(folder)
         raise CheckpointDamaged(
             f"{folder} is damaged or lost, and this machine computes other weights than those on record: restore it"
@@ -182,9 +186,7 @@ class LearnerLoader:
         else:
             export_again(learner, self.base, version, self.check_lock)
         progress = Progress(self.run_id, learner.step, version.content_sha256)
-        save_checkpoint(
-            optimizer_state(learner.optimizer, learner.policy.value_head), progress, checkpoint, self.check_lock
-        )
+        save_checkpoint(gathered_optimizer(learner), progress, checkpoint, self.check_lock)
 
     async def _version(self, number: int) -> training.Version:
         async with self.database.read() as session:

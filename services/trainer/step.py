@@ -31,6 +31,7 @@ from leyden.services.trainer.critic import estimate
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.losses import LOG_RATIO_LIMIT, kl
 from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.sharding import complete_number
 
 Metrics = dict[str, float]
 
@@ -265,7 +266,7 @@ def _clip(learner: Learner, max_norm: float) -> float:
     if not parameters:
         return 0.0
     norm = learner.accelerator.clip_grad_norm_(parameters, max_norm)
-    return float(norm) if norm is not None else 0.0
+    return complete_number(norm) if norm is not None else 0.0
 
 
 def _batch_metrics(everything: Sequence[Sample], samples: Sequence[Sample], step: int) -> Metrics:

@@ -31,12 +31,10 @@ from leyden.services.trainer.checkpoint import (
     clear_scratch,
     copy_version,
     describe,
-    export_weights,
-    optimizer_state,
     version_folder,
 )
 from leyden.services.trainer.compute import Interrupted
-from leyden.services.trainer.learner import compare_at, make_accelerator, model_of
+from leyden.services.trainer.learner import compare_at, export_learner, gathered_optimizer, make_accelerator
 from leyden.services.trainer.ranks import ALONE, Ranks, Step
 from leyden.services.trainer.resume import LearnerLoader, decode_samples, export_again
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
@@ -383,7 +381,7 @@ class Trainer:
         fault_point("trainer.committed")
         await self.notifications.notify(Topic.VERSIONS)
         await self.saver.finish()
-        state = optimizer_state(self.learner.optimizer, self.learner.policy.value_head)
+        state = await asyncio.to_thread(gathered_optimizer, self.learner)
         self.saver.save(state, Progress(self.settings.run_id, number, export.content_sha256))
         GROUPS.labels("replayed").inc(len(replayed))
         self._report(metrics, selection)
@@ -431,7 +429,7 @@ class Trainer:
             )
         started = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
-        export = export_weights(model_of(self.learner), self.base, folder, self._check_lock)
+        export = export_learner(self.learner, self.base, folder, self._check_lock)
         return {**metrics, **moments, "export_seconds": time.perf_counter() - started}, export
 
     def _report(self, metrics: Metrics, selection: Selection) -> None:

@@ -201,7 +201,7 @@ async def interrupted_once(case: Case, monkeypatch: pytest.MonkeyPatch, name: st
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(training, "load_samples"), (worker, "export_weights"), (training, "commit_step")],
+    [(training, "load_samples"), (worker, "export_learner"), (training, "commit_step")],
 )
 async def test_a_crash_anywhere_in_a_step_changes_nothing_of_the_result(
     case: Case, monkeypatch: pytest.MonkeyPatch, owner: object, name: str

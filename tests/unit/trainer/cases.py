@@ -1,13 +1,14 @@
 """Small models and samples that the trainer's tests share."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from leyden.services.trainer.batch import Sample
+from leyden.services.trainer.batch import RowCall, Sample
 
 VOCABULARY = 61
 
@@ -123,3 +124,9 @@ def agent_samples(
                     )
                 )
     return samples
+
+
+def one_call(row: Sample, reward: float, parent: str | None = None, share: float = 1.0) -> Sample:
+    """The row with all its trained tokens as one call, for a critic."""
+    places = np.flatnonzero(row.mask)
+    return replace(row, calls=(RowCall(row.id, parent, reward, share, int(places[0]), int(places[-1])),))

@@ -8,50 +8,91 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from leyden.libs.contracts.config import Optimizer, RunConfig
+from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer import tree
+from leyden.services.trainer.checkpoint import Progress, load_checkpoint, save_checkpoint
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.ranks import ALONE, Ranks, join_ranks
+from leyden.services.trainer.learner import gather_parts
+from leyden.services.trainer.ranks import ALONE, Gather, Ranks, join_ranks
+from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner, Metrics, make_optimizer, optimizer_step
-from tests.unit.trainer.cases import agent_samples, sample, tiny_llama, tiny_qwen
+from tests.unit.trainer.cases import agent_samples, one_call, sample, tiny_llama, tiny_qwen
+
+SEVERAL = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}}
+CRITIC = {"mini_batches": 2, "critic": {"warmup_steps": 1, "learning_rate": 0.05, "value_clip": 0.02}}
+MODELS = {"llama": (tiny_llama, {}), "qwen": (tiny_qwen, SEVERAL), "critic": (tiny_llama, CRITIC)}
+"""Models and how they differ: Qwen makes four updates a step; `critic` two, and only values learn in its first step."""
+STEPS = 3
+
+Found = tuple[list[Metrics], dict[str, torch.Tensor]]
 
 
-def three_steps(
-    model: str, ranks: Ranks = ALONE, *, asked: bool = False
-) -> tuple[list[Metrics], dict[str, torch.Tensor]]:
-    """Metrics of three steps, and the weights after them. The second step has too few rows for two ranks. Qwen makes
-    four updates a step.
+def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
+    make, algorithm = MODELS[model]
+    has_critic = model == "critic"
+    changes = {
+        "optimizer": {"learning_rate": 1e-2, "max_grad_norm": 0.05},
+        "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1, **algorithm},
+        "training": {"micro_batch_tokens": 40},
+        "credit": {"baseline": {"type": "value" if has_critic else "mean"}},
+    }
+    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, **changes})
+    policy, reference = Policy(make(0), values=has_critic), Policy(make(1))
+    if ranks.size > 1:
+        shard(policy, torch.device("cpu"), ranks.size)
+        shard(reference, torch.device("cpu"), ranks.size)
+    optimizer = make_optimizer(policy, config.optimizer, config.algorithm.critic)
+    return Learner(policy, optimizer, Accelerator(cpu=True), reference, ranks=ranks), config
+
+
+def train(learner: Learner, config: RunConfig, until: int = STEPS, *, asked: bool = False) -> Found:
+    """Metrics of the steps up to `until`, and the weights after them. The second has too few rows for two ranks.
 
     Args: asked: this rank is asked to stop
     """
-    make = {"llama": tiny_llama, "qwen": tiny_qwen}[model]
-    several = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}} if model == "qwen" else {}
-    changes = {
-        "optimizer": {"learning_rate": 1e-2, "max_grad_norm": 0.05},
-        "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1, **several},
-        "training": {"micro_batch_tokens": 40},
-    }
-    config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, **changes})
-    policy, reference = Policy(make(0)), Policy(make(1))
-    optimizer = make_optimizer(policy, Optimizer(learning_rate=1e-2))
-    learner = Learner(policy, optimizer, Accelerator(cpu=True), reference, ranks=ranks)
     unmoved = [sample("run.9.0", [1, 2, 3], [0, 0, 1], advantage=0.0)]
     batches = [agent_samples(0, groups=4), [sample("run.0.0", [1, 2, 3, 4], [0, 0, 1, 1])], agent_samples(1, groups=3)]
+    batches = [[one_call(row, float(number % 3)) for number, row in enumerate(batch)] for batch in batches]
     metrics = [
-        optimizer_step(learner, batch, config, zero_variance=unmoved, interrupted=lambda: asked) for batch in batches
+        optimizer_step(learner, batch, config, zero_variance=unmoved, interrupted=lambda: asked)
+        for batch in batches[learner.step : until]
     ]
-    return metrics, policy.state_dict()
+    return metrics, gather(learner.policy.state_dict(), wanted=True)
+
+
+def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
+    """Trains two steps, and writes weights and checkpoint."""
+    learner, config = start(model, ranks)
+    train(learner, config, until=2)
+    weights, state = (gather_parts(learner, Gather(what)) for what in ("weights", "optimizer"))
+    if ranks.rank == 0:
+        save_checkpoint(state, Progress("run", 2, ""), folder / "checkpoint")
+        torch.save(weights, folder / "weights.pt")
+
+
+def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
+    """The third step, from what `save` has written."""
+    learner, config = start(model, ranks)
+    weights = torch.load(folder / "weights.pt")
+    for name, own in learner.policy.model.state_dict().items():
+        replace_values(own, weights[name])
+    learner.step = 2
+    load_checkpoint(learner.optimizer, folder / "checkpoint", Progress("run", 2, ""), learner.policy.value_head)
+    return train(learner, config)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     tree.LEAST_TRUNK = 1
+    folder = Path(sys.argv[1])
     ranks = join_ranks(int(os.environ["WORLD_SIZE"]), on_cpu=True, timeout_seconds=60)
-    found = {model: three_steps(model, ranks) for model in ("llama", "qwen")}
-    torch.save(found, Path(sys.argv[1]) / f"{ranks.rank}.pt")
+    found = {model: train(*start(model, ranks)) for model in MODELS}
+    found["resumed"] = resume("critic", folder / "one", ranks)
+    save("critic", folder / "several", ranks)
+    torch.save(found, folder / f"{ranks.rank}.pt")
     with pytest.raises(Interrupted):
-        three_steps("llama", ranks, asked=ranks.rank == 1)
+        train(*start("llama", ranks), asked=ranks.rank == 1)
     ranks.close()
 
 

@@ -22,15 +22,10 @@ from leyden.services.trainer.learner import make_accelerator, resume_learner, st
 from leyden.services.trainer.step import Learner, make_optimizer, optimizer_step
 from tests.unit.credit.cases import call
 from tests.unit.trainer import oracle
-from tests.unit.trainer.cases import VOCABULARY, sample, tiny_llama
+from tests.unit.trainer.cases import VOCABULARY, one_call, sample, tiny_llama
 from tests.unit.trainer.test_compute import plain_logprobs
 
 CPU = Accelerator(cpu=True)
-
-
-def one_call(row: Sample, reward: float, parent: str | None = None, share: float = 1.0) -> Sample:
-    places = np.flatnonzero(row.mask)
-    return replace(row, calls=(RowCall(row.id, parent, reward, share, int(places[0]), int(places[-1])),))
 
 
 def oracle_rows() -> list[Sample]:

@@ -20,41 +20,52 @@ from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.ranks import Leave, RankFailed, Ranks, Step
 from leyden.services.trainer.tree import share_rows
 from tests.unit.trainer.cases import agent_samples
-from tests.unit.trainer.ranked import three_steps
+from tests.unit.trainer.ranked import MODELS, Found, resume, save, start, train
 
 PER_RANK = ("computed_tokens", "row_tokens", "sharing_ratio")
 
 
-SIZE = 2
-
-
-@pytest.mark.timeout(180)
-def test_weights_and_metrics_of_several_ranks_are_those_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("size", [2, 4])
+def test_weights_and_metrics_of_several_ranks_are_those_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
     monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+    for name in ("one", "several"):
+        (tmp_path / name).mkdir()
+    save("critic", tmp_path / "one")
     subprocess.run(
         (
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}"),
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"),
             *("-m", "tests.unit.trainer.ranked", str(tmp_path)),
         ),
         cwd=Path(__file__).parents[3],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=True,
-        timeout=150,
+        timeout=270,
     )
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(SIZE)]
-    for model in ("llama", "qwen"):
-        wanted_metrics, wanted = three_steps(model)
-        metrics, weights = found[0][model]
-        for name, weight in wanted.items():
-            assert torch.allclose(weights[name], weight, rtol=0, atol=1e-10), name
-            assert all(torch.equal(of_rank[model][1][name], weights[name]) for of_rank in found), name
-        for one, other in zip(metrics, wanted_metrics, strict=True):
-            assert one["computed_tokens"] >= other["computed_tokens"]
-            assert one["row_tokens"] == other["row_tokens"]
-            comparable = {name for name in other if not name.endswith("_seconds") and name not in PER_RANK}
-            assert {name: one[name] for name in comparable} == pytest.approx(
-                {name: other[name] for name in comparable}, rel=1e-10, abs=1e-10
-            )
+    of_ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
+    expected = {model: train(*start(model)) for model in MODELS}
+    # Checkpoints of one process continue at several, and those of several at one.
+    metrics, weights = expected["critic"]
+    third: Found = (metrics[-1:], weights)
+    _assert_same("resumed at one", resume("critic", tmp_path / "several"), third)
+    for name, found in of_ranks[0].items():
+        _assert_same(name, found, third if name == "resumed" else expected[name])
+        for other in of_ranks[1:]:
+            assert all(torch.equal(other[name][1][key], weight) for key, weight in found[1].items()), name
+
+
+def _assert_same(name: str, found: Found, expected: Found) -> None:
+    for key, weight in expected[1].items():
+        assert torch.allclose(found[1][key], weight, rtol=0, atol=1e-10), (name, key)
+    for one, other in zip(found[0], expected[0], strict=True):
+        assert one["computed_tokens"] >= other["computed_tokens"]
+        assert one["row_tokens"] == other["row_tokens"]
+        comparable = {key for key in other if not key.endswith("_seconds") and key not in PER_RANK}
+        assert {key: one[key] for key in comparable} == pytest.approx(
+            {key: other[key] for key in comparable}, rel=1e-10, abs=1e-10
+        )
 
 
 def _write_slowly(rank: int, folder: str) -> None:
