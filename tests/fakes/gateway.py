@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,15 @@ class GatewayUnderTest:
     """Ends the calls in hand, as a process does before its last words."""
     run_id: str = "run-test"
 
-    def key(self, rollout_id: str, attempt: int = 1, *, lasts_seconds: int = 600, scope: Scope = Scope.MODEL) -> str:
+    def key(
+        self,
+        rollout_id: str,
+        attempt: int = 1,
+        *,
+        lasts_seconds: int = 600,
+        scope: Scope = Scope.MODEL,
+        more_scopes: Iterable[Scope] = (),
+    ) -> str:
         """The key that the runner would give to this attempt's agent."""
         return sign(
             self.ring,
@@ -46,7 +54,7 @@ class GatewayUnderTest:
                 run_id=self.run_id,
                 rollout_id=rollout_id,
                 attempt=attempt,
-                scopes=frozenset({scope}),
+                scopes=frozenset({scope, *more_scopes}),
                 expires_at=int(time.time()) + lasts_seconds,
             ),
         )

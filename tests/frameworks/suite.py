@@ -10,18 +10,26 @@ import asyncio
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
+from leyden.libs.contracts.capability import Scope
 from leyden.libs.contracts.config import Agent, ProcessRunner
+from leyden.libs.contracts.conversation import parse_turn
 from leyden.libs.queue.leases import Lease
+from leyden.libs.service import serving
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.services.collector.app import create_collector
+from leyden.services.collector.settings import Settings
+from leyden.services.credit.air import tool_uses
+from leyden.services.credit.records import AskedTool, Call, ToolSpan
 from leyden.services.runner.environment import Endpoints, environment_block, secrets_block
 from tests.fakes.chat_model import CHATML_WITH_TOOLS
 from tests.fakes.gateway import Scene, scene
@@ -38,6 +46,7 @@ CONTEXT_LENGTH = 500_000
 
 pytestmark = pytest.mark.timeout(900)
 WITH_REPORT = [framework for framework in FRAMEWORKS if (AGENTS / "structured" / framework.agent).exists()]
+TRACED = [framework for framework in FRAMEWORKS if (AGENTS / "traced" / framework.agent).exists()]
 each_framework = pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
 
 
@@ -49,8 +58,8 @@ def page():
 
 @dataclass(frozen=True)
 class Played:
-    """What one run of an agent left: its exit status and output, the engine's answers, the recorded calls, and the
-    engine's parameter with the grammar of each answer.
+    """What one run of an agent left: its exit status and output, the engine's answers, the recorded calls, the engine's
+    parameter with the grammar of each answer, and the stored spans of tools.
     """
 
     status: int
@@ -58,6 +67,7 @@ class Played:
     engine: Sequence[tuple[list[int], list[int]]]
     calls: Sequence[tables.ModelCall]
     grammars: Sequence[set[str]]
+    spans: Sequence[tables.Span]
 
     def tree(self) -> list[str]:
         """The calls in order: `fresh`, or how each call continues the nearest earlier one."""
@@ -116,10 +126,38 @@ async def test_an_object_of_a_schema(tmp_path: Path, database: Database, framewo
     results.add(framework, "report", True)
 
 
+@pytest.mark.parametrize("framework", TRACED, ids=lambda framework: framework.name)
+async def test_each_tool_span_joins_the_call_that_asked_for_it(
+    tmp_path: Path, database: Database, framework: Framework
+):
+    results.forget(framework, "spans")
+    played = await play(framework, tmp_path, database, traced=True)
+    assert played.status == 0, played.output
+    found = tool_uses([asking(call) for call in played.calls], [tool_span(span) for span in played.spans])
+    uses = [(number, use) for number, call in enumerate(played.calls) for use in found.get(call.id, [])]
+    # Parallel tools begin in any order.
+    assert sorted((number, use.tool, f"{use.status}") for number, use in uses) == [
+        (0, "get_time", "ok"),
+        (0, "get_weather", "ok"),
+        (2, "get_weather", "error"),
+    ]
+    sources = {use.source for _, use in uses}
+    assert sources <= {"tool_call_id", "response_id", "time"}
+    results.add(framework, "spans", sorted(sources))
+
+
 async def play(
-    framework: Framework, folder: Path, database: Database, *, fault: Fault | None = None, reports: bool = False
+    framework: Framework,
+    folder: Path,
+    database: Database,
+    *,
+    fault: Fault | None = None,
+    reports: bool = False,
+    traced: bool = False,
 ) -> Played:
-    """Runs the agent, or the one that reports an object, to its end on a gateway and an engine of its own."""
+    """Runs the agent to its end on a gateway and an engine of its own: as it is, as the one that reports an object, or
+    with telemetry that a collector stores.
+    """
     environments.build(framework.environment)
 
     def says(body: dict[str, Any]) -> Sequence[int]:
@@ -129,18 +167,49 @@ async def play(
 
     options: dict[str, Any] = {"template": CHATML_WITH_TOOLS, "context_length": CONTEXT_LENGTH}
     async with scene(folder, database, says=says, **options) as stage:
-        async with Proxy(stage, fault).running() as proxy:
+        collector = create_collector(Settings(database_url=database.dsn, capability_keys_file=folder / "keys.json"))
+        async with Proxy(stage, fault).running() as proxy, serving(collector) as port:
             home = folder / "home"
             home.mkdir()
             words = ("structured", script.REQUEST) if reports else ("", script.QUESTION, script.FOLLOW_UP)
-            status, output = await run(framework, words, environment(stage, proxy.url, home), home)
+            url = f"http://127.0.0.1:{port}" if traced else proxy.url + COLLECTOR
+            variables = environment(stage, proxy.url, url, home)
+            status, output = await run(framework, ("traced", *words[1:]) if traced else words, variables, home)
         calls, engine = await stage.calls(), stage.engine
+        async with database.read() as session:
+            spans = (await session.scalars(select(tables.Span).where(tables.Span.kind == "tool"))).all()
         answers = [(body["input_ids"], engine.sampled[body["rid"]]) for body in engine.requests]
         grammars = [GRAMMARS & set(body["sampling_params"]) for body in engine.requests]
-    return Played(status, output, answers, calls, grammars)
+    return Played(status, output, answers, calls, grammars, spans)
 
 
-def environment(stage: Scene, url: str, home: Path) -> dict[str, str]:
+def asking(call: tables.ModelCall) -> Call:
+    """A recorded call as credit reads it, without its tokens."""
+    answer = parse_turn(call.answer or {})
+    return Call(
+        id=call.id,
+        request_id=call.request_id,
+        choice=0,
+        sequence=call.sequence,
+        completed=True,
+        trainable=True,
+        prompt=b"",
+        sampled=b"",
+        logprobs=b"",
+        versions=b"",
+        temperature=1.0,
+        asked=tuple(AskedTool(one.name, one.id) for one in answer.tool_calls),
+        text=answer.content,
+    )
+
+
+def tool_span(span: tables.Span) -> ToolSpan:
+    """A stored span of a tool as credit reads it."""
+    names = [field.name for field in fields(ToolSpan)]
+    return ToolSpan(**{name: getattr(span, name) for name in names})
+
+
+def environment(stage: Scene, url: str, collector_url: str, home: Path) -> dict[str, str]:
     """The variables that the runner gives to an agent, with the proxy's address."""
     lease = Lease(
         run_id=stage.run_id,
@@ -156,7 +225,9 @@ def environment(stage: Scene, url: str, home: Path) -> dict[str, str]:
         runner=ProcessRunner(),
         trace_parent=None,
     )
-    endpoints = Endpoints(url, url + COLLECTOR, key=stage.gateway.key(stage.rollout_id), grant_reward=False)
+    endpoints = Endpoints(
+        url, collector_url, key=stage.gateway.key(stage.rollout_id, more_scopes=[Scope.TELEMETRY]), grant_reward=False
+    )
     own = {"PATH": os.environ["PATH"], "HOME": f"{home}", "TMPDIR": f"{home}"}
     return environment_block(lease, endpoints) | secrets_block(endpoints) | own
 
