@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -13,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 
-from leyden.libs.contracts.config import Critic, Optimizer, RunConfig
+from leyden.libs.contracts.config import Critic, Optimizer, RunConfig, Training
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.batch import (
     Sample,
@@ -249,6 +250,18 @@ def _require_finite(learner: Learner, samples: Sequence[Sample], tokens: Trained
 def _listed(ids: Iterable[str], most: int = 8) -> str:
     names = list(ids)
     return (", ".join(names[:most]) or "none") + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+@contextmanager
+def naming_memory_settings(training: Training) -> Iterator[None]:
+    """Adds to an accelerator's out-of-memory error which settings of the run need less."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        remedies = [f"lower training.micro_batch_tokens ({training.micro_batch_tokens})"]
+        remedies += [] if training.activation_checkpointing else ["set training.activation_checkpointing"]
+        remedies += [] if training.lora else ["train adapters with training.lora"]
+        raise torch.OutOfMemoryError(f"the step needs too much memory: {', or '.join(remedies)}; {error}") from error
 
 
 def _update(learner: Learner, config: Optimizer, steps: int) -> float:

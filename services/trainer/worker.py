@@ -39,7 +39,7 @@ from leyden.services.trainer.ranks import ALONE, Ranks, Step
 from leyden.services.trainer.resume import LearnerLoader, decode_samples, export_again
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.step import Learner, Metrics, optimizer_step
+from leyden.services.trainer.step import Learner, Metrics, naming_memory_settings, optimizer_step
 
 log = logger()
 limited_log = RateLimitedLogger(log)
@@ -418,7 +418,8 @@ class Trainer:
         """Runs in a thread: the part of a step that needs no database."""
         # The run's first step reports whether it continues with the moments of another run.
         moments = {"optimizer_inherited": float(bool(self.learner.optimizer.state))} if self.learner.step == 0 else {}
-        with self.learner.ranks.sending(Step(samples, zero_variance)):
+        step = Step(samples, zero_variance)
+        with self.learner.ranks.sending(step), naming_memory_settings(self.config.training):
             metrics = optimizer_step(
                 self.learner,
                 samples,

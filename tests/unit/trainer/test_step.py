@@ -13,7 +13,14 @@ from leyden.services.trainer.batch import Sample, mini_batches, to_go, trained_t
 from leyden.services.trainer.compute import Interrupted, batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import compare_at
-from leyden.services.trainer.step import Learner, TrainingDiverged, learning_rate, make_optimizer, optimizer_step
+from leyden.services.trainer.step import (
+    Learner,
+    TrainingDiverged,
+    learning_rate,
+    make_optimizer,
+    naming_memory_settings,
+    optimizer_step,
+)
 from leyden.services.trainer.worker import PoliciesDisagree, require_agreement, select_groups
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama
 
@@ -170,6 +177,16 @@ def test_sums_to_go_by_hand() -> None:
     assert to_go(values_K, rows_K).tolist() == [7.0, 6.0, 4.0, 24.0, 16.0]
     assert to_go(values_K, rows_K, 0.5).tolist() == [3.0, 4.0, 4.0, 16.0, 16.0]
     assert to_go(np.zeros(0), np.zeros(0, np.int64)).tolist() == []
+
+
+def test_a_step_that_needs_too_much_memory_names_the_settings_that_need_less() -> None:
+    with (
+        pytest.raises(
+            torch.OutOfMemoryError, match=r"micro_batch_tokens \(512\), or train adapters.*Tried to allocate"
+        ),
+        naming_memory_settings(Training(micro_batch_tokens=512, activation_checkpointing=True)),
+    ):
+        raise torch.OutOfMemoryError("Tried to allocate 3 GiB")
 
 
 def test_an_interrupted_step_changes_nothing() -> None:
