@@ -425,6 +425,8 @@ class Sample(_Body):
     min_policy_version: int
     step: int | None
     """The optimiser step that trained on the sample."""
+    replayed_in: list[int]
+    """Later steps that used it again (`sampling.replay`)."""
     token_ids: list[int] | None = None
     mask: list[int] | None = None
     generator_logprobs: list[float] | None = None

@@ -312,25 +312,28 @@ async def list_samples(
     cursor: str | None,
     limit: int,
 ) -> api.Page[api.Sample]:
-    """Samples of a run by id, with the step that trained each.
+    """Samples of a run by id, with the steps that trained each.
 
-    Args: tokens: whether the arrays are given too
+    Args: step: those that it trained, for the first time or again; tokens: whether the arrays are given too
     """
-    sample, consumed, name = tables.Sample, tables.StepSample, f"samples of {run_id}"
+    sample, consumed, again, name = tables.Sample, tables.StepSample, tables.StepReplay, f"samples of {run_id}"
     conditions: list[ColumnElement[bool]] = [sample.run_id == run_id]
     if rollout_id is not None:
         conditions.append(sample.rollout_id == rollout_id)
     if step is not None:
-        conditions.append(consumed.step == step)
+        replayed = select(again.group_id).where(again.run_id == run_id, again.step == step)
+        conditions.append((consumed.step == step) | sample.group_id.in_(replayed))
     if key := decode_cursor(cursor, name, str):
         conditions.append(sample.id > cast(str, key[0]))
     same = (consumed.run_id == sample.run_id) & (consumed.sample_id == sample.id)
-    query = select(sample, consumed.step).outerjoin(consumed, same).where(*conditions).order_by(sample.id)
+    uses = select(again.step).where(again.group_id == sample.group_id).order_by(again.step).scalar_subquery()
+    query = select(sample, consumed.step, func.array(uses))
+    query = query.outerjoin(consumed, same).where(*conditions).order_by(sample.id)
     rows = (await session.execute(query.limit(limit + 1))).all()
-    return page(name, rows, limit, lambda row: _sample(row[0], row[1], tokens), lambda row: (row[0].id,))
+    return page(name, rows, limit, lambda row: _sample(row[0], row[1], row[2], tokens), lambda row: (row[0].id,))
 
 
-def _sample(row: tables.Sample, step: int | None, tokens: bool) -> api.Sample:
+def _sample(row: tables.Sample, step: int | None, replays: list[int], tokens: bool) -> api.Sample:
     arrays: dict[str, list[int] | list[float]] = {}
     if tokens:
         arrays = {
@@ -341,7 +344,7 @@ def _sample(row: tables.Sample, step: int | None, tokens: bool) -> api.Sample:
             "policy_versions": _ints(row.policy_versions),
         }
     shown = {name: getattr(row, name) for name in api.Sample.model_fields if hasattr(row, name)}
-    return api.Sample(**{**shown, **dict.fromkeys(_ARRAYS), **arrays, "step": step})
+    return api.Sample(**{**shown, **dict.fromkeys(_ARRAYS), **arrays, "step": step, "replayed_in": replays})
 
 
 _ARRAYS = ("token_ids", "mask", "generator_logprobs", "advantages", "policy_versions")

@@ -201,6 +201,7 @@ class Controller:
             stopped = replace(run, stop_reason=await self._stop_reason(session, run))
             if stopped.stop_reason is not None and stopped.open_training_groups:
                 await store.cancel_training(session, run.id)
+                fault_point("controller.training_stopped")
                 stopped = replace(stopped, open_training_groups=0)
             runs.append(stopped)
         return runs

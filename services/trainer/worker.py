@@ -225,6 +225,7 @@ async def _open_trainer(
         if version_0 is None:
             where = Path(parent.version.path), start, parent.version.content_sha256
             await asyncio.to_thread(copy_version, *where, lock_check(lock))
+            fault_point("trainer.version_copied")
         inherited = _inherited(parent, config)
     if version_0 is None:
         export = await asyncio.to_thread(describe, start or base)

@@ -350,7 +350,7 @@ async def test_samples_and_policies_are_listed_with_the_step_that_used_them(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
     run = await builders.add_run(database)
-    _, [rollout, _] = await builders.add_group(database, run)
+    group, [rollout, _] = await builders.add_group(database, run)
     sample = await builders.add_sample(database, rollout, (1, 2), (3,))
     for version in (0, 1):
         await builders.add_policy_version(database, run, version)
@@ -361,6 +361,16 @@ async def test_samples_and_policies_are_listed_with_the_step_that_used_them(
     assert found["generator_logprobs"] == np.float32([0, 0, builders.LOGPROB]).tolist()
     [plain] = (await get(api_http, f"/v1/runs/{run.id}/samples", step=1))["items"]
     assert plain["token_ids"] is None
+    assert plain["replayed_in"] == []
+    async with database.session() as session:
+        session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=1, verdict="trained"))
+        await session.flush()
+        session.add_all(
+            tables.StepReplay(group_id=group.id, use=use, run_id=run.id, step=step) for use, step in ((1, 2), (2, 4))
+        )
+    for step, count in ((1, 1), (2, 1), (3, 0), (4, 1)):
+        items = (await get(api_http, f"/v1/runs/{run.id}/samples", step=step))["items"]
+        assert [(one["step"], one["replayed_in"]) for one in items] == [(1, [2, 4])] * count
     policies = (await get(api_http, f"/v1/runs/{run.id}/policies"))["items"]
     assert [policy["version"] for policy in policies] == [0, 1]
 

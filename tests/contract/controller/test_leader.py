@@ -48,7 +48,9 @@ async def test_a_lock_has_one_holder_and_ends_with_its_connection(postgres_dsn: 
         await first.check()
 
 
-async def start(dsn: str, redis_url: str, engine_url: str, folder: Path) -> asyncio.subprocess.Process:
+async def start(
+    dsn: str, redis_url: str, engine_url: str, folder: Path, **environment: str
+) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "leyden.services.controller"),
         env={
@@ -59,6 +61,7 @@ async def start(dsn: str, redis_url: str, engine_url: str, folder: Path) -> asyn
             "CONTROLLER_ENGINE_URLS": json.dumps([engine_url]),
             "CONTROLLER_LOG_FOLDER": str(folder),
             "CONTROLLER_TRAINER_COMMAND": json.dumps([sys.executable, "-c", "import time; time.sleep(60)"]),
+            **environment,
         },
     )
 

@@ -14,6 +14,7 @@ from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.services.trainer.checkpoint import describe
+from tests import builders
 from tests.contract.trainer.test_steps import Case
 
 POINTS = (
@@ -29,6 +30,7 @@ POINTS = (
     "trainer.saved",
     "trainer.versions_marked",
 )
+OF_CONTINUED_RUNS = ("trainer.version_unnamed", "trainer.version_copied")
 STEPS = 4
 
 
@@ -36,11 +38,12 @@ async def prepared(database: Database, dsn: str, model: Path, folder: Path, redi
     case = await Case(database, dsn, model, folder, redis_url).open(
         steps=STEPS,
         algorithm={"mini_batches": 2, "epochs": 2},
-        sampling={"replay": {"share": 0.5}},
+        sampling={"replay": {"share": 0.5}, "refill_zero_variance": 1},
         keep_checkpoints=1,
     )
-    for number in range(2 * STEPS):
-        await case.add_group(number, version=number // 2)
+    for number in range(3 * STEPS):
+        # The first group of each step has no variance; another one replaces it.
+        await case.add_group(number, version=number // 3, has_variance=number % 3 > 0)
     return case
 
 
@@ -93,10 +96,48 @@ async def test_a_step_killed_at_every_point_is_recorded_once_with_the_weights_of
     assert sorted(step.number for step in await killed.rows(tables.Step)) == list(range(1, STEPS + 1))  # type: ignore[attr-defined]
     samples = await killed.consumed()
     assert samples == {
-        f"{killed.run.id}.{number}.{sibling}:0": 1 + number // 2 for number in range(2 * STEPS) for sibling in (0, 1)
+        f"{killed.run.id}.{number}.{sibling}:0": 1 + number // 3
+        for number in range(3 * STEPS)
+        if number % 3 > 0
+        for sibling in (0, 1)
     }
+    replaced = [verdict for verdict in (await killed.verdicts()).items() if verdict[1][1] == "no_variance"]
+    assert sorted(replaced) == sorted(
+        (f"{killed.run.id}.{3 * step}", (step + 1, "no_variance")) for step in range(STEPS)
+    )
     # Each step from the second uses one group of the step before again, once.
-    assert await killed.replays() == {step: [(f"{killed.run.id}.{2 * step - 3}", 1)] for step in range(2, STEPS + 1)}
+    assert await killed.replays() == {step: [(f"{killed.run.id}.{3 * step - 4}", 1)] for step in range(2, STEPS + 1)}
     folder = killed.folder / killed.run.id
     assert describe(Path(found[STEPS].path)).content_sha256 == found[STEPS].content_sha256
     assert sorted(path.name for path in folder.glob("*/*")) == [str(STEPS)] * 2
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}], ids=["weights", "lora"])
+async def test_a_continued_run_killed_while_it_copies_its_version_begins_like_an_undisturbed_one(
+    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, lora: dict[str, float]
+) -> None:
+    case = await Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url).open(
+        steps=3, lora=lora, keep_checkpoints=3
+    )
+    for number in range(6):
+        await case.add_group(number, version=number // 2)
+    await case.train()
+    made, parent = await case.versions(), case.run
+    document = {**parent.config, "training": {**parent.config["training"], "steps": 1}}
+    case.run = await builders.add_run(database, config=document, parent_run_id=parent.id, parent_version=2)
+    for number in (4, 5):
+        await case.add_group(number)
+    injector = FaultInjector(tmp_path / "faults")
+    for point in OF_CONTINUED_RUNS:
+        injector.arm(point)
+        assert (point, await train(case, injector)) == (point, -signal.SIGKILL)
+        assert injector.fired(point, 0.0)
+        assert await case.versions() == {}
+    assert await train(case, injector) == 0
+    # With the parent's weights, adapters and moments, the first step is the parent's own third one.
+    found = await case.versions()
+    assert [found[number].content_sha256 for number in (0, 1)] == [made[number].content_sha256 for number in (2, 3)]
+    [step] = await case.rows(tables.Step)
+    assert step.metrics["optimizer_inherited"] == 1.0  # type: ignore[attr-defined]
+    assert sorted(path.name for path in (case.folder / case.run.id / "versions").iterdir()) == ["0", "1"]

@@ -1,0 +1,125 @@
+"""The controller process, killed where it stops a training early and where it replaces groups without variance."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select, update
+
+from leyden.libs.faults import FaultInjector
+from leyden.libs.store import tables
+from leyden.libs.store.database import Database
+from tests import builders
+from tests.contract.controller.test_leader import start, until
+from tests.fakes.scripted_engine import ScriptedEngine, running
+
+POINTS = ("controller.training_stopped",)
+
+
+class Case:
+    """A run, and controller processes that find it."""
+
+    def __init__(self, database: Database, redis_url: str, engine_url: str, folder: Path) -> None:
+        self.database, self.injector = database, FaultInjector(folder / "faults")
+        self._start = (database.dsn, redis_url, engine_url, folder)
+
+    async def open(self, training: Mapping[str, object], **sampling: object) -> None:
+        config = builders.run_document(
+            sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 0, **sampling}, training=training
+        )
+        self.run = await builders.add_run(self.database, config=config)
+        await builders.add_policy_version(self.database, self.run, 0)
+
+    async def killed_at(self, point: str) -> None:
+        self.injector.arm(point)
+        async with self.controller() as process, asyncio.timeout(120):
+            assert await process.wait() == -signal.SIGKILL
+        assert self.injector.fired(point, 0.0)
+
+    @asynccontextmanager
+    async def controller(self) -> AsyncIterator[asyncio.subprocess.Process]:
+        process = await start(*self._start, **self.injector.environment)
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+    async def complete_group(self, number: int, reward: float = 1.0, *, has_variance: bool = True) -> None:
+        group, rollouts = await builders.add_group(self.database, self.run, number)
+        for rollout in rollouts:
+            await builders.finish_rollout(self.database, rollout, reward=reward)
+        async with self.database.session() as session:
+            ended = {"state": "complete", "finished_at": func.now()}
+            await session.execute(update(tables.Group).where(tables.Group.id == group.id).values(**ended))
+        await builders.add_credited_group(self.database, group, has_variance=has_variance)
+
+    async def groups(self) -> dict[int, str]:
+        async with self.database.read() as session:
+            table = tables.Group
+            query = select(table.number, table.state).where(table.run_id == self.run.id).order_by(table.number)
+            return {row.number: row.state for row in await session.execute(query)}
+
+    async def phase(self) -> tuple[str, str | None]:
+        async with self.database.read() as session:
+            row = await session.get_one(tables.RunStatus, self.run.id)
+            return row.phase, row.reason
+
+
+async def test_a_run_whose_early_end_was_not_committed_ends_once_with_the_same_reason(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    async with running(ScriptedEngine()) as engine:
+        case = Case(database, redis_url, engine.url, tmp_path)
+        await case.open({"steps": 9, "early_stopping": {"metric": "train_reward", "target": 0.9}})
+        for number in (0, 1):
+            await case.complete_group(number)
+        step: dict[str, Any] = {"metrics": {}, "checkpoint": "c", "started_at": datetime.now(tz=UTC)}
+        async with database.session() as session:
+            session.add(tables.Step(run_id=case.run.id, number=1, **step))
+            await session.flush()
+            for number in (0, 1):
+                group = f"{case.run.id}.{number}"
+                session.add(tables.StepGroup(group_id=group, run_id=case.run.id, step=1, verdict="trained"))
+        await builders.add_policy_version(database, case.run, 1)
+        await builders.add_group(database, case.run, 2, admitted_version=1)
+
+        await case.killed_at("controller.training_stopped")
+        assert (await case.groups(), await case.phase()) == (
+            {0: "complete", 1: "complete", 2: "open"},
+            ("running", None),
+        )
+        async with case.controller():
+            await until(lambda: _is(case, "completed"))
+        assert await case.groups() == {0: "complete", 1: "complete", 2: "cancelled"}
+        reason = "stopped early at step 1: the train reward 1 reached the target 0.9"
+        assert await case.phase() == ("completed", reason)
+
+
+async def test_a_group_without_variance_is_replaced_once_by_a_controller_that_is_killed(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    async with running(ScriptedEngine()) as engine:
+        case = Case(database, redis_url, engine.url, tmp_path)
+        await case.open({"steps": 1}, refill_zero_variance=1)
+        await case.complete_group(0, has_variance=False)
+        await case.complete_group(1)
+        before = {0: "complete", 1: "complete"}
+        await case.killed_at("controller.groups_written")
+        assert await case.groups() == before
+        await case.killed_at("controller.admitted")
+        assert await case.groups() == {**before, 2: "open"}
+        # The rollouts that were not enqueued are; no further group is admitted.
+        await case.killed_at("controller.enqueued")
+        assert await case.groups() == {**before, 2: "open"}
+
+
+async def _is(case: Case, phase: str) -> bool:
+    return (await case.phase())[0] == phase
