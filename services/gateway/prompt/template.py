@@ -101,7 +101,7 @@ class ChatModel:
         variables = {
             **self._specials,
             **options,
-            "tools": list(tools) or None,
+            "tools": [self._described(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
@@ -179,6 +179,13 @@ class ChatModel:
             return turn
         content = self.tokenizer.as_text(turn.content)
         return turn if content == turn.content else replace(turn, content=content)
+
+    def _described(self, tool: Json) -> Json:
+        # The template of gpt-oss cannot write a tool without a description.
+        function = tool.get("function")
+        if self.tool_parser.name != "gpt_oss" or not isinstance(function, dict) or function.get("description"):
+            return tool
+        return tool | {"function": function | {"description": ""}}
 
     def _renders_both_calls(self) -> bool:
         calls = (ToolCall("call_0000000001", _ANSWER, "{}"), ToolCall("call_0000000002", _NEXT, "{}"))

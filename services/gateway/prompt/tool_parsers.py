@@ -178,7 +178,7 @@ _DEEPSEEK_BODY = re.compile(
 )
 _FENCED = re.compile(r"([^\n]+)\n```json\n(.*)\n```", re.DOTALL)
 _HARMONY = re.compile(
-    r"(?:<\|start\|>assistant)?(?:<\|channel\|>[a-z]+)? ?to=functions\.([\w.-]++)(?:<\|channel\|>[a-z]++)?"
+    r"(?:<\|start\|>assistant)?(?:<\|channel\|>[a-z]+)? ?to=(?:functions\.)?([\w.-]++)(?:<\|channel\|>[a-z]++)?"
     r"(?: ?(?:<\|constrain\|>)?\w++)? ?<\|message\|>"
 )
 _HARMONY_END = re.compile(r"<\|call\|>|<\|end\|>|(?=<\|start\|>)")

@@ -11,6 +11,7 @@ from leyden.services.gateway.errors import BadRequest
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import ModelUnreadable
 from tests.fakes.chat_model import CHATML, CHATML_WITH_TOOLS, EOS, make_chat_model
+from tests.fakes.model_families import FAMILIES
 from tests.fakes.templates import LAST_APART, MISTRAL, NUMBERED, QWEN3
 
 
@@ -94,3 +95,9 @@ def test_an_incomplete_model_folder_is_refused_with_the_missing_file(tmp_path, n
     (folder / name).unlink()
     with pytest.raises(ModelUnreadable, match=name):
         ChatModel(folder)
+
+
+def test_gpt_oss_writes_a_tool_without_a_description(tmp_path):
+    model = ChatModel(FAMILIES["gpt_oss"].write(tmp_path / "m"))
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
+    assert "type look = " in model.render([Turn("user", "x")], (tool,), {})

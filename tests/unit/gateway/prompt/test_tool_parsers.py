@@ -148,6 +148,7 @@ def test_a_call_inside_an_argument_that_was_cut_is_text(model, text):
          [("f", "{}")]),
         ("gpt_oss", '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 1}', [("f", '{"x": 1}')]),
         ("gpt_oss", ' to=functions.f<|channel|>commentary json<|message|>{"x": 1}<|call|>', [("f", '{"x": 1}')]),
+        ("gpt_oss", "<|channel|>commentary to=f<|message|>{}<|call|>", [("f", "{}")]),
         ("phi4", '<|tool_call|>{"name": "f", "arguments": {}}<|/tool_call|>', [("f", "{}")]),
         ("qwen3_coder", "<function=f>\n</function>", [("f", "{}")]),
         ("qwen3_coder", "<function=f>\n<parameter=a>\n</parameter> </function>\n</parameter>\n</function>",
