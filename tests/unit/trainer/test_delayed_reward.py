@@ -1,0 +1,68 @@
+"""A bandit of four calls with one reward at the end: GAE with a critic against whitened returns."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from leyden.libs.contracts.config import RunConfig
+from leyden.services.trainer.batch import RowCall, Sample, trained_tokens
+from leyden.services.trainer.compute import batch_logprobs, plan_batch
+from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.step import Learner, make_optimizer, optimizer_step
+from tests.unit.trainer.cases import sample, tiny_llama
+from tests.unit.trainer.test_step import CPU
+
+GOOD, BAD, CALLS, TASKS = 7, 9, 4, 4
+MASK = [0, 0, *(0, 1) * CALLS]
+
+
+def row(task: int, arms: list[int], number: int, reward: float = 0.0) -> Sample:
+    """A prompt that names the task, and a call for each arm behind an observation."""
+    tokens = [1, 20 + task, *(token for call, arm in enumerate(arms) for token in (30 + call, arm))]
+    places = range(3, 3 + 2 * CALLS, 2)
+    calls = [RowCall(f"{number}.{c}", f"{number}.{c - 1}" if c else None, 0.0, 1.0, p, p) for c, p in enumerate(places)]
+    calls[-1] = replace(calls[-1], reward=reward)
+    return Sample(**{**vars(sample(f"run.{number}.0", tokens, MASK, advantage=reward)), "calls": tuple(calls)})
+
+
+def logprobs(learner: Learner, rows: list[Sample]) -> NDArray[np.float64]:
+    tokens = trained_tokens(rows)
+    return batch_logprobs(learner.policy, plan_batch(rows, tokens, 512), len(tokens), CPU).reshape(len(rows), CALLS)
+
+
+def share_of_good(seed: int, *, critic: bool, steps: int = 30) -> float:
+    """The policy's probability of the good arm beside the bad one, over calls and tasks.
+
+    The reward is the task's number + the share of good arms: most of its variance is the task's, which values explain.
+    """
+    algorithm = {"type": "ppo_clip", **({"critic": {"learning_rate": 0.03, "value_clip": None}} if critic else {})}
+    document = {
+        **{"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "algorithm": algorithm},
+        "optimizer": {"learning_rate": 3e-3},
+        # Both whiten advantages over the batch: the values are the only difference.
+        "credit": {"baseline": {"type": "value"} if critic else {"type": "none", "whiten": True}},
+    }
+    config = RunConfig.model_validate(document)
+    policy = Policy(tiny_llama(seed, torch.float32), values=critic)
+    learner = Learner(policy, make_optimizer(policy, config.optimizer, config.algorithm.critic), CPU)
+    random = np.random.default_rng(seed)
+    for step in range(steps):
+        rows = []
+        for number in range(8):
+            task, arms = int(random.integers(TASKS)), random.choice([GOOD, BAD], CALLS).tolist()
+            rows.append(row(task, arms, 8 * step + number, task + arms.count(GOOD) / CALLS))
+        for one, own in zip(rows, logprobs(learner, rows), strict=True):
+            one.generator_logprobs[one.mask] = own
+        optimizer_step(learner, rows, config)
+    good, bad = (
+        np.exp(logprobs(learner, [row(task, [arm] * CALLS, task) for task in range(TASKS)])) for arm in (GOOD, BAD)
+    )
+    return float((good / (good + bad)).mean())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_critic_learns_a_delayed_reward_that_whitened_returns_do_not(seed: int) -> None:
+    assert share_of_good(seed, critic=True) > share_of_good(seed, critic=False) + 0.1
