@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import statistics
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.request import Request, urlopen
 
 import psycopg
 
 from tests.bench import load
+from tests.bench.litellm_proxy import proxy, version
 from tests.bench.rows import Row
 from tests.bench.served import Stand, Worker, chat_body, http_request, stand
 from tests.bench.stored import process_seconds
@@ -35,6 +38,7 @@ def rows(repeats: int) -> list[Row]:
         crowd = [bench.crowd() for _ in range(repeats)]
         streams = [bench.streams() for _ in range(repeats)]
         sessions = [bench.sessions(first=number * SESSIONS) for number in range(min(2, repeats))]
+        beside = bench.beside_litellm(repeats)
     added, cpu = zip(*alone, strict=True)
     first, token = zip(*streams, strict=True)
     turns, stored = zip(*sessions, strict=True)
@@ -48,6 +52,7 @@ def rows(repeats: int) -> list[Row]:
         Row("gateway", f"{at_100}: CPU", "ms", turns, at_most=8),
         Row("gateway", f"{TURNS} turns stored, over {TURNS // 2} turns", "times the bytes", stored, at_most=2.2),
         Row("gateway", f"{IN_FLIGHT:,} calls in flight: peak memory", "MiB", [in_flight], at_most=1024),
+        *beside,
     ]
 
 
@@ -79,6 +84,22 @@ class _Bench:
         cpu = (self._cpu_seconds() - before) / (LONE_CALLS + warm_up)
         added = statistics.median(through.seconds) - statistics.median(direct.seconds)
         return added * 1000, cpu * 1000
+
+    def beside_litellm(self, repeats: int) -> list[Row]:
+        """LiteLLM's proxy, which records nothing, with the calls of `alone`."""
+        running, warm_up = self._stand, 10
+        running.shape(tokens=TOKENS)
+        request = http_request("/v1/chat/completions", chat_body())
+        added, cpu = list[float](), list[float]()
+        with TemporaryDirectory(prefix="bench-litellm-") as folder, proxy(Path(folder), running.engine.url) as server:
+            asked = [(running.engine.url, request), (server.url, request)]
+            for _ in range(repeats):
+                before = process_seconds(server.process.pid)
+                direct, through = self._worker.run(load.in_turns, asked, calls=LONE_CALLS, warm_up=warm_up)
+                cpu.append((process_seconds(server.process.pid) - before) / (LONE_CALLS + warm_up) * 1000)
+                added.append((statistics.median(through.seconds) - statistics.median(direct.seconds)) * 1000)
+        name = f"LiteLLM {version()} on the same stub, answer of {TOKENS} tokens, not recorded"
+        return [Row("gateway", f"{name}: CPU", "ms", cpu), Row("gateway", f"{name}: added p50", "ms", added)]
 
     def crowd(self) -> float:
         """Calls per second of CPU, for clients that ask without a pause."""

@@ -184,7 +184,7 @@ def served(folder: Path, module: str, environment: Mapping[str, str]) -> Iterato
             stderr=subprocess.STDOUT,
             pass_fds=(sock.fileno(), writing),
         )
-        stack.callback(_end, process)
+        stack.callback(end, process)
         os.close(writing)
         # The process closes the pipe when it is ready, and the kernel when it dies.
         lines = readiness.read().splitlines()
@@ -193,7 +193,8 @@ def served(folder: Path, module: str, environment: Mapping[str, str]) -> Iterato
         yield Server(process, f"http://127.0.0.1:{sock.getsockname()[1]}", log)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Terminates a process, and kills it after ten seconds."""
     process.terminate()
     try:
         process.wait(10)

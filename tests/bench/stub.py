@@ -1,5 +1,7 @@
 """A stub engine that needs little CPU: SGLang's `/generate` with prepared answers, complete or streamed.
 
+Other gateways get chat completions as OpenAI's API answers them, complete.
+
 The benchmarks of the gateway need its speed: it sends 256 streams at once on the core that it shares with the gateway,
 where `tests.fakes.scripted_engine` would take most of the time. All other tests use the scripted engine.
 
@@ -45,6 +47,8 @@ class _Answers:
         whole = orjson.dumps(_document(ids, 0, shape.tokens, version, shape.tokens))
         self.shape = shape
         self.whole = _head("application/json", f"content-length: {len(whole)}") + whole
+        text = orjson.dumps(_chat_document(shape.tokens))
+        self.chat = _head("application/json", f"content-length: {len(text)}") + text
         self.pieces: list[bytes] = []
         self._ids, self._version = ids, version
 
@@ -76,6 +80,19 @@ def _document(ids: list[int], first: int, last: int, version: str, total: int) -
             "cached_tokens": 0,
             "weight_versions": [{"version": version, "start": 0, "end": last}],
         },
+    }
+
+
+def _chat_document(tokens: int) -> dict[str, Any]:
+    return {
+        "id": "chatcmpl-stub",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "policy",
+        "choices": [
+            {"index": 0, "message": {"role": "assistant", "content": " word" * tokens}, "finish_reason": "stop"}
+        ],
+        "usage": {"prompt_tokens": 60, "completion_tokens": tokens, "total_tokens": 60 + tokens},
     }
 
 
@@ -132,6 +149,8 @@ class Connection(asyncio.Protocol):
         if head.startswith(b"post /shape"):
             self._engine.set(**orjson.loads(body))
             self._transport.write(OK)
+        elif head.startswith(b"post /v1/chat/completions"):
+            self._transport.write(answers.chat)
         elif b'"stream":true' in body or b'"stream": true' in body:
             self._transport.write(STREAM_HEAD)
             loop.call_later(answers.shape.seconds, self._stream, answers, 0)
