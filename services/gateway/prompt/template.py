@@ -84,7 +84,7 @@ class ChatModel:
         self.renders_parallel_calls = self.tool_parser.name not in {"llama3", "gpt_oss"} or self._renders_both_calls()
         """Whether an answer may have several tool calls."""
         self._closing = self._find_closing()
-        self._call_closing = self._find_call_closing() if self._closing is None else None
+        self._call_closing = self._find_call_closing()
 
     def render(
         self, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool = True
@@ -197,11 +197,12 @@ class ChatModel:
         return _ANSWER in text and _NEXT in text
 
     def closing_of(self, answer: Turn, last: int | None = None) -> str | None:
-        """Returns the text that ends an assistant's turn; None where the template ends such turns in different ways.
+        """Returns the text that ends an assistant's turn; None where the template ends such turns in different ways, or
+        ends a turn with a call by another mark than the sampled one.
 
         Args: last: the last sampled token
         """
-        if self._closing is not None or not answer.tool_calls:
+        if not answer.tool_calls or self._call_closing is None:
             return self._closing
         is_other_mark = (
             last is not None and last in self.tokenizer.eos_ids and self.tokenizer.decode([last]) != self._call_closing
@@ -209,7 +210,8 @@ class ChatModel:
         return None if is_other_mark else self._call_closing
 
     def _find_call_closing(self) -> str | None:
-        """Returns the mark that ends an answer with a tool call, where a template (gpt-oss) ends others differently."""
+        """Returns the mark that ends an answer with a tool call, where a template (gpt-oss, Gemma 4) ends others
+        differently."""
         call = ToolCall("call_0000000001", "f", json.dumps({"x": _ANSWER}))
         turns = (
             Turn("user", "x"),
@@ -220,6 +222,8 @@ class ChatModel:
             at_end = self.render(turns[:2], (), {}, add_generation_prompt=False).rpartition(_ANSWER)[2]
             inside = self.render(turns, (), {}).rpartition(_ANSWER)[2]
         except BadRequest:
+            return None
+        if self._closing is not None and at_end.endswith(self._closing):
             return None
         marks = (self.tokenizer.decode([token]) for token in self.tokenizer.eos_ids)
         return next((mark for mark in marks if at_end.endswith(mark) and inside.startswith(at_end)), None)

@@ -38,6 +38,9 @@ SAMPLED_CALLS = {
     "phi4": f"<|tool_call|>[{JSON_CALL}]<|/tool_call|>",
 }
 
+CALL_ENDS = {"gpt_oss": "<|call|>", "gemma4": "<|tool_response>"}
+"""What the model samples after a call, where it is not what it samples after an answer."""
+
 
 async def no_calls(_known: Collection[str]) -> Sequence[StoredCall]:
     return []
@@ -53,7 +56,8 @@ def sampled_text(model: ChatModel, prompt: str, answer: Turn) -> str:
         final = "" if answer.tool_calls else "<|channel|>final<|message|>"
         return f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{final}{content}"
     opening = "" if prompt.rstrip().endswith(marks.opening) else f"{marks.opening}\n"
-    return f"{opening}Hm.\n{marks.closing}\n\n{content}"
+    between = "" if marks.name == "gemma4" else "\n\n"
+    return f"{opening}Hm.\n{marks.closing}{between}{content}"
 
 
 async def continuations(model: ChatModel, *, echoes_reasoning: bool) -> list[str]:
@@ -70,7 +74,7 @@ async def continuations(model: ChatModel, *, echoes_reasoning: bool) -> list[str
         )  # fmt: skip
         indexed = await index.prompt(KEY, request, no_calls)
         found.append(indexed.continuation)
-        mark = "<|call|>" if says.tool_calls and model.tool_parser.name == "gpt_oss" else None
+        mark = CALL_ENDS.get(model.tool_parser.name) if says.tool_calls else None
         ends = [t for t in model.tokenizer.eos_ids if mark in (None, model.tokenizer.decode([t]))]
         ids = [*model.tokenizer.encode(sampled_text(model, indexed.text, says)).tolist(), ends[0]]
         answer = finish_answer(model, request, indexed.prompt, SampledTokens(f"c{number}", 0, 0, ids=ids)).turn
