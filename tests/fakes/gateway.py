@@ -25,6 +25,7 @@ from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.settings import Settings
 from tests import builders
 from tests.fakes.chat_model import CHATML, EOS, make_chat_model
+from tests.fakes.model_families import ModelFamily
 from tests.fakes.scripted_engine import ScriptedEngine, running
 
 
@@ -155,17 +156,23 @@ async def scene(
     context_length: int = 4096,
     run: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
+    family: ModelFamily | None = None,
     **settings: Any,
 ) -> AsyncIterator[Scene]:
     """Everything running, attempt 1 of twelve siblings included.
 
-    `says` is one text for every call, or one per call in order, ended by the end of turn.
+    `says` is one text for every call, or one per call in order, ended by the end of turn where it has no end mark.
+    `family` replaces `template` and `context_length`.
     """
     created = await builders.add_run(database, config=run)
     _, rollouts = await builders.add_group(database, created, size=12)
     for rollout in rollouts:
         await builders.add_attempt(database, rollout)
-    model = ChatModel(make_chat_model(folder / "model", template, context_length=context_length))
+    if family is None:
+        make_chat_model(folder / "model", template, context_length=context_length)
+    else:
+        family.write(folder / "model")
+    model = ChatModel(folder / "model")
     said = ScriptedEngine(_script(model, says), model.tokenizer.decode, f"{created.id}:0", **(engine or {}))
     async with running(said):
         values = {
@@ -185,6 +192,7 @@ def _script(model: ChatModel, says: Says) -> Callable[[dict[str, Any]], Sequence
 
     def next_text(_body: dict[str, Any]) -> Sequence[int]:
         text = texts.pop(0) if len(texts) > 1 else texts[0]
-        return [*model.tokenizer.encode(text).tolist(), EOS]
+        ids: list[int] = model.tokenizer.encode(text).tolist()
+        return ids if ids[-1] in model.tokenizer.eos_ids else [*ids, EOS]
 
     return next_text

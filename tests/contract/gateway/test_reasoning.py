@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import json
 from typing import Any
 
 import pytest
 from openai.types.responses import Response
 
 from tests.contract.gateway.test_turns import SAMPLED_CALL, TOOLS, begins_with, tokens_of
-from tests.fakes.gateway import scene
-from tests.fakes.model_families import published_template
+from tests.fakes.gateway import Scene, scene
+from tests.fakes.model_families import FAMILIES, published_template
 
 SAYS = [
     f"<think>\nWhere?\n</think>\n\n{SAMPLED_CALL}",
@@ -103,3 +105,69 @@ async def test_a_pool_without_a_parser_has_reasoning_in_its_content(tmp_path, da
         create: Any = client.chat.completions.create
         answer = await create(model="m", messages=[{"role": "user", "content": "weather?"}])
     assert answer.choices[0].message.content == SAYS[1]
+
+
+GPT_OSS = [
+    "<|channel|>analysis<|message|>Where?<|end|><|start|>assistant<|channel|>commentary to=functions.weather "
+    '<|constrain|>json<|message|>{"city": "Paris"}<|call|>',
+    "<|channel|>analysis<|message|>So.<|end|><|start|>assistant<|channel|>final<|message|>Rain.<|return|>",
+]
+Answer = tuple[str | None, str, str]
+"""Reasoning, text, and the city of a call."""
+
+
+async def in_chat_completions(stage: Scene) -> list[Answer]:
+    async with stage.client() as client:
+        create: Any = client.chat.completions.create
+        messages: list[Any] = [{"role": "user", "content": "weather?"}]
+        first = (await create(model="m", messages=messages, tools=TOOLS)).choices[0].message
+        [call] = first.tool_calls
+        echo = {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}
+        messages += [echo, {"role": "tool", "tool_call_id": call.id, "content": "rain"}]
+        second = (await create(model="m", messages=messages, tools=TOOLS)).choices[0].message
+    return [
+        (first.reasoning_content, first.content or "", json.loads(call.function.arguments)["city"]),
+        (second.reasoning_content, second.content, ""),
+    ]
+
+
+async def in_responses(stage: Scene) -> list[Answer]:
+    tools: Any = [{"type": "function", **TOOLS[0]["function"], "strict": False}]
+    async with stage.client() as client:
+        create: Any = client.responses.create
+        items: list[Any] = [{"role": "user", "content": "weather?"}]
+        first = await create(model="m", input=items, tools=tools)
+        reasoning, call = first.output
+        items += [item.model_dump(exclude_none=True) for item in first.output]
+        items += [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+        second = await create(model="m", input=items, tools=tools)
+    return [
+        (reasoning.content[0].text, first.output_text, json.loads(call.arguments)["city"]),
+        (second.output[0].content[0].text, second.output_text, ""),
+    ]
+
+
+async def in_messages(stage: Scene) -> list[Answer]:
+    function = TOOLS[0]["function"]
+    tools: Any = [{"name": "weather", "description": "Weather", "input_schema": function["parameters"]}]
+    async with stage.anthropic() as client:
+        thinks: Any = {"max_tokens": 2000, "thinking": {"type": "enabled", "budget_tokens": 1024}}
+        create: Any = functools.partial(client.messages.create, model="m", tools=tools, **thinks)
+        messages: list[Any] = [{"role": "user", "content": "weather?"}]
+        first = await create(messages=messages)
+        thinking, call = first.content
+        messages += [
+            {"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in first.content]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "rain"}]},
+        ]
+        second = await create(messages=messages)
+    return [(thinking.thinking, "", call.input["city"]), (second.content[0].thinking, second.content[1].text, "")]
+
+
+@pytest.mark.parametrize("converse", [in_chat_completions, in_responses, in_messages])
+async def test_gpt_oss_calls_a_tool_and_answers_in_every_dialect(tmp_path, database, converse):
+    async with scene(tmp_path, database, says=list(GPT_OSS), family=FAMILIES["gpt_oss"]) as stage:
+        assert await converse(stage) == [("Where?", "", "Paris"), ("So.", "Rain.", "")]
+        first, second = await stage.calls()
+    assert begins_with(second, first)
+    assert [call.continuation for call in (first, second)] == ["fresh", "extend"]
