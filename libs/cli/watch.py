@@ -20,6 +20,8 @@ ROWS = 30
 
 METRICS = {"loss": "loss", "entropy": "entropy", "kl_reference": "KL"}
 """The trainer's metrics in the table, with their titles."""
+CRITICS = {"value_loss": "value loss", "value_explained_variance": "value explained"}
+"""Further metrics of runs with a critic."""
 
 
 def watch_run(
@@ -76,9 +78,10 @@ def summary(run: Run) -> Text:
 
 
 def step_table(steps: Sequence[Step]) -> Table:
-    """Reward with its standard deviation, facts, loss, entropy, KL, tokens and seconds, by step; with the samples that
-    were used again, where the run does that."""
+    """Reward with its standard deviation, facts, loss, entropy, KL, tokens and seconds, by step; with the metrics of
+    a critic and the samples that were used again, where the run has them."""
     replays = any(step.metrics.get("samples_replayed") for step in steps)
+    metrics = METRICS | (CRITICS if any(_has_critic(step) for step in steps) else {})
     facts = list(dict.fromkeys(name for step in steps for name in step.facts))
     rows = [
         (
@@ -86,7 +89,7 @@ def step_table(steps: Sequence[Step]) -> Table:
             _number(step.reward_mean),
             _number(step.reward_std),
             *(_share(step.facts.get(name)) for name in facts),
-            *(_metric(step, name) for name in METRICS),
+            *(_metric(step, name) for name in metrics),
             *([_replayed(step)] if replays else []),
             _count(step),
             _seconds(step.metrics.get("step_seconds")),
@@ -94,7 +97,7 @@ def step_table(steps: Sequence[Step]) -> Table:
         for step in steps
     ]
     titles = [name.replace("_", " ") for name in facts]
-    head = ("step", "reward", "±", *titles, *METRICS.values(), *(["replayed"] if replays else []), "tokens", "seconds")
+    head = ("step", "reward", "±", *titles, *metrics.values(), *(["replayed"] if replays else []), "tokens", "seconds")
     return table(head, rows, justify="right")
 
 
@@ -102,7 +105,8 @@ def line(step: Step) -> str:
     """A step in one line, for logs."""
     parts = [f"step {step.number}: reward {_number(step.reward_mean)} ± {_number(step.reward_std)}"]
     parts += [f"{name} {_share(step.facts[name])}" for name in step.facts]
-    parts += [f"{title} {_metric(step, name)}" for name, title in METRICS.items()]
+    metrics = METRICS | (CRITICS if _has_critic(step) else {})
+    parts += [f"{title} {_metric(step, name)}" for name, title in metrics.items()]
     parts += [f"replayed {_replayed(step)}"] if step.metrics.get("samples_replayed") else []
     parts += [f"tokens {_count(step)}", f"seconds {_seconds(step.metrics.get('step_seconds'))}"]
     return ", ".join(parts)
@@ -130,6 +134,10 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
             )
         )
     return table(("evaluation", "version", "rollouts", "reward", "facts"), rows)
+
+
+def _has_critic(step: Step) -> bool:
+    return "value_loss" in step.metrics
 
 
 def _metric(step: Step, name: str) -> str:

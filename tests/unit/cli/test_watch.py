@@ -59,6 +59,14 @@ def test_samples_that_were_used_again_are_a_column_of_runs_that_replay() -> None
     assert "replayed" not in line(fresh)
 
 
+def test_a_critics_metrics_are_columns_of_runs_with_a_critic() -> None:
+    taught, plain = step(2, 0.5, {}, value_loss=0.25, value_explained_variance=0.75), step(2, 0.5, {})
+    head, row = [[cell.strip() for cell in row if cell.strip()] for row in shown(step_table([taught]))]
+    assert row[head.index("value explained")] == "0.75"
+    assert "value loss 0.25, value explained 0.75" in line(taught)
+    assert "value" not in line(plain)
+
+
 def ports_of(listeners: dict[str, Listeners]) -> dict[str, tuple[int | None, int]]:
     return {
         name: (one.public.getsockname()[1] if one.public else None, one.internal.getsockname()[1])
