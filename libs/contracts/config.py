@@ -839,6 +839,11 @@ class RunConfig(_Document):
                 "credit.rule and credit.baseline.per do not act with algorithm.critic, which takes the calls' rewards:"
                 " remove them, and set algorithm.critic.gamma and gae_lambda"
             )
+        if has_critic and self.sampling.replay is not None and self.sampling.replay.priority == "advantage":
+            raise ValueError(
+                "sampling.replay.priority 'advantage' needs advantages before training, and algorithm.critic computes"
+                " them in training: write 'freshness' or 'solve_rate'"
+            )
         if has_critic and (baseline.whiten or self.sampling.refill_zero_variance):
             raise ValueError(
                 "algorithm.critic whitens advantages itself and trains groups without variance: remove"

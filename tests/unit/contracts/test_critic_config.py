@@ -39,6 +39,14 @@ def test_a_critic_goes_with_its_baseline_through_a_stored_document() -> None:
             },
             "remove credit.baseline.whiten and sampling.refill_zero_variance",
         ),
+        (
+            {
+                "algorithm": CRITIC,
+                "credit": {"baseline": {"type": "value"}},
+                "sampling": {"replay": {"priority": "advantage"}},
+            },
+            "write 'freshness' or 'solve_rate'",
+        ),
         ({"algorithm": {"type": "ppo_clip", "critic": {"lambda": 1}}}, "algorithm.ppo_clip.critic.lambda"),
     ],
 )
