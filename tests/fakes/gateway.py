@@ -193,6 +193,6 @@ def _script(model: ChatModel, says: Says) -> Callable[[dict[str, Any]], Sequence
     def next_text(_body: dict[str, Any]) -> Sequence[int]:
         text = texts.pop(0) if len(texts) > 1 else texts[0]
         ids: list[int] = model.tokenizer.encode(text).tolist()
-        return ids if ids[-1] in model.tokenizer.eos_ids else [*ids, EOS]
+        return ids if ids and ids[-1] in model.tokenizer.eos_ids else [*ids, EOS]
 
     return next_text

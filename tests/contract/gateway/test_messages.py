@@ -388,23 +388,34 @@ async def _dropping_proxy(stage: Scene) -> AsyncIterator[int]:
     """The port of a TCP proxy that cuts its first connection after the gateway has answered."""
     port = int(stage.gateway.url.rpartition(":")[2])
     is_first = True
+    connections: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal is_first
         drops, is_first = is_first, False
         upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", port)
-        upstream.write(await reader.read(2**16))
-        if drops:
-            await upstream_reader.read(10)
-            await _eventually(stage)
-        else:
-            while data := await upstream_reader.read(2**16):
-                writer.write(data)
-        upstream.close()
-        writer.close()
+        try:
+            upstream.write(await reader.read(2**16))
+            if drops:
+                await upstream_reader.read(10)
+                await _eventually(stage)
+            else:
+                while data := await upstream_reader.read(2**16):
+                    writer.write(data)
+        finally:
+            for one in (upstream, writer):
+                one.close()
+                await one.wait_closed()
 
-    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.create_task(serve(reader, writer)))
+
+    async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
         yield server.sockets[0].getsockname()[1]
+        # The gateway leaves its connections open for further requests.
+        for connection in connections:
+            connection.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
 
 
 async def test_count_tokens_counts_a_conversation_beyond_the_context_too(tmp_path, database):
