@@ -747,9 +747,9 @@ class Training(_Document):
     """Maximum tokens of one forward pass, without the shared prefix."""
     activation_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, about a third more time."""
-    attention: Literal["flex", "dense"] = "flex"
-    """Kernel of attention on CUDA devices. `flex`: FlexAttention, compiled, which leaves out blocks of tokens that do
-    not see each other. `dense`: a mask of every pair of tokens. A CPU has a kernel of its own."""
+    attention: Literal["dense", "flex"] = "dense"
+    """Kernel of attention on CUDA devices. `dense`: a mask of every pair of tokens. `flex`: FlexAttention, compiled,
+    which leaves out blocks of tokens that do not see each other; no GPU has run it. A CPU has a kernel of its own."""
     max_logprob_gap: float = Field(default=0.1, gt=0, le=1e6)
     """Mean |trainer - engine| log-probability at equal versions above which the run fails (`TRAINER_GAP_PATIENCE`).
     Right implementations differ by 1e-5 in float32, and by 0.035 to 0.045 where one of them computes in bfloat16."""

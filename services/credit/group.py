@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import Air, Credit, TokenDiscountedCredit
+from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
 from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
-from leyden.services.credit.paths import Path, RowCall, paths, row_calls
+from leyden.services.credit.paths import Path, paths, row_calls
 from leyden.services.credit.records import TOKEN, Reward, Rollout
 from leyden.services.credit.rules import call_returns, token_shares, trained_tokens
 from leyden.services.credit.shaping import overlong_reward, shaped_outcome

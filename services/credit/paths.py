@@ -11,24 +11,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.libs.contracts.samples import RowCall
 from leyden.services.credit.forest import Forest, Node, path_to
 from leyden.services.credit.records import TOKEN
-
-
-@dataclass(slots=True)
-class RowCall:
-    """A call that a row trains, for a critic.
-
-    begin, end: its first and last trained token in the row; parent: the trained call that it continues, by id; reward:
-    what it earned before the calls that continue it; share: the weight of its return in that of its parent.
-    """
-
-    id: str
-    parent: str | None
-    reward: float
-    share: float
-    begin: int = 0
-    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class TreeLayout:
     Args: kernel: that of CUDA devices; a CPU computes blocks, and any other device takes the dense mask
     """
 
-    def __init__(self, pack: Pack, dtype: torch.dtype, device: torch.device, kernel: Kernel = "flex") -> None:
+    def __init__(self, pack: Pack, dtype: torch.dtype, device: torch.device, kernel: Kernel = "dense") -> None:
         self.pack, self.dtype, self.device, self.kernel = pack, dtype, device, kernel
 
     @cached_property

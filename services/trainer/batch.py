@@ -11,20 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.libs.contracts.samples import RowCall
 from leyden.services.trainer.weights import Weighting, token_weights
-
-
-@dataclass(frozen=True)
-class RowCall:
-    """A call that a row trains. begin, end: its first and last trained token in the row; parent: the trained call that
-    it continues, by id; reward: what it earned before its children; share: the weight of its return in its parent's."""
-
-    id: str
-    parent: str | None
-    reward: float
-    share: float
-    begin: int
-    end: int
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leyden.libs.contracts.config import Critic
-from leyden.services.trainer.batch import RowCall, Sample, TrainedTokens
+from leyden.libs.contracts.samples import RowCall
+from leyden.services.trainer.batch import Sample, TrainedTokens
 
 Floats = NDArray[np.float64]
 

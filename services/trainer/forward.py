@@ -94,7 +94,7 @@ class Policy(nn.Module):
         *,
         activation_checkpointing: bool = False,
         values: bool = False,
-        kernel: attention.Kernel = "flex",
+        kernel: attention.Kernel = "dense",
     ) -> None:
         super().__init__()
         self.model, self.kernel = model, kernel

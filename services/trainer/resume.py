@@ -18,12 +18,13 @@ from accelerate import Accelerator
 from prometheus_client import Counter
 
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import ConsumptionVerdict
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.batch import RowCall, Sample
+from leyden.services.trainer.batch import Sample
 from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     LockCheck,

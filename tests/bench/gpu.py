@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def cases(pack_tokens: int) -> list[Case]:
-    """What the table compares."""
+    """The rows of the table."""
     return [
         Case("padded rows, one for each call", 0),
         Case("trees, dense mask", pack_tokens, kernel="dense"),

@@ -96,7 +96,7 @@ class Stage:
         return b'"store away"' in (self.folder / "gateway.log").read_bytes()
 
     def end_of_log(self) -> str:
-        """What the gateway said last."""
+        """The gateway's last lines."""
         return (self.folder / "gateway.log").read_text()[-5000:]
 
     @property

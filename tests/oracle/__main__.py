@@ -202,13 +202,13 @@ def corrections(case: Case) -> Result:
         # verl bounds the mean of -Δ: the band is the inverse one.
         "verl mis_geo": (
             correction(case, "mis_geo", floor=0.7, cap=1.9),
-            case.flat(references.verl_kept(log_ratio, mask, "seq_mean_k1", f"{1 / 1.9!r}_{1 / 0.7!r}")),
+            case.flat(references.verl_mask(log_ratio, mask, "seq_mean_k1", f"{1 / 1.9!r}_{1 / 0.7!r}")),
         ),
     }
     if not case.extreme:
         products = (log_ratio * mask).sum(1, keepdim=True).exp()
-        kept = products.masked_fill(products > 3.0, 0.0).expand_as(mask)
-        found["trl seq_mask"] = correction(case, "seq_mask"), case.flat(kept)
+        masked = products.masked_fill(products > 3.0, 0.0).expand_as(mask)
+        found["trl seq_mask"] = correction(case, "seq_mask"), case.flat(masked)
     return found
 
 
@@ -305,10 +305,10 @@ def penalties(case: Case) -> Result:
         rewards = torch.zeros_like(mask)
         rewards[case.mask] = torch.from_numpy(rewards_K)
         verl_config = SimpleNamespace(gamma=0.9)
-        whole = references.verl_advantages("reinforce_plus_plus", rewards, mask, None, config=verl_config)
+        expected = references.verl_advantages("reinforce_plus_plus", rewards, mask, None, config=verl_config)
         returns_K = to_go(rewards_K, rows_K, 0.9)
         if returns_K.std() > 0.01:
-            found["verl reinforce_pp"] = torch.from_numpy(whitened(returns_K)), case.flat(whole)
+            found["verl reinforce_pp"] = torch.from_numpy(whitened(returns_K)), case.flat(expected)
     if not case.extreme:
 
         def penalised(case: Case, logprobs_K: Tensor) -> losses.TokenLoss:

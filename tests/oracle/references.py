@@ -78,7 +78,7 @@ def verl_weights(log_ratio: Tensor, mask: Tensor, level: str, threshold: float |
     return found
 
 
-def verl_kept(log_ratio: Tensor, mask: Tensor, option: str, threshold: str) -> Tensor:
+def verl_mask(log_ratio: Tensor, mask: Tensor, option: str, threshold: str) -> Tensor:
     """The mask after rejection sampling."""
     found: Tensor = rollout_corr_helper.compute_rollout_rejection_mask(log_ratio, mask, option, threshold)[0]
     return found

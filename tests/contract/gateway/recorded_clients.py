@@ -38,7 +38,7 @@ class ToolCall:
 
 @dataclass
 class Answer:
-    """What the client takes from one answer."""
+    """The client's reading of one answer."""
 
     text: str
     calls: list[ToolCall]

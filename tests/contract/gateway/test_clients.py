@@ -1,4 +1,4 @@
-"""What clients in Go, Rust and Java send, to the gateway over a socket: `clients/` has each one's requests as data."""
+"""The gateway serves clients in Go, Rust and Java over a socket: `clients/` has the requests of each as data."""
 
 from __future__ import annotations
 

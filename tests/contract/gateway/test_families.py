@@ -39,7 +39,7 @@ SAMPLED_CALLS = {
 }
 
 CALL_ENDS = {"gpt_oss": "<|call|>", "gemma4": "<|tool_response>"}
-"""What the model samples after a call, where it is not what it samples after an answer."""
+"""The mark that a family samples after a call, where another one ends its answers."""
 
 
 async def no_calls(_known: Collection[str]) -> Sequence[StoredCall]:

@@ -24,7 +24,7 @@ def test_every_case_makes_a_step_and_has_a_row(capsys: pytest.CaptureFixture[str
     assert "out of memory" not in printed
 
 
-def test_a_machine_without_a_gpu_is_told_what_to_type(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_machine_without_a_gpu_gets_the_command_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu.main([])
     assert "--device cpu --shape tiny" in capsys.readouterr().err

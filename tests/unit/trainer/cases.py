@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from leyden.services.trainer.batch import RowCall, Sample
+from leyden.libs.contracts.samples import RowCall
+from leyden.services.trainer.batch import Sample
 
 VOCABULARY = 61
 

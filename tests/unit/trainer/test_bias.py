@@ -38,7 +38,7 @@ class Toy:
         return cls(torch.randn(STATES, 2, dtype=torch.float64).requires_grad_())
 
     def logprobs(self) -> Tensor:
-        """Of each token, [8 · 3]."""
+        """One for each token, [8 · 3]."""
         table = self.logits.log_softmax(1)
         found = []
         for rollout in ROLLOUTS:
@@ -49,7 +49,7 @@ class Toy:
         return torch.stack(found)
 
     def chances(self) -> Tensor:
-        """Of each rollout, [8]."""
+        """One for each rollout, [8]."""
         return self.logprobs().reshape(8, 3).sum(1).exp()
 
     def gradient(self, value: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ def decoupled(weights: str, cap: float) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("weights", ["tis_seq", "seq_mask"])
-def test_the_ratio_of_a_whole_row_is_unbiased_off_policy(weights: str) -> None:
+def test_the_ratio_of_a_row_is_unbiased_off_policy(weights: str) -> None:
     policy, behaviour = Toy.random(3), Toy.random(4)
     found = expected_gradient(policy, behaviour, decoupled(weights, 1e6))
     assert torch.allclose(found, -true_gradient(policy), atol=1e-12)
@@ -123,7 +123,7 @@ def test_token_ratios_are_biased_off_policy_but_for_one_step(algorithm: dict[str
     policy, behaviour = Toy.random(3), Toy.random(4)
     found = expected_gradient(policy, behaviour, algorithm)
     assert not torch.allclose(found, -true_gradient(policy), atol=1e-2)
-    # Where only the last step's policy differs, a token's ratio is its row's for that step.
+    # The ratio of a last token is its row's if both policies differ in the last step alone.
     last = Toy(policy.logits.detach().clone().requires_grad_())
     with torch.no_grad():
         last.logits[3:] = behaviour.logits[3:]
@@ -133,7 +133,7 @@ def test_token_ratios_are_biased_off_policy_but_for_one_step(algorithm: dict[str
 
 
 def kl_gradient(policy: Toy, reference: Toy) -> Tensor:
-    """Of KL(π ‖ reference) over complete rollouts."""
+    """The gradient of KL(π ‖ reference) over complete rollouts."""
     differences = (policy.logprobs() - reference.logprobs().detach()).reshape(8, 3).sum(1)
     return policy.gradient((policy.chances() * differences).sum())
 

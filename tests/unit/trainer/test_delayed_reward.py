@@ -8,7 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.services.trainer.batch import RowCall, Sample, trained_tokens
+from leyden.libs.contracts.samples import RowCall
+from leyden.services.trainer.batch import Sample, trained_tokens
 from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.step import Learner, make_optimizer, optimizer_step

@@ -411,7 +411,7 @@ async def test_a_prompt_extends_an_answer_whose_reasoning_is_sent_back_or_left_o
 
 
 @pytest.mark.parametrize(("ids", "reasoning"), [(("1", "2"), (None, None)), (("x", "x"), ("One.", "Two."))])
-async def test_ids_and_reasoning_tell_equal_answers_apart(tmp_path, ids, reasoning):
+async def test_ids_and_reasoning_distinguish_equal_answers(tmp_path, ids, reasoning):
     session = Session(ChatModel(FAMILIES["qwen3"].write(tmp_path)))
     question = Turn("user", "a")
 
