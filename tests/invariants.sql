@@ -201,7 +201,11 @@ WHERE c.run_id = :'run' AND NOT (p > '-Infinity' AND p <= 1e-3);
 \echo question: tokens of policy versions that did not exist when they were sampled
 SELECT c.id, t.version FROM model_calls c
 CROSS JOIN LATERAL (SELECT DISTINCT v AS version FROM unnest(pg_temp.int32s(c.policy_versions)) AS v) t
-LEFT JOIN policy_versions p ON p.run_id = c.run_id AND p.version = t.version AND p.created_at <= c.created_at
+LEFT JOIN runs u ON u.lead_run_id = c.run_id AND u.policy = (
+    SELECT named ->> 'policy' FROM runs l CROSS JOIN jsonb_array_elements(l.config -> 'roles') AS named
+    WHERE l.id = c.run_id AND named ->> 'name' = c.role)
+LEFT JOIN policy_versions p
+    ON p.run_id = coalesce(u.id, c.run_id) AND p.version = t.version AND p.created_at <= c.created_at
 WHERE c.run_id = :'run' AND p.version IS NULL;
 
 \echo question: calls whose oldest and newest version are not those of their tokens
@@ -215,11 +219,14 @@ SELECT c.id, c.min_policy_version, c.max_policy_version FROM model_calls c
 JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt
 JOIN groups g ON g.id = r.group_id JOIN evaluations e ON e.id = g.evaluation_id
 WHERE c.run_id = :'run' AND c.status = 'completed' AND c.completion_tokens > 0
+AND NOT EXISTS (
+    SELECT FROM runs u CROSS JOIN jsonb_array_elements(u.config -> 'roles') AS named
+    WHERE u.id = c.run_id AND named ->> 'name' = c.role AND named ->> 'policy' IS NOT NULL)
 AND (c.min_policy_version <> g.admitted_version OR c.max_policy_version <> g.admitted_version
      OR g.admitted_version <> coalesce(e.policy_version, g.admitted_version));
 
 \echo question: complete training groups without a verdict of credit
-SELECT g.id FROM groups g JOIN run_status s ON s.run_id = g.run_id LEFT JOIN group_credits c ON c.group_id = g.id
+SELECT g.id FROM groups g JOIN run_status s ON s.run_id = g.run_id LEFT JOIN group_credits c ON c.group_id = g.id AND c.run_id = g.run_id
 WHERE g.run_id = :'run' AND g.evaluation_id IS NULL AND g.state = 'complete' AND c.verdict IS NULL
 AND s.phase NOT IN ('failed', 'cancelled') AND coalesce(s.reason, '') NOT LIKE 'stopped early%';
 
@@ -235,7 +242,7 @@ WHERE c.run_id = :'run' AND (
 
 \echo question: credited groups of a completed run that no step judged
 SELECT c.group_id FROM group_credits c JOIN run_status s ON s.run_id = c.run_id
-LEFT JOIN step_groups t ON t.group_id = c.group_id
+LEFT JOIN step_groups t ON t.group_id = c.group_id AND t.run_id = c.run_id
 WHERE c.run_id = :'run' AND c.verdict = 'credited' AND s.phase = 'completed' AND t.group_id IS NULL
 AND coalesce(s.reason, '') NOT LIKE 'stopped early%';
 
@@ -246,7 +253,7 @@ WHERE c.run_id = :'run' AND c.has_variance <> EXISTS (
     WHERE s.run_id = c.run_id AND s.group_id = c.group_id AND advantage <> 0);
 
 \echo question: samples of groups that were not credited, or of attempts that do not count
-SELECT s.id FROM samples s LEFT JOIN group_credits c ON c.group_id = s.group_id AND c.verdict = 'credited'
+SELECT s.id FROM samples s LEFT JOIN group_credits c ON c.group_id = s.group_id AND c.run_id = s.run_id AND c.verdict = 'credited'
 LEFT JOIN rollouts r ON r.id = s.rollout_id AND r.group_id = s.group_id AND r.state = 'finished'
 WHERE s.run_id = :'run' AND (c.group_id IS NULL OR r.id IS NULL);
 
@@ -261,12 +268,12 @@ WITH learnable AS (
     SELECT c.rollout_id, w.prompt_ids, c.sampled_ids, c.generator_logprobs, c.policy_versions, c.prompt_tokens,
            c.completion_tokens, min(c.id) AS id, count(*) AS calls
     FROM model_calls c JOIN pg_temp.full_calls(:'run') w ON w.id = c.id JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt AND r.state = 'finished'
-    JOIN group_credits g ON g.group_id = r.group_id AND g.verdict = 'credited'
+    JOIN group_credits g ON g.group_id = r.group_id AND g.run_id = r.run_id AND g.verdict = 'credited'
     WHERE c.run_id = :'run' AND c.status = 'completed' AND c.trainable AND c.temperature > 0
     AND c.prompt_tokens > 0 AND c.completion_tokens > 0
     GROUP BY 1, 2, 3, 4, 5, 6, 7)
 SELECT l.id, l.calls, count(s.id) AS samples FROM learnable l
-LEFT JOIN samples s ON s.run_id = :'run' AND s.rollout_id = l.rollout_id
+LEFT JOIN samples s ON s.run_id IN (SELECT id FROM runs WHERE :'run' IN (id, lead_run_id)) AND s.rollout_id = l.rollout_id
     AND substring(s.token_ids FROM 1 FOR 4 * (l.prompt_tokens + l.completion_tokens)) = l.prompt_ids || l.sampled_ids
     AND substring(s.generator_logprobs FROM 1 + 4 * l.prompt_tokens FOR 4 * l.completion_tokens) = l.generator_logprobs
     AND substring(s.policy_versions FROM 1 + 4 * l.prompt_tokens FOR 4 * l.completion_tokens) = l.policy_versions
@@ -275,13 +282,14 @@ GROUP BY l.id, l.calls HAVING l.calls <> count(s.id);
 
 \echo question: samples that train more or fewer tokens than were sampled
 SELECT r.id, c.tokens AS sampled, s.tokens AS trained FROM rollouts r
-JOIN group_credits g ON g.group_id = r.group_id AND g.verdict = 'credited'
+JOIN group_credits g ON g.group_id = r.group_id AND g.run_id = r.run_id AND g.verdict = 'credited'
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(completion_tokens), 0) AS tokens FROM model_calls m
     WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt AND m.status = 'completed'
     AND m.trainable AND m.temperature > 0 AND m.prompt_tokens > 0) c
 LEFT JOIN (
-    SELECT rollout_id, sum(trained_tokens) AS tokens FROM samples WHERE run_id = :'run' GROUP BY rollout_id
+    SELECT rollout_id, sum(trained_tokens) AS tokens FROM samples
+    WHERE run_id IN (SELECT id FROM runs WHERE :'run' IN (id, lead_run_id)) GROUP BY rollout_id
 ) s ON s.rollout_id = r.id
 WHERE r.run_id = :'run' AND r.state = 'finished' AND c.tokens <> coalesce(s.tokens, 0);
 
@@ -318,9 +326,17 @@ WHERE seen.sample_id IS NULL OR due.id IS NULL;
 
 \echo question: groups whose verdict of the trainer contradicts their credit
 SELECT t.group_id, t.verdict, t.step, c.verdict, c.has_variance FROM step_groups t
-LEFT JOIN group_credits c ON c.group_id = t.group_id
+LEFT JOIN group_credits c ON c.group_id = t.group_id AND c.run_id = t.run_id
+CROSS JOIN LATERAL (
+    -- These also train tokens without an advantage.
+    SELECT coalesce((u.config #>> '{credit,baseline,whiten}')::boolean, false)
+        OR coalesce(u.config #> '{algorithm,critic}', 'null') <> 'null'
+        OR coalesce((u.config #>> '{algorithm,kl_coefficient}')::double precision, 0) > 0
+        OR coalesce((u.config #>> '{algorithm,entropy_coefficient}')::double precision, 0) > 0 AS every_group
+    FROM runs u WHERE u.id = t.run_id
+) has
 WHERE t.run_id = :'run' AND NOT coalesce(c.verdict = 'credited' AND CASE t.verdict
-    WHEN 'trained' THEN c.has_variance AND t.step IS NOT NULL
+    WHEN 'trained' THEN (c.has_variance OR has.every_group) AND t.step IS NOT NULL
     WHEN 'no_variance' THEN NOT c.has_variance AND t.step IS NOT NULL
     ELSE t.step IS NULL END, false);
 
@@ -366,15 +382,16 @@ AND t.step - 1 - s.min_policy_version > (r.config #>> '{sampling,max_policy_lag}
 
 \echo question: groups used again that no earlier step trained, that are too old, or too often
 SELECT n.group_id, n.use, n.step FROM step_replays n JOIN runs r ON r.id = n.run_id
-LEFT JOIN step_groups t ON t.group_id = n.group_id LEFT JOIN group_credits c ON c.group_id = n.group_id
+LEFT JOIN step_groups t ON t.group_id = n.group_id AND t.run_id = n.run_id
+LEFT JOIN group_credits c ON c.group_id = n.group_id AND c.run_id = n.run_id
 WHERE n.run_id = :'run' AND NOT coalesce(
     t.verdict = 'trained' AND t.step < n.step AND n.use <= (r.config #>> '{sampling,replay,uses}')::integer
     AND n.step - 1 - c.min_policy_version <= (r.config #>> '{sampling,max_policy_lag}')::integer
     AND EXISTS (SELECT FROM steps s WHERE s.run_id = n.run_id AND s.number = n.step)
-    AND n.use = (SELECT count(*) FROM step_replays b WHERE b.group_id = n.group_id AND b.step <= n.step), false);
+    AND n.use = (SELECT count(*) FROM step_replays b WHERE b.group_id = n.group_id AND b.run_id = n.run_id AND b.step <= n.step), false);
 
 \echo question: groups refused as stale that were not
-SELECT t.group_id, c.min_policy_version FROM step_groups t JOIN group_credits c ON c.group_id = t.group_id
+SELECT t.group_id, c.min_policy_version FROM step_groups t JOIN group_credits c ON c.group_id = t.group_id AND c.run_id = t.run_id
 JOIN runs r ON r.id = t.run_id
 CROSS JOIN LATERAL (
     SELECT count(*) AS done FROM steps s WHERE s.run_id = t.run_id AND s.created_at <= t.created_at) n
