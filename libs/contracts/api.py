@@ -160,6 +160,12 @@ class Run(_Body):
     """Disk space of the run's versions, without checkpoints; only in the answer about one run."""
     parent: RunParent | None = None
     """The run that this one continues; its version is this run's version 0. Null for the base model."""
+    lead_run_id: str | None = None
+    """The run from whose rollouts this one learns, as one of its policies; that one steers it. Null for others."""
+    policy: str | None = None
+    """The name of the policy in the document of that run."""
+    policy_runs: dict[str, str] = {}
+    """The ids of the runs that carry the run's further policies, by policy."""
     allowed_actions: list[str]
     config: RunConfig
 
@@ -249,6 +255,8 @@ class Rollout(_Body):
     group_id: str
     evaluation_id: str | None
     sibling: int
+    greedy: bool = False
+    """Decoded greedily: the baseline of its siblings, never trained."""
     dataset_id: str
     task_number: int
     admitted_version: int
@@ -527,15 +535,19 @@ class Recipe(_Body):
 
 
 class Pool(_Body):
-    """Engines that serve one model. One run at a time has them."""
+    """Engines that serve one model. One run at a time has them, or several share them, each with a LoRA adapter."""
 
     name: str
     model_path: str | None
     """Folder of the base model; null: the one in the settings of trainer and gateway."""
     context_length: int | None
     """Tokens of prompt and answer together; null: as many as the model allows."""
-    run_id: str | None
-    """The run that has the engines."""
+    adapters: int | None
+    """So many runs share the engines, each with a LoRA adapter; null: one run has them."""
+    max_adapter_rank: int | None
+    """The largest LoRA rank that the engines take; null: any."""
+    run_ids: list[str]
+    """The runs that have the engines."""
     waiting: list[str]
     """The runs that wait for the engines, in order."""
     engines: list[Engine]

@@ -24,3 +24,5 @@ class Capability(BaseModel):
     scopes: frozenset[Scope]
     expires_at: int
     """Seconds since the epoch."""
+    greedy: bool = False
+    """The gateway decodes greedily, whatever temperature the agent asks for."""

@@ -21,10 +21,11 @@ def weights_sha256(folder: Path) -> str:
 
     Raises: OSError: a file cannot be read
     """
-    lines = "".join(f"{file.relative_to(folder)} {_file_sha256(file)}\n" for file in weight_files(folder))
+    lines = "".join(f"{file.relative_to(folder)} {file_sha256(file)}\n" for file in weight_files(folder))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _file_sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Returns the SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

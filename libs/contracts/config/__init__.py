@@ -1,0 +1,81 @@
+"""The configuration of a run. Validation refuses unknown or contradictory fields with their path and the remedy.
+
+Defaults follow the recipe of `make demo`; `docs/how-to` explains when to change them. `run` holds the document, one
+module each its parts, and `checks` the contradictions between parts.
+"""
+
+from leyden.libs.contracts.config.agents import Agent
+from leyden.libs.contracts.config.algorithms import (
+    Algorithm,
+    Cispo,
+    Critic,
+    DppoTv,
+    Gspo,
+    ImportanceSampling,
+    PpoClip,
+    Reinforce,
+    Sapo,
+    Weighting,
+)
+from leyden.libs.contracts.config.corrections import DecoupledCorrection
+from leyden.libs.contracts.config.credit import (
+    Air,
+    Baseline,
+    Credit,
+    CreditRule,
+    DiscountedCredit,
+    EqualSplitCredit,
+    IdenticalCredit,
+    Overlong,
+    Shaping,
+    TemporalCredit,
+    TokenDiscountedCredit,
+)
+from leyden.libs.contracts.config.document import DEFAULT_POOL, PoolName
+from leyden.libs.contracts.config.evaluation import EvaluationPlan
+from leyden.libs.contracts.config.policies import Policy, Role
+from leyden.libs.contracts.config.run import RunConfig
+from leyden.libs.contracts.config.runners import KubernetesRunner, ProcessRunner, RunnerConfig
+from leyden.libs.contracts.config.sampling import Curriculum, Sampling
+from leyden.libs.contracts.config.training import EarlyStopping, Lora, Optimizer, Training
+
+__all__ = [
+    "DEFAULT_POOL",
+    "Agent",
+    "Air",
+    "Algorithm",
+    "Baseline",
+    "Cispo",
+    "Credit",
+    "CreditRule",
+    "Critic",
+    "Curriculum",
+    "DecoupledCorrection",
+    "DiscountedCredit",
+    "DppoTv",
+    "EarlyStopping",
+    "EqualSplitCredit",
+    "EvaluationPlan",
+    "Gspo",
+    "IdenticalCredit",
+    "ImportanceSampling",
+    "KubernetesRunner",
+    "Lora",
+    "Optimizer",
+    "Overlong",
+    "Policy",
+    "PoolName",
+    "PpoClip",
+    "ProcessRunner",
+    "Reinforce",
+    "Role",
+    "RunConfig",
+    "RunnerConfig",
+    "Sampling",
+    "Sapo",
+    "Shaping",
+    "TemporalCredit",
+    "TokenDiscountedCredit",
+    "Training",
+    "Weighting",
+]

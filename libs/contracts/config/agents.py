@@ -1,0 +1,55 @@
+"""The command that runs an agent, and the variables that it may not set."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from leyden.libs.contracts.config.document import Document, FolderPath
+from leyden.libs.contracts.placeholders import task_fields
+
+Argument = Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")]
+"""A word of a command or a value of its environment; Linux limits one to 128 KiB."""
+VariableName = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^=\x00]+$")]
+
+RESERVED_NAMES = frozenset(
+    {
+        *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "OPENAI_CUSTOM_HEADERS"),
+        *("ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY", "ANTHROPIC_CUSTOM_HEADERS"),
+        *("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_HEADERS", "OTEL_RESOURCE_ATTRIBUTES", "TRACEPARENT"),
+    }
+)
+"""Variables of agents that carry the platform's addresses, keys and ids, beside those in `LEYDEN_`."""
+
+
+class Agent(Document):
+    """The command that runs the agent once; the environment holds its task and its endpoints."""
+
+    command: list[Argument] = Field(min_length=1, max_length=256)
+    """Program and arguments, no shell. `{python}` as first word is the runner's own interpreter. `{task.question}` is
+    that field of the task, `{task.user.name}` one of an object in it, `{task}` the complete task as JSON, and
+    `{{task.question}}` the text `{task.question}`."""
+    environment: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
+    """Variables added to the agent's environment, with placeholders as in `command`. Names that the platform sets
+    itself are refused."""
+    directory: Annotated[FolderPath, Field(pattern=r"^/[^\x00]*$")] | None = None
+    """A folder whose files are copied into the attempt's working folder; an absolute path on the runner's machine."""
+
+    task: Literal["environment", "stdin"] = "environment"
+    """The way of the task to the agent: `LEYDEN_TASK` and `LEYDEN_TASK_FILE` alone, or as JSON on stdin, too. In a pod
+    the image needs `/bin/sh` for stdin."""
+    task_file: Annotated[FolderPath, Field(max_length=255)] | None = None
+    """One more file with the task as JSON: a name in the working folder, such as `input.json`, in place of a file of
+    `directory` with that name; in a pod an absolute path, such as `/app/input.json`."""
+
+    def task_fields(self) -> list[tuple[str, ...]]:
+        """The paths of the task's fields that placeholders name."""
+        return task_fields([*self.command, *self.environment.values()])
+
+    @model_validator(mode="after")
+    def _platform_names_are_reserved(self) -> Agent:
+        reserved = sorted(name for name in self.environment if name.startswith("LEYDEN_") or name in RESERVED_NAMES)
+        if reserved:
+            raise ValueError(f"environment sets {reserved}, which the platform sets itself: remove them")
+        return self

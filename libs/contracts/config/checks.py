@@ -1,0 +1,168 @@
+"""Contradictions between the parts of a run. Every check raises ValueError with the fields and the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from leyden.libs.contracts.config.agents import Agent
+from leyden.libs.contracts.config.algorithms import Algorithm
+from leyden.libs.contracts.config.credit import Baseline, Credit, DiscountedCredit
+from leyden.libs.contracts.config.evaluation import MAX_PLANNED_EVALUATIONS, EvaluationPlan
+from leyden.libs.contracts.config.policies import Policy, Role
+from leyden.libs.contracts.config.runners import RunnerConfig
+from leyden.libs.contracts.config.sampling import Sampling
+from leyden.libs.contracts.config.training import EarlyStopping, Optimizer
+
+
+def check_critic(algorithm: Algorithm, credit: Credit, sampling: Sampling) -> None:
+    """A critic replaces the baseline and all that acts on its advantages."""
+    baseline = credit.baseline
+    if algorithm.critic is None:
+        if baseline.type == "value":
+            raise ValueError(
+                "credit.baseline.type 'value' needs the values of a critic: set algorithm.critic, even to {}"
+            )
+        return
+    if baseline.type != "value":
+        raise ValueError(
+            f"algorithm.critic computes advantages itself, but credit.baseline.type is {baseline.type!r}: write"
+            " 'value', or remove the critic"
+        )
+    if baseline.per != "rollout" or credit.rule != DiscountedCredit():
+        raise ValueError(
+            "credit.rule and credit.baseline.per do not act with algorithm.critic, which takes the calls' rewards:"
+            " remove them, and set algorithm.critic.gamma and gae_lambda"
+        )
+    if sampling.replay is not None and sampling.replay.priority == "advantage":
+        raise ValueError(
+            "sampling.replay.priority 'advantage' needs advantages before training, and algorithm.critic computes"
+            " them in training: write 'freshness' or 'solve_rate'"
+        )
+    if baseline.whiten or sampling.refill_zero_variance:
+        raise ValueError(
+            "algorithm.critic whitens advantages itself and trains groups without variance: remove"
+            " credit.baseline.whiten and sampling.refill_zero_variance"
+        )
+
+
+def check_moving_average(baseline: Baseline, sampling: Sampling) -> None:
+    """A moving average needs no siblings."""
+    if baseline.type == "ema" and sampling.min_siblings > 1:
+        raise ValueError(
+            f"sampling.min_siblings {sampling.min_siblings} excludes groups that credit.baseline 'ema' can"
+            " use: write min_siblings 1"
+        )
+
+
+def check_schedule(optimizer: Optimizer, steps: int) -> None:
+    """The learning rate has steps to fall."""
+    warmup = optimizer.warmup_steps
+    if optimizer.schedule != "constant" and 0 < steps <= warmup:
+        raise ValueError(
+            f"optimizer.warmup_steps {warmup} leaves none of training.steps {steps} to schedule"
+            f" {optimizer.schedule!r}: lower it, or write schedule 'constant'"
+        )
+
+
+def check_refills(sampling: Sampling, algorithm: Algorithm, baseline: Baseline) -> None:
+    """Refills replace groups that nothing trains."""
+    if not sampling.refill_zero_variance:
+        return
+    for name in ("kl_coefficient", "entropy_coefficient"):
+        if getattr(algorithm, name) > 0:
+            raise ValueError(
+                f"sampling.refill_zero_variance replaces groups that algorithm.{name} above 0 trains: remove one"
+                " of them"
+            )
+    if baseline.whiten:
+        raise ValueError(
+            "sampling.refill_zero_variance replaces groups that credit.baseline.whiten trains: remove one of them"
+        )
+
+
+def check_narrow_band(algorithm: Algorithm, sampling: Sampling) -> None:
+    """The default band of `mis_geo` has room for the newest version alone."""
+    correction, lag = algorithm.correction, sampling.max_policy_lag
+    if correction.type == "decoupled" and correction.weights == "mis_geo" and lag > 0 and correction.cap is None:
+        raise ValueError(
+            "algorithm.correction.weights 'mis_geo' drops rows of older versions with its default band: write"
+            " sampling.max_policy_lag 0, or set algorithm.correction.cap and floor"
+        )
+
+
+def check_stopping(stopping: EarlyStopping | None, plan: EvaluationPlan | None) -> None:
+    """The metric that stops a run has values during training."""
+    if stopping is not None and stopping.metric == "evaluation_reward" and (plan is None or plan.every is None):
+        raise ValueError(
+            "training.early_stopping.metric 'evaluation_reward' needs evaluations during training: set"
+            " evaluation.every, or write metric 'train_reward'"
+        )
+
+
+def check_number_of_evaluations(plan: EvaluationPlan | None, steps: int) -> None:
+    """A run plans at most `MAX_PLANNED_EVALUATIONS`."""
+    every = None if plan is None else plan.every
+    if every is not None and steps // every > MAX_PLANNED_EVALUATIONS:
+        raise ValueError(
+            f"evaluation.every {every} makes {steps // every} evaluations in training.steps {steps}: write at least"
+            f" {-(-steps // MAX_PLANNED_EVALUATIONS)}"
+        )
+
+
+def check_roles(roles: Sequence[Role], train: Sequence[str] | None, baseline: Baseline) -> None:
+    """Roles have one name each, every one can have calls, and `train` names some of them."""
+    names = [role.name for role in roles]
+    double = sorted({name for name in names if names.count(name) > 1})
+    if double:
+        raise ValueError(f"roles: {double} name two roles each: write one role, or two names")
+    shadowing = next((role.name for role in roles[:-1] if not role.has_conditions), None)
+    if shadowing is not None:
+        raise ValueError(f"roles: {shadowing!r} has no condition and takes every call: write it last")
+    unknown = [name for name in train or () if name not in names]
+    if unknown:
+        raise ValueError(f"train: {unknown} are none of the roles {names}: add them to roles")
+    if train == []:
+        raise ValueError("train: no role trains: name one, or write training.steps 0 for evaluations alone")
+    if baseline.per == "role" and not roles:
+        raise ValueError("credit.baseline.per 'role' compares the calls of one role: add roles, or write 'rollout'")
+
+
+def check_policies(policies: Mapping[str, Policy], roles: Sequence[Role], train: Sequence[str] | None) -> None:
+    """Roles name every policy, and the roles of `train` have policies that train."""
+    named = {role.policy for role in roles if role.policy is not None}
+    if unknown := sorted(named - policies.keys()):
+        raise ValueError(f"roles: {unknown} are none of the policies {sorted(policies)}: add them to policies")
+    if unused := sorted(policies.keys() - named):
+        raise ValueError(f"policies: no role names {unused}: set roles[].policy, or remove them")
+    frozen = [role.name for role in roles if role.policy and not policies[role.policy].trains]
+    if still := [name for name in train or () if name in frozen]:
+        raise ValueError(f"train: the policy of {still} does not train: remove them from train")
+
+
+def check_agents_files(agent: Agent, runner: RunnerConfig) -> None:
+    """The image of a pod holds the agent's files."""
+    if runner.type == "kubernetes" and agent.directory is not None:
+        raise ValueError(
+            "agent.directory is a folder of a runner's machine, and runner.type 'kubernetes' has none: "
+            "put the files into runner.image"
+        )
+
+
+def check_mini_batches(algorithm: Algorithm, sampling: Sampling) -> None:
+    """Every mini-batch has a group."""
+    if algorithm.mini_batches > sampling.groups_per_step:
+        raise ValueError(
+            f"algorithm.mini_batches {algorithm.mini_batches} exceeds sampling.groups_per_step"
+            f" {sampling.groups_per_step}: a mini-batch has at least one group"
+        )
+
+
+def check_task_file(agent: Agent, runner: RunnerConfig) -> None:
+    """The task's file has a place where the runner's backend can write it."""
+    name = agent.task_file
+    if name is None:
+        return
+    if runner.type == "kubernetes" and (not name.startswith("/") or ".." in name.split("/")):
+        raise ValueError("agent.task_file: write an absolute path of the pod, such as /app/input.json")
+    if runner.type == "process" and ("/" in name or name in {".", ".."}):
+        raise ValueError("agent.task_file: write a name in the agent's working folder, such as input.json")

@@ -1,0 +1,175 @@
+"""How rewards become one advantage per model call: rules, intermediate rewards, shaping and baselines."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from leyden.libs.contracts.config.document import Document, Word
+
+
+class Air(Document):
+    """Automatic intermediate rewards from the status of a call's tools (Agent Lightning, arXiv 2508.03680, 3.4.2)."""
+
+    weights: dict[Word, Annotated[float, Field(ge=-1e6, le=1e6)]] = Field(default_factory=dict, max_length=1000)
+    """Reward of a success by tool name; other tools earn `default_weight`."""
+    default_weight: float = Field(default=0.0, ge=-1e6, le=1e6)
+    failure: float = Field(default=0.0, ge=-1e6, le=0.0)
+    """Reward of a failed tool call: 0, or a penalty as a negative factor of the tool's weight."""
+    alpha: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Mix: calls earn α · status and the outcome counts (1 - α). Null adds both unscaled."""
+    max_reward: float = Field(default=1.0, gt=0, le=1e6)
+    """Bound on the magnitude of one call's tool reward, before α."""
+    from_results: bool = True
+    """Whether a tool call without a span takes its status from the tool's result in the conversation: an error, by
+    Anthropic's mark or by the forms that frameworks give to errors; nothing, such as `null`, which earns nothing; or a
+    success. False: from telemetry alone."""
+
+
+class IdenticalCredit(Document):
+    """Every call gets the rollout's full return: the rule of the Agent Lightning paper."""
+
+    type: Literal["identical"] = "identical"
+
+
+class EqualSplitCredit(Document):
+    """Every call gets an equal part of the rollout's return."""
+
+    type: Literal["equal_split"] = "equal_split"
+
+
+class DiscountedCredit(Document):
+    """Every call gets its own reward and γ times the mean return of the calls that follow it in the call tree."""
+
+    type: Literal["discounted"] = "discounted"
+    gamma: float = Field(default=0.95, ge=0.0, le=1.0)
+
+
+class TemporalCredit(Document):
+    """Every call gets its own reward and γ times the return of the rollout's next call in order of arrival, in whatever
+    branch: for agents whose prompts do not extend each other, so that the call tree knows no order."""
+
+    type: Literal["temporal"] = "temporal"
+    gamma: float = Field(default=0.95, ge=0.0, le=1.0)
+
+
+class TokenDiscountedCredit(Document):
+    """γ for each trained token up to the reward, along the call tree, as REINFORCE++ has it. The return of a call is
+    that of its last token."""
+
+    type: Literal["token_discounted"] = "token_discounted"
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
+
+
+CreditRule = Annotated[
+    IdenticalCredit | EqualSplitCredit | DiscountedCredit | TemporalCredit | TokenDiscountedCredit,
+    Field(discriminator="type"),
+]
+
+
+class Overlong(Document):
+    """DAPO's soft penalty for long answers (arXiv 2503.14476, equation 13): 0 up to `max_tokens` - `buffer_tokens`
+    sampled tokens, from there linear to -`penalty` at `max_tokens`, and no more above."""
+
+    max_tokens: int = Field(ge=1, le=2**31 - 1)
+    buffer_tokens: int = Field(default=4096, ge=1, le=2**31 - 1)
+    penalty: float = Field(default=1.0, gt=0, le=1e6)
+    per: Literal["rollout", "call"] = "rollout"
+    """`rollout` counts all sampled tokens, for the outcome; `call` those of each call, for its own reward."""
+
+    @model_validator(mode="after")
+    def _the_buffer_is_below_the_maximum(self) -> Overlong:
+        if self.buffer_tokens > self.max_tokens:
+            raise ValueError(
+                f"buffer_tokens {self.buffer_tokens} exceeds max_tokens {self.max_tokens}: write at most as many"
+            )
+        return self
+
+
+class Shaping(Document):
+    """Changes the outcome of a rollout (its reward without those of single calls) before credit: the clip first, then
+    the scale, then the penalty. The store keeps the outcome as it came."""
+
+    clip_low: float | None = Field(default=None, ge=-1e6, le=1e6)
+    clip_high: float | None = Field(default=None, ge=-1e6, le=1e6)
+    scale: float = Field(default=1.0, gt=0, le=1e6)
+    overlong: Overlong | None = None
+
+    @model_validator(mode="after")
+    def _the_clip_has_room(self) -> Shaping:
+        if self.clip_low is not None and self.clip_high is not None and self.clip_low >= self.clip_high:
+            raise ValueError(f"clip_low {self.clip_low} is not below clip_high {self.clip_high}: exchange them")
+        return self
+
+
+class Baseline(Document):
+    """The baseline that is subtracted from a return, computed over the rollouts of a group."""
+
+    type: Literal["none", "mean", "mean_std", "leave_one_out", "opo", "ema", "remax", "value"] = "mean"
+    """`mean` is Dr. GRPO, `mean_std` GRPO, `leave_one_out` RLOO; `opo` weighs each rollout's return with its trained
+    tokens (OPO). `ema` is an average over the run's earlier groups, for groups of one; `per: role` has one per role.
+    `remax` is the return of one more rollout of the group, which the gateway decodes greedily and which never trains.
+    `value` leaves advantages to `algorithm.critic`."""
+    per: Literal["rollout", "state", "role", "depth", "gigpo"] = "rollout"
+    """One statistic per group; one per state: the group's calls with the same tool history; one per role of the run's
+    `roles`, over the rollouts in which it called the model; one per depth: the group's calls with as many calls before
+    them. `gigpo` adds the advantage of the rollout's total return in its group and
+    `state_weight` times that of the call's return in its state."""
+    state_weight: float = Field(default=1.0, ge=0, le=1e6)
+    """ω of `gigpo`."""
+    ema_decay: float = Field(default=0.9, gt=0, lt=1)
+    """Share of the earlier average that stays when `ema` adds a group; the first group has no advantage."""
+    min_spread: float = Field(default=0.0, ge=0, le=1e6)
+    """Rollouts whose returns differ by at most this are equal, and have no advantage."""
+    whiten: bool = False
+    """Whether the trainer normalises the advantages of a step's trained tokens to mean 0 and variance 1, as
+    REINFORCE++ does: with `none` and rule `token_discounted`, or with `mean` (REINFORCE++-baseline)."""
+
+    @model_validator(mode="after")
+    def _settings_have_an_effect(self) -> Baseline:
+        if self.whiten and self.type == "mean_std":
+            raise ValueError("whiten normalises again what 'mean_std' has normalised: write type 'mean' or drop whiten")
+        if self.type == "ema" and self.per not in {"rollout", "role"}:
+            raise ValueError(f"per '{self.per}' compares siblings, which 'ema' does not: write per 'rollout' or 'role'")
+        if self.type == "none" and self.per == "gigpo":
+            raise ValueError("per 'gigpo' compares siblings, which 'none' does not: write type 'mean' or 'mean_std'")
+        if self.type == "remax" and self.per == "gigpo":
+            raise ValueError("per 'gigpo' compares siblings, which 'remax' does not: write per 'rollout' or 'depth'")
+        fields = type(self).model_fields
+        for name, acts in (
+            ("state_weight", self.per == "gigpo"),
+            ("ema_decay", self.type == "ema"),
+            ("min_spread", self.type not in {"none", "ema", "remax", "value"}),
+        ):
+            if getattr(self, name) != fields[name].default and not acts:
+                raise ValueError(f"{name} has no effect with type '{self.type}' and per '{self.per}': remove it")
+        return self
+
+
+class Credit(Document):
+    """Credit assignment: computes one advantage per model call from rewards."""
+
+    rule: CreditRule = Field(default_factory=DiscountedCredit)
+    air: Air | None = None
+    """Automatic intermediate rewards; null: only outcomes and explicit rewards count."""
+    shaping: Shaping | None = None
+    """Clip, scale and length penalty of outcomes; null: they count as they are."""
+    baseline: Baseline = Field(default_factory=Baseline)
+    auxiliary_calls: Literal["leave_out", "train"] = "leave_out"
+    """Calls beside the agent's work, such as the title of a conversation: without a role, tools, an earlier call or a
+    later one, in a rollout whose other calls offer tools. `leave_out`: they get no credit and do not train."""
+
+    @model_validator(mode="after")
+    def _states_need_call_returns(self) -> Credit:
+        if self.baseline.per not in {"rollout", "role"} and self.rule.type == "identical":
+            raise ValueError(
+                f"credit.baseline.per '{self.baseline.per}' compares returns of calls, but credit.rule 'identical'"
+                " gives every call of a rollout the same: write rule 'discounted' or per 'rollout'"
+            )
+        if self.baseline.type != "none" and self.rule.type == "token_discounted":
+            raise ValueError(
+                f"credit.rule 'token_discounted' gives each token its own return, and baseline '{self.baseline.type}'"
+                " compares calls: write baseline 'none', with whiten true for REINFORCE++"
+            )
+        return self

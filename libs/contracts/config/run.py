@@ -1,0 +1,112 @@
+"""The document of a run: its parts, its recipe, and the runs that carry its further policies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field, field_validator, model_validator
+
+from leyden.libs.contracts.config import checks
+from leyden.libs.contracts.config.agents import Agent
+from leyden.libs.contracts.config.algorithms import Algorithm, PpoClip
+from leyden.libs.contracts.config.credit import Credit
+from leyden.libs.contracts.config.document import DEFAULT_POOL, Document, FolderPath, PoolName, Word
+from leyden.libs.contracts.config.evaluation import EvaluationPlan
+from leyden.libs.contracts.config.policies import Policy, Role
+from leyden.libs.contracts.config.runners import ProcessRunner, RunnerConfig
+from leyden.libs.contracts.config.sampling import Sampling
+from leyden.libs.contracts.config.training import Optimizer, Training
+from leyden.libs.contracts.recipes import RECIPES, expanded
+
+
+class RunConfig(Document):
+    """The body of `POST /v1/runs`."""
+
+    name: str = Field(min_length=1, max_length=200, pattern=r"^[\w][\w .:-]*$")
+    recipe: Word | None = None
+    """Settings to begin with (`leyden recipes`): the document overrides them. The stored one holds all values and no
+    recipe."""
+    dataset: Word
+    """Id or name of the training dataset."""
+    agent: Agent
+    model: FolderPath | None = None
+    """Absolute folder of the base model (Hugging Face format), no id of the Hub; null for the model of the pool."""
+    pool: PoolName = DEFAULT_POOL
+    """The pool of engines that samples the run (`leyden pools`). Runs of one pool take turns."""
+    runner: RunnerConfig = Field(default_factory=ProcessRunner)
+    roles: list[Role] = Field(default_factory=list, max_length=100)
+    """Names for the agents of a rollout that has several, in the order in which they are tried."""
+    train: list[Word] | None = Field(default=None, max_length=100)
+    """The roles whose calls train; calls of other roles, or of none, stay context. Null: all calls train."""
+    policies: dict[Word, Policy] = Field(default_factory=dict, max_length=20)
+    """Further models of the run by name, each for the calls of the roles that name it."""
+    sampling: Sampling = Field(default_factory=Sampling)
+    credit: Credit = Field(default_factory=Credit)
+    algorithm: Algorithm = Field(default_factory=PpoClip)
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    training: Training = Field(default_factory=Training)
+    evaluation: EvaluationPlan | None = None
+
+    @classmethod
+    def stored(cls, document: Mapping[str, Any]) -> RunConfig:
+        """Returns the run of a stored document, without what a newer version has added to it."""
+        return cls.model_validate(document, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _begins_with_its_recipe(cls, document: Any) -> Any:
+        return expanded(document) if isinstance(document, Mapping) else document
+
+    @field_validator("recipe")
+    @classmethod
+    def _a_recipe_exists(cls, name: str | None) -> str | None:
+        if name is not None:
+            raise ValueError(f"there is no recipe {name!r}: write one of {', '.join(RECIPES)}")
+        return name
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> RunConfig:
+        checks.check_critic(self.algorithm, self.credit, self.sampling)
+        checks.check_moving_average(self.credit.baseline, self.sampling)
+        checks.check_schedule(self.optimizer, self.training.steps)
+        checks.check_refills(self.sampling, self.algorithm, self.credit.baseline)
+        checks.check_narrow_band(self.algorithm, self.sampling)
+        checks.check_stopping(self.training.early_stopping, self.evaluation)
+        checks.check_number_of_evaluations(self.evaluation, self.training.steps)
+        checks.check_roles(self.roles, self.train, self.credit.baseline)
+        checks.check_policies(self.policies, self.roles, self.train)
+        for name in self.carried_policies:
+            self.policy_run(name)
+        checks.check_agents_files(self.agent, self.runner)
+        checks.check_mini_batches(self.algorithm, self.sampling)
+        checks.check_task_file(self.agent, self.runner)
+        return self
+
+    @property
+    def carried_policies(self) -> list[str]:
+        """The policies that runs of their own carry: all but those of providers."""
+        return [name for name, policy in self.policies.items() if policy.provider is None]
+
+    def policy_run(self, policy: str) -> RunConfig:
+        """Returns the document of the run that carries a further policy: this one with the policy's own settings.
+
+        Raises: ValueError: they contradict the settings of this run
+        """
+        own, shown = self.policies[policy], re.sub(r"[^\w .:-]", "-", policy[:90])
+        training = self.training.model_copy(
+            update={"lora": own.lora, "early_stopping": None, **({"steps": 0} if own.frozen else {})}
+        )
+        changes: dict[str, Any] = {
+            "name": f"{self.name[:100]}:{shown}",
+            "model": own.model,
+            "pool": own.pool,
+            "roles": [role.model_copy(update={"policy": None}) for role in self.roles],
+            "policies": {},
+            "evaluation": None,
+            "training": training,
+            "algorithm": own.algorithm or self.algorithm,
+            "optimizer": own.optimizer or self.optimizer,
+        }
+        return RunConfig.model_validate(self.model_copy(update=changes).model_dump(mode="json"))

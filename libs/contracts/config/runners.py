@@ -1,0 +1,86 @@
+"""The backends that execute attempts: processes of a machine, or Jobs of a Kubernetes cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from leyden.libs.contracts.config.document import Document
+
+ImageName = Annotated[str, Field(max_length=500, pattern=r"^[a-z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?$")]
+Quantity = Annotated[str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?$")]
+"""A Kubernetes quantity, such as `500m` or `2Gi`."""
+LabelName = Annotated[str, Field(max_length=317, pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$")]
+LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
+
+
+class _Runner(Document):
+    timeout_seconds: float = Field(default=300.0, gt=0, le=86_400)
+    """Maximum wall time of one attempt; then SIGTERM, a grace period, SIGKILL, and the outcome `timeout`."""
+    output_bytes: int = Field(default=1_000_000, ge=1_000, le=100_000_000)
+    """The bytes of stdout and of stderr that are stored, from the end; the runner drops the rest."""
+    grant_reward: bool = False
+    """Whether the agent may post its own reward (LEYDEN_REWARD_URL)."""
+    stdout_reward: bool = True
+    """Whether the last line of the agent's stdout may hold its own reward. False: a success starts from 0, and rewards
+    come from outside, telemetry with `grant_reward`, or `credit.air`."""
+
+
+class ProcessRunner(_Runner):
+    """Each attempt is a process tree on the runner's machine, for agents whose code is trusted."""
+
+    type: Literal["process"] = "process"
+    memory_bytes: int | None = Field(default=4 * 2**30, ge=2**24, le=2**60)
+    """Resident memory of the agent's processes in sum, read twice a second; null for no limit."""
+    cpu_seconds: int | None = Field(default=None, ge=1, le=10**9)
+    """CPU time of each process of the agent (RLIMIT_CPU); null for no limit."""
+
+
+class Resources(Document):
+    """Quantities by resource name, such as `{"cpu": "500m", "memory": "1Gi"}`."""
+
+    requests: dict[LabelName, Quantity] = Field(default_factory=dict, max_length=20)
+    limits: dict[LabelName, Quantity] = Field(default_factory=dict, max_length=20)
+
+
+class Toleration(Document):
+    """A taint of nodes on which the agent may run, as Kubernetes defines it."""
+
+    key: LabelName | None = None
+    operator: Literal["Equal", "Exists"] = "Equal"
+    value: LabelValue | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+
+
+class KubernetesRunner(_Runner):
+    """Each attempt is a Job of the Kubernetes cluster, in a pod of its own, for agents whose code is not trusted."""
+
+    type: Literal["kubernetes"] = "kubernetes"
+    image: ImageName
+    """The image that holds the agent, with a tag other than `latest`, or a digest: attempts of one run are alike."""
+    resources: Resources = Field(default_factory=Resources)
+    """Added to those of the platform's pod template. A pod that exceeds its memory limit is the agent's own failure."""
+    node_selector: dict[LabelName, LabelValue] = Field(default_factory=dict, max_length=20)
+    """Labels that the agent's node must have."""
+    tolerations: list[Toleration] = Field(default_factory=list, max_length=20)
+
+    @model_validator(mode="after")
+    def _the_image_is_pinned(self) -> KubernetesRunner:
+        if "@" not in self.image:
+            _, _, tag = self.image.rpartition("/")[2].partition(":")
+            if tag in {"", "latest"}:
+                raise ValueError(
+                    f"image {self.image!r} may change during a run: name a tag other than latest, or a digest"
+                )
+        return self
+
+
+def _process_by_default(document: Any) -> Any:
+    return {"type": "process", **document} if isinstance(document, dict) else document
+
+
+RunnerConfig = Annotated[
+    ProcessRunner | KubernetesRunner, Field(discriminator="type"), BeforeValidator(_process_by_default)
+]
+"""The backend that executes a run's attempts, by `type`."""

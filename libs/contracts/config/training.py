@@ -1,0 +1,116 @@
+"""The computation of a step: optimiser, adapters, precision and memory, and the end of training."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from leyden.libs.contracts.config.document import Document, Word
+
+
+class Optimizer(Document):
+    """AdamW."""
+
+    moments: Literal["float32", "bfloat16"] = "float32"
+    """How AdamW's moments are stored between steps. `bfloat16`: half the memory and half the checkpoint; with a `beta2`
+    above 0.99 a step would change the second moment by less than its last digit."""
+    offload: bool = False
+    """Keep the moments in host memory: a step brings those of one parameter at a time to the device. Same results."""
+    learning_rate: float = Field(default=1e-6, gt=0, le=1.0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0, le=1e3)
+    max_grad_norm: float = Field(default=1.0, gt=0, le=1e9)
+    warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
+    """Steps over which the rate grows linearly to `learning_rate`."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """The rate after the warm-up: `linear` and `cosine` fall towards `minimum_share` until `training.steps`."""
+    minimum_share: float = Field(default=0.0, ge=0, lt=1)
+    """The share of `learning_rate` that `linear` and `cosine` approach."""
+
+    @model_validator(mode="after")
+    def _a_minimum_needs_a_fall(self) -> Optimizer:
+        if self.minimum_share > 0 and self.schedule == "constant":
+            raise ValueError(
+                "minimum_share has no meaning with schedule 'constant': write schedule 'cosine' or 'linear', or remove"
+                " minimum_share"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _moments_have_the_digits(self) -> Optimizer:
+        if self.moments == "bfloat16" and self.beta2 > 0.99:
+            raise ValueError("moments bfloat16 need a beta2 of at most 0.99: lower beta2, or write moments float32")
+        return self
+
+
+class EarlyStopping(Document):
+    """Ends training before `training.steps`; the run completes, and its reason says why."""
+
+    metric: Literal["evaluation_reward", "train_reward"] = "evaluation_reward"
+    """The mean reward of each version that was measured on `evaluation.dataset`, or of each step's rollouts."""
+    average_over: int = Field(default=1, ge=1, le=1000)
+    """Values whose moving mean counts as one, against noise."""
+    target: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """The run stops once the metric reaches this."""
+    patience: int | None = Field(default=None, ge=1, le=1000)
+    """The run stops once so many values in a row were not better than the best before them."""
+    min_improvement: float = Field(default=0.0, ge=0, le=1e6)
+    """A value counts as better if it exceeds the best by more than this."""
+
+    @model_validator(mode="after")
+    def _something_stops(self) -> EarlyStopping:
+        if self.target is None and self.patience is None:
+            raise ValueError("nothing would ever stop the run: set target, patience or both")
+        if self.min_improvement > 0 and self.patience is None:
+            raise ValueError("min_improvement has no meaning without patience: set patience, or remove it")
+        return self
+
+
+class Lora(Document):
+    """Low-rank adapters: they alone are trained, and the base model is the KL reference without a second copy.
+
+    Adapters take a rate about a hundred times that of full training: set `optimizer.learning_rate` to 1e-4. There is no
+    dropout: the policy that is trained must be the one that sampled.
+    """
+
+    rank: int = Field(default=16, ge=1, le=1024)
+    alpha: float = Field(default=32.0, gt=0, le=1e6)
+    """The adapter's product is scaled by alpha / rank."""
+    target_modules: Literal["all-linear"] | Annotated[list[Word], Field(min_length=1, max_length=100)] = "all-linear"
+    """Linear layers of the decoder by the last part of their names, such as `q_proj`; the head is none of them."""
+
+
+class Training(Document):
+    """Computation of a step: optimiser, precision, memory and checks."""
+
+    steps: int = Field(default=100, ge=0, le=1_000_000)
+    """Optimiser steps; 0 trains nothing: the run makes its evaluations of version 0 alone."""
+    early_stopping: EarlyStopping | None = None
+    """Null: training ends after `steps`."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of matrix products; master weights stay float32."""
+    frozen: list[Word] = Field(default_factory=list, max_length=1000)
+    """Patterns (fnmatch) of parameter names that are not trained, such as `model.layers.[0-9].*`. With `lora`, layers
+    whose weights match get no adapter."""
+    lora: Lora | None = None
+    """Train LoRA adapters in place of the weights; null trains the weights."""
+    micro_batch_tokens: int = Field(default=4096, ge=16, le=2**31 - 1)
+    """Maximum tokens of one forward pass, without the shared prefix."""
+    activation_checkpointing: bool = False
+    """Compute each layer again in the backward pass: less memory, about a third more time."""
+    attention: Literal["dense", "flex"] = "dense"
+    """Kernel of attention on CUDA devices. `dense`: a mask of every pair of tokens. `flex`: FlexAttention, compiled,
+    which leaves out blocks of tokens that do not see each other; no GPU has run it. A CPU has a kernel of its own."""
+    max_logprob_gap: float = Field(default=0.1, gt=0, le=1e6)
+    """Mean |trainer - engine| log-probability at equal versions above which the run fails (`TRAINER_GAP_PATIENCE`).
+    Right implementations differ by 1e-5 in float32, and by 0.035 to 0.045 where one of them computes in bfloat16."""
+    min_effective_share: float = Field(default=0.5, ge=0, le=1)
+    """Effective sample size of trainer / engine at equal versions, as a share, below which the run fails, too."""
+    constrained_calls: Literal["leave_out", "mask", "train"] = "leave_out"
+    """Calls whose answer a grammar constrained (`response_format`, a required tool). `leave_out`: they do not train.
+    `mask`: their tokens train, except those that the grammar left a probability of at least 0.999. `train`: all train.
+    The engine's log-probabilities of such tokens are not the policy's, which `max_logprob_gap` sees."""
+    keep_checkpoints: int = Field(default=2, ge=1, le=1_000_000)
+    """Checkpoints with optimiser state kept on disk, newest first; version 0, the last and the best stay."""
