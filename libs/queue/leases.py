@@ -69,7 +69,7 @@ _EXPIRE_THESE = text("""
 
 _OF_LEASED = """
     SELECT leased.rollout_id, leased.number, leased.run_id, leased.lease_id, leased.lease_expires_at,
-           r.group_id, r.trace_parent, g.dataset_id, g.task_number, t.payload,
+           r.group_id, r.trace_parent, r.greedy, g.dataset_id, g.task_number, t.payload,
            u.config -> 'agent' AS agent, u.config -> 'runner' AS runner
     FROM leased
     JOIN rollouts r ON r.id = leased.rollout_id
@@ -178,6 +178,8 @@ class Lease:
     """W3C trace context of the rollout's creation."""
     adopted: bool = False
     """Its agent is at work already: its runner is gone."""
+    greedy: bool = False
+    """Its model calls are decoded greedily."""
 
 
 @dataclass(frozen=True)
@@ -259,6 +261,7 @@ def _lease(row: Row[Any], *, adopted: bool = False) -> Lease:
         agent=Agent.model_validate(row.agent, extra="ignore"),
         runner=_RUNNER.validate_python(row.runner or {}, extra="ignore"),
         trace_parent=row.trace_parent,
+        greedy=row.greedy,
     )
 
 

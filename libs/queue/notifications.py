@@ -35,7 +35,6 @@ _ENDED_ATTEMPTS: TypeAdapter[list[AttemptKey] | None] = TypeAdapter(list[Attempt
 class Topic(StrEnum):
     """The kinds of rows that may have changed."""
 
-    ROLLOUTS = "rollouts"
     OUTCOMES = "outcomes"
     GROUPS = "groups"
     SAMPLES = "samples"

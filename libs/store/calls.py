@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import NamedTuple
 
 import orjson
@@ -12,7 +13,7 @@ from psycopg.types.json import Json as JsonColumn
 from psycopg.types.json import Jsonb as JsonbColumn
 from sqlalchemy import ARRAY, Text, all_, literal, select
 
-from leyden.libs.contracts.config import Role
+from leyden.libs.contracts.config import Policy, Role
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, turn_json
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store import tables
@@ -76,12 +77,19 @@ class NewCall:
 
 class CallDefaults(NamedTuple):
     """A run's temperature of calls that set none, 1 (OpenAI's default) unless it says so, its choice of
-    `training.constrained_calls`, its roles, and the names of those that train (None: every call trains)."""
+    `training.constrained_calls`, its roles, and the names of those that train (None: every call trains).
+
+    `policy_runs`: by role the run whose policy answers, for roles that have another one than the run's own; `frozen`:
+    the roles whose policy does not train; `provided`: by role the policy of a provider.
+    """
 
     temperature: float
     constrained_calls: str
     roles: Sequence[Role] = ()
     train: Collection[str] | None = None
+    policy_runs: Mapping[str, str] = MappingProxyType({})
+    frozen: Collection[str] = ()
+    provided: Mapping[str, Policy] = MappingProxyType({})
 
 
 _TYPES = {
@@ -208,4 +216,22 @@ async def call_defaults(session: ReadSession, run_id: str) -> CallDefaults:
     temperature = (config.get("sampling") or {}).get("temperature")
     constrained = (config.get("training") or {}).get("constrained_calls", "leave_out")
     roles = [Role.model_validate(role, extra="ignore") for role in config.get("roles") or ()]
-    return CallDefaults(1.0 if temperature is None else float(temperature), constrained, roles, config.get("train"))
+    policies = {
+        name: Policy.model_validate(policy, extra="ignore") for name, policy in (config.get("policies") or {}).items()
+    }
+    of_roles = {role.name: policies[role.policy] for role in roles if role.policy is not None}
+    return CallDefaults(
+        1.0 if temperature is None else float(temperature),
+        constrained,
+        roles,
+        config.get("train"),
+        await _policy_runs(session, run_id, roles) if policies else {},
+        [name for name, policy in of_roles.items() if not policy.trains],
+        {name: policy for name, policy in of_roles.items() if policy.provider is not None},
+    )
+
+
+async def _policy_runs(session: ReadSession, run_id: str, roles: Sequence[Role]) -> dict[str, str]:
+    query = select(tables.Run.policy, tables.Run.id).where(tables.Run.lead_run_id == run_id)
+    by_policy = {row.policy: row.id for row in await session.execute(query)}
+    return {role.name: by_policy[role.policy] for role in roles if role.policy in by_policy}

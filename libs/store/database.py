@@ -8,6 +8,7 @@ Refused     Postgres will never take these rows: a constraint or a missing parti
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -186,7 +187,12 @@ async def connect(dsn: str = "", *, answer_seconds: float, **arguments: Any) -> 
 
     Raises: psycopg.OperationalError: Postgres is away
     """
-    connection = await BoundedConnection.connect(dsn, **arguments)
+    try:
+        connection = await BoundedConnection.connect(dsn, **arguments)
+    except asyncio.CancelledError as error:
+        # The frames of psycopg hold the socket for as long as somebody holds the error, and the server waits for it.
+        traceback.clear_frames(error.__traceback__)
+        raise
     # Later than statement_timeout: a server that lives says itself which statement took too long.
     connection.answer_seconds = answer_seconds + 1.0
     return connection

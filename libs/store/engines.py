@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
-from sqlalchemy import delete, func, select, text
+from sqlalchemy import delete, func, select, text, true
 from sqlalchemy.dialects.postgresql import insert
 
 from leyden.libs.contracts.config import DEFAULT_POOL
@@ -13,38 +14,54 @@ from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 
+_POOL_SETTINGS = ("model_path", "context_length", "adapters", "max_adapter_rank")
+
 _ASSIGN = text("""
-    UPDATE pools SET run_id = :run_id, waiting = CAST(:waiting AS text[]), updated_at = now()
-    WHERE name = :name AND (run_id, waiting) IS DISTINCT FROM (CAST(:run_id AS text), CAST(:waiting AS text[]))
+    UPDATE pools SET run_ids = CAST(:run_ids AS text[]), waiting = CAST(:waiting AS text[]), updated_at = now()
+    WHERE name = :name AND (run_ids, waiting) IS DISTINCT FROM (CAST(:run_ids AS text[]), CAST(:waiting AS text[]))
 """)
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Engines of one model; `model_path` and `context_length` None: the services' own settings."""
+    """Engines of one model; `model_path` and `context_length` None: the services' own settings.
+
+    `adapters`: so many runs share the engines, each with a LoRA adapter of `max_adapter_rank` at most.
+    """
 
     name: str
     model_path: str | None = None
     context_length: int | None = None
+    adapters: int | None = None
+    max_adapter_rank: int | None = None
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """The run that has the engines of a pool, and those that wait for them, in order."""
+    """The runs that have the engines of a pool, and those that wait for them, in order."""
 
-    run_id: str | None
+    run_ids: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
+
+
+class Adapter(NamedTuple):
+    """A run's policy version on an engine that several runs share; `name` None: the base model is that version."""
+
+    run_id: str
+    policy_version: int
+    name: str | None
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """The version that an engine serves, or why it serves none."""
+    """The version that an engine serves, or the adapters of several runs, or why it serves none."""
 
     url: str
     state: EngineState
     run_id: str | None = None
     policy_version: int | None = None
     detail: str | None = None
+    adapters: tuple[Adapter, ...] = ()
 
 
 async def write_pools(session: Session, pools: Sequence[Pool]) -> None:
@@ -53,7 +70,7 @@ async def write_pools(session: Session, pools: Sequence[Pool]) -> None:
     await session.execute(delete(tables.Pool).where(tables.Pool.name.not_in(names)))
     await session.execute(delete(tables.Engine).where(tables.Engine.pool.not_in(names)))
     statement = insert(tables.Pool)
-    written = {name: statement.excluded[name] for name in ("model_path", "context_length")}
+    written = {name: statement.excluded[name] for name in _POOL_SETTINGS}
     await session.execute(
         statement.on_conflict_do_update(index_elements=["name"], set_={**written, "updated_at": func.now()}),
         [asdict(pool) for pool in pools],
@@ -63,13 +80,13 @@ async def write_pools(session: Session, pools: Sequence[Pool]) -> None:
 async def write_assignments(session: Session, assignments: Mapping[str, Assignment]) -> None:
     """Writes which run has each pool and which wait; rows that say so already stay as they are."""
     for name, one in assignments.items():
-        await session.execute(_ASSIGN, {"name": name, "run_id": one.run_id, "waiting": list(one.waiting)})
+        await session.execute(_ASSIGN, {"name": name, "run_ids": list(one.run_ids), "waiting": list(one.waiting)})
 
 
 async def read_pools(session: ReadSession) -> dict[str, Pool]:
     """Every pool by name."""
     rows = await session.scalars(select(tables.Pool).order_by(tables.Pool.name))
-    return {row.name: Pool(row.name, row.model_path, row.context_length) for row in rows}
+    return {row.name: _pool(row) for row in rows}
 
 
 async def pool_of_run(session: ReadSession, run_id: str) -> Pool | None:
@@ -79,7 +96,11 @@ async def pool_of_run(session: ReadSession, run_id: str) -> Pool | None:
     row = await session.get(tables.Pool, name)
     if row is None:
         return Pool(name) if name == DEFAULT_POOL else None
-    return Pool(row.name, row.model_path, row.context_length)
+    return _pool(row)
+
+
+def _pool(row: tables.Pool) -> Pool:
+    return Pool(row.name, row.model_path, row.context_length, row.adapters, row.max_adapter_rank)
 
 
 async def write_engines(session: Session, engines: Sequence[EngineStatus], pool: str = DEFAULT_POOL) -> None:
@@ -87,11 +108,21 @@ async def write_engines(session: Session, engines: Sequence[EngineStatus], pool:
     if not engines:
         return
     statement = insert(tables.Engine)
-    written = {name: statement.excluded[name] for name in ("pool", "state", "run_id", "policy_version", "detail")}
+    columns = ("url", "state", "run_id", "policy_version", "detail")
+    written = {name: statement.excluded[name] for name in ("pool", *columns[1:])}
     await session.execute(
         statement.on_conflict_do_update(index_elements=["url"], set_={**written, "updated_at": func.now()}),
-        [{**asdict(engine), "pool": pool} for engine in engines],
+        [{**{name: getattr(engine, name) for name in columns}, "pool": pool} for engine in engines],
     )
+    table = tables.EngineAdapter
+    await session.execute(delete(table).where(table.url.in_([engine.url for engine in engines])))
+    shared = [
+        {"url": engine.url, "run_id": one.run_id, "policy_version": one.policy_version, "adapter": one.name}
+        for engine in engines
+        for one in engine.adapters
+    ]
+    if shared:
+        await session.execute(insert(table), shared)
 
 
 async def forget_other_engines(session: Session, urls: Sequence[str], pool: str = DEFAULT_POOL) -> None:
@@ -100,13 +131,31 @@ async def forget_other_engines(session: Session, urls: Sequence[str], pool: str 
     await session.execute(delete(table).where(table.pool == pool, table.url.not_in(urls)))
 
 
-async def serving_engines(session: ReadSession) -> Sequence[tuple[str, str, int | None, str]]:
-    """URL, run, policy version and pool of every engine that the controller last saw serving a run, by URL."""
-    table = tables.Engine
-    serving = (table.state == EngineState.SERVING) & table.run_id.is_not(None)
-    columns = select(table.url, table.run_id, table.policy_version, table.pool)
-    rows = await session.execute(columns.where(serving).order_by(table.url))
-    return [(url, run_id, version, pool) for url, run_id, version, pool in rows if run_id is not None]
+class ServingEngine(NamedTuple):
+    """An engine, a run that it serves, and the version; `adapter` is None where the engine's own weights are that.
+
+    `is_shared`: the engine serves adapters of several runs, and reports the versions of its base model alone.
+    """
+
+    url: str
+    run_id: str
+    policy_version: int | None
+    pool: str
+    is_shared: bool = False
+    adapter: str | None = None
+
+
+async def serving_engines(session: ReadSession) -> Sequence[ServingEngine]:
+    """Every engine that the controller last saw serving a run, once for each run, by URL and run."""
+    engine, adapter = tables.Engine, tables.EngineAdapter
+    serving = engine.state == EngineState.SERVING
+    alone = select(engine.url, engine.run_id, engine.policy_version, engine.pool).where(serving)
+    shared = select(adapter.url, adapter.run_id, adapter.policy_version, engine.pool, true(), adapter.adapter)
+    rows = [
+        *await session.execute(alone.where(engine.run_id.is_not(None))),
+        *await session.execute(shared.join(engine, engine.url == adapter.url).where(serving)),
+    ]
+    return sorted((ServingEngine(*row) for row in rows), key=lambda one: (one.url, one.run_id))
 
 
 async def newest_policy_version(session: ReadSession, run_id: str) -> int | None:

@@ -71,6 +71,9 @@ class RunFacts:
 
     `counting_groups`: groups that count or still may (`services/controller/admission.py`); `servable_versions`: the
     newest two versions and those of evaluations, if their files exist; `stop_reason`: why training ends early.
+
+    A run that carries a further policy of another one, `lead_run_id`, has the groups and live attempts of that one;
+    `lead_phase` is that one's phase. `has_unfinished_policies`: a run that carries one of its policies has steps to do.
     """
 
     id: str
@@ -90,6 +93,10 @@ class RunFacts:
     live_attempts: int
     evaluations: tuple[EvaluationFacts, ...] = ()
     stop_reason: str | None = None
+    lead_run_id: str | None = None
+    lead_phase: RunPhase | None = None
+    policy: str | None = None
+    has_unfinished_policies: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class NewGroup:
-    """A group to be admitted; ids are deterministic, so admitting it twice makes one row."""
+    """A group to be admitted; ids are deterministic, so admitting it twice makes one row.
+
+    `has_greedy`: its last sibling is decoded greedily.
+    """
 
     id: str
     run_id: str
@@ -155,6 +165,7 @@ class NewGroup:
     task_number: int
     size: int
     admitted_version: int
+    has_greedy: bool = False
 
     @property
     def rollout_ids(self) -> list[str]:
@@ -165,7 +176,8 @@ class NewGroup:
 # Why: training groups have consecutive numbers from 0, so the largest number counts them, and partial indexes count the
 # few that are cancelled, excluded or stale: the cost does not grow with a run's past.
 _RUNS = text("""
-    SELECT r.id, r.config, r.intent, r.dataset_id, r.created_at, d.task_count,
+    SELECT r.id, r.config, r.intent, r.dataset_id, r.created_at, d.task_count, r.lead_run_id, r.policy,
+           (SELECT phase FROM run_status WHERE run_id = r.lead_run_id) AS lead_phase,
            coalesce(s.phase, 'pending') AS phase, s.reason,
            (SELECT max(number) FROM steps WHERE run_id = r.id) AS steps_done,
            (SELECT max(version) FROM policy_versions WHERE run_id = r.id) AS latest_version,
@@ -173,36 +185,38 @@ _RUNS = text("""
                  AND version IN (SELECT max(version) - older
                                  FROM policy_versions, (VALUES (0), (1)) AS of (older)
                                  WHERE run_id = r.id GROUP BY older
-                                 UNION SELECT policy_version FROM evaluations WHERE run_id = r.id)) AS servable,
+                                 UNION SELECT policy_version FROM evaluations WHERE run_id = lead.id)) AS servable,
            (SELECT count(*) FROM attempts a JOIN rollouts o ON o.id = a.rollout_id
-            WHERE o.run_id = r.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
+            WHERE o.run_id = lead.id AND o.state = 'queued' AND a.state IN ('leased', 'running')) AS live_attempts,
            g.next_number - g.cancelled - g.excluded - g.stale - CASE WHEN refills.groups > 0 THEN (
                SELECT coalesce(sum(least(found, refills.groups)), 0) FROM (
                    SELECT count(*) AS found FROM step_groups
                    WHERE run_id = r.id AND verdict = 'no_variance' GROUP BY step
                    UNION ALL
                    SELECT count(*) FROM group_credits c WHERE c.run_id = r.id AND c.verdict = 'credited'
-                   AND NOT c.has_variance AND NOT EXISTS (SELECT FROM step_groups WHERE group_id = c.group_id)
+                   AND NOT c.has_variance AND NOT EXISTS (SELECT FROM step_groups
+                                                           WHERE group_id = c.group_id AND run_id = c.run_id)
                ) AS without_variance
            ) ELSE 0 END AS counting, g.open, g.next_number
     FROM runs r
     JOIN datasets d ON d.id = r.dataset_id
     LEFT JOIN run_status s ON s.run_id = r.id
+    CROSS JOIN LATERAL (SELECT coalesce(r.lead_run_id, r.id) AS id) AS lead
     CROSS JOIN LATERAL (
         SELECT coalesce((r.config #>> '{sampling,refill_zero_variance}')::bigint, 0)
                * (r.config #>> '{sampling,groups_per_step}')::bigint AS groups
     ) AS refills
     CROSS JOIN LATERAL (
         SELECT (SELECT coalesce(max(number) + 1, 0) FROM groups
-                WHERE run_id = r.id AND evaluation_id IS NULL) AS next_number,
+                WHERE run_id = lead.id AND evaluation_id IS NULL) AS next_number,
                (SELECT count(*) FROM groups
-                WHERE run_id = r.id AND evaluation_id IS NULL AND state = 'cancelled') AS cancelled,
+                WHERE run_id = lead.id AND evaluation_id IS NULL AND state = 'cancelled') AS cancelled,
                (SELECT count(*) FROM groups
-                WHERE run_id = r.id AND evaluation_id IS NULL AND state = 'open') AS open,
+                WHERE run_id = lead.id AND evaluation_id IS NULL AND state = 'open') AS open,
                (SELECT count(*) FROM group_credits WHERE run_id = r.id AND verdict = 'excluded') AS excluded,
                (SELECT count(*) FROM step_groups WHERE run_id = r.id AND verdict = 'stale') AS stale
     ) g
-    WHERE coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled') OR r.id = ANY(:reopened)
+    WHERE coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled') OR lead.id = ANY(:reopened)
     ORDER BY r.created_at, r.id
 """)
 
@@ -305,6 +319,7 @@ _EVALUATION_REWARDS = text(f"""
 _STEP_REWARDS = text(f"""
     SELECT s.step, avg({REWARD})
     FROM step_groups s JOIN rollouts ON rollouts.group_id = s.group_id AND rollouts.state = 'finished'
+        AND NOT rollouts.greedy
     WHERE s.run_id = :run AND s.step IS NOT NULL GROUP BY 1 ORDER BY 1
 """)  # noqa: S608  # constants alone
 
@@ -313,7 +328,7 @@ _SOLVE_RATES = text("""
     FROM (
         SELECT id, task_number FROM groups WHERE run_id = :run AND evaluation_id IS NULL AND state = 'complete'
         ORDER BY number DESC LIMIT :window
-    ) g JOIN rollouts r ON r.group_id = g.id AND r.state = 'finished'
+    ) g JOIN rollouts r ON r.group_id = g.id AND r.state = 'finished' AND NOT r.greedy
     GROUP BY g.task_number
 """)
 
@@ -416,19 +431,33 @@ async def admit_groups(session: Session, groups: Sequence[NewGroup], trace_paren
     """
     if not groups:
         return
-    await session.execute(insert(tables.Group).on_conflict_do_nothing(), [asdict(group) for group in groups])
+    rows = [{name: value for name, value in asdict(group).items() if name != "has_greedy"} for group in groups]
+    await session.execute(insert(tables.Group).on_conflict_do_nothing(), rows)
     rollouts = [
         {
             "id": rollout,
             "run_id": group.run_id,
             "group_id": group.id,
             "sibling": sibling,
+            "greedy": group.has_greedy and sibling == group.size - 1,
             "trace_parent": trace_parents.get(rollout),
         }
         for group in groups
         for sibling, rollout in enumerate(group.rollout_ids)
     ]
     await session.execute(insert(tables.Rollout).on_conflict_do_nothing(), rollouts)
+
+
+async def causes_of_leads(session: ReadSession, causes: Mapping[str, str]) -> dict[str, str]:
+    """The failures of the runs one of whose policies failed.
+
+    Args: causes: failures by run
+    """
+    table = tables.Run
+    query = select(table.lead_run_id, table.policy, table.id).where(
+        table.id.in_(list(causes)), table.lead_run_id.is_not(None)
+    )
+    return {row.lead_run_id: f"policy {row.policy}: {causes[row.id]}" for row in await session.execute(query)}
 
 
 async def write_phases(session: Session, phases: Sequence[Phase]) -> None:
@@ -514,4 +543,7 @@ def _run(row: Any, evaluations: Sequence[EvaluationFacts]) -> RunFacts:
         next_group=row.next_number or 0,
         live_attempts=row.live_attempts,
         evaluations=tuple(evaluations),
+        lead_run_id=row.lead_run_id,
+        lead_phase=None if row.lead_phase is None else RunPhase(row.lead_phase),
+        policy=row.policy,
     )

@@ -62,11 +62,15 @@ _EXPECTED = text("""
     WHERE evaluations.id = ANY(:evaluation_ids)
 """)
 
-_ROLLOUTS_OF_A_RUN = "JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'"
+# A greedy rollout is a baseline, and shows what the policy would do, not what it samples.
+_ROLLOUTS_OF_A_RUN = """
+    JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished' AND NOT rollouts.greedy
+"""
 # Why: without OFFSET the planner joins, and a page of some hundred groups reads the rollouts of all runs.
 _ROLLOUTS_OF_A_PAGE = """
-    CROSS JOIN LATERAL (SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND state = 'finished' OFFSET 0)
-        AS rollouts
+    CROSS JOIN LATERAL (
+        SELECT * FROM rollouts WHERE group_id = step_groups.group_id AND state = 'finished' AND NOT greedy OFFSET 0
+    ) AS rollouts
 """
 
 _STEP_REWARDS = f"""

@@ -43,6 +43,7 @@ _PRUNABLE = text("""
 _DELETABLE = text("""
     SELECT id FROM runs WHERE intent = 'deleted' AND NOT EXISTS (
         SELECT FROM attempts WHERE attempts.run_id = runs.id AND state IN ('leased', 'running'))
+    AND NOT EXISTS (SELECT FROM runs AS other WHERE other.lead_run_id = runs.id)
     ORDER BY id
 """)
 

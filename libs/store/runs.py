@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, func, select, text, tuple_
+from sqlalchemy import ColumnElement, func, select, text, tuple_, update
 
 from leyden.libs.contracts import api
-from leyden.libs.contracts.config import Evaluation as EvaluationConfig
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import EvaluationPlan, RunConfig
 from leyden.libs.contracts.ids import evaluation_id, new_id
 from leyden.libs.contracts.states import RunIntent, RunPhase
 from leyden.libs.store import tables
@@ -40,6 +39,10 @@ INTENT_OF_ACTION = {"pause": RunIntent.PAUSED, "resume": RunIntent.RUNNING, "can
 # Why: nearly all rollouts of a long run are finished, so the sizes of groups count them, and partial indexes the rest.
 _PROGRESS = text(f"""
     SELECT runs.id, coalesce(status.phase, 'pending') AS phase, status.reason, status.started_at, status.finished_at,
+        (
+            SELECT coalesce(jsonb_object_agg(carrying.policy, carrying.id), '{{}}')
+            FROM runs AS carrying WHERE carrying.lead_run_id = runs.id
+        ) AS policy_runs,
         coalesce(last_step.number, 0) AS step,
         (SELECT max(version) FROM policy_versions WHERE run_id = runs.id) AS policy_version,
         to_regclass(format('%I', 'model_calls__' || runs.id)) IS NULL AS pruned,
@@ -64,6 +67,7 @@ _PROGRESS = text(f"""
         (
             SELECT avg({REWARD}) FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id
             WHERE step_groups.run_id = runs.id AND step_groups.step = last_step.number AND rollouts.state = 'finished'
+                AND NOT rollouts.greedy
         ) AS reward_mean
     FROM runs LEFT JOIN run_status AS status ON status.run_id = runs.id
     LEFT JOIN LATERAL (SELECT max(number) AS number FROM steps WHERE steps.run_id = runs.id) AS last_step ON true
@@ -80,31 +84,47 @@ _UNBEGUN_CHILD = text("""
 
 
 async def create_run(session: Session, config: RunConfig, parent: api.RunParent | None = None) -> api.Run:
-    """A run with its partitions and the evaluations of its document.
+    """A run with its partitions, the evaluations of its document, and a run for each of its further policies.
 
     Args:   parent: the version that is this run's version 0; null for the base model
     Raises: UnknownDataset: of `dataset` or `evaluation.dataset`
     """
-    dataset = await find_dataset(session, config.dataset)
-    row = tables.Run(
-        id=new_id("run"),
-        name=config.name,
-        config=config.model_dump(mode="json"),
-        dataset_id=dataset.id,
-        intent="running",
-        parent_run_id=parent and parent.run_id,
-        parent_version=parent and parent.version,
-    )
-    session.add(row)
-    await session.flush()
-    await create_run_partitions(session, row.id)
+    dataset_id = (await find_dataset(session, config.dataset)).id
+    row = await _add_run(session, config, dataset_id, parent)
     if config.evaluation is not None:
         await _add_planned_evaluations(session, row.id, config.evaluation, config.training.steps)
+    for policy in config.carried_policies:
+        await _add_run(session, config.policy_run(policy), dataset_id, lead=(row.id, policy))
     await session.refresh(row)
     return (await _with_progress(session, [row]))[0]
 
 
-async def _add_planned_evaluations(session: Session, run_id: str, plan: EvaluationConfig, steps: int) -> None:
+async def _add_run(
+    session: Session,
+    config: RunConfig,
+    dataset_id: str,
+    parent: api.RunParent | None = None,
+    lead: tuple[str, str] | tuple[None, None] = (None, None),
+) -> tables.Run:
+    """Args: lead: the run whose policy this one carries, and the name of the policy"""
+    row = tables.Run(
+        id=new_id("run"),
+        name=config.name,
+        config=config.model_dump(mode="json"),
+        dataset_id=dataset_id,
+        intent="running",
+        parent_run_id=parent and parent.run_id,
+        parent_version=parent and parent.version,
+        lead_run_id=lead[0],
+        policy=lead[1],
+    )
+    session.add(row)
+    await session.flush()
+    await create_run_partitions(session, row.id)
+    return row
+
+
+async def _add_planned_evaluations(session: Session, run_id: str, plan: EvaluationPlan, steps: int) -> None:
     dataset = await find_dataset(session, plan.dataset)
     session.add_all(
         tables.Evaluation(
@@ -187,9 +207,12 @@ async def _with_progress(session: ReadSession, rows: Sequence[tables.Run]) -> li
                 ),
                 pruned=record["pruned"],
                 parent=_parent(row),
-                allowed_actions=allowed_actions(
-                    RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"]
-                ),
+                lead_run_id=row.lead_run_id,
+                policy=row.policy,
+                policy_runs=record["policy_runs"],
+                allowed_actions=[]
+                if row.lead_run_id is not None
+                else allowed_actions(RunIntent(row.intent), RunPhase(record["phase"]), pruned=record["pruned"]),
                 config=config,
             )
         )
@@ -209,6 +232,10 @@ async def resumable_version(session: Session, run_id: str, version: int | None) 
     Raises: UnknownRun; ActionRefused: it has not ended, is being deleted, or lacks the version's weights
     """
     run = (await _with_progress(session, [await _locked_run(session, run_id)]))[0]
+    _check_leads(run, "continue")
+    if run.config.policies:
+        message = f"cannot continue run {run_id}: it has several policies; create a run whose models are their versions"
+        raise ActionRefused(message, run.allowed_actions)
     if run.phase not in ENDED or run.intent == RunIntent.DELETED:
         state = "being deleted" if run.intent == RunIntent.DELETED else f"{run.phase}: cancel it first"
         raise ActionRefused(f"cannot continue run {run_id} with another document: it is {state}", run.allowed_actions)
@@ -237,14 +264,29 @@ async def change_intent(session: Session, run_id: str, action: str) -> api.Run:
     """
     row = await _locked_run(session, run_id)
     run = (await _with_progress(session, [row]))[0]
+    _check_leads(run, action)
     wanted = INTENT_OF_ACTION[action]
     # A failed run can only be cancelled, also a second time.
     over = run.phase == RunPhase.COMPLETED or (run.phase == RunPhase.FAILED and action != "cancel")
     if action not in run.allowed_actions and (over or row.intent != wanted):
         raise ActionRefused(f"cannot {action} run {run_id}: it is {run.phase}", run.allowed_actions)
-    row.intent = wanted
-    await session.flush()
+    await _set_intent(session, row, wanted)
     return (await _with_progress(session, [row]))[0]
+
+
+def _check_leads(run: api.Run, action: str) -> None:
+    if run.lead_run_id is not None:
+        message = (
+            f"cannot {action} run {run.id}: it carries policy {run.policy!r} of run {run.lead_run_id}, {action} that"
+        )
+        raise ActionRefused(message, [])
+
+
+async def _set_intent(session: Session, row: tables.Run, intent: RunIntent) -> None:
+    """Sets it for the run and for those that carry its policies."""
+    row.intent = intent
+    await session.flush()
+    await session.execute(update(tables.Run).where(tables.Run.lead_run_id == row.id).values(intent=intent))
 
 
 async def mark_deleted(session: Session, run_id: str) -> api.Run:
@@ -254,14 +296,14 @@ async def mark_deleted(session: Session, run_id: str) -> api.Run:
     """
     row = await _locked_run(session, run_id)
     run = (await _with_progress(session, [row]))[0]
+    _check_leads(run, "delete")
     if run.phase not in ENDED:
         raise ActionRefused(f"cannot delete run {run_id}: it is {run.phase}, cancel it first", run.allowed_actions)
     child = await session.scalar(_UNBEGUN_CHILD, {"run": run_id})
     if child is not None:
         message = f"cannot delete run {run_id}: run {child} has yet to copy its weights; wait, or cancel that one"
         raise ActionRefused(message, run.allowed_actions)
-    row.intent = RunIntent.DELETED
-    await session.flush()
+    await _set_intent(session, row, RunIntent.DELETED)
     return (await _with_progress(session, [row]))[0]
 
 
@@ -279,6 +321,7 @@ async def create_evaluation(session: Session, run_id: str, request: api.Evaluati
     """
     row = await _locked_run(session, run_id)
     run = (await _with_progress(session, [row]))[0]
+    _check_leads(run, "evaluate")
     if "evaluate" not in run.allowed_actions:
         raise ActionRefused(f"cannot evaluate run {run_id}: it is {run.phase}", run.allowed_actions)
     if request.policy_version is not None:

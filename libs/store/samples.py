@@ -1,12 +1,13 @@
 """Complete groups with all records of their siblings, which credit reads, and the samples that it writes.
 
 Reading takes the same number of statements for any number of groups; writing uses COPY. A group is credited once:
-credit locks its row while it computes, and `group_credits` has one row per group.
+credit locks its row while it computes, and `group_credits` has one row per group and run that trains on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from psycopg.types.json import Jsonb
@@ -19,17 +20,19 @@ Rows = Sequence[Row[Any]]
 
 
 class PendingGroup(NamedTuple):
-    """A complete training group without credit; `config` is the run's document."""
+    """A complete training group without credit; `config` is the run's document, `policy_runs` the ids of the runs that
+    carry its further policies and train, by policy."""
 
     id: str
     run_id: str
     config: Mapping[str, Any]
+    policy_runs: Mapping[str, str] = MappingProxyType({})
 
 
 class SiblingRows(NamedTuple):
     """The records of the counted attempts of finished siblings, each list in a stable order.
 
-    rollouts: id, group_id, reward, ended (the kind of its outcome, or null)
+    rollouts: id, group_id, greedy, reward, ended (the kind of its outcome, or null)
     calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable, masks_forced,
         prompt_ids (after the shared tokens), prompt_tokens (of the complete prompt), sampled_ids, generator_logprobs,
         policy_versions, temperature, role (or null), offers_tools (null where it has the tools of its parent),
@@ -116,14 +119,17 @@ _LOCK_RECENT = text(f"{_PENDING_NOW} AND g.finished_at > now() - interval '{RECE
 
 # A second statement: it sees credits that another worker committed while the first one waited for its lock.
 _PENDING = text("""
-    SELECT g.id, g.run_id, r.config FROM groups g
+    SELECT g.id, g.run_id, r.config, (
+        SELECT coalesce(jsonb_object_agg(policy, id), '{}') FROM runs
+        WHERE lead_run_id = r.id AND (config #>> '{training,steps}')::bigint > 0) AS policy_runs
+    FROM groups g
     JOIN runs r ON r.id = g.run_id
     WHERE g.id = ANY(:groups) AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
     ORDER BY g.finished_at, g.id
 """)
 
 _ROLLOUTS = text("""
-    SELECT r.id, r.group_id, r.reward, o.kind AS ended
+    SELECT r.id, r.group_id, r.greedy, r.reward, o.kind AS ended
     FROM rollouts r LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = r.attempt
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND r.reward IS NOT NULL AND r.attempt IS NOT NULL
     ORDER BY r.group_id, r.sibling
@@ -182,19 +188,26 @@ _VERDICTS = text("""
 """)
 
 _LAST_CREDITED = text("""
-    WITH last AS (
-        SELECT v.group_id FROM group_credits v
-        WHERE v.run_id = :run AND v.verdict = 'credited' AND EXISTS (
-            SELECT FROM rollouts r JOIN credits c ON c.rollout_id = r.id AND c.run_id = :run
-            WHERE r.group_id = v.group_id)
-        ORDER BY v.created_at DESC LIMIT 1
+    WITH recent AS (
+        SELECT v.group_id, v.created_at FROM group_credits v
+        WHERE v.run_id = :run AND v.verdict = 'credited' ORDER BY v.created_at DESC LIMIT 1000
+    ), of_rollout AS (
+        SELECT asked.role, last.rollout_id, avg(last.value) AS value, min(last.baseline) AS baseline
+        FROM unnest(CAST(:roles AS text[])) AS asked (role) CROSS JOIN LATERAL (
+            SELECT c.rollout_id, c."return" AS value, c.baseline FROM (
+                SELECT found.group_id FROM recent found WHERE EXISTS (
+                    SELECT FROM rollouts r JOIN credits c ON c.rollout_id = r.id AND c.run_id = :run
+                    LEFT JOIN model_calls m ON m.run_id = :run AND m.id = c.call_id
+                    WHERE r.group_id = found.group_id AND (NOT :by_role OR coalesce(m.role, '') = asked.role))
+                ORDER BY found.created_at DESC LIMIT 1
+            ) AS chosen JOIN rollouts r ON r.group_id = chosen.group_id
+            JOIN credits c ON c.rollout_id = r.id AND c.run_id = :run
+            LEFT JOIN model_calls m ON m.run_id = :run AND m.id = c.call_id
+            WHERE NOT :by_role OR coalesce(m.role, '') = asked.role
+        ) AS last
+        GROUP BY asked.role, last.rollout_id
     )
-    SELECT avg(of_rollout.value) AS value, min(of_rollout.baseline) AS baseline FROM (
-        SELECT avg(c."return") AS value, min(c.baseline) AS baseline
-        FROM last JOIN rollouts r ON r.group_id = last.group_id
-        JOIN credits c ON c.rollout_id = r.id AND c.run_id = :run
-        GROUP BY c.rollout_id
-    ) AS of_rollout
+    SELECT role, avg(value) AS value, min(baseline) AS baseline FROM of_rollout GROUP BY role
 """)
 
 _CREDIT_TYPES = ["text", "text", "text", "text", "int4", "text", "jsonb", "float8", "float8", "float8", "float8"]
@@ -211,7 +224,7 @@ async def lock_pending_groups(session: Session, count: int, *, recent: bool = Fa
     locked = list(await session.scalars(_LOCK_RECENT if recent else _LOCK, {"count": count}))
     if not locked:
         return []
-    return [PendingGroup(row.id, row.run_id, row.config) for row in await session.execute(_PENDING, {"groups": locked})]
+    return [PendingGroup(*row) for row in await session.execute(_PENDING, {"groups": locked})]
 
 
 async def load_siblings(session: ReadSession, groups: Sequence[PendingGroup]) -> SiblingRows:
@@ -225,13 +238,18 @@ async def load_siblings(session: ReadSession, groups: Sequence[PendingGroup]) ->
     )
 
 
-async def last_credited(session: Session, run_id: str) -> tuple[float, float] | None:
+async def last_credited(session: Session, run_id: str, roles: Sequence[str] | None) -> dict[str, tuple[float, float]]:
     """The mean over rollouts of the mean return of their calls, and the baseline, of the run's last credited group with
-    calls; None without one. Until the session ends no other transaction credits a group of a run that asks for this.
+    calls; by role, of the role's calls in the last group that has any. Calls without a role have the empty one. Roles
+    without calls in the last 1000 groups are left out.
+
+    Until the session ends no other transaction credits a group of a run that asks for this.
+
+    Args: roles: None for all calls, under the empty role
     """
     await session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('credit:' || :run, 0))"), {"run": run_id})
-    row = (await session.execute(_LAST_CREDITED, {"run": run_id})).one()
-    return None if row.value is None else (row.value, row.baseline)
+    names = {"run": run_id, "roles": [*(roles or ()), ""], "by_role": roles is not None}
+    return {row.role: (row.value, row.baseline) for row in await session.execute(_LAST_CREDITED, names)}
 
 
 async def write_credit(
@@ -240,7 +258,7 @@ async def write_credit(
     credits_: Sequence[NewCallCredit],
     samples: Sequence[NewSample],
 ) -> None:
-    """Writes verdicts, credits and samples. Idempotency key: the group; the store refuses a second verdict.
+    """Writes verdicts, credits and samples. Idempotency key: group and run; the store refuses a second verdict.
 
     Raises: Refused: a group was credited before; nothing of this is written
     """

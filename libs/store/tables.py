@@ -20,6 +20,7 @@ from sqlalchemy import (
     DateTime,
     Double,
     ForeignKey,
+    ForeignKeyConstraint,
     Index,
     LargeBinary,
     MetaData,
@@ -159,8 +160,17 @@ class Run(Base):
         comment="The run that this one continues, which may be deleted; null for the base model."
     )
     parent_version: Mapped[int | None] = mapped_column(comment="The parent's version that is this run's version 0.")
+    lead_run_id: Mapped[str | None] = mapped_column(
+        ForeignKey("runs.id"),
+        comment="The run from whose rollouts this one learns, as one of its policies; null for others.",
+    )
+    policy: Mapped[str | None] = mapped_column(comment="The name of the policy in the document of that run.")
     created_at: Mapped[datetime] = _created()
-    __table_args__ = (_one_of("intent", RunIntent), Index(None, "created_at", "id"))
+    __table_args__ = (
+        _one_of("intent", RunIntent),
+        Index(None, "created_at", "id"),
+        UniqueConstraint("lead_run_id", "policy"),
+    )
 
 
 class Evaluation(Base):
@@ -241,6 +251,9 @@ class Rollout(Base):
     run_id: Mapped[str] = mapped_column(ForeignKey("runs.id"), comment="The run of the group.")
     group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), comment="Its group.")
     sibling: Mapped[int] = mapped_column(comment="From 0 within the group.")
+    greedy: Mapped[bool] = mapped_column(
+        server_default="false", comment="Decoded greedily: the baseline of its siblings, never trained."
+    )
     state: Mapped[str] = mapped_column(default=RolloutState.QUEUED, comment=_transitions(ROLLOUT_TRANSITIONS))
     attempt: Mapped[int | None] = mapped_column(comment="The counted attempt; null until finished.")
     reward: Mapped[float | None] = mapped_column(comment="The outcome's reward; null unless finished.")
@@ -264,7 +277,15 @@ class Pool(Base):
     name: Mapped[str] = mapped_column(primary_key=True, comment="Runs name it.")
     model_path: Mapped[str | None] = mapped_column(comment="Folder of the base model; null: the services' own setting.")
     context_length: Mapped[int | None] = mapped_column(comment="Tokens of a call; null: as many as the model allows.")
-    run_id: Mapped[str | None] = mapped_column(comment="The run that has the engines.")
+    adapters: Mapped[int | None] = mapped_column(
+        comment="Runs that share the engines, each with a LoRA adapter; null: one run has them."
+    )
+    max_adapter_rank: Mapped[int | None] = mapped_column(
+        comment="The largest LoRA rank that the engines take; null: any."
+    )
+    run_ids: Mapped[list[str]] = mapped_column(
+        ARRAY(Text), server_default="{}", comment="The runs that have the engines."
+    )
     waiting: Mapped[list[str]] = mapped_column(
         ARRAY(Text), server_default="{}", comment="Ids of the runs that wait for the engines, in order."
     )
@@ -283,6 +304,20 @@ class Engine(Base):
     detail: Mapped[str | None] = mapped_column(comment="Cause, for people.")
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The time of the last poll.")
     __table_args__ = (_one_of("state", EngineState),)
+
+
+class EngineAdapter(Base):
+    """Writer: controller. The policy version of a run that an engine serves beside others."""
+
+    __tablename__ = "engine_adapters"
+    url: Mapped[str] = mapped_column(
+        ForeignKey("engines.url", ondelete="CASCADE"), primary_key=True, comment="The engine."
+    )
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="A run that shares it.")
+    policy_version: Mapped[int] = mapped_column(comment="The version that new calls of the run get.")
+    adapter: Mapped[str | None] = mapped_column(
+        comment="The name of the adapter on the engine; null: the base model is the version."
+    )
 
 
 class Attempt(Base):
@@ -510,11 +545,14 @@ class Reward(Base):
 
 
 class GroupCredit(Base):
-    """Writer: credit. The verdict on a complete training group, in one transaction with its samples."""
+    """Writer: credit. The verdict on a complete training group for a run that trains on it, in one transaction with the
+    samples."""
 
     __tablename__ = "group_credits"
     group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The complete group.")
-    run_id: Mapped[str] = mapped_column(comment="Run of the group.")
+    run_id: Mapped[str] = mapped_column(
+        primary_key=True, comment="Run of the group, or a run that carries another policy of it."
+    )
     verdict: Mapped[str] = mapped_column(comment="credited, or excluded: then the controller samples the task again.")
     reason: Mapped[str | None] = mapped_column(comment="The cause of an exclusion.")
     credit_version: Mapped[int] = mapped_column(comment="Grows with every change of the computation.")
@@ -523,7 +561,7 @@ class GroupCredit(Base):
     )
     has_variance: Mapped[bool] = mapped_column(comment="False: every advantage is zero.")
     min_policy_version: Mapped[int | None] = mapped_column(
-        comment="Over the trained tokens of its samples; null without samples."
+        comment="Over the trained tokens of its samples for this run; null without any."
     )
     reward_mean: Mapped[float | None] = mapped_column(comment="Over counted siblings.")
     reward_std: Mapped[float | None] = mapped_column(
@@ -568,7 +606,7 @@ class Sample(Base):
     """
 
     __tablename__ = "samples"
-    run_id: Mapped[str] = mapped_column(primary_key=True, comment="Partition key.")
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="Partition key: the run that trains it.")
     id: Mapped[str] = mapped_column(primary_key=True, comment="<rollout>:<branch>")
     group_id: Mapped[str] = mapped_column(comment="Group of the rollout.")
     rollout_id: Mapped[str] = mapped_column(comment="Rollout of the path.")
@@ -614,11 +652,11 @@ class Step(Base):
 
 
 class StepGroup(Base):
-    """Writer: trainer. The trainer's verdict on a credited group, at most one, in the step's transaction."""
+    """Writer: trainer. The verdict of a run's trainer on a credited group, at most one, in the step's transaction."""
 
     __tablename__ = "step_groups"
     group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The credited group.")
-    run_id: Mapped[str] = mapped_column(comment="Run of the group.")
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="Run of the trainer.")
     step: Mapped[int | None] = mapped_column(comment="Null for a group refused as stale.")
     verdict: Mapped[str] = mapped_column(comment="trained, no_variance (counted without training) or stale (refused).")
     created_at: Mapped[datetime] = _created()
@@ -645,16 +683,15 @@ class StepReplay(Base):
     one step."""
 
     __tablename__ = "step_replays"
-    group_id: Mapped[str] = mapped_column(
-        ForeignKey("step_groups.group_id"), primary_key=True, comment="A group that an earlier step trained."
-    )
+    group_id: Mapped[str] = mapped_column(primary_key=True, comment="A group that an earlier step trained.")
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="Run of the trainer.")
     use: Mapped[int] = mapped_column(primary_key=True, comment="1 for the first use after the group's own step.")
-    run_id: Mapped[str] = mapped_column(comment="Run of the group.")
     step: Mapped[int] = mapped_column(comment="The step that used the group again.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         CheckConstraint("use > 0", name="use_positive"),
-        UniqueConstraint("group_id", "step"),
+        ForeignKeyConstraint(["group_id", "run_id"], ["step_groups.group_id", "step_groups.run_id"]),
+        UniqueConstraint("group_id", "run_id", "step"),
         Index(None, "run_id", "step"),
     )
 

@@ -31,7 +31,7 @@ _BEST = text(f"""
     )
     SELECT v.version FROM policy_versions v
     JOIN groups ON groups.run_id = v.run_id AND groups.admitted_version = v.version AND groups.state = 'complete'
-    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
+    JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished' AND NOT rollouts.greedy
     WHERE v.run_id = :run AND v.version > 0 AND v.pruned_at IS NULL
     AND (groups.evaluation_id IS NULL OR groups.evaluation_id IN (SELECT id FROM measured))
     GROUP BY v.version, groups.evaluation_id IS NULL
@@ -48,26 +48,27 @@ _PENDING_VERSIONS = text(f"""
 _REPLAYABLE = text("""
     SELECT t.group_id
     FROM step_groups t
-    JOIN group_credits c ON c.group_id = t.group_id
+    JOIN group_credits c ON c.group_id = t.group_id AND c.run_id = t.run_id
     JOIN groups g ON g.id = t.group_id
-    CROSS JOIN LATERAL (SELECT count(*) AS uses FROM step_replays WHERE group_id = t.group_id) used
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS uses FROM step_replays WHERE group_id = t.group_id AND run_id = t.run_id) used
     WHERE t.run_id = :run AND t.step > :oldest AND t.step < :step AND t.verdict = 'trained'
     AND c.has_variance AND c.min_policy_version >= :oldest AND used.uses < :uses
     ORDER BY CASE CAST(:priority AS text)
         WHEN 'freshness' THEN -c.min_policy_version
         WHEN 'advantage' THEN (
-            SELECT -avg(abs(a.advantage)) FROM rollouts r JOIN credits a ON a.rollout_id = r.id AND a.run_id = :run
+            SELECT -avg(abs(a.advantage)) FROM rollouts r JOIN credits a ON a.rollout_id = r.id AND a.run_id = g.run_id
             WHERE r.group_id = t.group_id)
         WHEN 'solve_rate' THEN (
             SELECT abs(avg((r.reward >= :solved_at)::int) - 0.5) FROM rollouts r
-            WHERE r.group_id = t.group_id AND r.state = 'finished')
+            WHERE r.group_id = t.group_id AND r.state = 'finished' AND NOT r.greedy)
     END, g.number DESC
     LIMIT :count
 """)
 
 _ADD_REPLAYS = text("""
     INSERT INTO step_replays (group_id, use, run_id, step)
-    SELECT named, 1 + (SELECT count(*) FROM step_replays WHERE group_id = named), :run, :step
+    SELECT named, 1 + (SELECT count(*) FROM step_replays WHERE group_id = named AND run_id = :run), :run, :step
     FROM unnest(CAST(:groups AS text[])) AS named
 """)
 
@@ -188,7 +189,7 @@ async def ready_groups(session: ReadSession, run_id: str) -> list[ReadyGroup]:
     query = (
         select(credit.group_id, credit.min_policy_version, credit.has_variance)
         .join(tables.Group, tables.Group.id == credit.group_id)
-        .outerjoin(judged, judged.group_id == credit.group_id)
+        .outerjoin(judged, (judged.group_id == credit.group_id) & (judged.run_id == credit.run_id))
         .where(credit.run_id == run_id, credit.verdict == GroupVerdict.CREDITED, judged.group_id.is_(None))
         .order_by(tables.Group.number)
     )
@@ -307,15 +308,16 @@ async def weights_bytes(session: ReadSession, run_id: str) -> int | None:
     return None if size is None else int(size)
 
 
-async def prune_versions(session: Session, run_id: str, before: int) -> set[int]:
+async def prune_versions(session: Session, run_id: str, before: int, reference: int | None = None) -> set[int]:
     """Marks versions from 1 up to `before` as removed and returns all unmarked.
 
-    The best version stays, and those that an unfinished evaluation names.
+    The best version stays, the KL reference, and those that an unfinished evaluation names.
     """
     table = tables.PolicyVersion
     # A request for an evaluation locks the run's row too: either it is seen below, or it finds the version removed.
-    await session.execute(select(tables.Run.id).where(tables.Run.id == run_id).with_for_update(read=True))
-    pending = list(await session.scalars(_PENDING_VERSIONS, {"run": run_id}))
+    lead_run_id = select(func.coalesce(tables.Run.lead_run_id, tables.Run.id)).where(tables.Run.id == run_id)
+    lead = await session.scalar(lead_run_id.with_for_update(read=True))
+    pending = list(await session.scalars(_PENDING_VERSIONS, {"run": lead}))
     await session.execute(
         update(table)
         .where(
@@ -324,6 +326,7 @@ async def prune_versions(session: Session, run_id: str, before: int) -> set[int]
             table.version < before,
             table.pruned_at.is_(None),
             table.version.not_in(pending),
+            table.version.is_distinct_from(reference),
             table.version.is_distinct_from(await best_version(session, run_id)),
         )
         .values(pruned_at=func.now())

@@ -39,7 +39,7 @@ def _rollouts() -> Select[tables.Rollout, tables.Group, int | None, float | None
     rollout, group, consumed = tables.Rollout, tables.Group, tables.StepGroup
     reward: ColumnElement[float | None] = literal_column(REWARD)
     joined = select(rollout, group, consumed.step, reward, _STATE).join(group, group.id == rollout.group_id)
-    return joined.outerjoin(consumed, consumed.group_id == group.id)
+    return joined.outerjoin(consumed, (consumed.group_id == group.id) & (consumed.run_id == group.run_id))
 
 
 async def list_rollouts(
@@ -89,6 +89,7 @@ def _rollout(row: Row[tables.Rollout, tables.Group, int | None, float | None, st
         group_id=rollout.group_id,
         evaluation_id=group.evaluation_id,
         sibling=rollout.sibling,
+        greedy=rollout.greedy,
         dataset_id=group.dataset_id,
         task_number=group.task_number,
         admitted_version=group.admitted_version,
@@ -198,7 +199,7 @@ async def add_external_reward(session: Session, rollout_id: str, request: api.Re
         await _check_call(session, found, request.call_id)
     # Credit locks the group while it computes: this waits for it, and credit passes over a group that is locked here.
     await session.execute(select(tables.Group.id).where(tables.Group.id == found.group_id).with_for_update(read=True))
-    if await session.get(tables.GroupCredit, found.group_id) is not None:
+    if await session.get(tables.GroupCredit, (found.group_id, found.run_id)) is not None:
         raise RewardConflict(
             f"the rollout's group {found.group_id} was credited before this reward came, so it could not be trained:"
             " send rewards before the last rollout of the group ends"
@@ -326,7 +327,8 @@ async def list_samples(
     if key := decode_cursor(cursor, name, str):
         conditions.append(sample.id > cast(str, key[0]))
     same = (consumed.run_id == sample.run_id) & (consumed.sample_id == sample.id)
-    uses = select(again.step).where(again.group_id == sample.group_id).order_by(again.step).scalar_subquery()
+    used = (again.group_id == sample.group_id) & (again.run_id == sample.run_id)
+    uses = select(again.step).where(used).order_by(again.step).scalar_subquery()
     query = select(sample, consumed.step, func.array(uses))
     query = query.outerjoin(consumed, same).where(*conditions).order_by(sample.id)
     rows = (await session.execute(query.limit(limit + 1))).all()
@@ -384,7 +386,9 @@ async def list_pools(session: ReadSession) -> list[api.Pool]:
             name=pool.name,
             model_path=pool.model_path,
             context_length=pool.context_length,
-            run_id=pool.run_id,
+            adapters=pool.adapters,
+            max_adapter_rank=pool.max_adapter_rank,
+            run_ids=pool.run_ids,
             waiting=pool.waiting,
             engines=[engine for engine in engines if engine.pool == pool.name],
         )

@@ -24,9 +24,10 @@ _NEWEST = text("""
     FROM (SELECT * FROM outcomes WHERE run_id = :run_id AND kind <> 'cancelled'
           ORDER BY created_at DESC LIMIT :attempts) o
     JOIN rollouts r ON r.id = o.rollout_id
-    LEFT JOIN group_credits v ON v.group_id = r.group_id AND v.verdict = 'credited'
+    LEFT JOIN group_credits v ON v.group_id = r.group_id AND v.run_id = r.run_id AND v.verdict = 'credited'
     CROSS JOIN LATERAL (
-        SELECT count(*) AS calls, count(*) FILTER (WHERE m.status = 'completed' AND NOT m.trainable) AS untrainable,
+        SELECT count(*) AS calls, count(*) FILTER (
+                   WHERE m.status = 'completed' AND NOT m.trainable AND NOT r.greedy) AS untrainable,
                max(m.untrainable_reason) FILTER (WHERE m.status = 'completed') AS untrainable_reason
         FROM model_calls m WHERE m.run_id = :run_id AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt) c
 """)
