@@ -110,11 +110,29 @@ def gigpo(
     )
 
 
-def against(baseline: float | None, siblings: Siblings) -> Advantages:
-    """Every return less one number from outside the group; without one, the siblings' mean and no advantage."""
-    if baseline is None:
-        return Advantages(np.full_like(siblings.returns_C, _mean_value(siblings)), np.zeros_like(siblings.returns_C))
-    return Advantages(np.full_like(siblings.returns_C, baseline), siblings.returns_C - baseline)
+def against(averages: Mapping[str, float], siblings: Siblings) -> Advantages:
+    """Every return less its anchor's number from outside the siblings; without one, the mean and no advantage.
+
+    The numbers are the run's moving averages (`ema`), or the values of the group's greedy rollout: ReMax,
+    arXiv 2310.10505, A = G - G of greedy decoding.
+    """
+    found = Advantages(np.zeros_like(siblings.returns_C), np.zeros_like(siblings.returns_C))
+    for anchor in dict.fromkeys(siblings.anchors_C):
+        where = siblings.anchors_C == anchor
+        returns_c = siblings.returns_C[where]
+        average = averages.get(anchor)
+        found.baselines_C[where] = _mean_value(returns_c, siblings.rollouts_C[where]) if average is None else average
+        found.advantages_C[where] = 0.0 if average is None else returns_c - average
+    return found
+
+
+def values(siblings: Siblings) -> dict[str, float]:
+    """The mean over rollouts of the mean return of their calls, by anchor."""
+    return {
+        anchor: _mean_value(siblings.returns_C[where], siblings.rollouts_C[where])
+        for anchor in dict.fromkeys(siblings.anchors_C)
+        for where in [siblings.anchors_C == anchor]
+    }
 
 
 def moved(decay: float, value: float, baseline: float) -> float:
@@ -126,9 +144,9 @@ def moved(decay: float, value: float, baseline: float) -> float:
     return decay * baseline + (1 - decay) * value
 
 
-def _mean_value(siblings: Siblings) -> float:
-    owner_C = np.unique(siblings.rollouts_C, return_inverse=True)[1].reshape(-1)
-    return float((np.bincount(owner_C, weights=siblings.returns_C) / np.bincount(owner_C)).mean())
+def _mean_value(returns_C: Floats, rollouts_C: NDArray[np.object_]) -> float:
+    owner_C = np.unique(rollouts_C, return_inverse=True)[1].reshape(-1)
+    return float((np.bincount(owner_C, weights=returns_C) / np.bincount(owner_C)).mean())
 
 
 def _compared(

@@ -1,7 +1,8 @@
 """The parents of calls, by exact tokens and never by text.
 
-The parent of a call is the call whose prompt and sampled tokens together are the longest beginning of its prompt. A
-call without a parent is a root: the first of the rollout, the first of a sub-agent, or a rewritten conversation.
+The parent of a call is the call whose prompt and sampled tokens together are the longest beginning of its prompt. It
+is a call of the same policy: each policy trains its own tokens. A call without a parent is a root: the first of the
+rollout, the first of a sub-agent, or a rewritten conversation.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def _grow(calls: Sequence[Call]) -> Forest:
     # Longest sequence first, the latest first among equals.
     candidates: list[tuple[bytes, Node]] = []
     for call in calls:
-        parent = next((node for tokens, node in candidates if call.prompt.startswith(tokens)), None)
+        own = ((tokens, node) for tokens, node in candidates if node.call.policy == call.policy)
+        parent = next((node for tokens, node in own if call.prompt.startswith(tokens)), None)
         node = Node(call, parent, 0 if parent is None else parent.depth + 1)
         if parent is not None:
             parent.children.append(node)

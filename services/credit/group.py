@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from leyden.libs.contracts.config import Air, Credit, TokenDiscountedCredit
+from leyden.libs.contracts.config import Air, Baseline, Credit, TokenDiscountedCredit
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
-from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo
+from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo, values
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
 from leyden.services.credit.paths import Path, paths, row_calls
 from leyden.services.credit.records import TOKEN, Reward, Rollout
@@ -25,7 +25,7 @@ from leyden.services.credit.rules import call_returns, token_shares, trained_tok
 from leyden.services.credit.shaping import overlong_reward, shaped_outcome
 from leyden.services.credit.states import START, state_keys
 
-CREDIT_VERSION = 6
+CREDIT_VERSION = 7
 """Grows with every change of the computation."""
 
 
@@ -37,6 +37,7 @@ class CallCredit:
     rollout_id: str
     parent_call_id: str | None
     depth: int
+    role: str
     state_key: str
     uses: list[ToolUse]
     intermediate_reward: float
@@ -53,23 +54,30 @@ class Credited:
     samples: dict[str, list[Path]]
     rewards: list[float]
 
-    @property
-    def has_variance(self) -> bool:
-        """Whether any token that may be trained has an advantage."""
-        return any(path.advantages.any() for rows in self.samples.values() for path in rows)
+    def has_variance(self, policy: str | None = None) -> bool:
+        """Whether any token that the policy may train has an advantage."""
+        return any(path.advantages.any() for path in self.paths(policy))
 
-    @property
-    def value(self) -> float | None:
-        """The mean over rollouts of the mean return of their calls; None without calls."""
-        of_rollouts: dict[str, list[float]] = {}
+    def values(self, *, by_role: bool) -> dict[str, tuple[float, float]]:
+        """The mean over rollouts of the mean return of their calls, and the baseline: by role, or of all calls."""
+        found: dict[str, dict[str, list[float]]] = {}
+        baselines: dict[str, float] = {}
         for one in self.credits:
-            of_rollouts.setdefault(one.rollout_id, []).append(one.return_)
-        return float(np.mean([np.mean(returns) for returns in of_rollouts.values()])) if of_rollouts else None
+            role = one.role if by_role else START
+            found.setdefault(role, {}).setdefault(one.rollout_id, []).append(one.return_)
+            baselines[role] = one.baseline
+        return {
+            role: (float(np.mean([np.mean(returns) for returns in of_rollouts.values()])), baselines[role])
+            for role, of_rollouts in found.items()
+        }
 
-    @property
-    def min_policy_version(self) -> int | None:
-        """The oldest policy that sampled a token to be trained; None without such tokens."""
-        return min((path.min_policy_version for rows in self.samples.values() for path in rows), default=None)
+    def min_policy_version(self, policy: str | None = None) -> int | None:
+        """The oldest version that sampled a token that the policy trains; None without such tokens."""
+        return min((path.min_policy_version for path in self.paths(policy)), default=None)
+
+    def paths(self, policy: str | None) -> list[Path]:
+        """The rows that a policy trains; None for the run's own model."""
+        return [path for rows in self.samples.values() for path in rows if path.policy == policy]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,20 +105,26 @@ class _Earned:
 
 
 def credit_group(
-    rollouts: Sequence[Rollout], credit: Credit, *, min_siblings: int, ema: float | None = None
+    rollouts: Sequence[Rollout], credit: Credit, *, min_siblings: int, averages: Mapping[str, float] | None = None
 ) -> Credited | Excluded:
     """Credit for the finished siblings of a group.
 
-    A rollout without model calls counts in baselines with its outcome and makes no sample.
+    A rollout without model calls counts in baselines with its outcome and makes no sample. A greedy one is no sibling:
+    with baseline `remax` its values are the baselines, as a moving average is with `ema`.
 
-    Args: ema: the moving average before this group, for baseline `ema`; None in a run's first group
+    Args: averages: the moving averages before this group, for baseline `ema`: by role, or one under the empty name
     """
-    earned = [_earned(rollout, credit) for rollout in rollouts]
-    rewards = [rollout.reward for rollout in rollouts]
-    if len(rollouts) < min_siblings:
-        reason = f"{len(rollouts)} of its rollouts count and sampling.min_siblings asks for {min_siblings}"
+    earned = [_earned(rollout, credit) for rollout in rollouts if not rollout.greedy]
+    greedy = [_earned(rollout, credit) for rollout in rollouts if rollout.greedy]
+    rewards = [one.rollout.reward for one in earned]
+    if len(earned) < min_siblings:
+        reason = f"{len(earned)} of its rollouts count and sampling.min_siblings asks for {min_siblings}"
         return Excluded(reason, rewards)
-    found = _advantages(earned, credit, ema)
+    if credit.baseline.type == "remax":
+        if not greedy:
+            return Excluded("its greedy rollout, the baseline of the others, does not count", rewards)
+        averages = values(_siblings(greedy, credit.baseline))
+    found = _advantages(earned, credit, averages or {})
     call_credits = _call_credits(earned, found)
     of_calls = {one.call_id: one.advantage for one in call_credits}
     samples = {
@@ -195,8 +209,7 @@ def _place(reward: Reward, forest: Forest) -> int | None:
     return next((i for i, call in enumerate(calls) if call.has_response_id(reward.response_id)), None)
 
 
-def _advantages(earned: Sequence[_Earned], credit: Credit, ema: float | None) -> Advantages:
-    baseline = credit.baseline
+def _siblings(earned: Sequence[_Earned], baseline: Baseline) -> Siblings:
     nodes = [(one, node) for one in earned for node in one.forest.nodes]
     anchors_C = {
         "rollout": None,
@@ -205,7 +218,7 @@ def _advantages(earned: Sequence[_Earned], credit: Credit, ema: float | None) ->
         "state": (states_C := [one.states[node.call.id] for one, node in nodes]),
         "gigpo": states_C,
     }
-    siblings = Siblings.of(
+    return Siblings.of(
         np.concatenate([one.returns_C for one in earned]) if earned else np.zeros(0),
         [one.rollout.id for one, _ in nodes],
         # A sibling without calls played no role.
@@ -213,14 +226,19 @@ def _advantages(earned: Sequence[_Earned], credit: Credit, ema: float | None) ->
         anchors_C=anchors_C[baseline.per],
         lengths_C=[trained_tokens(node) for _, node in nodes],
     )
-    if baseline.type == "ema":
-        found = against(ema, siblings)
+
+
+def _advantages(earned: Sequence[_Earned], credit: Credit, averages: Mapping[str, float]) -> Advantages:
+    baseline, siblings = credit.baseline, _siblings(earned, credit.baseline)
+    if baseline.type == "ema" or baseline.type == "remax":
+        found = against(averages, siblings)
     elif baseline.per == "gigpo":
         totals = {one.rollout.id: one.outcome + float(one.intermediate_C.sum()) for one in earned}
         found = gigpo(baseline.type, siblings, totals, baseline.state_weight, baseline.min_spread)
     else:
         found = advantages(baseline.type, siblings, baseline.min_spread)
-    return Advantages(found.baselines_C[: len(nodes)], found.advantages_C[: len(nodes)])
+    calls = sum(len(one.forest.nodes) for one in earned)
+    return Advantages(found.baselines_C[:calls], found.advantages_C[:calls])
 
 
 def _token_advantages(
@@ -247,6 +265,7 @@ def _call_credit(one: _Earned, number: int, node: Node, baseline: float, advanta
         rollout_id=one.rollout.id,
         parent_call_id=node.parent.call.id if node.parent is not None else None,
         depth=node.depth,
+        role=node.call.role or START,
         state_key=one.states[node.call.id],
         uses=one.uses.get(node.call.id, []),
         intermediate_reward=float(one.intermediate_C[number]),

@@ -21,7 +21,7 @@ class Path:
     """A row for the loss, arrays [T].
 
     A token with mask 0 has log-probability and advantage 0, temperature 1 and version -1. `calls` are in order, with
-    `row_calls`; else empty.
+    `row_calls`; else empty. `policy` sampled and trains the row; None for the run's own model.
     """
 
     branch: int
@@ -32,6 +32,7 @@ class Path:
     temperatures: NDArray[np.float32]
     policy_versions: NDArray[np.int32]
     calls: list[RowCall] = field(default_factory=list)
+    policy: str | None = None
 
     @property
     def trained_tokens(self) -> int:
@@ -106,6 +107,7 @@ def _row(
         advantages=np.zeros(length, np.float32),
         temperatures=np.ones(length, np.float32),
         policy_versions=np.full(length, -1, np.int32),
+        policy=leaf.call.policy,
     )
     for node in trained:
         call = node.call

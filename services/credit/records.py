@@ -48,8 +48,9 @@ class ToolResult:
 class Call:
     """One model call. Arrays are bytes as stored: prompt int32[P]; sampled, versions int32[S]; logprobs float32[S].
 
-    `offers_tools` is None where the call has the tools of its parent. `asked` and `text` are the sampled answer's tool
-    calls and its text beside them; `results` are those of earlier calls' tools, which the conversation adds.
+    `policy` is None for the run's own model, `offers_tools` where the call has the tools of its parent. `asked` and
+    `text` are the sampled answer's tool calls and its text beside them; `results` are those of earlier calls' tools,
+    which the conversation adds.
 
     Raises: BrokenRecord: the arrays of the sampled tokens differ in length
     """
@@ -67,6 +68,7 @@ class Call:
     temperature: float
     masks_forced: bool = False
     role: str | None = None
+    policy: str | None = None
     offers_tools: bool | None = None
     asked: tuple[AskedTool, ...] = ()
     text: str = ""
@@ -137,7 +139,8 @@ class Reward:
 class Rollout:
     """A finished sibling: the counted attempt's calls in order, its tool spans, its rewards.
 
-    `outcome` is the rollout's reward as the controller settled it, `ended` the way in which the agent ended.
+    `outcome` is the rollout's reward as the controller settled it, `ended` the way in which the agent ended. `greedy`:
+    its calls were decoded greedily.
     """
 
     id: str
@@ -146,6 +149,7 @@ class Rollout:
     spans: list[ToolSpan] = field(default_factory=list)
     rewards: list[Reward] = field(default_factory=list)
     ended: OutcomeKind = OutcomeKind.SUCCEEDED
+    greedy: bool = False
 
     @property
     def reward(self) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,19 +30,23 @@ from leyden.services.credit.records import (
 )
 
 
-def rollouts_by_group(rows: SiblingRows) -> dict[str, list[Rollout]]:
+def rollouts_by_group(
+    rows: SiblingRows, policies: Mapping[str, str | None] = MappingProxyType({})
+) -> dict[str, list[Rollout]]:
     """The finished siblings of each group, in order.
 
+    Args:   policies: those of the roles that do not have the run's own model
     Raises: BrokenRecord: a call contradicts itself, or its parent is missing
     """
     groups: dict[str, list[Rollout]] = defaultdict(list)
     rollouts: dict[str, Rollout] = {}
     for row in rows.rollouts:
-        rollouts[row.id] = Rollout(row.id, row.reward, ended=OutcomeKind(row.ended or OutcomeKind.SUCCEEDED))
+        ended = OutcomeKind(row.ended or OutcomeKind.SUCCEEDED)
+        rollouts[row.id] = Rollout(row.id, row.reward, ended=ended, greedy=row.greedy)
         groups[row.group_id].append(rollouts[row.id])
     by_id = {row.id: row for row in rows.calls}
     for row in rows.calls:
-        rollouts[row.rollout_id].calls.append(_call(row, by_id))
+        rollouts[row.rollout_id].calls.append(_call(row, by_id, policies.get(row.role)))
     for row in rows.spans:
         rollouts[row.rollout_id].spans.append(_span(row))
     for row in rows.rewards:
@@ -51,19 +56,25 @@ def rollouts_by_group(rows: SiblingRows) -> dict[str, list[Rollout]]:
     return groups
 
 
-def verdict_row(group: PendingGroup, result: Credited | Excluded) -> NewGroupCredit:
-    """The group's row; mean and (population) standard deviation are over the rewards of counted siblings."""
+def verdict_rows(group: PendingGroup, result: Credited | Excluded) -> list[NewGroupCredit]:
+    """The group's rows, for its run and for the runs that carry its further policies."""
+    return [verdict_row(group, result), *(verdict_row(group, result, policy) for policy in group.policy_runs)]
+
+
+def verdict_row(group: PendingGroup, result: Credited | Excluded, policy: str | None = None) -> NewGroupCredit:
+    """The group's row for one policy, by default the run's own model; mean and (population) standard deviation are over
+    the rewards of counted siblings."""
     rewards = np.array(result.rewards, np.float64)
     credited = result if isinstance(result, Credited) else None
     return NewGroupCredit(
         group_id=group.id,
-        run_id=group.run_id,
+        run_id=_run_of(group, policy),
         verdict=GroupVerdict.CREDITED if credited else GroupVerdict.EXCLUDED,
-        reason=_reason(result),
+        reason=_reason(result, policy),
         credit_version=CREDIT_VERSION,
         counted_siblings=len(rewards),
-        has_variance=credited.has_variance if credited else False,
-        min_policy_version=credited.min_policy_version if credited else None,
+        has_variance=credited.has_variance(policy) if credited else False,
+        min_policy_version=credited.min_policy_version(policy) if credited else None,
         reward_mean=float(rewards.mean()) if len(rewards) else None,
         reward_std=float(rewards.std()) if len(rewards) else None,
     )
@@ -81,13 +92,17 @@ def sample_rows(group: PendingGroup, result: Credited | Excluded) -> list[NewSam
     return [_sample_row(group, rollout, path) for rollout, rows in result.samples.items() for path in rows]
 
 
-def _reason(result: Credited | Excluded) -> str | None:
+def _reason(result: Credited | Excluded, policy: str | None) -> str | None:
     if isinstance(result, Excluded):
         return result.reason
-    return None if any(result.samples.values()) else "no call of its rollouts can be trained"
+    return None if result.paths(policy) else "no call of its rollouts can be trained"
 
 
-def _call(row: Any, by_id: Mapping[str, Any]) -> Call:
+def _run_of(group: PendingGroup, policy: str | None) -> str:
+    return group.run_id if policy is None else group.policy_runs[policy]
+
+
+def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:
     try:
         prompt = full_prompt(by_id, row)
     except MissingParent as error:
@@ -109,6 +124,7 @@ def _call(row: Any, by_id: Mapping[str, Any]) -> Call:
         versions=row.policy_versions,
         temperature=row.temperature,
         role=row.role,
+        policy=policy,
         offers_tools=row.offers_tools,
         asked=tuple(AskedTool(one.name, one.id, one.is_malformed) for one in answer.tool_calls) if answer else (),
         text=answer.content if answer else "",
@@ -149,7 +165,7 @@ def _credit_row(run_id: str, one: CallCredit) -> NewCallCredit:
 
 def _sample_row(group: PendingGroup, rollout: str, path: Path) -> NewSample:
     return NewSample(
-        run_id=group.run_id,
+        run_id=_run_of(group, path.policy),
         id=sample_id(rollout, path.branch),
         group_id=group.id,
         rollout_id=rollout,

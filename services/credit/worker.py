@@ -30,7 +30,7 @@ from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.credit.baselines import moved
 from leyden.services.credit.group import Credited, Excluded, credit_group
-from leyden.services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row
+from leyden.services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row, verdict_rows
 from leyden.services.credit.settings import Settings
 
 GROUPS = Counter("credit_groups_total", "Groups that got a verdict.", ["verdict", "has_variance"])
@@ -101,19 +101,21 @@ async def credit_pending(database: Database, count: int, *, recent: bool = False
     return [group.id for group in groups]
 
 
-async def _moving_averages(session: Session, groups: list[PendingGroup]) -> dict[str, float]:
-    """The average before these groups, by run, of the runs with baseline `ema` that have credited one."""
-    found: dict[str, float] = {}
+async def _moving_averages(session: Session, groups: list[PendingGroup]) -> dict[str, dict[str, float]]:
+    """The averages before these groups, by run and role, of the runs with baseline `ema` that have credited one."""
+    found: dict[str, dict[str, float]] = {}
     # Sorted: transactions that lock several runs do so in one order.
     for run_id, config in sorted({group.run_id: RunConfig.stored(group.config) for group in groups}.items()):
         baseline = config.credit.baseline
-        if baseline.type == "ema" and (last := await last_credited(session, run_id)):
-            found[run_id] = moved(baseline.ema_decay, *last)
+        if baseline.type == "ema":
+            roles = [role.name for role in config.roles] if baseline.per == "role" else None
+            last = await last_credited(session, run_id, roles)
+            found[run_id] = {role: moved(baseline.ema_decay, *values) for role, values in last.items()}
     return found
 
 
 def compute(
-    groups: list[PendingGroup], rows: SiblingRows, averages: Mapping[str, float] | None = None
+    groups: list[PendingGroup], rows: SiblingRows, averages: Mapping[str, Mapping[str, float]] | None = None
 ) -> list[tuple[PendingGroup, Result]]:
     """The result of each group.
 
@@ -122,21 +124,23 @@ def compute(
     Args: averages: see `_moving_averages`; a group moves its run's for those after it
     """
     configs = {group.run_id: RunConfig.stored(group.config) for group in groups}
-    before = dict(averages or {})
+    before = {run_id: dict((averages or {}).get(run_id, {})) for run_id in configs}
     results = []
     for group in groups:
-        result = _computed(group, configs[group.run_id], _rows_of(group, rows), before.get(group.run_id))
-        if isinstance(result, Credited) and result.value is not None:
-            decay = configs[group.run_id].credit.baseline.ema_decay
-            before[group.run_id] = moved(decay, result.value, result.credits[0].baseline)
+        baseline = configs[group.run_id].credit.baseline
+        result = _computed(group, configs[group.run_id], _rows_of(group, rows), before[group.run_id])
+        if isinstance(result, Credited):
+            for role, values in result.values(by_role=baseline.per == "role").items():
+                before[group.run_id][role] = moved(baseline.ema_decay, *values)
         results.append((group, result))
     return results
 
 
-def _computed(group: PendingGroup, config: RunConfig, rows: SiblingRows, ema: float | None) -> Result:
+def _computed(group: PendingGroup, config: RunConfig, rows: SiblingRows, averages: Mapping[str, float]) -> Result:
     try:
-        rollouts = rollouts_by_group(rows).get(group.id, [])
-        return credit_group(rollouts, config.credit, min_siblings=config.sampling.min_siblings, ema=ema)
+        policies = {role.name: role.policy for role in config.roles}
+        rollouts = rollouts_by_group(rows, policies).get(group.id, [])
+        return credit_group(rollouts, config.credit, min_siblings=config.sampling.min_siblings, averages=averages)
     # One group must not stop the others: it is logged, counted, and its task sampled again.
     except Exception as error:
         log.exception("credit not computed", group_id=group.id)
@@ -157,7 +161,7 @@ def _rows_of(group: PendingGroup, rows: SiblingRows) -> SiblingRows:
 async def _write(session: Session, results: list[tuple[PendingGroup, Result]]) -> None:
     await write_credit(
         session,
-        [verdict_row(group, result) for group, result in results],
+        [row for group, result in results for row in verdict_rows(group, result)],
         [row for group, result in results for row in credit_rows(group, result)],
         [row for group, result in results for row in sample_rows(group, result)],
     )
