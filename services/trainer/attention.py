@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
@@ -27,18 +28,43 @@ class TreeLayout:
 
     One layout serves all layers of a pass. (Not a dataclass: FSDP would rebuild it, and its mask, for every layer.)
 
-    Args: kernel: that of CUDA devices; a CPU computes blocks, and any other device takes the dense mask
+    Args: kernel: that of CUDA devices; a CPU computes blocks, but windows and other devices take the dense mask;
+        window: a token sees so many of its row, itself and the nearest before it; None for all
     """
 
-    def __init__(self, pack: Pack, dtype: torch.dtype, device: torch.device, kernel: Kernel = "dense") -> None:
-        self.pack, self.dtype, self.device, self.kernel = pack, dtype, device, kernel
+    def __init__(
+        self,
+        pack: Pack,
+        dtype: torch.dtype,
+        device: torch.device,
+        kernel: Kernel = "dense",
+        window: int | None = None,
+    ) -> None:
+        self.pack, self.dtype, self.device, self.kernel, self.window = pack, dtype, device, kernel, window
+        self._windowed: dict[int, TreeLayout] = {}
+
+    def within(self, window: int | None) -> TreeLayout:
+        """The layout of layers with a sliding window; this one where no row is longer than the window."""
+        if window is None or int(self.pack.depths_M.max(initial=0)) < window:
+            return self
+        if window not in self._windowed:
+            self._windowed[window] = TreeLayout(self.pack, self.dtype, self.device, self.kernel, window)
+        return self._windowed[window]
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """[P + M]: the position of each key in its rows."""
+        return torch.from_numpy(np.concatenate([np.arange(self.pack.prefix), self.pack.depths_M])).to(self.device)
 
     @cached_property
     def mask(self) -> Tensor:
-        """[1, 1, M, P + M], additive: every node sees the trunks, its ancestors and itself."""
-        allowed = torch.from_numpy(ancestor_mask(self.pack)).to(self.device)
-        mask = torch.zeros(len(self.pack), self.pack.prefix + len(self.pack), dtype=self.dtype, device=self.device)
-        mask[:, self.pack.prefix :].masked_fill_(~allowed, torch.finfo(self.dtype).min)
+        """[1, 1, M, P + M], additive: every node sees the trunks, its ancestors and itself, within the window."""
+        prefix, allowed = self.pack.prefix, torch.from_numpy(ancestor_mask(self.pack)).to(self.device)
+        mask = torch.zeros(len(self.pack), prefix + len(self.pack), dtype=self.dtype, device=self.device)
+        mask[:, prefix:].masked_fill_(~allowed, torch.finfo(self.dtype).min)
+        if self.window is not None:
+            distances = self.depths[prefix:, None] - self.depths
+            mask.masked_fill_(distances >= self.window, torch.finfo(self.dtype).min)
         return mask[None, None]
 
     @cached_property
@@ -49,12 +75,13 @@ class TreeLayout:
     @cached_property
     def block_mask(self) -> BlockMask:
         """The same pairs for FlexAttention, which leaves out blocks of 128 x 128 without any."""
-        prefix, nodes = self.pack.prefix, len(self.pack)
+        prefix, nodes, window, depths = self.pack.prefix, len(self.pack), self.window, self.depths
         ends_M = torch.from_numpy(self.pack.ends_M).to(self.device)
 
         def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             node = key - prefix
-            return (node < 0) | ((node <= query) & (query < ends_M[node.clamp(min=0)]))
+            seen = (node < 0) | ((node <= query) & (query < ends_M[node.clamp(min=0)]))
+            return seen if window is None else seen & (depths[prefix + query] - depths[key] < window)
 
         return _made_block_mask(self.device.type)(visible, None, None, nodes, prefix + nodes, device=str(self.device))
 
@@ -80,13 +107,16 @@ def tree_attention(
     *,
     scaling: float | None = None,
     tree: TreeLayout | None = None,
+    sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: [1, H, M, D] queries, [1, G, P + M, D] keys and values, [1, M, H, D] out.
 
-    Without `tree` it is plain causal attention.
+    Without `tree` it is plain causal attention, without a window.
     """
-    if tree is not None and query.device.type == "cpu":
+    if tree is not None:
+        tree = tree.within(sliding_window)
+    if tree is not None and tree.window is None and query.device.type == "cpu":
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
         return block_attention(query, key, value, tree.blocks, scale), None
     if tree is not None and query.device.type == "cuda" and tree.kernel == "flex":

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.libs.contracts.config import Weighting
 from leyden.libs.contracts.samples import RowCall
-from leyden.services.trainer.weights import Weighting, token_weights
+from leyden.services.trainer.weights import token_weights
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,6 @@ class Sample:
             raise ValueError(f"sample {self.id}: a trained token was sampled at temperature 0, which has no gradient")
         if not all(np.isfinite(c[self.mask]).all() for c in (self.generator_logprobs, self.advantages)):
             raise ValueError(f"sample {self.id}: a log-probability or advantage is not finite")
-
-    @property
-    def min_policy_version(self) -> int | None:
-        """The oldest policy that sampled a trained token; None without trained tokens."""
-        return int(self.policy_versions[self.mask].min()) if self.mask.any() else None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ from leyden.services.trainer.lora import (
     merged_state,
     save_adapter_config,
 )
+from leyden.services.trainer.optimizers import restore_moment
 from leyden.services.trainer.sharding import divided_like, replace_values
 
 WEIGHTS_NAME = "model.safetensors"
@@ -171,23 +172,25 @@ def load_checkpoint(
     if found != expected:
         raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
     try:
-        _restore(optimizer, state, value_head)
+        restore(optimizer, state, value_head)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
 
 
-def _restore(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor], value_head: nn.Module | None) -> None:
+def restore(
+    optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor], value_head: nn.Module | None = None
+) -> None:
+    """Replaces the optimiser's state, the random state and a critic's value head by those of `optimizer_state`."""
     torch.set_rng_state(state.pop("random"))
     if value_head is not None:
         for name, own in value_head.state_dict().items():
             replace_values(own, state.pop(VALUE_HEAD + name))
-    moments: dict[int, dict[str, torch.Tensor]] = {}
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for key, tensor in state.items():
         number, _, name = key.partition(".")
         like = parameters[int(number)]
-        moments.setdefault(int(number), {})[name] = divided_like(tensor, like) if tensor.shape == like.shape else tensor
-    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+        saved = divided_like(tensor, like) if tensor.shape == like.shape else tensor.to(like.device)
+        restore_moment(optimizer, like, name, saved)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, value_head: nn.Module | None = None) -> dict[str, torch.Tensor]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from leyden.libs.contracts.config import Algorithm, Critic
 from leyden.services.trainer.batch import Sample, TrainedTokens
 from leyden.services.trainer.critic import Estimates, value_loss
-from leyden.services.trainer.forward import Policy, Reads, Trunk
+from leyden.services.trainer.forward import Outputs, Policy, Reads, Trunk
 from leyden.services.trainer.objective import Objective, Terms, objective
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.sharding import sum_gradients, unsharded
@@ -52,9 +52,10 @@ class Computed:
         self.logprobs_K, self.importance_K, self.kl_K = (np.zeros(self.size) for _ in range(3))
         self.clipped_K, self.masked_K, self.computed_K = (np.zeros(self.size, dtype=bool) for _ in range(3))
 
-    def add(self, tokens_k: NDArray[np.int64], logprobs_k: Tensor, result: Objective) -> None:
+    def add(self, tokens_k: NDArray[np.int64], logprobs_k: Tensor, result: Objective, value_loss: float) -> None:
         """Adds one pack's results. tokens_k: the numbers of its tokens within K."""
         self.loss += result.loss.item()
+        self.value_loss += value_loss
         self.logprobs_K[tokens_k] = logprobs_k.detach().cpu()
         self.importance_K[tokens_k] = result.importance_K.cpu()
         self.kl_K[tokens_k] = result.kl_K.cpu()
@@ -138,10 +139,10 @@ def batch_outputs(
     with unsharded(policy), torch.no_grad(), accelerator.autocast():
         for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
             tokens_k, reads = plan.reads[number]
-            logprobs_k, values_k = policy(pack, path, reads)
-            logprobs_K[tokens_k] = logprobs_k.cpu()
-            if values_k is not None:
-                values_K[tokens_k] = values_k.cpu()
+            found: Outputs = policy(pack, path, reads)
+            logprobs_K[tokens_k] = found.logprobs_K.cpu()
+            if found.values_K is not None:
+                values_K[tokens_k] = found.values_K.cpu()
     return logprobs_K, values_K
 
 
@@ -179,16 +180,14 @@ def accumulate_gradients(
                 break
             with accelerator.autocast():
                 tokens_k, reads = plan.reads[number]
-                logprobs_k, values_k = policy(pack, path, reads, values_alone=values_alone)
+                found: Outputs = policy(
+                    pack, path, reads, values_alone=values_alone, entropies=algorithm.entropy_coefficient > 0
+                )
             here = anchors.of(tokens_k)
-            result = objective(algorithm, logprobs_k, _terms(tokens, weights_K, here, tokens_k, logprobs_k))
-            if here.estimates is not None and values_k is not None and algorithm.critic is not None:
-                missed = _value_loss(algorithm.critic, values_k, here.estimates)
-                computed.value_loss += missed.item()
-                loss = algorithm.critic.coefficient * missed
-                result = replace(result, loss=loss if values_alone else result.loss + loss)
+            terms = _terms(tokens, weights_K, here, tokens_k, found.logprobs_K)
+            result, value_loss = _losses(algorithm, found, terms, here.estimates, values_alone=values_alone)
             accelerator.backward(result.loss)
-            computed.add(tokens_k, logprobs_k, result)
+            computed.add(tokens_k, found.logprobs_K, result, value_loss)
         if ranks.any(leaving):
             raise Interrupted("stopped between two packs: make the step again")
         # Without any pack parameters have no gradient, and the optimiser leaves them alone.
@@ -229,6 +228,18 @@ def _reads(
     ]
     tokens_k = np.concatenate(of_rows)
     return tokens_k, Reads(np.concatenate(places), tokens.token_ids_K[tokens_k], tokens.temperatures_K[tokens_k])
+
+
+def _losses(
+    algorithm: Algorithm, found: Outputs, terms: Terms, estimates: Estimates | None, *, values_alone: bool
+) -> tuple[Objective, float]:
+    """The objective of a pack, whose loss contains the critic's; and the value loss by itself, 0 without a critic."""
+    result = objective(algorithm, found.logprobs_K, terms, found.entropies_K)
+    if estimates is None or found.values_K is None or algorithm.critic is None:
+        return result, 0.0
+    missed = _value_loss(algorithm.critic, found.values_K, estimates)
+    loss = algorithm.critic.coefficient * missed
+    return replace(result, loss=loss if values_alone else result.loss + loss), missed.item()
 
 
 def _value_loss(critic: Critic, values_k: Tensor, estimates: Estimates) -> Tensor:

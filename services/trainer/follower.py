@@ -12,13 +12,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.compute import Interrupted
-from leyden.services.trainer.learner import (
-    adopt_weights,
-    gather_parts,
-    make_accelerator,
-    resume_learner,
-    start_learner,
-)
+from leyden.services.trainer.learner import adopt_weights, gather_parts, load_learner, make_accelerator
 from leyden.services.trainer.ranks import Adopt, Gather, Leave, Load, RankFailed, Ranks, Step
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.step import Learner, TrainingDiverged, optimizer_step
@@ -50,7 +44,8 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
     while not isinstance(message := ranks.receive(), Leave):
         try:
             if isinstance(message, Load):
-                run = message, _load(settings, ranks, message)
+                accelerator = make_accelerator(settings.device, message.config.training.precision)
+                run = message, load_learner(message, accelerator, ranks)
             elif isinstance(message, Step) and run is not None:
                 load, learner = run
                 fault_point("trainer.follower_step")
@@ -72,11 +67,3 @@ def _adopt(learner: Learner, message: Adopt) -> None:
     if weights_sha256(message.weights) != message.content_sha256:
         raise OSError(f"{message.weights}: this process reads other bytes than rank 0: check the storage they share")
     adopt_weights(learner, message.weights)
-
-
-def _load(settings: Settings, ranks: Ranks, load: Load) -> Learner:
-    accelerator = make_accelerator(settings.device, load.config.training.precision)
-    if load.resumed is None:
-        return start_learner(load.base, load.config, accelerator, ranks, load.start)
-    weights, checkpoint, progress = load.resumed
-    return resume_learner(load.base, weights, checkpoint, progress, load.config, accelerator, ranks, step=load.step)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from leyden.services.trainer import attention
-from leyden.services.trainer.head import sampled_logprobs
+from leyden.services.trainer.head import sampled_outputs
 from leyden.services.trainer.tree import Pack
 
 
@@ -32,6 +33,15 @@ class Reads:
     places_K: NDArray[np.int64]
     token_ids_K: NDArray[np.int64]
     temperatures_K: NDArray[np.float32]
+
+
+class Outputs(NamedTuple):
+    """For each token of `Reads`, [K], float32 at least: its log-probability at its temperature, and of the state before
+    it the value, None without a value head, and the entropy in nats, None unless asked for."""
+
+    logprobs_K: Tensor
+    values_K: Tensor | None = None
+    entropies_K: Tensor | None = None
 
 
 class Trunk:
@@ -118,24 +128,25 @@ class Policy(nn.Module):
         return Trunk(states, hidden_M_H)
 
     def forward(
-        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """The log-probability of each token of `reads` at its temperature, and the value of the state before it.
+        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False, entropies: bool = False
+    ) -> Outputs:
+        """The outputs for each token of `reads`.
 
-        Args:    values_alone: gradients reach the value head and nothing else
-        Returns: [K] each, float32 at least; None without a value head
+        Args: values_alone: gradients reach the value head and nothing else; entropies: compute them, too
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not values_alone):
-            logprobs_K, hidden_U_H, rows_K = self._logprobs(pack, path, reads)
+            found, hidden_U_H, rows_K = self._outputs(pack, path, reads, entropies=entropies)
         if self.value_head is None:
-            return logprobs_K, None
+            return found
         # No matrix product, which autocast would round.
         wide_U_H = hidden_U_H.to(self.value_head.weight.dtype)
         values_U = (wide_U_H * self.value_head.weight[0]).sum(1) + self.value_head.bias
-        return logprobs_K, values_U[rows_K]
+        return found._replace(values_K=values_U[rows_K])
 
-    def _logprobs(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities [K], the states they were read from [U, H], and the state of each token, [K]."""
+    def _outputs(
+        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, entropies: bool
+    ) -> tuple[Outputs, Tensor, Tensor]:
+        """Outputs without values, the states they were read from [U, H], and the state of each token, [K]."""
         hidden_M_H = self._hidden(pack, _Cache(path))
         # Siblings that drew from the same state read the same logits.
         keys_K = reads.places_K << 32 | reads.temperatures_K.view(np.int32)
@@ -151,7 +162,11 @@ class Policy(nn.Module):
         )
         hidden_U_H = hidden_M_H[nodes_U]
         head = self.model.get_output_embeddings()
-        return sampled_logprobs(head, hidden_U_H, temperatures_U, rows, token_ids_K), hidden_U_H, rows
+        logprobs_K, entropies_U = sampled_outputs(
+            head, hidden_U_H, temperatures_U, rows, token_ids_K, entropies=entropies
+        )
+        entropies_K = None if entropies_U is None else entropies_U[rows]
+        return Outputs(logprobs_K, entropies_K=entropies_K), hidden_U_H, rows
 
     def _hidden(self, pack: Pack, cache: _Cache) -> Tensor:
         dtype = self.model.get_input_embeddings().weight.dtype

@@ -1,4 +1,4 @@
-"""Log-probabilities of sampled tokens from last hidden states, without materialising all logits.
+"""Log-probabilities of sampled tokens, and entropies, from last hidden states, without materialising all logits.
 
 Axes: K sampled tokens, U distinct pairs of hidden state and temperature, H hidden size, V vocabulary, v a tile of it.
 
@@ -22,12 +22,19 @@ TILE_LOGITS = 2**21
 TILE_ROWS = 2048
 
 
-def sampled_logprobs(
-    head: nn.Linear, hidden_U_H: Tensor, temperatures_U: Tensor, rows_K: Tensor, token_ids_K: Tensor
-) -> Tensor:
-    """log softmax(head(hidden) / T) at (rows_K, token_ids_K), [K], in float32 at least.
+def sampled_outputs(
+    head: nn.Linear,
+    hidden_U_H: Tensor,
+    temperatures_U: Tensor,
+    rows_K: Tensor,
+    token_ids_K: Tensor,
+    *,
+    entropies: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(head(hidden) / T) at (rows_K, token_ids_K), [K], and the entropy of each state, [U] in nats.
 
-    Args: rows_K: into U, so that tokens sampled from one state share its logits; token_ids_K: into V
+    Args:    rows_K: into U, so that tokens sampled from one state share its logits; token_ids_K: into V
+    Returns: float32 at least; None unless `entropies`
     """
     weight_V_H: Tensor = head.weight
     scaled_U_H = hidden_U_H / temperatures_U[:, None].to(hidden_U_H.dtype)
@@ -37,33 +44,47 @@ def sampled_logprobs(
     device = hidden_U_H.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_U_H.dtype
     columns = scaled_U_H.to(dtype), weight_V_H, rows_K, token_ids_K
-    logprobs_K: Tensor = _SampledLogprobs.apply(*columns)  # type: ignore[no-untyped-call]
-    return logprobs_K
+    found: tuple[Tensor, Tensor | None] = _SampledOutputs.apply(*columns, entropies)  # type: ignore[no-untyped-call]
+    return found
 
 
-class _SampledLogprobs(torch.autograd.Function):
-    """log softmax(hidden · weightᵀ) at sampled tokens; products in the dtype of `hidden`, sums in float32 at least."""
+class _SampledOutputs(torch.autograd.Function):
+    """log softmax(hidden · weightᵀ) at sampled tokens; products in the dtype of `hidden`, sums in float32 at least.
+
+    The entropy of a state with logits z is log Σ exp z - Σ p z; its derivative by z is -p (log p + entropy).
+    """
 
     @staticmethod
-    def forward(context: Any, hidden_U_H: Tensor, weight_V_H: Tensor, rows_K: Tensor, token_ids_K: Tensor) -> Tensor:
+    def forward(
+        context: Any, hidden_U_H: Tensor, weight_V_H: Tensor, rows_K: Tensor, token_ids_K: Tensor, entropies: bool
+    ) -> tuple[Tensor, Tensor | None]:
         wide = torch.promote_types(hidden_U_H.dtype, torch.float32)
         normalisers_U = hidden_U_H.new_full((len(hidden_U_H),), -torch.inf, dtype=wide)
         sampled_K = hidden_U_H.new_zeros(len(rows_K), dtype=wide)
+        means_U = torch.zeros_like(normalisers_U) if entropies else None
         for rows, tokens in _tiles(len(hidden_U_H), len(weight_V_H)):
             logits_u_v = _product(hidden_U_H[rows], weight_V_H[tokens].to(hidden_U_H.dtype)).to(wide)
-            normalisers_U[rows] = torch.logaddexp(normalisers_U[rows], logits_u_v.logsumexp(dim=1))
+            normalisers_u = torch.logaddexp(normalisers_U[rows], logits_u_v.logsumexp(dim=1))
+            if means_U is not None:
+                # Σ p z of the tiles so far.
+                means_U[rows] *= (normalisers_U[rows] - normalisers_u).exp()
+                means_U[rows] += (logits_u_v * (logits_u_v - normalisers_u[:, None]).exp()).sum(dim=1)
+            normalisers_U[rows] = normalisers_u
             # From the tile that the normaliser saw: another product, rounded otherwise, can exceed it.
             row_K, token_K = rows_K - rows.start, token_ids_K - tokens.start
             here_k = ((row_K >= 0) & (rows_K < rows.stop) & (token_K >= 0) & (token_ids_K < tokens.stop)).nonzero()[
                 :, 0
             ]
             sampled_K[here_k] = logits_u_v[row_K[here_k], token_K[here_k]]
-        context.save_for_backward(hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U)
-        return sampled_K - normalisers_U[rows_K]
+        entropies_U = None if means_U is None else normalisers_U - means_U
+        context.save_for_backward(hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U, entropies_U)
+        return sampled_K - normalisers_U[rows_K], entropies_U
 
     @staticmethod
-    def backward(context: Any, gradient_K: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U = context.saved_tensors
+    def backward(
+        context: Any, gradient_K: Tensor, to_entropies_U: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden_U_H, weight_V_H, rows_K, token_ids_K, normalisers_U, entropies_U = context.saved_tensors
         wide, (wants_hidden, wants_weight, *_) = gradient_K.dtype, context.needs_input_grad
         to_hidden = torch.zeros_like(hidden_U_H, dtype=wide) if wants_hidden else None
         to_weight = torch.zeros_like(weight_V_H, dtype=wide) if wants_weight else None
@@ -73,14 +94,19 @@ class _SampledLogprobs(torch.autograd.Function):
             to_weight.index_add_(0, token_ids_K, hidden_U_H[rows_K].to(wide) * gradient_K[:, None])
 
         gradient_U = torch.zeros_like(normalisers_U).index_add_(0, rows_K, gradient_K)
-        live = gradient_U.nonzero()[:, 0]
-        hidden_u_H, columns_u = hidden_U_H[live], (normalisers_U[live][:, None], gradient_U[live][:, None])
+        columns_U = [normalisers_U, gradient_U]
+        if entropies_U is not None and to_entropies_U is not None:
+            columns_U += [entropies_U, to_entropies_U]
+        live = torch.stack([gradient_U, *columns_U[3:]]).any(dim=0).nonzero()[:, 0]
+        hidden_u_H, columns_u = hidden_U_H[live], [column_U[live][:, None] for column_U in columns_U]
         to_live = torch.zeros_like(hidden_u_H, dtype=wide)
         for rows, tokens in _tiles(len(live), len(weight_V_H)):
-            normalisers, gradients = (column[rows] for column in columns_u)
+            normalisers, gradients, *bonus = (column[rows] for column in columns_u)
             weight_v_H = weight_V_H[tokens].to(hidden_u_H.dtype)
-            logits_u_v = _product(hidden_u_H[rows], weight_v_H).to(wide)
-            away_u_v = logits_u_v.sub_(normalisers).exp_().mul_(gradients).to(hidden_u_H.dtype)
+            logprobs_u_v = _product(hidden_u_H[rows], weight_v_H).to(wide).sub_(normalisers)
+            if bonus:
+                gradients = gradients + bonus[1] * (logprobs_u_v + bonus[0])
+            away_u_v = logprobs_u_v.exp_().mul_(gradients).to(hidden_u_H.dtype)
             if to_hidden is not None:
                 to_live[rows] += _product(away_u_v, weight_v_H.t())
             if to_weight is not None:
@@ -90,6 +116,7 @@ class _SampledLogprobs(torch.autograd.Function):
         return (
             None if to_hidden is None else to_hidden.to(hidden_U_H.dtype),
             None if to_weight is None else to_weight.to(weight_V_H.dtype),
+            None,
             None,
             None,
         )

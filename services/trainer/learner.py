@@ -27,11 +27,14 @@ from leyden.services.trainer.checkpoint import (
 from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.lora import BasePolicy, add_adapters, has_adapters, load_adapter
+from leyden.services.trainer.lora import BasePolicy, adapter_parameters, add_adapters, has_adapters, load_adapter
 from leyden.services.trainer.model import freeze, load_model
-from leyden.services.trainer.ranks import ALONE, Gather, Ranks
+from leyden.services.trainer.optimizers import make_optimizer
+from leyden.services.trainer.ranks import ALONE, Gather, Load, Ranks
+from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.sharding import gather, replace_values, shard
-from leyden.services.trainer.step import Learner, Metrics, gap_metrics, make_optimizer
+from leyden.services.trainer.step import Learner
+from leyden.services.trainer.step_metrics import Metrics, gap_metrics
 
 log = logger()
 
@@ -58,7 +61,7 @@ def start_learner(
     base: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks = ALONE, weights: Path | None = None
 ) -> Learner:
     """The learner of policy version 0: of `weights`, another run's version, or of the base model."""
-    return _learner(base, weights or base, config, accelerator, ranks)
+    return _learner(base, weights or base, config, accelerator, ranks, weights or base)
 
 
 def resume_learner(
@@ -71,24 +74,35 @@ def resume_learner(
     ranks: Ranks = ALONE,
     *,
     step: int | None = None,
+    reference: tuple[Path, str] | None = None,
 ) -> Learner:
     """The learner as it was right after the step of `expected`; on a CPU it continues bit for bit.
 
-    Args:   step: counts on from this step; None for that of `expected`
+    Args:   step: counts on from this step; None for that of `expected`; reference: folder and hash of the version that
+                is the KL reference, None for `weights`, or without `kl_reference_every`
     Raises: CheckpointDamaged: weights or optimiser state are missing or are not what the store recorded, on any rank.
     """
     with ranks.agreeing_on(CheckpointDamaged):
-        if describe(weights).content_sha256 != expected.content_sha256:
-            raise CheckpointDamaged(f"{weights} is not what the store recorded of version {expected.step}: restore it")
+        for folder, sha256 in ((weights, expected.content_sha256), *((reference,) if reference else ())):
+            if describe(folder).content_sha256 != sha256:
+                raise CheckpointDamaged(f"{folder} is not what the store recorded of this version: restore it")
     with ranks.agreeing_on(CheckpointDamaged):
         try:
-            learner = _learner(base, weights, config, accelerator, ranks)
+            learner = _learner(base, weights, config, accelerator, ranks, reference[0] if reference else weights)
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
         load_checkpoint(learner.optimizer, checkpoint, expected, learner.policy.value_head)
         learner.step = expected.step if step is None else step
         return learner
+
+
+def load_learner(load: Load, accelerator: Accelerator, ranks: Ranks) -> Learner:
+    """The learner that a message describes. All ranks call it. Raises: CheckpointDamaged"""
+    if load.resumed is None:
+        return start_learner(load.base, load.config, accelerator, ranks, load.start)
+    where = load.base, *load.resumed
+    return resume_learner(*where, load.config, accelerator, ranks, step=load.step, reference=load.reference)
 
 
 def model_of(learner: Learner) -> PreTrainedModel:
@@ -154,7 +168,10 @@ def gather_parts(learner: Learner, message: Gather) -> dict[str, Tensor]:
     return found | {name: found[source] for name, source in tied.items() if source in found}
 
 
-def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> Learner:
+def _learner(
+    base: Path, weights: Path, config: RunConfig, accelerator: Accelerator, ranks: Ranks, reference: Path
+) -> Learner:
+    """Args: reference: the weights of a KL reference that is a version"""
     model, critic = _trained_model(base, weights, config, accelerator.device), config.algorithm.critic
     policy = Policy(
         model,
@@ -167,15 +184,32 @@ def _learner(base: Path, weights: Path, config: RunConfig, accelerator: Accelera
     else:
         policy = accelerator.prepare_model(policy, evaluation_mode=True)
     optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer, critic))
-    reference: Policy | None = None
-    if config.algorithm.kl_coefficient > 0 and config.training.lora:
-        reference = BasePolicy(policy)
-    elif config.algorithm.kl_coefficient > 0:
-        reference = _frozen(base, config, accelerator)
-        if ranks.size > 1:
-            _shard(reference, config, accelerator, ranks)
+    found: Reference | None = None
+    if config.algorithm.kl_coefficient > 0:
+        found = _reference(base, reference, policy, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
-    return Learner(policy, optimizer, accelerator, reference, ranks=ranks)
+    return Learner(policy, optimizer, accelerator, found, ranks=ranks)
+
+
+def _reference(
+    base: Path, weights: Path, policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: Ranks
+) -> Reference:
+    every = config.algorithm.kl_reference_every
+    if not config.training.lora:
+        frozen = _frozen(base if every is None else weights, config, accelerator)
+        if ranks.size > 1:
+            _shard(frozen, config, accelerator, ranks)
+        return Reference(frozen, every)
+    if every is None:
+        return Reference(BasePolicy(policy))
+    # Adapters of zeros are the base model.
+    own = adapter_parameters(policy.model)
+    reference = Reference(policy, every, {name: torch.zeros_like(tensor) for name, tensor in copied(own).items()})
+    if weights != base:
+        with reference.weights():
+            load_adapter(policy.model, weights)
+            reference.adapter = copied(own)
+    return reference
 
 
 def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import Lora
 from leyden.libs.contracts.weights import ADAPTER_FOLDER
-from leyden.services.trainer.forward import Policy, Reads, Trunk
+from leyden.services.trainer.forward import Outputs, Policy, Reads, Trunk
 from leyden.services.trainer.model import freeze
 from leyden.services.trainer.sharding import replace_values
 from leyden.services.trainer.tree import Pack
@@ -41,12 +41,11 @@ class BasePolicy(Policy):
             return self.policy.trunk(pack, path)
 
     def forward(
-        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
+        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False, entropies: bool = False
+    ) -> Outputs:
         """`Policy.forward` of the base model, without values."""
         with without_adapters(self.model):
-            logprobs_K: Tensor = self.policy(pack, path, reads)[0]
-            return logprobs_K, None
+            return Outputs(self.policy(pack, path, reads).logprobs_K)
 
 
 def add_adapters(model: PreTrainedModel, config: Lora, frozen: Sequence[str], base: Path) -> None:
@@ -120,6 +119,11 @@ def adapter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         _FILE_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in state.items() if _of_adapter(name)
     }
+
+
+def adapter_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The adapters' parameters by name, sharded where the model's are."""
+    return {name: parameter for name, parameter in model.named_parameters() if _of_adapter(name)}
 
 
 def save_adapter_config(model: PreTrainedModel, folder: Path) -> None:

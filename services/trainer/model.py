@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -19,6 +20,11 @@ from leyden.services.trainer.tree import plan_forest
 MAX_HEAD_GAP = 1e-4
 MAX_TREE_GAP = 1e-3
 """Nats. Families that trees compute right differ by 4e-6 at most in float32, the others by more than 1."""
+
+
+WINDOWED_FAMILIES = ("gemma3_text", "mistral", "qwen2", "qwen3")
+"""Families whose layers give attention their sliding window; rows of the check below are shorter than any window."""
+_EXPERTS = re.compile("moe|expert", re.IGNORECASE)
 
 
 class UnsupportedModel(ValueError):
@@ -41,15 +47,9 @@ def load_model(folder: Path) -> PreTrainedModel:
 def check_supported(model: PreTrainedModel) -> None:
     """Raises UnsupportedModel unless token trees compute the model's log-probabilities; tries three short rows."""
     family = model.config.model_type
-    windowed = getattr(model.config, "sliding_window", None) is not None
-    kinds = set(getattr(model.config, "layer_types", None) or ["sliding_attention" if windowed else "full_attention"])
-    if kinds != {"full_attention"}:
-        raise UnsupportedModel(
-            f"{family}: layers of kinds {sorted(kinds)}: only full attention can be trained over trees; choose another"
-            " model"
-        )
+    _check_structure(model, family)
     # Their tables depend on the length of the longest row in a pass; the short rows below would not show it.
-    ropes = {str(getattr(module, "rope_type", "")) for module in model.modules()} & {"dynamic", "longrope"}
+    ropes = {kind for module in model.modules() for kind in _rope_types(module)} & {"dynamic", "longrope"}
     if ropes:
         raise UnsupportedModel(
             f"{family}: position embeddings of type {ropes.pop()!r} change with a row's length, and rows of a tree"
@@ -76,6 +76,37 @@ def check_supported(model: PreTrainedModel) -> None:
         )
 
 
+def _check_structure(model: PreTrainedModel, family: str) -> None:
+    config = model.config
+    if config.get_text_config() is not config:
+        raise UnsupportedModel(
+            f"{family}: a model of several parts, such as vision and text: choose a text model, such as gemma3_text"
+        )
+    if experts := next((type(m).__name__ for m in model.modules() if _EXPERTS.search(type(m).__name__)), None):
+        raise UnsupportedModel(
+            f"{family}: a mixture of experts ({experts}): engine and trainer may route a token to different experts,"
+            " which no test covers: choose a dense model"
+        )
+    windowed = getattr(config, "sliding_window", None) is not None
+    kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if windowed else "full_attention"])
+    if other := kinds - {"full_attention", "sliding_attention"}:
+        raise UnsupportedModel(
+            f"{family}: layers of kinds {sorted(other)}: token trees need attention in every layer, full or with a"
+            " sliding window: choose another model"
+        )
+    if "sliding_attention" in kinds and family not in WINDOWED_FAMILIES:
+        raise UnsupportedModel(
+            f"{family}: layers with a sliding window, which are tested for {', '.join(WINDOWED_FAMILIES)} only: choose"
+            " another model, or set sliding_window to null in its config.json if no row of the run is longer"
+        )
+
+
+def _rope_types(module: nn.Module) -> list[str]:
+    """Those of a position embedding: one, or one for each kind of layer."""
+    kinds = getattr(module, "rope_type", None)
+    return [str(kind) for kind in (kinds.values() if isinstance(kinds, dict) else [kinds])]
+
+
 def _head_gap(model: PreTrainedModel) -> float:
     ids = torch.arange(min(8, model.config.vocab_size), device=model.device)[None]
     hidden = model.base_model(input_ids=ids).last_hidden_state
@@ -96,7 +127,7 @@ def _tree_gap(model: PreTrainedModel) -> float:
     places = [np.concatenate([[prefix - 1], prefix + nodes[:-1]]) for nodes in pack.nodes]
     token_ids_K = tails[pack.rows].reshape(-1).astype(np.int64)
     reads = Reads(np.concatenate(places), token_ids_K, np.ones(len(token_ids_K), np.float32))
-    together, _ = policy(pack, [policy.trunk(trunk, [])], reads)
+    together = policy(pack, [policy.trunk(trunk, [])], reads).logprobs_K
     return float((together - torch.cat([alone[row] for row in pack.rows])).abs().max())
 
 

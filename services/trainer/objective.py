@@ -42,12 +42,15 @@ class Objective:
     kl_K: Tensor
 
 
-def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objective:
-    """Σ_k weight · (correction · policy loss + β · KL estimate); with `kl_in: reward` the advantages hold the latter.
+def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms, entropies_K: Tensor | None = None) -> Objective:
+    """Σ_k weight · (correction · policy loss + β · KL estimate - c · entropy); with `kl_in: reward` the advantages hold
+    the KL estimate.
 
     In a step's only update, π_old is `logprobs_K` without its gradient: no second forward pass is needed.
 
-    Raises: ValueError: a KL penalty without reference log-probabilities.
+    Args:   entropies_K: of the distribution that each token was drawn from, with its gradient; None without a bonus
+    Source: the aggregation of verl's `entropy_coeff`
+    Raises: ValueError: a KL penalty without reference log-probabilities, a bonus without entropies
     """
     old_logprobs_K = logprobs_K.detach() if terms.old_logprobs_K is None else terms.old_logprobs_K
     ratio_K = corrections.importance_ratio(old_logprobs_K, terms.generator_logprobs_K)
@@ -68,6 +71,10 @@ def objective(algorithm: Algorithm, logprobs_K: Tensor, terms: Terms) -> Objecti
         kl_K = losses.kl(algorithm.kl_estimator, logprobs_K, terms.reference_logprobs_K)
         if algorithm.kl_in == "loss":
             per_token_K = per_token_K + algorithm.kl_coefficient * kl_K
+    if algorithm.entropy_coefficient > 0:
+        if entropies_K is None:
+            raise ValueError("entropy_coefficient is above 0: pass entropies_K")
+        per_token_K = per_token_K - algorithm.entropy_coefficient * entropies_K
 
     loss = (per_token_K * terms.weights_K).sum()
     return Objective(loss, policy.clipped_K, correction_K == 0, ratio_K, kl_K.detach())

@@ -47,7 +47,7 @@ class RankLost(RuntimeError):
 class Load:
     """Load the learner of version 0, or the one right after the step of `progress` from `weights` and `checkpoint`.
 
-    `start`: the weights of version 0 where they are not the base model's; `step`: see `resume_learner`.
+    `start`: the weights of version 0 where they are not the base model's; `step`, `reference`: see `resume_learner`.
     """
 
     base: Path
@@ -55,6 +55,7 @@ class Load:
     resumed: tuple[Path, Path, Progress] | None = None
     start: Path | None = None
     step: int | None = None
+    reference: tuple[Path, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,7 @@ from leyden.services.trainer.learner import (
     adopt_weights,
     export_learner,
     gathered_optimizer,
-    resume_learner,
-    start_learner,
+    load_learner,
 )
 from leyden.services.trainer.ranks import ALONE, Adopt, Load, Ranks, Step
 from leyden.services.trainer.step import Learner, optimizer_step
@@ -131,22 +130,24 @@ class LearnerLoader:
     async def _load_step(self, step: int, checkpoint: Path) -> Learner:
         version = await self._version(step)
         expected = Progress(self.run_id, step, version.content_sha256)
-        return await asyncio.to_thread(self._resume, Path(version.path), checkpoint, expected)
+        number, reference = self.config.algorithm.reference_version(step), None
+        if number is not None and number != step:
+            found = await self._version(number)
+            reference = Path(found.path), found.content_sha256
+        resumed = Path(version.path), checkpoint, expected
+        return await asyncio.to_thread(self._load, Load(self.base, self.config, resumed, reference=reference))
 
     def _start(self) -> Learner:
         if self.inherited is not None and self.start is not None:
             try:
-                return self._resume(self.start, *self.inherited, step=0)
+                return self._load(Load(self.base, self.config, (self.start, *self.inherited), step=0))
             except CheckpointDamaged as error:
                 log.warning("optimiser starts anew", cause=str(error))
-        with self.ranks.sending(Load(self.base, self.config, start=self.start)):
-            return start_learner(self.base, self.config, self.accelerator, self.ranks, self.start)
+        return self._load(Load(self.base, self.config, start=self.start))
 
-    def _resume(self, weights: Path, checkpoint: Path, expected: Progress, step: int | None = None) -> Learner:
-        with self.ranks.sending(Load(self.base, self.config, (weights, checkpoint, expected), step=step)):
-            return resume_learner(
-                self.base, weights, checkpoint, expected, self.config, self.accelerator, self.ranks, step=step
-            )
+    def _load(self, load: Load) -> Learner:
+        with self.ranks.sending(load):
+            return load_learner(load, self.accelerator, self.ranks)
 
     async def _make_again(self, step: int, checkpoint: Path, interrupted: Callable[[], bool]) -> Learner:
         """Makes a recorded step again, with the samples on record, and writes its missing checkpoint."""

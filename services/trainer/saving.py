@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from prometheus_client import Histogram
 
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.faults import fault_point
 from leyden.libs.store import training
 from leyden.libs.store.database import Database
@@ -42,10 +43,10 @@ def lock_check(lock: AdvisoryLock) -> LockCheck:
 
 
 class Saver:
-    """Saves one step after another: writes its checkpoint, then removes all but the newest `retained_checkpoints`."""
+    """Saves one step after another: writes its checkpoint, then removes all but the newest `keep_checkpoints`."""
 
-    def __init__(self, settings: Settings, retained_checkpoints: int, database: Database, lock: AdvisoryLock) -> None:
-        self._settings, self._retained, self._database, self._lock = settings, retained_checkpoints, database, lock
+    def __init__(self, settings: Settings, config: RunConfig, database: Database, lock: AdvisoryLock) -> None:
+        self._settings, self._config, self._database, self._lock = settings, config, database, lock
         self._check_lock = lock_check(lock)
         # Niceness is a thread's own on Linux: engines that load the new weights get the processor first.
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(10,))
@@ -108,10 +109,12 @@ class Saver:
 
         The files of the step before `step` go only once those of `step` are complete: it might have to be made again.
         """
-        oldest = step - self._retained + 1
+        oldest = max(0, step - self._config.training.keep_checkpoints + 1)
+        # Later steps have a later one as their KL reference.
+        reference = self._config.algorithm.reference_version(oldest)
         folder, run_id = self._settings.folder, self._settings.run_id
         async with self._database.session() as session:
-            unmarked = await training.prune_versions(session, run_id, oldest)
+            unmarked = await training.prune_versions(session, run_id, oldest, reference)
         fault_point("trainer.versions_marked")
         folders = [version_folder(folder, run_id, old) for old in _numbers(folder / run_id / "versions") - unmarked]
         folders += [checkpoint_folder(folder, run_id, old) for old in _numbers(folder / run_id / "checkpoints")]

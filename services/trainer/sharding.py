@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from leyden.services.trainer.forward import Policy, Reads
+from leyden.services.trainer.forward import Outputs, Policy, Reads
 from leyden.services.trainer.tree import plan_forest
 
 
@@ -118,6 +118,5 @@ def _equal_pass(policy: Policy, *, values_alone: bool = False) -> Tensor:
     """The sum of the outputs of a forward pass over one token, the same on all ranks."""
     (pack,) = plan_forest([np.zeros(1, np.int32)], 1).packs
     reads = Reads(np.zeros(1, np.int64), np.zeros(1, np.int64), np.ones(1, np.float32))
-    logprobs, values = policy(pack, [], reads, values_alone=values_alone)
-    outputs: Tensor = logprobs.sum() if values is None else logprobs.sum() + values.sum()
-    return outputs
+    found: Outputs = policy(pack, [], reads, values_alone=values_alone)
+    return found.logprobs_K.sum() if found.values_K is None else found.logprobs_K.sum() + found.values_K.sum()

@@ -7,13 +7,14 @@ token or leaving a zero-variance group out of the computation changes none of th
 
 from __future__ import annotations
 
-from typing import Literal, assert_never
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.libs.contracts.config import Weighting
+
 Ids = NDArray[np.int64]
-Weighting = Literal["rollout_mean", "token_mean", "seq_mean_token_mean", "prompt_mean", "rollout_sum_const"]
 
 
 def token_weights(

@@ -1,0 +1,258 @@
+"""The steps of a run: wait for credited groups, make a step, export weights, commit all of it in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from prometheus_client import Counter, Gauge
+
+from leyden.libs.contracts.config import RunConfig, Training
+from leyden.libs.faults import fault_point
+from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.store import training
+from leyden.libs.store.database import Database
+from leyden.libs.store.locks import AdvisoryLock
+from leyden.libs.telemetry import logger
+from leyden.services.trainer.batch import Sample
+from leyden.services.trainer.checkpoint import Export, Progress, checkpoint_folder, version_folder
+from leyden.services.trainer.compute import Interrupted
+from leyden.services.trainer.learner import compare_at, export_learner, gathered_optimizer
+from leyden.services.trainer.ranks import Step
+from leyden.services.trainer.resume import decode_samples, export_again
+from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
+from leyden.services.trainer.selection import Selection, select_groups
+from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.step import Learner, naming_memory_settings, optimizer_step
+from leyden.services.trainer.step_metrics import Metrics
+
+log = logger()
+
+STEPS = Counter("trainer_steps_total", "Optimiser steps committed.")
+GROUPS = Counter("trainer_groups_total", "Groups consumed or refused, by verdict.", ["verdict"])
+TOKENS = Counter("trainer_tokens_total", "Tokens trained.")
+STEP_METRIC = Gauge("trainer_step_metric_value", "Metrics of the last step, by name.", ["name"])
+LOGPROB_GAP = Gauge("trainer_logprob_gap_nats", "Mean |trainer - engine| log-probability at equal versions.")
+
+
+class PoliciesDisagree(RuntimeError):
+    """Trainer and engine compute different log-probabilities for the same weights: training on would be off-policy."""
+
+
+def require_agreement(steps: Sequence[Metrics], limits: Training, patience: int) -> None:
+    """Refuses the first of `steps` if it and the steps before it, newest first, all show that the policies disagree.
+
+    Args:   steps: those that compared trainer and engine; patience: how many of them must disagree
+    Raises: PoliciesDisagree
+    """
+    if len(steps) < patience or not all(_disagrees(metrics, limits) for metrics in steps[:patience]):
+        return
+    gap, share = steps[0].get("logprob_gap_mean", math.nan), steps[0]["logprob_gap_sample_share"]
+    raise PoliciesDisagree(
+        f"log-probabilities of trainer and engine differ by {gap:.2g} on average (training.max_logprob_gap is"
+        f" {limits.max_logprob_gap}), with an effective sample size of {share:.0%} (training.min_effective_share is"
+        f" {limits.min_effective_share:.0%}), in {patience} steps in a row: check that the engine serves the exported"
+        " weights at the same precision"
+    )
+
+
+def _disagrees(metrics: Metrics, limits: Training) -> bool:
+    gap, share = metrics.get("logprob_gap_mean", 0.0), metrics["logprob_gap_sample_share"]
+    return gap > limits.max_logprob_gap or share < limits.min_effective_share
+
+
+@dataclass
+class Trainer:
+    """Makes steps with a run's learner, while `lock` is this process's own."""
+
+    settings: Settings
+    config: RunConfig
+    base: Path
+    database: Database
+    notifications: Notifications
+    lock: AdvisoryLock
+    learner: Learner
+
+    def __post_init__(self) -> None:
+        self.saver = Saver(self.settings, self.config, self.database, self.lock)
+        self._check_lock = lock_check(self.lock)
+
+    async def train(self, stop: asyncio.Event) -> None:
+        """Makes steps until the last one is made or `stop` is set.
+
+        Raises: PoliciesDisagree, TrainingDiverged, CheckpointDamaged: the run must not continue like this; LockLost:
+            another trainer may have the run
+        """
+        try:
+            while self.learner.step < self.config.training.steps and not stop.is_set():
+                self.saver.raise_failure()
+                selection = await self._select()
+                if not selection.complete:
+                    await self._export_lost_version()
+                    await self.notifications.wait(Topic.SAMPLES, timeout_seconds=self.settings.poll_seconds)
+                    continue
+                try:
+                    await self._step(selection, stop)
+                except Interrupted:
+                    # Another rank may have been asked to stop.
+                    stop.set()
+                    log.info("step given up", step=self.learner.step + 1)
+            await self.saver.finish()
+        finally:
+            await self.saver.close()
+
+    async def _export_lost_version(self) -> None:
+        """Exports the newest version again where its folder is gone: the controller moves a damaged one aside."""
+        if self.learner.step == 0:
+            return
+        async with self.database.read() as session:
+            version = await training.read_version(session, self.settings.run_id, self.learner.step)
+        # The step's own transaction wrote its row.
+        assert version is not None
+        if not await asyncio.to_thread(Path(version.path).is_dir):
+            await asyncio.to_thread(export_again, self.learner, self.base, version, self._check_lock)
+
+    async def _select(self) -> Selection:
+        """Reads the credited groups and refuses the stale ones at once."""
+        async with self.database.read() as session:
+            ready = await training.ready_groups(session, self.settings.run_id)
+        sampling = self.config.sampling
+        selection = select_groups(
+            ready,
+            step=self.learner.step + 1,
+            groups_per_step=sampling.groups_per_step,
+            max_lag=sampling.max_policy_lag,
+            every_group=self.config.algorithm.trains_every_row or self.config.credit.baseline.whiten,
+            refills=sampling.refills,
+        )
+        if selection.stale:
+            async with self.database.session() as session:
+                await training.refuse_stale_groups(session, self.settings.run_id, selection.stale)
+            GROUPS.labels("stale").inc(len(selection.stale))
+            log.warning("stale groups refused", groups=selection.stale, step=self.learner.step + 1)
+        return selection
+
+    async def _step(self, selection: Selection, stop: asyncio.Event) -> None:
+        started_at, started = datetime.now(tz=UTC), time.perf_counter()
+        replayed, samples, zero_variance = await self._load(selection)
+        loaded = time.perf_counter()
+        metrics, export = await asyncio.to_thread(self._learn, samples, zero_variance, stop.is_set)
+        if "logprob_gap_tokens" not in metrics:
+            metrics |= await self._compare_older(samples, metrics)
+        metrics |= {
+            "groups_replaced": len(selection.replaced),
+            "groups_replayed": len(replayed),
+            "samples_replayed": sum(sample.group_id in replayed for sample in samples),
+            "load_seconds": loaded - started,
+            "step_seconds": time.perf_counter() - started,
+        }
+        await self._check_gap(metrics)
+        await self.lock.check()
+        number, run_id = self.learner.step, self.settings.run_id
+        record = training.StepRecord(
+            run_id=run_id,
+            number=number,
+            metrics=metrics,
+            checkpoint=str(checkpoint_folder(self.settings.folder, run_id, number).absolute()),
+            started_at=started_at,
+            trained_groups=selection.trained,
+            zero_variance_groups=selection.zero_variance + selection.replaced,
+            sample_ids=[sample.id for sample in samples if sample.group_id not in replayed],
+            version=version_of(number, export),
+        )
+        await self._commit(record, replayed)
+        await self.saver.finish()
+        state = await asyncio.to_thread(gathered_optimizer, self.learner)
+        self.saver.save(state, Progress(run_id, number, export.content_sha256))
+        self._report(metrics, selection)
+
+    async def _load(self, selection: Selection) -> tuple[list[str], list[Sample], list[Sample]]:
+        """Returns the groups that the step uses again, the samples that train, and those without variance."""
+        run_id = self.settings.run_id
+        async with self.database.read() as session:
+            replayed = await training.replayable_groups(session, run_id, self.learner.step + 1, self.config.sampling)
+            groups = selection.trained + selection.zero_variance + replayed
+            rows = await training.load_samples(session, run_id, groups)
+        return replayed, *decode_samples(rows, {*selection.trained, *replayed})
+
+    async def _commit(self, record: training.StepRecord, replayed: Sequence[str]) -> None:
+        async with self.database.session() as session:
+            await training.commit_step(session, record)
+            fault_point("trainer.step_written")
+            await training.add_replays(session, record.run_id, record.number, replayed)
+            fault_point("trainer.replays_written")
+        fault_point("trainer.committed")
+        await self.notifications.notify(Topic.VERSIONS)
+
+    async def _compare_older(self, samples: Sequence[Sample], metrics: Metrics) -> Metrics:
+        """Compares trainer and engine at the newest version of a step's tokens that are all older than its own.
+
+        If that cannot be done, `logprob_gap_tokens` is 0 and the effective sample size stands for the comparison.
+        """
+        versions = [int(sample.policy_versions[sample.mask].max()) for sample in samples if sample.mask.any()]
+        if not versions:
+            return {}
+        async with self.database.read() as session:
+            version = await training.read_version(session, self.settings.run_id, max(versions))
+        if version is not None:
+            where = version.version, Path(version.path)
+            found = await asyncio.to_thread(compare_at, *where, samples, self.config, self.learner.accelerator)
+            if found:
+                return found
+        return {"logprob_gap_tokens": 0, "logprob_gap_sample_share": metrics["effective_sample_share"]}
+
+    async def _check_gap(self, metrics: Metrics) -> None:
+        """Counts over the recorded steps, so that a restart forgives nothing. Raises: PoliciesDisagree"""
+        if "logprob_gap_tokens" not in metrics:
+            return
+        patience = self.settings.gap_patience
+        async with self.database.read() as session:
+            before = await training.compared_steps(session, self.settings.run_id, patience - 1)
+        require_agreement([metrics, *before], self.config.training, patience)
+
+    def _learn(
+        self, samples: Sequence[Sample], zero_variance: Sequence[Sample], interrupted: Callable[[], bool]
+    ) -> tuple[Metrics, Export]:
+        """Runs in a thread: the part of a step that needs no database."""
+        # The run's first step reports whether it continues with the moments of another run.
+        moments = {"optimizer_inherited": float(bool(self.learner.optimizer.state))} if self.learner.step == 0 else {}
+        step = Step(samples, zero_variance)
+        with self.learner.ranks.sending(step), naming_memory_settings(self.config.training, self.config.optimizer):
+            metrics = optimizer_step(
+                self.learner,
+                samples,
+                self.config,
+                zero_variance=zero_variance,
+                interrupted=interrupted,
+                before_update=lambda: self.learner.ranks.wait(self.saver.is_written),
+            )
+        started = time.perf_counter()
+        folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)
+        export = export_learner(self.learner, self.base, folder, self._check_lock)
+        return {**metrics, **moments, "export_seconds": time.perf_counter() - started}, export
+
+    def _report(self, metrics: Metrics, selection: Selection) -> None:
+        STEPS.inc()
+        TOKENS.inc(metrics["trained_tokens"])
+        GROUPS.labels("trained").inc(len(selection.trained))
+        GROUPS.labels("no_variance").inc(len(selection.zero_variance))
+        GROUPS.labels("replaced").inc(len(selection.replaced))
+        GROUPS.labels("replayed").inc(metrics["groups_replayed"])
+        for name, value in metrics.items():
+            if name.endswith("_seconds"):
+                PHASE_SECONDS.labels(name.removesuffix("_seconds")).observe(value)
+            else:
+                STEP_METRIC.labels(name).set(value)
+        if "logprob_gap_mean" in metrics:
+            LOGPROB_GAP.set(metrics["logprob_gap_mean"])
+        log.info("step committed", step=self.learner.step, **{name: round(value, 6) for name, value in metrics.items()})
+
+
+def version_of(number: int, export: Export) -> training.Version:
+    """Returns the row of an exported version."""
+    return training.Version(number, str(export.path), export.content_sha256, export.size_bytes)

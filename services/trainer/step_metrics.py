@@ -1,0 +1,138 @@
+"""The metrics of a step: one row of numbers from its batch and its updates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from leyden.services.trainer.batch import Sample, TrainedTokens, trained_tokens
+from leyden.services.trainer.compute import Anchors, Computed
+from leyden.services.trainer.corrections import effective_sample_share
+from leyden.services.trainer.losses import LOG_RATIO_LIMIT
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples of a step with their final advantages, and K: the trained `tokens` of `samples`."""
+
+    samples: Sequence[Sample]
+    zero_variance: Sequence[Sample]
+    tokens: TrainedTokens
+    anchors: Anchors
+
+    @property
+    def groups(self) -> set[str]:
+        return {sample.group_id for sample in (*self.samples, *self.zero_variance)}
+
+
+@dataclass
+class Update:
+    """One update: tokens_k: the numbers of its tokens within the step's K; seconds: of the optimiser alone."""
+
+    tokens_k: NDArray[np.int64]
+    computed: Computed
+    norm: float = 0.0
+    learning_rate: float = 0.0
+    seconds: float = 0.0
+
+
+def step_metrics(batch: Batch, updates: Sequence[Update], step: int, started: float) -> Metrics:
+    """Args: step: its number, from 1; started: `perf_counter()` at its beginning"""
+    return {
+        **_batch_metrics(batch, step),
+        **_token_metrics(batch, updates, step),
+        **_value_metrics(batch.anchors, updates),
+        **_update_metrics(updates, started),
+    }
+
+
+def _batch_metrics(batch: Batch, step: int) -> Metrics:
+    samples = batch.samples
+    lags_K = step - 1 - trained_tokens([*samples, *batch.zero_variance]).policy_versions_K
+    groups = {sample.group_id for sample in samples}
+    return {
+        "samples": len(samples),
+        "rollouts": len({sample.rollout_id for sample in samples}),
+        "groups": len(groups),
+        "groups_without_variance": len(batch.groups - groups),
+        "trained_tokens": sum(int(sample.mask.sum()) for sample in samples),
+        "policy_lag_mean": _mean(lags_K),
+        "policy_lag_max": int(lags_K.max()) if len(lags_K) else 0,
+    }
+
+
+def _token_metrics(batch: Batch, updates: Sequence[Update], step: int) -> Metrics:
+    """Averages over the computed tokens of all updates. `logprob_gap_*` compare trainer and engine at the step's own
+    version, before the first update."""
+    tokens, anchors = batch.tokens, batch.anchors
+    start_K, mask_K = np.zeros(len(tokens)), np.zeros(len(tokens), bool)
+    for update in updates:
+        start_K[update.tokens_k] = update.computed.logprobs_K
+        mask_K[update.tokens_k] |= update.computed.computed_K
+    if anchors.old_K is not None:
+        start_K = anchors.old_K
+
+    def column(name: str, of: Sequence[Update] = updates) -> NDArray[Any]:
+        return np.concatenate([getattr(update.computed, name)[update.computed.computed_K] for update in of])
+
+    computed, rows = (sum(getattr(u.computed, name) for u in updates) for name in ("computed_tokens", "row_tokens"))
+    importance_k = column("importance_K")
+    metrics: Metrics = {
+        "computed_tokens": computed,
+        "row_tokens": rows,
+        "sharing_ratio": rows / computed if computed else 1.0,
+        "kl_reference": _mean(column("kl_K")),
+        "clipped_share": _mean(column("clipped_K")),
+        "clipped_share_last": _mean(column("clipped_K", updates[-1:])),
+        "masked_share": _mean(column("masked_K")),
+        "importance_mean": _mean(importance_k) if len(importance_k) else 1.0,
+        "effective_sample_share": effective_sample_share(torch.from_numpy(importance_k)),
+        # Monte Carlo estimate: the tokens are draws from (nearly) this policy.
+        "entropy": -_mean(start_K[mask_K]),
+    }
+    own_K = mask_K & (tokens.policy_versions_K == step - 1)
+    return metrics | gap_metrics(start_K, tokens, own_K)
+
+
+def _value_metrics(anchors: Anchors, updates: Sequence[Update]) -> Metrics:
+    if anchors.estimates is None:
+        return {}
+    return {"value_loss": _mean([update.computed.value_loss for update in updates]), **anchors.estimates.metrics()}
+
+
+def _update_metrics(updates: Sequence[Update], started: float) -> Metrics:
+    seconds = sum(update.seconds for update in updates)
+    return {
+        "updates": len(updates),
+        "loss": _mean([update.computed.loss for update in updates]),
+        "gradient_norm": _mean([update.norm for update in updates]),
+        "learning_rate": updates[-1].learning_rate,
+        "gradients_seconds": time.perf_counter() - started - seconds,
+        "optimizer_seconds": seconds,
+    }
+
+
+def gap_metrics(logprobs_K: NDArray[np.float64], tokens: TrainedTokens, own_K: NDArray[np.bool_]) -> Metrics:
+    """Compares trainer and engine on the tokens of `own_K`, whose version computed `logprobs_K`; empty without any."""
+    if not own_K.any():
+        return {}
+    differences_K = (logprobs_K - tokens.generator_logprobs_K)[own_K]
+    ratios_K = torch.from_numpy(differences_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    return {
+        "logprob_gap_tokens": int(own_K.sum()),
+        "logprob_gap_mean": _mean(np.abs(differences_K)),
+        "logprob_gap_max": float(np.abs(differences_K).max()),
+        "logprob_gap_sample_share": effective_sample_share(ratios_K),
+    }
+
+
+def _mean(values: NDArray[Any] | Sequence[float]) -> float:
+    return float(np.mean(values)) if len(values) else 0.0
