@@ -15,7 +15,9 @@ CONTROL = frozenset(
         "/abort_request",
         "/continue_generation",
         "/flush_cache",
+        "/load_lora_adapter",
         "/pause_generation",
+        "/unload_lora_adapter",
         "/update_weight_version",
         "/update_weights_from_disk",
     }

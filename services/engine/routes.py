@@ -53,6 +53,15 @@ class UpdateBody(_Body):
     flush_cache: bool = True
 
 
+class LoadAdapterBody(_Body):
+    lora_name: str
+    lora_path: Path
+
+
+class UnloadAdapterBody(_Body):
+    lora_name: str
+
+
 class VersionBody(_Body):
     new_version: str
     abort_all_requests: bool = True
@@ -233,16 +242,12 @@ def _load(engine: Engine) -> dict[str, Any]:
 async def models(request: Request) -> Response:
     engine = engine_of(request)
     name = engine.served_model_name
-    card = {
-        "id": name,
-        "object": "model",
-        "created": 0,
-        "owned_by": "sglang",
-        "root": name,
-        "parent": None,
-        "max_model_len": engine.context_length,
-    }
-    return JsonResponse({"object": "list", "data": [card]})
+    card = {"id": name, "object": "model", "created": 0, "owned_by": "sglang", "root": name, "parent": None}
+    adapters = [
+        {**card, "id": key, "root": str(one.folder), "parent": name, "max_model_len": None}
+        for key, one in engine.adapters.items()
+    ]
+    return JsonResponse({"object": "list", "data": [{**card, "max_model_len": engine.context_length}, *adapters]})
 
 
 @router.get("/flush_cache")
@@ -301,6 +306,32 @@ async def update_weight_version(body: VersionBody, request: Request) -> Response
     await engine.rename_weights(body.new_version)
     message = f"Weight version updated to {body.new_version}"
     return JsonResponse({"success": True, "message": message, "new_version": body.new_version})
+
+
+@router.post("/load_lora_adapter")
+async def load_lora_adapter(body: LoadAdapterBody, request: Request) -> Response:
+    engine = engine_of(request)
+    try:
+        await engine.load_adapter(body.lora_name, body.lora_path)
+    except WeightsRefused as error:
+        return _adapters(engine, str(error))
+    return _adapters(engine)
+
+
+@router.post("/unload_lora_adapter")
+async def unload_lora_adapter(body: UnloadAdapterBody, request: Request) -> Response:
+    engine = engine_of(request)
+    try:
+        engine.unload_adapter(body.lora_name)
+    except WeightsRefused as error:
+        return _adapters(engine, str(error))
+    return _adapters(engine)
+
+
+def _adapters(engine: Engine, problem: str = "") -> Response:
+    loaded = {name: str(adapter.folder) for name, adapter in engine.adapters.items()}
+    content = {"success": not problem, "error_message": problem, "loaded_adapters": loaded}
+    return JsonResponse(content, 400 if problem else 200)
 
 
 def _updated(success: bool, message: str) -> Response:

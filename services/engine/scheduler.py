@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from leyden.services.engine.adapters import Adapter, adapt
 from leyden.services.engine.attention import DecodeAttention, PrefillAttention
 from leyden.services.engine.cache import PrefixCache
 from leyden.services.engine.model import Model
@@ -162,7 +163,8 @@ class Scheduler:
             self._seat_all(chosen)
 
     def _cached_length(self, sequence: Sequence, token_ids: TokenIds) -> int:
-        sequence.namespace = Namespace(self.epoch, sequence.prompt.salt)
+        adapter = sequence.adapter.serial if sequence.adapter is not None else 0
+        sequence.namespace = Namespace(self.epoch, sequence.prompt.salt, adapter)
         return len(self.cache.find(sequence.namespace, token_ids[: sequence.needed_from]))
 
     def _seat_all(self, chosen: list[tuple[Sequence, TokenIds, int]]) -> None:
@@ -227,7 +229,7 @@ class Scheduler:
         attention = PrefillAttention(rows, counts, self.model.config.heads)
         token_ids = torch.tensor([token for _, ids in batch for token in ids.tolist()])
         positions = torch.cat([torch.arange(s.computed, s.computed + len(ids)) for s, ids in batch])
-        hidden = self.model.hidden(token_ids, positions, attention)
+        hidden = self._adapted([s.adapter for s, ids in batch for _ in ids]).hidden(token_ids, positions, attention)
         self.totals.prefill_tokens += len(token_ids)
         begin = 0
         for (sequence, ids), row in zip(batch, rows, strict=True):
@@ -267,7 +269,8 @@ class Scheduler:
         batch = [by_row[id(row)] for row in attention.rows]
         token_ids = torch.tensor([sequence.last_id for sequence in batch])
         positions = torch.tensor([sequence.computed for sequence in batch])
-        logits = self.model.logits(self.model.hidden(token_ids, positions, attention))
+        hidden = self._adapted([sequence.adapter for sequence in batch]).hidden(token_ids, positions, attention)
+        logits = self.model.logits(hidden)
         drawn = self.sampler.sample(logits, [sequence.draw for sequence in batch])
         for sequence, row, token in zip(batch, attention.rows, drawn, strict=True):
             row.length += 1
@@ -279,6 +282,10 @@ class Scheduler:
                 self._leave(sequence)
         self.totals.decode_tokens += len(batch)
         return batch
+
+    def _adapted(self, adapters: list[Adapter | None]) -> Model:
+        """The model of a batch whose tokens have these adapters."""
+        return self.model.with_weights(adapt(self.model.weights, adapters))
 
     def _leave(self, sequence: Sequence) -> None:
         """Removes a sequence from every list; its keys and values stay in the cache."""

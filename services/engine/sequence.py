@@ -9,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from leyden.services.engine.adapters import Adapter
 from leyden.services.engine.request import Prompt
 from leyden.services.engine.rows import Row, TokenIds
 from leyden.services.engine.sampling import Draw, Drawn, TokenLogprobs
@@ -17,10 +18,11 @@ from leyden.services.engine.text import StopStrings
 
 @dataclass(frozen=True)
 class Namespace:
-    """Sequences share prefixes within a namespace: the same weights and the same salt."""
+    """Sequences share prefixes within a namespace: the same weights, adapter (0: none) and salt."""
 
     epoch: int
     salt: str
+    adapter: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Sequence:
     # Set in the routes' thread when tokens or the end arrive.
     changed: asyncio.Event
     streams: bool = False
+    adapter: Adapter | None = None
 
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TokenLogprobs] = field(default_factory=list)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,8 @@ from leyden.services.engine.config import ModelConfig
 from leyden.services.engine.errors import WeightsRefused
 
 Products = Literal["float32", "bfloat16"]
+LinearProduct = Callable[[Tensor], Tensor]
+"""[N, in] -> [N, out]."""
 
 _EMBEDDING = "model.embed_tokens.weight"
 
@@ -46,16 +49,38 @@ class Linear:
         return y.to(torch.float32)
 
 
+class Product(NamedTuple):
+    """Linear layers computed as one product: the columns of their input, and the name and rows of output of each."""
+
+    columns: int
+    parts: tuple[tuple[str, int], ...]
+
+
+def products_of(config: ModelConfig) -> dict[str, Product]:
+    """The products of a decoder layer, by their fields of `Layer`."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    attention, mlp = "self_attn.", "mlp."
+    return {
+        "qkv": Product(
+            hidden, ((attention + "q_proj", query), (attention + "k_proj", key), (attention + "v_proj", key))
+        ),
+        "output": Product(query, ((attention + "o_proj", hidden),)),
+        "gate_up": Product(hidden, ((mlp + "gate_proj", inner), (mlp + "up_proj", inner))),
+        "down": Product(inner, ((mlp + "down_proj", hidden),)),
+    }
+
+
 @dataclass(frozen=True)
 class Layer:
     """One decoder layer; query, key and value are one linear product, and so are gate and up."""
 
     input_norm: Tensor
-    qkv: Linear
-    output: Linear
+    qkv: LinearProduct
+    output: LinearProduct
     mlp_norm: Tensor
-    gate_up: Linear
-    down: Linear
+    gate_up: LinearProduct
+    down: LinearProduct
 
 
 @dataclass(frozen=True)
@@ -76,10 +101,10 @@ def load_weights(folder: Path, config: ModelConfig, products: Products = "float3
 
     Raises:  WeightsRefused: a file is missing or damaged, a tensor is missing, misshapen or not finite
     """
-    return _read(_Reader(folder, config, products))
+    return _read(Reader(folder, config, products))
 
 
-def _read(reader: _Reader) -> Weights:
+def _read(reader: Reader) -> Weights:
     config = reader.config
     table = (config.vocab_size, config.hidden_size)
     embedding = reader.tensor(_EMBEDDING, *table)
@@ -92,13 +117,18 @@ def _read(reader: _Reader) -> Weights:
     )
 
 
-class _Reader:
-    def __init__(self, folder: Path, config: ModelConfig, products: Products) -> None:
+class Reader:
+    """Reads and checks the tensors in the safetensors files of a folder."""
+
+    def __init__(self, folder: Path, config: ModelConfig, products: Products = "float32") -> None:
         self.folder, self.config, self._products = folder, config, products
-        self._tensors = _read_tensors(folder)
+        self.tensors = _read_tensors(folder)
+        self.unread = set(self.tensors)
 
     def tensor(self, name: str, *shape: int) -> Tensor:
-        tensor = self._tensors.get(name)
+        """Returns a tensor in float32. Raises: WeightsRefused: it is missing, misshapen or not finite."""
+        tensor = self.tensors.get(name)
+        self.unread.discard(name)
         if tensor is None:
             raise WeightsRefused(f"{self.folder} lacks the tensor {name}: export every weight of the model")
         if tuple(tensor.shape) != shape:
@@ -114,30 +144,21 @@ class _Reader:
         return self.tensor(name, size).clone()
 
     def layer(self, index: int) -> Layer:
-        config, prefix = self.config, f"model.layers.{index}."
-        hidden, inner = config.hidden_size, config.intermediate_size
-        query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        hidden, prefix = self.config.hidden_size, f"model.layers.{index}."
         return Layer(
             input_norm=self.vector(prefix + "input_layernorm.weight", hidden),
-            qkv=self._join([(attention + "q_proj", query), (attention + "k_proj", key), (attention + "v_proj", key)]),
-            output=self._linear(attention + "o_proj", hidden, query),
             mlp_norm=self.vector(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=self._join([(mlp + "gate_proj", inner), (mlp + "up_proj", inner)]),
-            down=self._linear(mlp + "down_proj", hidden, inner),
+            **{name: self._linear(prefix, product) for name, product in products_of(self.config).items()},
         )
 
-    def _linear(self, name: str, rows: int, columns: int) -> Linear:
-        return Linear(self.tensor(f"{name}.weight", rows, columns), self._bias(name, rows), self._products)
-
-    def _join(self, parts: list[tuple[str, int]]) -> Linear:
-        """Joins several linear products of the same input into one."""
-        weight = torch.cat([self.tensor(f"{name}.weight", rows, self.config.hidden_size) for name, rows in parts])
+    def _linear(self, prefix: str, product: Product) -> Linear:
+        parts = [(prefix + name, rows) for name, rows in product.parts]
+        weights = [self.tensor(f"{name}.weight", rows, product.columns) for name, rows in parts]
         biases = [bias for name, rows in parts if (bias := self._bias(name, rows)) is not None]
-        return Linear(weight, torch.cat(biases) if biases else None, self._products)
+        return Linear(torch.cat(weights), torch.cat(biases) if biases else None, self._products)
 
     def _bias(self, name: str, rows: int) -> Tensor | None:
-        return self.vector(f"{name}.bias", rows) if f"{name}.bias" in self._tensors else None
+        return self.vector(f"{name}.bias", rows) if f"{name}.bias" in self.tensors else None
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
