@@ -41,6 +41,7 @@ from leyden.services.gateway.errors import (
 )
 from leyden.services.gateway.models import PoolModels
 from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.providers import Providers
 from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
@@ -92,12 +93,6 @@ class _SingleSlashes:
 @asynccontextmanager
 async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     engine_key = read_secret(settings.engine_api_key, settings.engine_api_key_file)
-    model = ChatModel(
-        settings.model_path,
-        context_length=settings.context_length,
-        tool_parser=settings.tool_parsers.get(DEFAULT_POOL),
-        reasoning_parser=settings.reasoning_parsers.get(DEFAULT_POOL),
-    )
     database = Database(settings.database_url, CLIENT, answer_seconds=settings.database_answer_seconds)
     notifications = Notifications(settings.redis_url)
     reader = Reader(database, hold_seconds=settings.record_hold_seconds)
@@ -113,15 +108,11 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         hold_seconds=settings.hold_seconds,
         newest_version=reader.newest_version,
     )
+    providers = Providers(settings.providers, silence_seconds=settings.engine_silence_seconds)
     calls = CallService(
-        PoolModels(
-            model,
-            reader,
-            history_bytes=settings.history_bytes,
-            tool_parsers=settings.tool_parsers,
-            reasoning_parsers=settings.reasoning_parsers,
-        ),
+        _models(settings, reader),
         engines=engines,
+        providers=providers,
         recorder=recorder,
         reader=reader,
         settings=settings,
@@ -147,9 +138,26 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         await asyncio.wait(loops)
         await engines.close()
         await app.state.embeddings.close()
+        await providers.close()
         await recording.close()
         await notifications.close()
         await database.close()
+
+
+def _models(settings: Settings, reader: Reader) -> PoolModels:
+    default = ChatModel(
+        settings.model_path,
+        context_length=settings.context_length,
+        tool_parser=settings.tool_parsers.get(DEFAULT_POOL),
+        reasoning_parser=settings.reasoning_parsers.get(DEFAULT_POOL),
+    )
+    return PoolModels(
+        default,
+        reader,
+        history_bytes=settings.history_bytes,
+        tool_parsers=settings.tool_parsers,
+        reasoning_parsers=settings.reasoning_parsers,
+    )
 
 
 async def _on_gateway_error(request: Request, error: Any) -> Response:

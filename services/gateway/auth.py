@@ -26,6 +26,7 @@ class Attempt:
     run_id: str
     rollout_id: str
     attempt: int
+    is_greedy: bool = False
 
     @property
     def key(self) -> AttemptKey:
@@ -75,7 +76,7 @@ class Authenticator:
             capability = verify(self._ring, key, rollout_id=rollout_id, attempt=int(attempt), scope=Scope.MODEL)
         except CapabilityError as error:
             raise refusal(error) from error
-        return Attempt(capability.run_id, capability.rollout_id, capability.attempt)
+        return Attempt(capability.run_id, capability.rollout_id, capability.attempt, capability.greedy)
 
 
 def refusal(error: CapabilityError) -> KeyRefused:

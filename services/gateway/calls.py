@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from leyden.libs.capability import CapabilityError, Cause
 from leyden.libs.contracts.ids import new_call_id, weight_version
@@ -21,7 +24,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
-from leyden.services.gateway.agents import NAME_HEADER, agent_of, role_of
+from leyden.services.gateway.agents import NAME_HEADER, Agent, agent_of, role_of
 from leyden.services.gateway.auth import Attempt, refusal
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.dialects import WireFormat
@@ -39,13 +42,22 @@ from leyden.services.gateway.in_flight import REPEAT_SECONDS, UNDECLARED, InFlig
 from leyden.services.gateway.models import PoolModels, ServedModel
 from leyden.services.gateway.prompt.answer import finish_answer
 from leyden.services.gateway.prompt.constraint import decoding_constraint
-from leyden.services.gateway.prompt.prefix import IndexedPrompt
+from leyden.services.gateway.prompt.prefix import Conversation, IndexedPrompt
 from leyden.services.gateway.prompt.template import ChatModel
+from leyden.services.gateway.providers import Providers
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import CallContext, Recorder, call_row, untrainable_reason
 from leyden.services.gateway.settings import Settings
 
 log = logger()
+
+
+class Caller(NamedTuple):
+    """The agent that makes a call, its role in the run, and the run whose policy answers."""
+
+    agent: Agent
+    role: str | None
+    policy_run: str
 
 
 class CallService:
@@ -56,12 +68,14 @@ class CallService:
         models: PoolModels,
         *,
         engines: EngineClient,
+        providers: Providers,
         recorder: Recorder,
         reader: Reader,
         settings: Settings,
     ) -> None:
         self.models = models
         self._engines = engines
+        self._providers = providers
         self._recorder = recorder
         self._reader = reader
         self._retries = RetryIndex()
@@ -82,14 +96,13 @@ class CallService:
         """
         arrived_at, sequence = time.perf_counter(), time.time_ns()
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
-        served = await self.models.of_run(attempt.run_id)
         retry = Retry.of(headers)
         digest = hashlib.sha256(retry.key.encode() + body).digest() if retry.key else request.body_sha256
         with self._retries.starting((attempt.key, digest)) as earlier:
             if retry.may_be_answered:
-                answered = await self._answered(served.chat, attempt, request, digest, retry, earlier)
+                answered = await self._answered(attempt, request, digest, retry, earlier)
             else:
-                answered = await self._undeclared(served.chat, attempt, request, digest)
+                answered = await self._undeclared(attempt, request, digest)
             if answered is not None:
                 if isinstance(answered, Completion):
                     await wire_format.remember(attempt, request, answered)
@@ -97,7 +110,7 @@ class CallService:
             self._admit(attempt)
             try:
                 request = await wire_format.expand(attempt, request)
-                call = await self._prepare(served, attempt, request, digest, headers, arrived_at, sequence)
+                call = await self._prepare(attempt, request, digest, headers, arrived_at, sequence)
                 # close() waits only for the calls that run when it starts: a later call would lose its record.
                 if self._is_closing:
                     raise stopping()
@@ -107,12 +120,13 @@ class CallService:
             self._run(call, wire_format)
             return request, call
 
-    async def count(self, attempt: Attempt, wire_format: WireFormat, body: bytes) -> int:
+    async def count(self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]) -> int:
         """Returns the length of the prompt that a request with this body would send. Raises: BadRequest."""
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
+        caller = await self._caller(attempt, request, headers)
         try:
-            served = await self.models.of_run(attempt.run_id)
-            return len((await self._indexed(served, attempt, request)).prompt.ids)
+            served = await self.models.of_run(caller.policy_run)
+            return len((await self._indexed(served, attempt, request, caller.policy_run)).prompt.ids)
         except ContextOverflow as error:
             return error.prompt_tokens
 
@@ -149,7 +163,6 @@ class CallService:
 
     async def _answered(
         self,
-        model: ChatModel,
         attempt: Attempt,
         request: ModelRequest,
         digest: bytes,
@@ -162,15 +175,16 @@ class CallService:
         if call is not None and call.may_complete:
             metrics.REPLAYS.labels("in_flight").inc()
             return call
-        stored = await self._reader.completions(model, attempt, request, digest)
+        stored = await self._reader.completions(self._chat_of, attempt, request, digest)
         completion = next((done for done in stored if self._retries.claim(done.request_id, retry)), None)
         if completion is not None:
             metrics.REPLAYS.labels("store").inc()
         return completion
 
-    async def _undeclared(
-        self, model: ChatModel, attempt: Attempt, request: ModelRequest, digest: bytes
-    ) -> Completion | None:
+    async def _chat_of(self, policy_run: str) -> ChatModel:
+        return (await self.models.of_run(policy_run)).chat
+
+    async def _undeclared(self, attempt: Attempt, request: ModelRequest, digest: bytes) -> Completion | None:
         """Returns the stored answer that this request repeats without saying so.
 
         The client of that answer hung up before its end, or the gateway that had it died: then its successor asks the
@@ -180,7 +194,7 @@ class CallService:
         lost = self._retries.undelivered.get(key)
         if lost is None and now > self._started_at + REPEAT_SECONDS:
             return None
-        for done in await self._reader.completions(model, attempt, request, digest):
+        for done in await self._reader.completions(self._chat_of, attempt, request, digest):
             is_orphan = self._started_at - REPEAT_SECONDS < done.created < self._started_at - 1
             if (is_orphan or done.request_id == lost) and self._retries.claim(done.request_id, UNDECLARED):
                 self._retries.undelivered.pop(key, None)
@@ -190,7 +204,6 @@ class CallService:
 
     async def _prepare(
         self,
-        served: ServedModel,
         attempt: Attempt,
         request: ModelRequest,
         digest: bytes,
@@ -198,41 +211,53 @@ class CallService:
         arrived_at: float,
         sequence: int,
     ) -> InFlightCall:
-        indexed = await self._indexed(served, attempt, request)
-        prompt = indexed.prompt
-        request = replace(request, turns=indexed.conversation.turns)
-        _check_vocabulary(served.chat, request, prompt)
         defaults = await self._reader.defaults(attempt.run_id)
+        if attempt.is_greedy:
+            request = replace(request, sampling=replace(request.sampling, temperature=0.0))
+        caller = await self._caller(attempt, request, headers)
+        served = await self.models.of_run(caller.policy_run)
+        if caller.role in defaults.provided:
+            indexed, constraint = _without_tokens(request), {}
+        else:
+            indexed = await self._indexed(served, attempt, request, caller.policy_run)
+            request = replace(request, turns=indexed.conversation.turns)
+            _check_vocabulary(served.chat, request, indexed.prompt)
+            constraint = decoding_constraint(served.chat, request)
         asked = request.sampling.temperature
         metrics.PROMPTS.labels(indexed.continuation).inc()
-        seed = request.sampling.seed
         parent = parse_traceparent(headers.get("traceparent"))
-        agent = agent_of(request, headers.get(NAME_HEADER))
-        choices = [
-            SampledTokens(new_call_id(), index, None if seed is None else (seed + index) % 2**63)
-            for index in range(request.choices)
-        ]
+        choices = _choices(request)
         context = CallContext(
             attempt=attempt,
             request=request,
             request_id=choices[0].call_id,
             request_sha256=digest,
-            prompt=prompt,
-            constraint=decoding_constraint(served.chat, request),
+            prompt=indexed.prompt,
+            constraint=constraint,
             temperature=defaults.temperature if asked is None else asked,
             defaults=defaults,
             trace_id=parent.trace_id if parent else None,
             parent_span_id=parent.span_id if parent else None,
-            agent=agent,
-            role=role_of(defaults.roles, request, agent),
+            agent=caller.agent,
+            role=caller.role,
+            policy_run=caller.policy_run,
             continuation=indexed.continuation,
             arrived_at=arrived_at,
             sequence=sequence,
         )
         return InFlightCall(context, indexed, choices, served)
 
-    async def _indexed(self, served: ServedModel, attempt: Attempt, request: ModelRequest) -> IndexedPrompt:
-        return await served.prefixes.prompt(attempt.key, request, lambda known: self._reader.calls(attempt, known))
+    async def _caller(self, attempt: Attempt, request: ModelRequest, headers: Mapping[str, str]) -> Caller:
+        agent = agent_of(request, headers.get(NAME_HEADER))
+        role = role_of((await self._reader.defaults(attempt.run_id)).roles, request, agent)
+        return Caller(agent, role, await self._reader.policy_run(attempt.run_id, role))
+
+    async def _indexed(
+        self, served: ServedModel, attempt: Attempt, request: ModelRequest, policy_run: str
+    ) -> IndexedPrompt:
+        return await served.prefixes.prompt(
+            (attempt.key, policy_run), request, lambda known: self._reader.calls(attempt, known, policy_run)
+        )
 
     def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
         call.task = asyncio.create_task(self._serve(call, wire_format), name=f"call {call.request_id}")
@@ -293,11 +318,18 @@ class CallService:
             raise Unavailable("Too many calls at once; try again.", code="overloaded", retry_after_seconds=1) from None
 
     async def _sample(self, call: InFlightCall) -> None:
+        provided = call.context.defaults.provided.get(call.context.role or "")
+        if provided is not None and provided.provider is not None:
+            model, asked_at = provided.provider_model, time.perf_counter()
+            call.provided = await self._providers.ask(provided.provider, model, call.context.request, call.request_id)
+            for choice in call.choices:
+                choice.accepted_at, choice.ended_at = asked_at, time.perf_counter()
+            return
         request, tokenizer = call.context.request, call.served.chat.tokenizer
         # Engines reserve one place of the context for themselves.
         room = tokenizer.context_length - 1 - len(call.context.prompt.ids)
         asked = EngineRequest(
-            run_id=call.context.attempt.run_id,
+            run_id=call.context.policy_run,
             rollout_id=call.context.attempt.rollout_id,
             pool=call.served.pool,
             prompt_ids=call.context.prompt.ids,
@@ -322,6 +354,8 @@ class CallService:
             finish_answer(call.served.chat, call.context.request, call.context.prompt, choice)
             for choice in call.choices
         ]
+        if call.provided is not None:
+            answers = list(call.provided.answers)
         reason = untrainable_reason(call.context)
         rows = [
             call_row(call.context, choice, CallStatus.COMPLETED, reason, answer)
@@ -329,17 +363,19 @@ class CallService:
         ]
         call.is_recorded = True
         await self._recorder.record(rows)
-        if call.context.request.raw_prompt is None:
+        if call.context.request.raw_prompt is None and call.provided is None:
             self._remember(call, answers)
         version = max((version for choice in call.choices for version in choice.policy_versions), default=None)
         completion = Completion(
             request_id=call.request_id,
             model=call.context.request.model,
             created=call.created,
-            weight_version=None if version is None else weight_version(call.context.attempt.run_id, version),
+            weight_version=None if version is None else weight_version(call.context.policy_run, version),
             answers=tuple(answers),
-            prompt_tokens=len(call.context.prompt.ids),
-            completion_tokens=sum(len(choice.ids) for choice in call.choices),
+            prompt_tokens=call.provided.prompt_tokens if call.provided else len(call.context.prompt.ids),
+            completion_tokens=call.provided.completion_tokens
+            if call.provided
+            else sum(len(choice.ids) for choice in call.choices),
             cached_tokens=call.choices[0].cached_tokens,
         )
         _count(call, completion, is_trainable=reason is None)
@@ -349,7 +385,11 @@ class CallService:
         # Agents continue the first choice: it is indexed last, so that it replaces a later choice with the same text.
         for choice, answer in reversed(list(zip(call.choices, answers, strict=True))):
             call.served.prefixes.remember(
-                call.context.attempt.key, choice.call_id, call.indexed, answer.turn, choice.ids
+                (call.context.attempt.key, call.context.policy_run),
+                choice.call_id,
+                call.indexed,
+                answer.turn,
+                choice.ids,
             )
 
     async def _record_unfinished(self, call: InFlightCall, status: CallStatus, reason: str) -> None:
@@ -362,6 +402,20 @@ class CallService:
             await self._recorder.record(
                 [call_row(call.context, choice, status, reason, None) for choice in call.choices]
             )
+
+
+def _choices(request: ModelRequest) -> list[SampledTokens]:
+    seed = request.sampling.seed
+    return [
+        SampledTokens(new_call_id(), index, None if seed is None else (seed + index) % 2**63)
+        for index in range(request.choices)
+    ]
+
+
+def _without_tokens(request: ModelRequest) -> IndexedPrompt:
+    """The prompt of a call that another provider's model answers."""
+    conversation = Conversation(request.turns, request.tools, request.template_options)
+    return IndexedPrompt(Prompt(np.zeros(0, np.int32), None, 0, 0, False), conversation, "", [], None)
 
 
 def _check_vocabulary(model: ChatModel, request: ModelRequest, prompt: Prompt) -> None:

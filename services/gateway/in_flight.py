@@ -22,6 +22,7 @@ from leyden.services.gateway.conversation import Completion, SampledTokens
 from leyden.services.gateway.errors import stopping
 from leyden.services.gateway.models import ServedModel
 from leyden.services.gateway.prompt.prefix import IndexedPrompt
+from leyden.services.gateway.providers import ProvidedAnswer
 from leyden.services.gateway.records.writer import CallContext
 
 RequestKey = tuple[AttemptKey, bytes]
@@ -39,6 +40,8 @@ class InFlightCall:
     indexed: IndexedPrompt
     choices: list[SampledTokens]
     served: ServedModel
+    provided: ProvidedAnswer | None = None
+    """The answer of another provider's model, which has no tokens."""
     task: asyncio.Task[Completion] | None = None
     listeners: list[Callable[[], None]] = field(default_factory=list)
     is_recorded: bool = False

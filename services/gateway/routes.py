@@ -61,7 +61,7 @@ async def count_tokens(request: Request) -> Response:
     calls: CallService = request.app.state.calls
     with request.app.state.budget.share() as share:
         body = await body_of(request, share)
-        return JsonResponse({"input_tokens": await calls.count(attempt, MESSAGES, body)})
+        return JsonResponse({"input_tokens": await calls.count(attempt, MESSAGES, body, request.headers)})
 
 
 async def embeddings(request: Request) -> Response:

@@ -11,6 +11,7 @@ from leyden.libs.contracts.config import PoolName
 from leyden.libs.service import HttpAddress, HttpSettings
 from leyden.services.gateway.prompt.reasoning import ReasoningParserName
 from leyden.services.gateway.prompt.tool_parsers import ToolParserName
+from leyden.services.gateway.providers import Provider
 
 
 class Settings(HttpSettings):
@@ -40,6 +41,9 @@ class Settings(HttpSettings):
     """API key of the server of embeddings, sent as a bearer token."""
     embeddings_api_key_file: Path | None = None
     """File that holds that key, instead of `embeddings_api_key`."""
+    providers: dict[str, Provider] = Field(default_factory=dict)
+    """Servers of OpenAI's chat completions whose models play roles of runs (`policies` in a run's document), as a JSON
+    object by name: `{"openai": {"url": "https://api.openai.com/v1", "api_key_file": "/secrets/openai"}}`."""
     engine_poll_seconds: float = Field(default=0.2, gt=0)
     """Time between reads of the engines' table; ten times as long while no requests arrive."""
     engine_silence_seconds: float = Field(default=600.0, gt=0)

@@ -112,6 +112,7 @@ def _key(lease: Lease, context: RunnerContext) -> str:
         rollout_id=lease.rollout_id,
         attempt=lease.attempt,
         scopes=frozenset(scopes),
+        greedy=lease.greedy,
         # By the database's clock, as the lease itself: a runner's own may be wrong.
         expires_at=int(lease.expires_at.timestamp() + lifetime),
     )

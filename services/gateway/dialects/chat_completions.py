@@ -224,7 +224,7 @@ class ChatCompletionChunks:
         """
         deltas: list[Json] = [{"content": text}] if text else []
         for index, call in enumerate(answer.turn.tool_calls):
-            deltas.append({"tool_calls": [{"index": index, **_tool_call(call)}]})
+            deltas.append({"tool_calls": [{"index": index, **tool_call(call)}]})
         if not deltas and not logprobs and answer.index in self._started:
             return b""
         first, *others = deltas or [{}]
@@ -257,16 +257,6 @@ class ChatCompletionChunks:
             "chat.completion.chunk", self._request_id, self._request.model, self._created, weight_version
         )
         return {**envelope, "choices": choices}
-
-
-def body_schema(ref_template: str) -> Json:
-    """Returns the JSON Schema of a body, without the fields of `RECORDED`.
-
-    Args: ref_template: the path of referenced schemas, such as `#/components/schemas/{model}`
-    """
-    schema = _Body.model_json_schema(ref_template=ref_template)
-    schema["properties"] |= {name: {} for name in sorted(RECORDED)}
-    return schema
 
 
 def _refuse_unsupported(body: _Body, max_choices: int) -> None:
@@ -354,11 +344,12 @@ def _message(turn: Turn) -> Json:
     if turn.reasoning is not None:
         message["reasoning_content"] = turn.reasoning
     if turn.tool_calls:
-        message["tool_calls"] = list(map(_tool_call, turn.tool_calls))
+        message["tool_calls"] = list(map(tool_call, turn.tool_calls))
     return message
 
 
-def _tool_call(call: ToolCall) -> Json:
+def tool_call(call: ToolCall) -> Json:
+    """Returns a tool call of a message."""
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
@@ -367,10 +358,12 @@ def _choice(index: int, delta: Json, logprobs: Sequence[TokenLogprob] | None, fi
 
 
 def _logprobs(logprobs: Sequence[TokenLogprob] | None) -> Json | None:
-    if logprobs is None:
-        return None
-    entries = [{**_token(entry), "top_logprobs": list(map(_token, entry.top))} for entry in logprobs]
-    return {"content": entries, "refusal": None}
+    return None if logprobs is None else {"content": logprobs_of(logprobs), "refusal": None}
+
+
+def logprobs_of(logprobs: Sequence[TokenLogprob]) -> list[Json]:
+    """Returns a text's tokens with their log-probabilities, and those of the likeliest tokens in their places."""
+    return [{**_token(entry), "top_logprobs": list(map(_token, entry.top))} for entry in logprobs]
 
 
 def _token(entry: TokenLogprob) -> Json:

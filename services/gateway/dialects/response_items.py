@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, TypeVar
 
 from pydantic import Field
@@ -17,6 +17,7 @@ from pydantic import Field
 from leyden.libs.contracts.conversation import Json, Role, ToolCall, Turn
 from leyden.services.gateway.conversation import TokenLogprob
 from leyden.services.gateway.dialects.body import Wire
+from leyden.services.gateway.dialects.chat_completions import logprobs_of
 from leyden.services.gateway.errors import BadRequest
 
 CALL_ID = re.compile(r"(?:resp|msg|fc|fco|rs|call)_(c[0-9a-f]{24})(?:_i\d+)?(?:_\d+)?")
@@ -68,40 +69,34 @@ def turns_of(items: Sequence[Item], earlier: Sequence[Turn] = (), *, checks_resu
     Raises: BadRequest: an item has a type, role or part that this model does not read, lacks a field, or answers a tool
         call that is not in the conversation
     """
-    turns = list(earlier)
-    known = {call.id for turn in turns for call in turn.tool_calls}
-    # The place of the last assistant's turn, and the call that sampled it.
-    answer: tuple[int, str | None] | None = None
+    conversation = _Conversation(list(earlier), {call.id for turn in earlier for call in turn.tool_calls})
     for index, item in enumerate(items):
-        where = f"input.{index}"
+        conversation.add(item, f"input.{index}", checks_results=checks_results)
+    return tuple(conversation.turns)
+
+
+@dataclass
+class _Conversation:
+    """Turns so far. answer: the place of the last assistant's turn, and the call that sampled it."""
+
+    turns: list[Turn]
+    call_ids: set[str]
+    answer: tuple[int, str | None] | None = None
+
+    def add(self, item: Item, where: str, *, checks_results: bool) -> None:
         match item.kind:
             case "message":
-                turn = _message(item, where)
-                if turn.role == "assistant":
-                    answer = (len(turns), call_of(item.id))
-                turns.append(turn)
+                self._add_message(item, where)
             case "function_call":
-                call = ToolCall(
-                    _required(item.call_id, f"{where}.call_id"),
-                    _required(item.name, f"{where}.name"),
-                    _required(item.arguments, f"{where}.arguments"),
-                )
-                known.add(call.id)
-                origin = call_of(call.id) or call_of(item.id)
-                if answer is None or not _is_same_answer(turns, answer, origin):
-                    answer = (len(turns), origin)
-                    turns.append(Turn("assistant", ""))
-                answer = (answer[0], answer[1] or origin)
-                turn = turns[answer[0]]
-                turns[answer[0]] = replace(turn, tool_calls=(*turn.tool_calls, call))
+                self._add_call(item, where)
             case "function_call_output":
                 call_id = _required(item.call_id, f"{where}.call_id")
-                if checks_results and call_id not in known:
+                if checks_results and call_id not in self.call_ids:
                     message = f"No tool call found for function call output with call_id '{call_id[:100]}'."
                     raise BadRequest(message, param=f"{where}.call_id", code="invalid_value")
-                turns.append(Turn("tool", _text(item.output, f"{where}.output"), tool_call_id=call_id))
+                self.turns.append(Turn("tool", _text(item.output, f"{where}.output"), tool_call_id=call_id))
             case "reasoning":
-                continue
+                pass
             case other:
                 raise BadRequest(
                     f"{where} has the type '{other[:100]}': this model reads messages, function calls and their"
@@ -109,7 +104,28 @@ def turns_of(items: Sequence[Item], earlier: Sequence[Turn] = (), *, checks_resu
                     param=f"{where}.type",
                     code="unsupported_item",
                 )
-    return tuple(turns)
+
+    def _add_message(self, item: Item, where: str) -> None:
+        turn = _message(item, where)
+        if turn.role == "assistant":
+            self.answer = (len(self.turns), call_of(item.id))
+        self.turns.append(turn)
+
+    def _add_call(self, item: Item, where: str) -> None:
+        call = ToolCall(
+            _required(item.call_id, f"{where}.call_id"),
+            _required(item.name, f"{where}.name"),
+            _required(item.arguments, f"{where}.arguments"),
+        )
+        self.call_ids.add(call.id)
+        origin = call_of(call.id) or call_of(item.id)
+        if self.answer is None or not _is_same_answer(self.turns, self.answer, origin):
+            self.answer = (len(self.turns), origin)
+            self.turns.append(Turn("assistant", ""))
+        place, sampled_by = self.answer
+        self.answer = (place, sampled_by or origin)
+        turn = self.turns[place]
+        self.turns[place] = replace(turn, tool_calls=(*turn.tool_calls, call))
 
 
 def items_of(turn: Turn, name: str, *, status: str = "completed") -> list[Json]:
@@ -162,21 +178,12 @@ def call_item(call: ToolCall, item_id: str) -> Json:
 
 def text_part(text: str, logprobs: Sequence[TokenLogprob] | None) -> Json:
     """Returns the text of a message."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs_of(logprobs)}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs_of(logprobs or ())}
 
 
 def reasoning_part(text: str) -> Json:
     """Returns the text of a reasoning item."""
     return {"type": "reasoning_text", "text": text}
-
-
-def logprobs_of(logprobs: Sequence[TokenLogprob] | None) -> list[Json]:
-    """Returns the log-probabilities of a text's tokens."""
-    return [{**_token(entry), "top_logprobs": list(map(_token, entry.top))} for entry in logprobs or ()]
-
-
-def _token(entry: TokenLogprob) -> Json:
-    return {"token": entry.text, "logprob": entry.logprob, "bytes": list(entry.text.encode())}
 
 
 def _is_same_answer(turns: Sequence[Turn], answer: tuple[int, str | None], origin: str | None) -> bool:

@@ -19,12 +19,12 @@ from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, Sampling, TokenLogprob
 from leyden.services.gateway.dialects import COMMENT, WireFormat
 from leyden.services.gateway.dialects.body import Integer, Wire, answer_schema, read_object, required_tools, validated
+from leyden.services.gateway.dialects.chat_completions import logprobs_of
 from leyden.services.gateway.dialects.response_items import (
     Item,
     ObjectId,
     call_of,
     items_of,
-    logprobs_of,
     message_item,
     reasoning_item,
     reasoning_part,
@@ -262,7 +262,7 @@ class ResponseEvents:
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes a piece of the message's text."""
         events = self._message_started()
-        return events + self._part_event("output_text.delta", delta=text, logprobs=logprobs_of(logprobs))
+        return events + self._part_event("output_text.delta", delta=text, logprobs=logprobs_of(logprobs or ()))
 
     def rest(self, answer: Answer, text: str, logprobs: Sequence[TokenLogprob] | None) -> bytes:
         """Encodes the rest of the text, the end of the message, and every tool call."""

@@ -132,10 +132,11 @@ class EngineClient:
         if len(tokens.ids) >= request.max_tokens:
             tokens.finish = "length"
             return
-        builder = SampleBuilder(request, tokens, on_progress)
+        stated = endpoint.weight_version if endpoint.is_shared else None
+        builder = SampleBuilder(request, tokens, on_progress, weight_version=stated)
         if endpoint.policy_version is not None:
             builder.newest_version = endpoint.policy_version
-        body = request_body(request, tokens, request_id, endpoint.weight_version)
+        body = request_body(request, tokens, request_id, endpoint.weight_version, endpoint.adapter)
         # A task of its own: it reads the rest of the answer while a cancelled call aborts the request.
         exchange = asyncio.create_task(self._generate(endpoint, body, builder, is_stream=request.stream))
         try:

@@ -30,12 +30,18 @@ limited_log = RateLimitedLogger(logger())
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An engine and the policy version that it serves; `run_id` is None for an engine that no controller manages."""
+    """An engine and the policy version that it serves; `run_id` is None for an engine that no controller manages.
+
+    `is_shared`: the engine serves several runs, and reports the version of its base model alone. `adapter`: the name of
+    the run's LoRA adapter on it; None for the engine's own weights.
+    """
 
     url: str
     run_id: str | None = None
     policy_version: int | None = None
     pool: str = DEFAULT_POOL
+    is_shared: bool = False
+    adapter: str | None = None
 
     @property
     def weight_version(self) -> str | None:

@@ -29,6 +29,7 @@ MAX_LOGPROB = 0.01
 """Largest accepted log-probability: rounding can lift one above 0."""
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
+_NO_ADAPTER = "lora adapter"
 _OVERFLOW_HINTS = ("context length", "longer than", "exceeds the maximum", "maximum allowed length")
 
 
@@ -69,8 +70,17 @@ class EngineRequest:
     constraint: dict[str, str] = field(default_factory=dict)
 
 
-def request_body(request: EngineRequest, tokens: SampledTokens, request_id: str, weight_version: str | None) -> bytes:
-    """Returns the JSON body for `/generate` that requests the tokens after those already sampled."""
+def request_body(
+    request: EngineRequest,
+    tokens: SampledTokens,
+    request_id: str,
+    weight_version: str | None,
+    adapter: str | None = None,
+) -> bytes:
+    """Returns the JSON body for `/generate` that requests the tokens after those already sampled.
+
+    Args: adapter: the name of the LoRA adapter that samples them
+    """
     sampling, sampled = request.sampling, len(tokens.ids)
     parameters: Json = {
         "temperature": request.temperature,
@@ -99,6 +109,8 @@ def request_body(request: EngineRequest, tokens: SampledTokens, request_id: str,
     if weight_version is not None:
         # Separates the prefix cache by weights: keys and values of other weights must not serve this prompt.
         body["extra_key"] = weight_version
+    if adapter is not None:
+        body["lora_path"] = adapter
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
@@ -126,9 +138,18 @@ class SampleBuilder:
     version from its own event, which is one token off where the weights changed; the last event's spans replace it.
 
     `newest_version`: the builder believes no newer version of the run; infinite by default.
+
+    Args: weight_version: that of every token, for an engine that several runs share; None: the engine reports it
     """
 
-    def __init__(self, request: EngineRequest, tokens: SampledTokens, on_progress: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request: EngineRequest,
+        tokens: SampledTokens,
+        on_progress: Callable[[], None],
+        weight_version: str | None = None,
+    ) -> None:
+        self._weight_version = weight_version
         self.was_aborted = False
         self.newest_version = math.inf
         self._request = request
@@ -190,7 +211,9 @@ class SampleBuilder:
         tokens, run_id = self._tokens, self._request.run_id
         received = len(tokens.ids) - self._base
         end = max(end, received)
-        spans = meta.get("weight_versions") or [{"version": meta.get("weight_version"), "start": received, "end": end}]
+        reported = None if self._weight_version else meta.get("weight_versions")
+        version = self._weight_version or meta.get("weight_version")
+        spans = reported or [{"version": version, "start": received, "end": end}]
         first = 0 if is_last and spans[0]["start"] == 0 else received
         versions = _policy_versions(spans, first, end, run_id)
         if max(versions, default=0) > self.newest_version:
@@ -285,6 +308,9 @@ def refusal(status: int, text: str) -> Exception:
     message = _message(text)
     if status not in {400, 413, 422}:
         return EngineLost("refused", f"HTTP {status}: {message}")
+    if _NO_ADAPTER in message.lower():
+        # An engine that restarted has none until the controller loads them again.
+        return EngineLost("adapter", message)
     overflow = any(hint in message.lower() for hint in _OVERFLOW_HINTS)
     return BadRequest(
         f"The engine refuses the request: {message}",

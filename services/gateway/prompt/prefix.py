@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -23,7 +23,6 @@ from cachetools import LRUCache
 
 from leyden.libs.contracts.conversation import Json, Turn
 from leyden.libs.contracts.states import Continuation
-from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.conversation import ModelRequest, Prompt
 from leyden.services.gateway.errors import ContextOverflow
 from leyden.services.gateway.prompt.template import ChatModel
@@ -125,11 +124,11 @@ class PrefixIndex:
     def __init__(self, model: ChatModel, *, max_bytes: int) -> None:
         self._model = model
         # LRUCache refuses an item larger than itself: a larger attempt counts as `max_bytes`.
-        self._attempts: LRUCache[AttemptKey, _Attempt] = LRUCache(
+        self._attempts: LRUCache[Hashable, _Attempt] = LRUCache(
             max_bytes, lambda attempt: min(attempt.size_bytes, max_bytes)
         )
 
-    async def prompt(self, key: AttemptKey, request: ModelRequest, read: ReadCalls) -> IndexedPrompt:
+    async def prompt(self, key: Hashable, request: ModelRequest, read: ReadCalls) -> IndexedPrompt:
         """Returns the request's prompt.
 
         Raises: ContextOverflow: no room is left for an answer; BadRequest: the template refuses the conversation
@@ -167,7 +166,7 @@ class PrefixIndex:
             raise ContextOverflow(self._model.tokenizer.context_length, len(ids))
 
     def remember(
-        self, key: AttemptKey, call_id: str, indexed: IndexedPrompt, answer: Turn, sampled_ids: Sequence[int]
+        self, key: Hashable, call_id: str, indexed: IndexedPrompt, answer: Turn, sampled_ids: Sequence[int]
     ) -> None:
         """Indexes a completed call, whose row must be durable, for later prompts to continue."""
         tokens = np.concatenate([indexed.prompt.ids, np.asarray(sampled_ids, dtype=np.int32)])
@@ -190,7 +189,7 @@ class PrefixIndex:
         )  # fmt: skip
 
     async def _read_unknown(
-        self, key: AttemptKey, conversation: Conversation, chain: list[bytes], read: ReadCalls
+        self, key: Hashable, conversation: Conversation, chain: list[bytes], read: ReadCalls
     ) -> None:
         """Reads the attempt's calls from the store if the conversation's last answer is not indexed."""
         turns = conversation.turns
@@ -287,7 +286,7 @@ class PrefixIndex:
             return tokenizer.encode(text, after=after)
         return await asyncio.to_thread(tokenizer.encode, text, after=after)
 
-    def _add(self, key: AttemptKey, asked: bytes, answer: Turn, call: IndexedCall) -> None:
+    def _add(self, key: Hashable, asked: bytes, answer: Turn, call: IndexedCall) -> None:
         attempt = self._attempts.pop(key, None) or _Attempt()
         attempt.calls[call.call_id] = call
         attempt.asked.add(asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -49,7 +49,7 @@ class Reader:
         """Reads the engines that serve a run. Raises: StoreAway."""
         async with self._database.read() as session:
             serving = await serving_engines(session)
-        return [Endpoint(url.rstrip("/"), run_id, version, pool) for url, run_id, version, pool in serving]
+        return [Endpoint(one.url.rstrip("/"), *one[1:]) for one in serving]
 
     async def newest_version(self, run_id: str) -> int | None:
         """Reads the run's newest policy version; None before its first."""
@@ -87,8 +87,14 @@ class Reader:
             self._pools[run_id] = found
         return self._pools[run_id]
 
-    async def calls(self, attempt: Attempt, known: Collection[str]) -> list[StoredCall]:
-        """Reads the completed calls, oldest first, except those in `known` and those with a missing parent."""
+    async def policy_run(self, run_id: str, role: str | None) -> str:
+        """Reads the run whose policy answers calls of a role."""
+        return (await self.defaults(run_id)).policy_runs.get(role or "", run_id)
+
+    async def calls(self, attempt: Attempt, known: Collection[str], policy_run: str) -> list[StoredCall]:
+        """Reads the completed calls that the policy of a run answered, oldest first, except those in `known` and those
+        with a missing parent."""
+        defaults = await self.defaults(attempt.run_id)
 
         async def read() -> list[StoredCall]:
             async with self._database.read() as session:
@@ -96,27 +102,41 @@ class Reader:
                     session, attempt.run_id, attempt.rollout_id, attempt.attempt, except_ids=known
                 )
                 # A raw prompt is no conversation that a later one continues.
-                chats = [(row, full) for row, full in found if row.dialect != Dialect.COMPLETIONS]
-                return [_stored_call(row, full) for row, full in chats]
+                return [
+                    _stored_call(row, full)
+                    for row, full in found
+                    if row.dialect != Dialect.COMPLETIONS
+                    and row.role not in defaults.provided
+                    and defaults.policy_runs.get(row.role or "", attempt.run_id) == policy_run
+                ]
 
         return await self._hold(read)
 
     async def completions(
-        self, model: ChatModel, attempt: Attempt, request: ModelRequest, request_sha256: bytes
+        self,
+        model_of: Callable[[str], Awaitable[ChatModel]],
+        attempt: Attempt,
+        request: ModelRequest,
+        request_sha256: bytes,
     ) -> list[Completion]:
-        """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`."""
+        """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`.
 
-        async def read() -> list[Completion]:
+        Args: model_of: the model of a run
+        """
+
+        async def read() -> Sequence[ModelCall]:
             async with self._database.read() as session:
-                rows = await completed_requests(
+                return await completed_requests(
                     session, attempt.run_id, attempt.rollout_id, attempt.attempt, request_sha256=request_sha256
                 )
-                found = [list(group) for _, group in groupby(rows, key=lambda row: row.request_id)]
-                return [
-                    _completion(request.model, rows, [_answer(model, request, row) for row in rows]) for rows in found
-                ]
 
-        return await self._hold(read)
+        found = []
+        for _, group in groupby(await self._hold(read), key=lambda row: row.request_id):
+            rows = list(group)
+            policy_run = await self.policy_run(attempt.run_id, rows[0].role)
+            model = await model_of(policy_run)
+            found.append(_completion(request.model, rows, [_answer(model, request, row) for row in rows], policy_run))
+        return found
 
     async def answers(self, attempt: Attempt, dialect: Dialect, call_ids: Collection[str]) -> list[StoredAnswer]:
         """Reads the calls of the attempt that have these ids, completed and in this wire format."""
@@ -124,8 +144,9 @@ class Reader:
         async def read() -> list[StoredAnswer]:
             async with self._database.read() as session:
                 found = await calls_by_id(session, attempt.run_id, attempt.rollout_id, attempt.attempt, ids=call_ids)
-                return [_stored_answer(row, full) for row, full in found if row.dialect == dialect]
+                return [_stored_answer(row, full, policy_runs) for row, full in found if row.dialect == dialect]
 
+        policy_runs = (await self.defaults(attempt.run_id)).policy_runs
         return await self._hold(read)
 
     async def _hold(self, read: Callable[[], Awaitable[T]]) -> T:
@@ -159,24 +180,25 @@ def _stored_call(row: ModelCall, full: FullCall) -> StoredCall:
     )
 
 
-def _stored_answer(row: ModelCall, full: FullCall) -> StoredAnswer:
+def _stored_answer(row: ModelCall, full: FullCall, policy_runs: Mapping[str, str]) -> StoredAnswer:
     answer = Answer(row.choice, _answer_turn(row), row.finish_reason or "stop", None)
-    conversation = _conversation(row, full)
-    return StoredAnswer(row.request, conversation, _completion(row.request["model"], [row], [answer]))
+    policy_run = policy_runs.get(row.role or "", row.run_id)
+    completion = _completion(row.request["model"], [row], [answer], policy_run)
+    return StoredAnswer(row.request, _conversation(row, full), completion)
 
 
 def _conversation(row: ModelCall, full: FullCall) -> Conversation:
     return Conversation(full.turns, full.tools, row.request.get("chat_template_kwargs") or {})
 
 
-def _completion(model_name: str, rows: Sequence[ModelCall], answers: Sequence[Answer]) -> Completion:
+def _completion(model_name: str, rows: Sequence[ModelCall], answers: Sequence[Answer], policy_run: str) -> Completion:
     first = rows[0]
     version = first.max_policy_version
     return Completion(
         request_id=first.request_id,
         model=model_name,
         created=first.sequence // 1_000_000_000,
-        weight_version=None if version is None else weight_version(first.run_id, version),
+        weight_version=None if version is None else weight_version(policy_run, version),
         answers=tuple(answers),
         prompt_tokens=first.prompt_tokens,
         completion_tokens=sum(row.completion_tokens for row in rows),

@@ -30,7 +30,7 @@ log = logger()
 class CallContext:
     """The facts of a call before its first token. `arrived_at` is `perf_counter()`, `sequence` wall time in ns.
 
-    `request_id` is the id of its first choice, which names the answer.
+    `request_id` is the id of its first choice, which names the answer; `policy_run` the run whose policy answers.
     """
 
     attempt: Attempt
@@ -45,6 +45,7 @@ class CallContext:
     parent_span_id: str | None
     agent: Agent
     role: str | None
+    policy_run: str
     continuation: Continuation
     arrived_at: float
     sequence: int
@@ -88,6 +89,10 @@ def untrainable_reason(call: CallContext) -> str | None:
 
     Greedy decoding does not sample from the policy. None: the call trains.
     """
+    if call.attempt.is_greedy:
+        return "greedy rollout: the baseline of its siblings"
+    if call.role in call.defaults.frozen:
+        return f"the policy of role {call.role} does not train"
     if call.defaults.train is not None and call.role not in call.defaults.train:
         return (
             f"role {call.role} does not train" if call.role else "no role, and the run's train names those that train"
