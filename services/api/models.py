@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,19 +18,59 @@ CHECKED_TASKS = 1000
 """The tasks of a dataset that are checked when a run is created; a later one without a field fails its rollouts."""
 
 
-def check_pool(config: RunConfig, pools: Mapping[str, Pool]) -> None:
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def check_pool(config: RunConfig, pools: Mapping[str, Pool], path: str = "") -> None:
     """Passes a run of a pool that exists, whose model is the pool's.
 
-    Raises: Problem: there is no such pool, or it serves another model
+    Args:   path: where the document has these settings, with a dot at its end
+    Raises: Problem: there is no such pool, it serves another model, or it serves adapters that the run does not train
     """
     pool = pools.get(config.pool)
     if pool is None:
-        raise refusal("pool", f"there is no pool {config.pool!r}: write one of {', '.join(pools) or 'none'}")
+        raise refusal(f"{path}pool", f"there is no pool {config.pool!r}: write one of {', '.join(pools) or 'none'}")
+    _check_adapters(config, pool, path)
     if config.model is None or pool.model_path is None or Path(config.model) == Path(pool.model_path):
         return
     fitting = [name for name, one in pools.items() if one.model_path and Path(one.model_path) == Path(config.model)]
     remedy = f"write pool {fitting[0]!r}" if fitting else "leave `model` out"
-    raise refusal("model", f"the engines of pool {pool.name!r} serve {pool.model_path}: {remedy}")
+    raise refusal(f"{path}model", f"the engines of pool {pool.name!r} serve {pool.model_path}: {remedy}")
+
+
+def check_policies(config: RunConfig, pools: Mapping[str, Pool]) -> None:
+    """Passes a run whose further policies have pools with engines of their own.
+
+    Raises: Problem: a pool is missing or serves another model, or too many policies share one
+    """
+    for name in config.carried_policies:
+        check_pool(config.policy_run(name), pools, f"policies.{name}.")
+    used = Counter([config.pool, *filter(None, (policy.pool for policy in config.policies.values()))])
+    for pool, count in used.items():
+        at_once = pools[pool].adapters or 1
+        if count > at_once:
+            raise refusal(
+                "policies",
+                f"{count} policies name pool {pool!r}, whose engines serve {at_once} at a time: give each its own"
+                " pool, or one with `adapters`",
+            )
+
+
+def _check_adapters(config: RunConfig, pool: Pool, path: str) -> None:
+    lora, place = config.training.lora, f"{path}lora" if path else "training.lora"
+    if pool.adapters is None:
+        return
+    if lora is None and config.training.steps > 0:
+        raise refusal(
+            place,
+            f"the engines of pool {pool.name!r} serve LoRA adapters of several runs: set {place}, or choose"
+            " another pool",
+        )
+    if lora is not None and pool.max_adapter_rank is not None and lora.rank > pool.max_adapter_rank:
+        raise refusal(
+            f"{place}.rank",
+            f"the engines of pool {pool.name!r} were started for ranks up to {pool.max_adapter_rank}: lower the rank",
+        )
 
 
 async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
@@ -65,6 +107,29 @@ def check_model(model: str | None) -> None:
         )
     if _exists(folder.parent) and not _exists(folder / "config.json"):
         raise refusal("model", f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
+
+
+def check_trainable(config: RunConfig, pools: Mapping[str, Pool]) -> None:
+    """Passes a run whose model this machine does not see, or whose `config.json` describes a dense model.
+
+    The trainer checks its model more thoroughly when it loads it.
+
+    Raises: Problem: the model is a mixture of experts, or has layers that token trees do not compute
+    """
+    folder = config.model or pools[config.pool].model_path
+    try:
+        found = json.loads((Path(folder) / "config.json").read_text()) if folder else {}
+    except (OSError, ValueError):
+        # The trainer, which may run elsewhere, reports a missing or damaged file.
+        return
+    if experts := next((name for name in EXPERT_COUNTS if (found.get(name) or 0) > 1), None):
+        raise refusal(
+            "model", f"{folder} is a mixture of experts ({experts}), which no trainer trains: use a dense one"
+        )
+    if other := set(found.get("layer_types") or []) - {"full_attention", "sliding_attention"}:
+        raise refusal(
+            "model", f"{folder} has layers of kinds {sorted(other)}: use a model with attention in every layer"
+        )
 
 
 def _exists(path: Path) -> bool:

@@ -33,7 +33,7 @@ async def get_health(store: Store, caller: Reader) -> api.Health:
 
 @router.get("/pools")
 async def get_pools(store: Store, caller: Reader) -> api.Page[api.Pool]:
-    """List the pools that runs may name, with their engines, the run that has them and the runs that wait."""
+    """List the pools that runs may name, with their engines, the runs that have them and the runs that wait."""
     async with store.read() as session:
         return api.Page(items=await views.list_pools(session))
 

@@ -19,7 +19,7 @@ from leyden.libs.store.training import best_version, weights_bytes
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.continuation import amended
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
-from leyden.services.api.models import check_model, check_pool, check_task_fields
+from leyden.services.api.models import check_model, check_policies, check_pool, check_task_fields, check_trainable
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
@@ -52,8 +52,12 @@ def _check_runner(request: Request, config: RunConfig) -> None:
 
 async def _check_references(session: Session, config: RunConfig) -> None:
     """Refuses pools, models and tasks that do not exist or do not fit."""
-    check_pool(config, await read_pools(session))
-    await asyncio.to_thread(check_model, config.model)
+    pools = await read_pools(session)
+    check_pool(config, pools)
+    check_policies(config, pools)
+    for one in (config, *map(config.policy_run, config.carried_policies)):
+        await asyncio.to_thread(check_model, one.model)
+        await asyncio.to_thread(check_trainable, one, pools)
     await check_task_fields(session, config)
 
 

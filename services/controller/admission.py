@@ -19,7 +19,7 @@ from leyden.libs.contracts.config import Curriculum, Sampling
 from leyden.libs.contracts.ids import group_id
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.groups import EvaluationFacts, NewGroup, RunFacts
-from leyden.services.controller.phases import due_evaluation
+from leyden.services.controller.phases import due_evaluation, policy_target
 
 MAX_DRAWS = 100
 """Draws for a task that the batch does not have yet."""
@@ -28,21 +28,33 @@ MAX_EVALUATION_GROUPS = 1000
 
 
 def groups_to_admit(
-    run: RunFacts, served_version: int, solve_rates: Mapping[int, float] | None = None
+    run: RunFacts,
+    served_version: int,
+    solve_rates: Mapping[int, float] | None = None,
+    others: Sequence[tuple[RunFacts, int]] = (),
 ) -> list[NewGroup]:
     """Returns the groups to admit: those of the due evaluation, else those of training.
 
+    Several policies learn from the same groups: the one that is furthest behind bounds them, and the one that refused
+    most of them as stale gets others.
+
     Args: served_version: the oldest version of the run that an engine serves; solve_rates: of tasks with complete
-        groups, for a curriculum
+        groups, for a curriculum; others: the runs that carry the run's further policies, with their served versions
     """
     due = due_evaluation(run)
     if run.phase is RunPhase.EVALUATING and due is not None:
         evaluation, version = due
-        return evaluation_groups(run.id, evaluation, version) if served_version == version else []
+        are_served = served_version == version and all(served == policy_target(one, run) for one, served in others)
+        return evaluation_groups(run.id, evaluation, version) if are_served else []
     if run.phase is not RunPhase.RUNNING or due is not None or run.stop_reason is not None:
         return []
-    steps, counting = run.config.training.steps, run.counting_groups
-    count = training_groups_wanted(run.config.sampling, steps=steps, served_version=served_version, counting=counting)
+    training = [(one, served) for one, served in others if one.config.training.steps > 0]
+    count = training_groups_wanted(
+        run.config.sampling,
+        steps=run.config.training.steps,
+        served_version=min((served_version, *(served for _, served in training))),
+        counting=min((run.counting_groups, *(one.counting_groups for one, _ in training))),
+    )
     return training_groups(run, count, served_version, solve_rates or {})
 
 
@@ -73,6 +85,7 @@ def training_groups(
         tasks = [task_of(sampling.seed, number, run.task_count) for number in numbers]
     else:
         tasks = drawn_tasks(sampling.curriculum, sampling.seed, numbers, run.task_count, solve_rates)
+    has_greedy = run.config.credit.baseline.type == "remax"
     return [
         NewGroup(
             id=group_id(run.id, number),
@@ -81,8 +94,9 @@ def training_groups(
             number=number,
             dataset_id=run.dataset_id,
             task_number=task,
-            size=sampling.group_size,
+            size=sampling.group_size + has_greedy,
             admitted_version=served_version,
+            has_greedy=has_greedy,
         )
         for number, task in zip(numbers, tasks, strict=True)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import httpx
@@ -50,6 +51,33 @@ class EngineClient:
         answer.raise_for_status()
         return str(_document(answer).get("weight_version"))
 
+    async def adapters(self) -> set[str]:
+        """Returns the names of the LoRA adapters that the engine has loaded.
+
+        Raises: httpx.HTTPError: it does not answer; ValueError: its answer is not an engine's
+        """
+        answer = await self._http.get(f"{self.url}/v1/models", headers=self._headers)
+        answer.raise_for_status()
+        models = _document(answer).get("data")
+        if not isinstance(models, list):
+            raise ValueError(f"{answer.url.path} has no list of models")
+        return {str(model["id"]) for model in models if isinstance(model, dict) and model.get("parent")}
+
+    async def load_adapter(self, name: str, folder: str) -> None:
+        """Loads a LoRA adapter beside those that are loaded; requests in flight go on meanwhile.
+
+        Raises: EngineRefused; httpx.HTTPError: it does not answer.
+        """
+        body = {"lora_name": name, "lora_path": folder}
+        await self._post("/load_lora_adapter", body, seconds=self._update_seconds)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Frees an adapter once no request uses it.
+
+        Raises: EngineRefused: the engine has no such adapter; httpx.HTTPError: it does not answer.
+        """
+        await self._post("/unload_lora_adapter", {"lora_name": name})
+
     async def update(self, target: TargetVersion) -> None:
         """Pauses, loads and continues. Safe to repeat.
 
@@ -89,7 +117,7 @@ class EngineClient:
         if not result.get("success"):
             raise EngineRefused(str(result.get("message"))[:500])
 
-    async def _post(self, path: str, body: dict[str, object], seconds: float | None = None) -> httpx.Response:
+    async def _post(self, path: str, body: Mapping[str, object], seconds: float | None = None) -> httpx.Response:
         limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
         answer = await self._http.post(self.url + path, json=body, timeout=limit, headers=self._control_headers)
         if answer.status_code >= 400:

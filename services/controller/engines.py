@@ -1,26 +1,33 @@
 """Brings every engine to the target version, and brings back an engine that restarted with other weights.
 
-A version changes in three calls: pause (requests in flight return to the engine's queue, new ones wait), load and
-continue. Agents never see it: the gateway waits. `/model_info` alone says which version an engine serves.
+Engines of a pool with `adapters` serve a base model and the LoRA adapter of each run's target version beside it. A new
+version is a new adapter under a new name: nothing pauses, and calls in flight end on the version that they began with.
+
+In other pools one run's weights are the engine's. A version changes in three calls: pause (requests in flight return to
+the engine's queue, new ones wait), load and continue. Agents never see it: the gateway waits. `/model_info` alone says
+which version an engine serves.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 from prometheus_client import Counter, Gauge, Histogram
 
 from leyden.libs.contracts.config import DEFAULT_POOL
-from leyden.libs.contracts.ids import parse_weight_version
+from leyden.libs.contracts.ids import parse_weight_version, weight_version
 from leyden.libs.contracts.states import EngineState
+from leyden.libs.contracts.weights import ADAPTER_FOLDER
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import pause
 from leyden.libs.store.database import Database, StoreAway
-from leyden.libs.store.engines import EngineStatus, forget_other_engines, write_engines
+from leyden.libs.store.engines import Adapter, EngineStatus, forget_other_engines, write_engines
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.controller.engine_client import EngineClient, EngineRefused, TargetVersion
 from leyden.services.controller.engine_discovery import EngineDiscovery, FoundEngines
@@ -43,6 +50,8 @@ class FleetMember:
     target_changed: asyncio.Event = field(default_factory=asyncio.Event)
     status: EngineStatus | None = None
     resumed: bool = False
+    recent: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
+    """By run the adapters of its target and of the target before."""
     refused: TargetVersion | None = None
     retry_at: float = 0.0
 
@@ -56,43 +65,70 @@ class Fleet:
     database: Database
     notifications: Notifications
     pool: str = DEFAULT_POOL
+    adapters: int | None = None
+    """So many runs share the engines; None: one run has them."""
 
     def __post_init__(self) -> None:
-        self._target: TargetVersion | None = None
+        self._targets: dict[str, TargetVersion] = {}
+        self._is_assigned = False
         self._members: dict[str, FleetMember] = {}
         self._found: FoundEngines | None = None
         self._weights = WeightCheck()
 
+    @property
+    def _target(self) -> TargetVersion | None:
+        """The only target, of a pool whose runs take turns."""
+        return next(iter(self._targets.values()), None)
+
     def set_target(self, target: TargetVersion) -> None:
-        """Changes the version that engines should serve."""
-        if target != self._target:
-            self._target = target
+        """Changes the version of the target's run that engines should serve."""
+        if target == self._targets.get(target.run_id):
+            return
+        self._targets = {**(self._targets if self.adapters else {}), target.run_id: target}
+        for member in self._members.values():
+            member.target_changed.set()
+
+    def retain_targets(self, run_ids: Collection[str]) -> None:
+        """Forgets the targets of other runs, whose adapters the engines may free; weights stay until others come.
+
+        Engines that several runs share are left alone before the first call, after which the targets are complete.
+        """
+        if not self.adapters:
+            return
+        self._targets = {run_id: one for run_id, one in self._targets.items() if run_id in run_ids}
+        if not self._is_assigned:
+            self._is_assigned = True
             for member in self._members.values():
                 member.target_changed.set()
 
     def has_target(self, run_id: str, version: int) -> bool:
         """Whether engines are being brought to this version already."""
-        return self._target is not None and (self._target.run_id, self._target.version) == (run_id, version)
+        target = self._targets.get(run_id)
+        return target is not None and target.version == version
 
     def lost_version(self, run_id: str) -> int | None:
         """Returns the target version if it is of this run and its files are damaged or gone."""
-        lost = self._weights.lost
-        return lost.version if lost is not None and lost == self._target and lost.run_id == run_id else None
+        lost = self._weights.lost.get(run_id)
+        return lost.version if lost is not None and lost == self._targets.get(run_id) else None
 
     def served_version(self, run_id: str) -> int | None:
         """Returns the oldest version of the run that an engine serves; None when no engine serves the run."""
         versions = [
-            status.policy_version
+            version
             for status in self._statuses()
-            if status.state is EngineState.SERVING and status.run_id == run_id and status.policy_version is not None
+            if status.state is EngineState.SERVING
+            for run, version in _served(status)
+            if run == run_id
         ]
         return min(versions, default=None)
 
-    def trouble(self) -> str | None:
-        """Says, for users, why no engine serves or will soon; None when one does."""
+    def trouble(self, run_id: str) -> str | None:
+        """Says, for users, why no engine serves the run or will soon; None when one does."""
         if self._found is not None and not self._found.urls:
             return f"pool {self.pool} has no engine"
-        if any(status.state is not EngineState.UNREACHABLE for status in self._statuses()):
+        if any(status.state is not EngineState.UNREACHABLE for status in self._statuses()) and (
+            self.adapters is None or self.served_version(run_id) is not None
+        ):
             return None
         return "; ".join(f"{status.url}: {status.detail}" for status in self._statuses() if status.detail) or None
 
@@ -158,6 +194,10 @@ class Fleet:
             return
         try:
             await self._resume_once(member)
+            if self.adapters:
+                if self._is_assigned:
+                    await self._share(member)
+                return
             status = await _poll(client)
             if target is not None and (status.run_id, status.policy_version) != (target.run_id, target.version):
                 fault_point("controller.version_noticed")
@@ -180,6 +220,43 @@ class Fleet:
             status = EngineStatus(client.url, EngineState.UNREACHABLE, detail=str(error))
         await self._store(member, status)
 
+    async def _share(self, member: FleetMember) -> None:
+        """Loads the adapters of the targets, stores which runs the engine serves, and frees the adapters of older ones.
+
+        The version before a target stays: a gateway may send calls to it until it reads of the new one.
+        """
+        loaded, served, troubles = await member.client.adapters(), list[Adapter](), list[str]()
+        for run_id, target in list(self._targets.items()):
+            name = _adapter_of(target)
+            if name is not None and name not in loaded:
+                try:
+                    await self._load_adapter(member.client, target, name)
+                # TimeoutException: SGLang loads nothing while an adapter that it frees has calls in flight.
+                except (EngineRefused, WeightsLost, OSError, httpx.TimeoutException) as error:
+                    troubles.append(f"{name}: {error or type(error).__name__}"[:200])
+                    continue
+            served.append(Adapter(run_id, target.version, name))
+        detail = "; ".join(troubles) or None
+        await self._store(
+            member, EngineStatus(member.client.url, EngineState.SERVING, detail=detail, adapters=tuple(served))
+        )
+        member.recent = {
+            run_id: ((name, *(one for one in member.recent.get(run_id, ()) if one != name))[:2])
+            for run_id, _, name in served
+        }
+        await _free_adapters(member.client, loaded.difference(*member.recent.values()))
+
+    async def _load_adapter(self, client: EngineClient, target: TargetVersion, name: str) -> None:
+        await self._weights.check(target)
+        try:
+            with UPDATE_SECONDS.time():
+                await client.load_adapter(name, str(Path(target.path) / ADAPTER_FOLDER))
+        except EngineRefused:
+            UPDATES.labels("refused").inc()
+            raise
+        fault_point("controller.adapter_loaded")
+        UPDATES.labels("done").inc()
+
     async def _resume_once(self, member: FleetMember) -> None:
         """At the first poll: a controller that was killed between pause and continue left the engine paused."""
         if not member.resumed:
@@ -198,7 +275,31 @@ class Fleet:
         await self.notifications.notify(Topic.ENGINES)
 
     def _serves_target(self, status: EngineStatus) -> bool:
-        return status.state is EngineState.SERVING and self.has_target(status.run_id or "", status.policy_version or 0)
+        served = _served(status)
+        return status.state is EngineState.SERVING and bool(served) and all(self.has_target(*one) for one in served)
+
+
+def _served(status: EngineStatus) -> list[tuple[str, int]]:
+    """Runs and versions that an engine serves."""
+    shared = [(one.run_id, one.policy_version) for one in status.adapters]
+    if status.run_id is None or status.policy_version is None:
+        return shared
+    return [(status.run_id, status.policy_version), *shared]
+
+
+def _adapter_of(target: TargetVersion) -> str | None:
+    """The name of the target's adapter; None for version 0, unless it is the run's own: a copy of another run's."""
+    has_adapter = target.version > 0 or target.run_id in Path(target.path).parts
+    return weight_version(target.run_id, target.version) if has_adapter else None
+
+
+async def _free_adapters(client: EngineClient, names: Collection[str]) -> None:
+    """Unloads adapters; an engine that does not answer in time frees them once their calls have ended."""
+    for name in names:
+        try:
+            await client.unload_adapter(name)
+        except (EngineRefused, httpx.HTTPError) as error:
+            limited_log.warning("adapter not unloaded", url=client.url, adapter=name, cause=str(error))
 
 
 async def _poll(client: EngineClient) -> EngineStatus:

@@ -1,12 +1,15 @@
-"""The run that has each pool's engines, the due evaluation, and the phase of every run. Pure functions of `RunFacts`.
+"""The runs that have each pool's engines, the due evaluation, and the phase of every run. Pure functions of `RunFacts`.
 
-One run of a pool at a time has its engines. The others wait in `pending` (or stay `paused`) with the reason; a paused
-run keeps the engines until its live attempts have ended.
+One run of a pool at a time has its engines, or as many as share them. The others wait in `pending` (or stay `paused`)
+with the reason; a paused run keeps the engines until its live attempts have ended.
+
+A run with several policies has an engine of each policy's pool or waits. The runs that carry its further policies share
+its place in the line and its phase.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.engines import Assignment
@@ -28,25 +31,50 @@ def due_evaluation(run: RunFacts) -> tuple[EvaluationFacts, int] | None:
     return None
 
 
-def assign(runs: Sequence[RunFacts], pools: Iterable[str]) -> dict[str, Assignment]:
-    """Returns for each pool the run that has its engines: the one at work or finishing its open groups, else the oldest
-    in line."""
-    by_age = sorted(runs, key=lambda run: (run.created_at, run.id))
-    return {pool: _assignment([run for run in by_age if run.config.pool == pool]) for pool in pools}
+def assign(runs: Sequence[RunFacts], pools: Mapping[str, int]) -> dict[str, Assignment]:
+    """Returns for each pool the runs that have its engines: those at work or finishing their open groups, then the
+    oldest in line. pools: how many runs a pool takes at a time."""
+    by_id = {run.id: run for run in runs}
+    # A run whose lead is over needs no engines.
+    with_leads = [(run, by_id[run.lead_run_id or run.id]) for run in runs if (run.lead_run_id or run.id) in by_id]
+    by_age = sorted(with_leads, key=lambda pair: (pair[1].created_at, pair[1].id, pair[0].id))
+    return {
+        pool: _assignment([pair for pair in by_age if pair[0].config.pool == pool], at_once)
+        for pool, at_once in pools.items()
+    }
 
 
-def _assignment(by_age: Sequence[RunFacts]) -> Assignment:
-    owning = [run for run in by_age if run.phase in AT_WORK or (run.phase is RunPhase.PAUSED and run.live_attempts)]
-    waiting = [run for run in by_age if _waits_for_engines(run)]
-    line = [run.id for run in (*owning, *waiting)]
-    return Assignment(line[0], tuple(line[1:])) if line else Assignment(None)
+def _assignment(by_age: Sequence[tuple[RunFacts, RunFacts]], at_once: int) -> Assignment:
+    owning = [run.id for run, lead in by_age if _has_engines(lead)]
+    waiting = [run.id for run, lead in by_age if _waits_for_engines(lead)]
+    line = [*owning, *waiting]
+    return Assignment(tuple(line[:at_once]), tuple(line[at_once:]))
 
 
-def next_phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
-    """Derives the phase from intent and progress, with the reason where the run waits."""
-    phase, reason = _phase(run, active)
+def _has_engines(run: RunFacts) -> bool:
+    return run.phase in AT_WORK or (run.phase is RunPhase.PAUSED and run.live_attempts > 0)
+
+
+def next_phase(run: RunFacts, active: Sequence[str], pool: str | None = None) -> tuple[RunPhase, str | None]:
+    """Derives the phase from intent and progress, with the reason where the run waits.
+
+    Args: active: the runs that have the engines of `pool`, by default the run's own; without this one where it lacks
+        engines of another policy's pool
+    """
+    phase, reason = _phase(run, active, pool or run.config.pool)
     if phase is run.phase or phase in RUN_TRANSITIONS[run.phase]:
         return phase, reason
+    return run.phase, run.reason
+
+
+def policy_phase(run: RunFacts, lead: tuple[RunPhase, str | None]) -> tuple[RunPhase, str | None]:
+    """Returns the phase of a run that carries a policy of another one: that one's.
+
+    Args: lead: the phase of the other run, with its reason
+    """
+    phase, reason = lead
+    if phase is run.phase or phase in RUN_TRANSITIONS[run.phase]:
+        return phase, f"run {run.lead_run_id} failed" if phase is RunPhase.FAILED else reason
     return run.phase, run.reason
 
 
@@ -63,15 +91,30 @@ def target_version(run: RunFacts) -> int | None:
     return run.latest_version if waits else version
 
 
+def policy_target(run: RunFacts, lead: RunFacts) -> int | None:
+    """Returns the version that engines should serve of a run that carries a policy of `lead`.
+
+    During an evaluation of version v it is version v of that policy, too, if there is one.
+    """
+    due = due_evaluation(lead)
+    if due is not None and target_version(lead) == due[1] and due[1] in run.servable_versions:
+        return due[1]
+    return run.latest_version
+
+
 def trained(run: RunFacts) -> bool:
-    """Whether every step of the run is done, or it stops early; a run without steps needs its trainer to record
-    version 0."""
+    """Whether every step of the run and of its further policies is done, or it stops early."""
+    return has_made_steps(run) and not run.has_unfinished_policies
+
+
+def has_made_steps(run: RunFacts) -> bool:
+    """Whether the run's own trainer has no step to make; without steps it has to record version 0."""
     if run.latest_version is None:
         return False
     return run.steps_done >= run.config.training.steps or run.stop_reason is not None
 
 
-def _phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
+def _phase(run: RunFacts, active: Sequence[str], pool: str) -> tuple[RunPhase, str | None]:
     if run.intent is RunIntent.CANCELLED:
         return RunPhase.CANCELLED, None
     if run.phase is RunPhase.FAILED or run.intent is RunIntent.DELETED:
@@ -82,11 +125,9 @@ def _phase(run: RunFacts, active: str | None) -> tuple[RunPhase, str | None]:
         return RunPhase.PAUSED, None
     if trained(run) and due_evaluation(run) is None and run.phase in AT_WORK:
         return RunPhase.COMPLETED, run.stop_reason
-    if run.id != active:
-        return (
-            run.phase,
-            f"waiting for an engine of pool {run.config.pool}: {active} has them" if active else run.reason,
-        )
+    if run.id not in active:
+        have = f"{', '.join(active)} {'has' if len(active) == 1 else 'have'} them"
+        return run.phase, f"waiting for an engine of pool {pool}: {have}" if active else run.reason
     return (RunPhase.RUNNING if due_evaluation(run) is None else RunPhase.EVALUATING), None
 
 

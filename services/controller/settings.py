@@ -24,11 +24,18 @@ class PoolSettings(BaseModel):
     """Tokens of prompt and answer together, where the engines allow fewer than the model's config.json."""
     engine_urls: frozenset[HttpAddress] = frozenset()
     engine_service: str | None = None
+    adapters: int | None = Field(default=None, ge=1, le=1000)
+    """So many runs share the engines, each with a LoRA adapter of its own: SGLang with `--enable-lora` and room for
+    three adapters a run (`--max-loaded-loras`). Unset: runs take turns, and the engines load a run's weights."""
+    max_adapter_rank: int | None = Field(default=None, ge=1)
+    """The engines' `--max-lora-rank`; a run with a larger rank is refused."""
 
     @model_validator(mode="after")
     def _engines_are_found_in_one_way(self) -> PoolSettings:
         if bool(self.engine_urls) == bool(self.engine_service):
             raise ValueError("a pool needs either engine_urls or engine_service")
+        if self.max_adapter_rank is not None and self.adapters is None:
+            raise ValueError("max_adapter_rank needs adapters")
         return self
 
 

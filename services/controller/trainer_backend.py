@@ -1,4 +1,4 @@
-"""The place where trainers run: processes of this machine today; Jobs of a Kubernetes cluster can be another."""
+"""The interface of the places where trainers run: processes of this machine, or Jobs of a Kubernetes cluster."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ class WeightCheck:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
-        self._passed: tuple[TargetVersion, FileState] | None = None
-        self.lost: TargetVersion | None = None
-        """The target whose files the last check found damaged or gone."""
+        self._passed: dict[str, tuple[TargetVersion, FileState]] = {}
+        self.lost: dict[str, TargetVersion] = {}
+        """By run the target whose files its last check found damaged or gone."""
 
     async def check(self, target: TargetVersion) -> None:
         """Checks a version's files; passes where this machine does not see the folder that holds its folder.
@@ -50,18 +50,18 @@ class WeightCheck:
                 return
             state = await asyncio.to_thread(_file_state, folder)
             # An engine may see a model folder that this machine does not have.
-            if self._passed == (target, state) or (target.version == 0 and not state):
+            if self._passed.get(target.run_id) == (target, state) or (target.version == 0 and not state):
                 return
             if state:
-                self.lost = None
+                self.lost.pop(target.run_id, None)
                 if await asyncio.to_thread(weights_sha256, folder) == target.content_sha256:
-                    self._passed = target, state
+                    self._passed[target.run_id] = target, state
                     return
                 DAMAGED.inc()
                 log.error("weights damaged", path=target.path, version=target.version)
                 if target.version:
                     await asyncio.to_thread(_move_aside, folder)
-            self.lost = target
+            self.lost[target.run_id] = target
         remedy = "restore the model folder" if target.version == 0 else "the trainer exports it again if it can"
         raise WeightsLost(f"the weights of version {target.version} in {folder} are damaged or lost: {remedy}")
 

@@ -139,19 +139,30 @@ class Controller:
         await self.notifications.publish_ended(
             None if any(one.phase is RunPhase.CANCELLED for one in moved) else expired
         )
-        holders = {one.run_id for one in phases.assign(runs, self.fleets).values()}
+        holders = {run_id for one in self._assign(runs).values() for run_id in one.run_ids}
         active = [run for run in runs if run.id in holders]
         self.reconcile_trainers(active)
         admitted: list[store.QueuedRollout] = []
+        by_id = {run.id: run for run in runs}
         for run in active:
-            await self.set_engine_target(run)
-            admitted += await self.admit(run)
+            await self.set_engine_target(run, by_id[run.lead_run_id or run.id])
+        for pool, fleet in self.fleets.items():
+            fleet.retain_targets({run.id for run in active if run.config.pool == pool})
+        for run in active:
+            if run.lead_run_id is None:
+                admitted += await self.admit(run, [one for one in active if one.lead_run_id == run.id])
         await self.enqueue(queued, admitted)
 
     async def publish_pools(self) -> None:
         """Writes the pools of the settings, which API, gateways and trainers read."""
         pools = [
-            Pool(name, None if one.model_path is None else str(one.model_path), one.context_length)
+            Pool(
+                name,
+                None if one.model_path is None else str(one.model_path),
+                one.context_length,
+                one.adapters,
+                one.max_adapter_rank,
+            )
             for name, one in self.settings.engine_pools().items()
         ]
         async with self.database.session() as session:
@@ -190,21 +201,29 @@ class Controller:
             cancelled = [one.run_id for one in moved if one.phase is RunPhase.CANCELLED]
             await store.cancel_open_work(session, cancelled, "the run was cancelled")
             runs = await self._load_runs(session)
-        await write_assignments(session, phases.assign(runs, self.fleets))
+        await write_assignments(session, self._assign(runs))
         self._finished_evaluations |= {one.id for run in runs for one in run.evaluations if one.finished}
         return runs, moved
+
+    def _assign(self, runs: Sequence[store.RunFacts]) -> dict[str, Assignment]:
+        return phases.assign(runs, {name: fleet.adapters or 1 for name, fleet in self.fleets.items()})
 
     async def _load_runs(self, session: Session) -> list[store.RunFacts]:
         """Returns the facts of runs with the decision to stop early, which ends their open training groups."""
         runs = []
-        for run in await store.load_runs(session, self._finished_evaluations):
+        loaded = await store.load_runs(session, self._finished_evaluations)
+        for run in loaded:
+            if run.lead_run_id is not None:
+                continue
             stopped = replace(run, stop_reason=await self._stop_reason(session, run))
             if stopped.stop_reason is not None and stopped.open_training_groups:
                 await store.cancel_training(session, run.id)
                 fault_point("controller.training_stopped")
                 stopped = replace(stopped, open_training_groups=0)
-            runs.append(stopped)
-        return runs
+            others = [replace(one, stop_reason=stopped.stop_reason) for one in loaded if one.lead_run_id == run.id]
+            runs += [replace(stopped, has_unfinished_policies=not all(map(phases.has_made_steps, others))), *others]
+        leads = {run.id for run in runs}
+        return runs + [one for one in loaded if one.lead_run_id is not None and one.lead_run_id not in leads]
 
     async def _stop_reason(self, session: Session, run: store.RunFacts) -> str | None:
         """Reads the run's rewards only after a step or an evaluation has ended; a decision is final."""
@@ -224,17 +243,32 @@ class Controller:
         return reason
 
     def _changed_phases(self, runs: Sequence[store.RunFacts]) -> list[store.Phase]:
-        assignments, changed = phases.assign(runs, self.fleets), []
+        assignments = self._assign(runs)
+        found: dict[str, tuple[RunPhase, str | None]] = {}
         for run in runs:
-            active = assignments.get(run.config.pool, Assignment(None)).run_id
-            phase, reason = phases.next_phase(run, active)
-            if run.id == active and reason is None and phase in phases.AT_WORK:
-                reason = self._waiting_reason(run)
-            elif run.config.pool not in self.fleets and phase in phases.ENGINES_WANTED:
-                reason = f"there is no pool {run.config.pool!r}: add it to CONTROLLER_POOLS, or cancel the run"
-            if (phase, reason) != (run.phase, run.reason):
-                changed.append(store.Phase(run.id, phase, reason))
-        return changed
+            if run.lead_run_id is None:
+                found[run.id] = self._phase(run, [one for one in runs if one.lead_run_id == run.id], assignments)
+        for run in runs:
+            if run.lead_run_id is not None:
+                lead = found.get(run.lead_run_id, (run.lead_phase or run.phase, None))
+                found[run.id] = phases.policy_phase(run, lead)
+        return [store.Phase(run.id, *found[run.id]) for run in runs if found[run.id] != (run.phase, run.reason)]
+
+    def _phase(
+        self, run: store.RunFacts, others: Sequence[store.RunFacts], assignments: Mapping[str, Assignment]
+    ) -> tuple[RunPhase, str | None]:
+        """Args: others: the runs that carry its further policies"""
+        pools = {one.config.pool: assignments.get(one.config.pool, Assignment()).run_ids for one in (run, *others)}
+        waiting = next((one for one in (run, *others) if one.id not in pools[one.config.pool]), None)
+        pool = (waiting or run).config.pool
+        active = [one for one in pools[pool] if waiting is None or one != run.id]
+        phase, reason = phases.next_phase(run, active, pool)
+        missing = next((name for name in pools if name not in self.fleets), None)
+        if waiting is None and reason is None and phase in phases.AT_WORK:
+            reason = next(filter(None, map(self._waiting_reason, (run, *others))), None)
+        elif missing is not None and phase in phases.ENGINES_WANTED:
+            reason = f"there is no pool {missing!r}: add it to CONTROLLER_POOLS, or cancel the run"
+        return phase, reason
 
     def _waiting_reason(self, run: store.RunFacts) -> str | None:
         """Says, for users, why the active run does not sample."""
@@ -242,7 +276,7 @@ class Controller:
             return f"the trainer waits: {waiting}"
         if run.latest_version is None:
             return "the trainer is preparing policy version 0"
-        trouble = self.fleets[run.config.pool].trouble()
+        trouble = self.fleets[run.config.pool].trouble(run.id)
         return None if trouble is None else f"no engine serves: {trouble}"
 
     async def _report(
@@ -257,9 +291,13 @@ class Controller:
         if topics:
             await self.notifications.notify(*topics)
 
-    async def set_engine_target(self, run: store.RunFacts) -> None:
-        """Points the pool's engines at the version of the active run that they should serve."""
-        version, fleet = phases.target_version(run), self.fleets[run.config.pool]
+    async def set_engine_target(self, run: store.RunFacts, lead: store.RunFacts) -> None:
+        """Points the pool's engines at the version of the active run that they should serve.
+
+        Args: lead: the run itself, or the one whose policy it carries
+        """
+        version = phases.target_version(run) if run is lead else phases.policy_target(run, lead)
+        fleet = self.fleets[run.config.pool]
         if version is not None and not fleet.has_target(run.id, version):
             async with self.database.read() as session:
                 found = await read_version(session, run.id, version)
@@ -275,16 +313,23 @@ class Controller:
         if run.phase not in phases.AT_WORK:
             return False
         lost = self.fleets[run.config.pool].lost_version(run.id)
-        return not phases.trained(run) or (run.steps_done > 0 and lost == run.steps_done)
+        return not phases.has_made_steps(run) or (run.steps_done > 0 and lost == run.steps_done)
 
-    async def admit(self, run: store.RunFacts) -> list[store.QueuedRollout]:
-        """Writes the groups that may be sampled now; returns the ids of their rollouts."""
+    async def admit(self, run: store.RunFacts, others: Sequence[store.RunFacts]) -> list[store.QueuedRollout]:
+        """Writes the groups that may be sampled now; returns the ids of their rollouts.
+
+        Args: others: the runs that carry its further policies
+        """
         served = self.fleets[run.config.pool].served_version(run.id)
-        groups = [] if served is None else admission.groups_to_admit(run, served)
+        of_others = [(one, self.fleets[one.config.pool].served_version(one.id)) for one in others]
+        with_versions = [(one, version) for one, version in of_others if version is not None]
+        if served is None or len(with_versions) < len(run.config.carried_policies):
+            return []
+        groups = admission.groups_to_admit(run, served, others=with_versions)
         if groups and groups[0].evaluation_id is None and (curriculum := run.config.sampling.curriculum) is not None:
             async with self.database.read() as session:
                 rates = await store.solve_rates(session, run.id, curriculum.solved_at, curriculum.window)
-            groups = admission.groups_to_admit(run, groups[0].admitted_version, rates)
+            groups = admission.groups_to_admit(run, served, rates, with_versions)
         if not groups:
             return []
         rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
@@ -330,6 +375,7 @@ def _trace(rollout_id: str) -> str:
 
 async def _fail(session: Session, causes: dict[str, str]) -> None:
     if causes:
+        causes = {**await store.causes_of_leads(session, causes), **causes}
         await store.write_phases(session, [store.Phase(run, RunPhase.FAILED, cause) for run, cause in causes.items()])
         await store.cancel_open_work(session, list(causes), "the run failed")
         log.error("runs failed", causes=causes)
@@ -353,7 +399,9 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
                     # Here alone the settings decide where trainers and engines are.
                     trainers = TrainerSupervisor(settings, _trainer_backend(settings, cluster))
                     fleets = {
-                        name: Fleet(settings, _engine_discovery(pool, cluster), database, notifications, name)
+                        name: Fleet(
+                            settings, _engine_discovery(pool, cluster), database, notifications, name, pool.adapters
+                        )
                         for name, pool in settings.engine_pools().items()
                     }
                     await Controller(settings, database, queue, notifications, fleets, trainers).lead(lock, stop)
