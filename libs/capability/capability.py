@@ -57,6 +57,7 @@ def sign(ring: KeyRing, capability: Capability) -> str:
         "attempt": capability.attempt,
         "scopes": sorted(capability.scopes),
         "exp": capability.expires_at,
+        "greedy": capability.greedy,
     }
     return jwt.encode(claims, secret, algorithm="HS256", headers={"kid": kid})
 
@@ -132,4 +133,5 @@ def _capability(claims: dict[str, Any]) -> Capability:
         attempt=claims["attempt"],
         scopes=claims["scopes"],
         expires_at=claims["exp"],
+        greedy=claims.get("greedy", False),
     )

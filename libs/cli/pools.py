@@ -10,14 +10,20 @@ from leyden.libs.contracts.api import Engine
 
 
 def pools(ctx: typer.Context, as_json: AsJson = False) -> None:
-    """List the pools that runs may name, their engines, the run that has them and those that wait."""
+    """List the pools that runs may name, their engines, the runs that have them and those that wait."""
     with context_of(ctx).client() as leyden:
         found = list(leyden.pools())
     rows = [
-        (one.name, one.model_path, ", ".join(map(_engine, one.engines)), one.run_id, ", ".join(one.waiting))
+        (
+            one.name,
+            one.model_path,
+            ", ".join(map(_engine, one.engines)),
+            ", ".join(one.run_ids),
+            ", ".join(one.waiting),
+        )
         for one in found
     ]
-    print_result(as_json, found, table(("pool", "model", "engines", "run", "waiting"), rows))
+    print_result(as_json, found, table(("pool", "model", "engines", "runs", "waiting"), rows))
 
 
 def _engine(engine: Engine) -> str:

@@ -69,12 +69,15 @@ def view(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> 
 
 
 def summary(run: Run) -> Text:
-    """A run's phase and progress in one line, and a line for each of its warnings."""
+    """A run's phase and progress in one line, and a line for each of its further policies and warnings."""
     progress = run.progress
     rollouts = ", ".join(f"{count} {state}" for state, count in sorted(progress.rollouts.items())) or "none"
     words = f"{run.name} ({run.id}): {run.phase}, step {progress.step} of {progress.steps}, rollouts {rollouts}"
     first = f"{words}: {run.reason}" if run.reason else words
-    return Text("\n").join(map(as_text, [first, *(f"warning: {warning}" for warning in run.warnings)]))
+    policies = [f"policy {name}: {run_id}" for name, run_id in run.policy_runs.items()]
+    if run.lead_run_id is not None:
+        policies = [f"policy {run.policy} of {run.lead_run_id}"]
+    return Text("\n").join(map(as_text, [first, *policies, *(f"warning: {warning}" for warning in run.warnings)]))
 
 
 def step_table(steps: Sequence[Step]) -> Table:

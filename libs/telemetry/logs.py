@@ -68,10 +68,9 @@ def configure_logs(service: str, level: str = "info") -> None:
     root.setLevel(max(number, logging.WARNING))
 
 
-def logger(name: str | None = None) -> structlog.typing.FilteringBoundLogger:
-    """Returns a logger; `name` becomes the field `logger`."""
-    bound = structlog.get_logger() if name is None else structlog.get_logger(logger=name)
-    return cast(structlog.typing.FilteringBoundLogger, bound)
+def logger() -> structlog.typing.FilteringBoundLogger:
+    """Returns structlog's logger with its type."""
+    return cast(structlog.typing.FilteringBoundLogger, structlog.get_logger())
 
 
 class RateLimitedLogger:
