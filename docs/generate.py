@@ -10,6 +10,7 @@ import importlib
 import inspect
 import json
 import pkgutil
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -110,15 +111,15 @@ def run_config_page() -> str:
     ]
     for name, recipe in recipes.items():
         lines += ["", f"### {name}", "", recipe.purpose, "", "```json", json.dumps(recipe.document, indent=2), "```"]
-    return "\n".join(lines).replace("leyden.libs.contracts.config.", "") + "\n"
+    return re.sub(r"leyden\.libs\.contracts\.config\.\w+\.", "", "\n".join(lines)) + "\n"
 
 
-def _models_from(root: type[BaseModel], module: str) -> Iterator[type[BaseModel]]:
+def _models_from(root: type[BaseModel], package: str) -> Iterator[type[BaseModel]]:
     seen: list[type[BaseModel]] = []
 
     def visit(annotation: Any) -> None:
-        ours = inspect.isclass(annotation) and issubclass(annotation, BaseModel) and annotation.__module__ == module
-        if ours and annotation not in seen:
+        ours = inspect.isclass(annotation) and issubclass(annotation, BaseModel)
+        if ours and annotation.__module__.startswith(f"{package}.") and annotation not in seen:
             seen.append(annotation)
             for field in annotation.model_fields.values():
                 visit(field.annotation)
