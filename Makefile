@@ -22,6 +22,8 @@ CPU_TORCH ?= --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 IMAGE_TAG ?= 0.1.0
 SERVICES ?= api controller runner gateway collector credit
 IMAGE_PREFIX ?= leyden
+# What `make test-sglang` runs; `make test-sglang SGLANG_TESTS=tests/contract/trainer/test_engine.py` starts one server.
+SGLANG_TESTS ?= tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py tests/sglang
 # The SGLang of the tests: its request and response types come from the wheel, its server from $(SGLANG_VENV).
 SGLANG_TYPES := sglang==0.5.23
 
@@ -32,6 +34,9 @@ AGENT ?= plain
 DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT))
 # The versions of a framework are those of `make test-agents`.
 FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen,python).txt
+
+# Processes start by the hundred in tests: they compile a module once, wherever this variable was set.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help oracle test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-gpu bench-page soak growth fuzz docs migrate migration clean
@@ -122,11 +127,12 @@ types: $(VENV)/.ready ## mypy, strict
 	$(BIN)/mypy
 
 test: setup ## every test
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5 $(TESTS)
+	@# Worker processes share the cores: threads of a matrix product would wait for each other.
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5 $(TESTS)
 
 test-sglang: setup $(SGLANG_VENV)/.ready ## the contract of engines, and a training, on a real SGLang on a CPU
 	TEST_SGLANG=1 $(BIN)/pytest --timeout=600 --durations=10 -k "[sglang or on_sglang" \
-		tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py tests/sglang
+		$(SGLANG_TESTS)
 
 oracle: $(CACHE)/oracle/.ready ## losses, corrections and estimators against verl and TRL on SHAPES random shapes (10,000)
 	$(BIN)/python -m tests.oracle --shapes $(or $(SHAPES),10000) --seed $(or $(SEED),0)
@@ -166,6 +172,9 @@ fuzz: setup ## send a thousand random examples of garbage to each operation and 
 
 soak: setup ## kill services at random for as many times as KILLS says
 	$(BIN)/python -m tests.soak --kills $(or $(KILLS),25) --seed $(or $(SEED),0)
+
+bandits: setup ## train a bandit with each algorithm through the platform: make bandits NAMES="gspo critic"
+	$(BIN)/python -m tests.bandits $(NAMES)
 
 growth: setup ## run ROLLOUTS rollouts and check that no service grows or slows down (nightly)
 	$(BIN)/python -m tests.growth --rollouts $(or $(ROLLOUTS),20000)

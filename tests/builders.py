@@ -83,9 +83,9 @@ async def end_run(database: Database, run: tables.Run, phase: str = "completed",
 
 
 async def add_group(
-    database: Database, run: tables.Run, number: int = 0, *, size: int = 2, **columns: Any
+    database: Database, run: tables.Run, number: int = 0, *, size: int = 2, greedy: int | None = None, **columns: Any
 ) -> tuple[tables.Group, list[tables.Rollout]]:
-    """A training group of task 0 (or of `evaluation_id=`) and its queued rollouts."""
+    """A training group of task 0 (or of `evaluation_id=`) and its queued rollouts. Args: greedy: its greedy sibling"""
     owner = columns.get("evaluation_id") or run.id
     values = {
         "id": ids.group_id(owner, number),
@@ -98,7 +98,13 @@ async def add_group(
     }
     group = tables.Group(**{**values, **columns})
     rollouts = [
-        tables.Rollout(id=ids.rollout_id(group.id, sibling), run_id=run.id, group_id=group.id, sibling=sibling)
+        tables.Rollout(
+            id=ids.rollout_id(group.id, sibling),
+            run_id=run.id,
+            group_id=group.id,
+            sibling=sibling,
+            greedy=sibling == greedy,
+        )
         for sibling in range(size)
     ]
     async with database.session() as session:

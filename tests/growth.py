@@ -3,7 +3,7 @@
 A scripted engine answers at once and the trainer trains a tiny model, so that the services take most of the time. The
 report has memory and CPU time of each service, latencies at the start and at the end, Redis, files, and the space that
 pruning frees. The last line is one JSON object. Exit status 1 when a service grew or slowed down, or when anything was
-lost or left behind. The suite runs 1,000 rollouts and checks only that nothing is lost or left behind.
+lost or left behind. The suite runs 400 rollouts and checks only that nothing is lost or left behind.
 """
 
 from __future__ import annotations

@@ -161,8 +161,9 @@ def _damaged(connection: psycopg.Connection[Any], run_id: str) -> list[Any]:
 
 def content_sha256(folder: Path) -> str | None:
     """The hash of a folder's weights as `policy_versions` defines it; None without any."""
-    weights = sorted(file for file in folder.glob("*") if file.suffix in WEIGHT_SUFFIXES)
-    lines = "".join(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in weights)
+    files = [*folder.glob("*"), *folder.glob("adapter/*")]
+    weights = sorted(file for file in files if file.suffix in WEIGHT_SUFFIXES)
+    lines = "".join(f"{file.relative_to(folder)} {hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in weights)
     return hashlib.sha256(lines.encode()).hexdigest() if weights else None
 
 

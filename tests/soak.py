@@ -31,9 +31,11 @@ from tests.invariants import lost_calls, violations
 from tests.replay import differing_versions
 from tests.shared import open_to_agents
 
-__all__ = ["VICTIMS", "bandit_run", "kill", "small_platform", "trainer_pid"]
+__all__ = ["VICTIMS", "bandit_run", "kill", "running_platform", "small_platform", "trainer_pid"]
 
 BANDIT = Path(__file__).parent / "agents" / "bandit.py"
+QUICK: dict[str, dict[str, Any]] = {"optimizer": {"learning_rate": 0.02}, "sampling": {"groups_per_step": 2}}
+"""Sections with which the bandit has learned after eight steps of 16 rollouts."""
 RUN_SECONDS = 900.0
 LEASE_SECONDS = 6.0
 
@@ -60,7 +62,16 @@ def small_platform(folder: Path, **environment: str) -> Iterator[Platform]:
     model = make_tiny_model(folder / "tiny")
     threads = {"OMP_NUM_THREADS": "1"}
     variables = dict.fromkeys(VICTIMS, environment) | dict.fromkeys(("engine", "trainer"), threads | environment)
-    platform = Platform(folder / "home", Options(model_path=model, free_ports=True, environment=variables))
+    with running_platform(
+        folder / "home", Options(model_path=model, free_ports=True, environment=variables)
+    ) as platform:
+        yield platform
+
+
+@contextmanager
+def running_platform(home: Path, options: Options) -> Iterator[Platform]:
+    """A platform that is ready; it stops in the end."""
+    platform = Platform(home, options)
     platform.start()
     try:
         platform.ready(300)

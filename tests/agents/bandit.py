@@ -32,24 +32,12 @@ def tell(**facts):
             file.write(json.dumps({"rollout": ROLLOUT, "attempt": ATTEMPT} | facts) + "\n")
 
 
-def post(url, document, headers, tries=60):
-    body, headers = json.dumps(document).encode(), headers | {"Content-Type": "application/json"}
-    for retry in range(tries):
-        try:
-            return json.loads(plain_http.post(url, body, headers | {"x-stainless-retry-count": str(retry)}))
-        except plain_http.Refused as error:
-            if error.status not in (408, 409, 429, 500, 502, 503, 504):
-                raise
-        except (OSError, EOFError, ValueError):
-            pass
-        time.sleep(0.5)
-    raise SystemExit(f"{url} never answered")
-
-
 def ask():
     tell(asked=1)
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
-    return post(os.environ["OPENAI_BASE_URL"] + "/chat/completions", QUESTION | {"messages": MESSAGES}, headers)
+    return plain_http.ask(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions", QUESTION | {"messages": MESSAGES}, headers
+    )
 
 
 def export(answer):
@@ -65,7 +53,7 @@ def export(answer):
     }
     name, key = os.environ["OTEL_EXPORTER_OTLP_HEADERS"].split("=", 1)
     document = {"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}
-    post(os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces", document, {name: key})
+    plain_http.ask(os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] + "/v1/traces", document, {name: key})
     tell(span=span_id)
 
 

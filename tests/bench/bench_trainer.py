@@ -24,7 +24,7 @@ from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
 from leyden.services.trainer.compute import accumulate_gradients
 from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.head import sampled_logprobs
+from leyden.services.trainer.head import sampled_outputs
 from leyden.services.trainer.objective import Terms, objective
 from tests.bench.rows import Row
 
@@ -86,7 +86,7 @@ def _loss(tokens: int, vocabulary: int) -> Callable[[], torch.Tensor]:
     head = torch.nn.Linear(LOSS_HIDDEN, vocabulary, bias=False)
     hidden = torch.randn(tokens, LOSS_HIDDEN, requires_grad=True)
     temperatures, ids = torch.full((tokens,), TEMPERATURE), torch.randint(vocabulary, (tokens,))
-    return lambda: sampled_logprobs(head, hidden, temperatures, torch.arange(tokens), ids).sum()
+    return lambda: sampled_outputs(head, hidden, temperatures, torch.arange(tokens), ids)[0].sum()
 
 
 def _status(name: str) -> int:

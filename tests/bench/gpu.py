@@ -26,7 +26,7 @@ from leyden.services.trainer.compute import accumulate_gradients
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import make_accelerator
 from leyden.services.trainer.lora import add_adapters
-from leyden.services.trainer.step import make_optimizer
+from leyden.services.trainer.optimizers import make_optimizer
 from tests.bench.bench_trainer import ALGORITHM, agent_samples, calls_of, padded, useful
 
 PAGE = Path(__file__).parents[2] / "docs" / "gpu.md"

@@ -18,7 +18,7 @@ import yaml
 from leyden.libs.cli.platform import Platform
 from leyden.libs.client import Client
 from tests.shared import PROMETHEUS, ROOT, free_port
-from tests.soak import bandit_run
+from tests.soak import QUICK, bandit_run
 
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in (ROOT / "helm/leyden/dashboards").glob("*.json")}
 ABSENT = {"Attempts without success, by cause"}
@@ -80,7 +80,7 @@ def test_every_query_returns_data(platform: Platform, client: Client, received: 
     evaluation = {"dataset": "bandit", "rollouts_per_task": 1}
     pending = queries("expr")
     with prometheus(platform, tmp_path) as http:
-        run = client.create_run(bandit_run(received, "watched", 4, evaluation=evaluation))
+        run = client.create_run(bandit_run(received, "watched", 4, evaluation=evaluation, **QUICK))
         deadline = time.monotonic() + 240
         while time.monotonic() < deadline and (pending or client.run(run.id).phase not in {"completed", "failed"}):
             pending = {title: expression for title, expression in pending.items() if not evaluate(http, expression)}

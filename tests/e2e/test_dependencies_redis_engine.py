@@ -81,7 +81,7 @@ def test_a_training_continues_without_redis(on: Stage) -> None:
 
 
 def test_a_training_survives_every_failure_of_its_engine(on: Stage) -> None:
-    run = on.train(steps=10 + 2 * len(ENGINE))
+    run = on.train(steps=4 + 2 * len(ENGINE))
     for trouble in ENGINE.values():
         on.engine_proxy.trouble = trouble
         time.sleep(HELD_SECONDS)

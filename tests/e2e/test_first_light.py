@@ -11,13 +11,13 @@ from leyden.libs.cli.platform import Platform
 from leyden.libs.cli.watch import watch_run
 from leyden.libs.client import Client
 from tests.invariants import lost_calls, violations
-from tests.soak import bandit_run
+from tests.soak import QUICK, bandit_run
 
 
 @pytest.mark.timeout(900)
 def test_a_two_armed_bandit_learns_the_better_arm(platform: Platform, client: Client, received: Path) -> None:
-    evaluation = {"dataset": "bandit", "rollouts_per_task": 8}
-    created = client.create_run(bandit_run(received, "bandit", 16, evaluation=evaluation))
+    evaluation = {"dataset": "bandit", "rollouts_per_task": 4}
+    created = client.create_run(bandit_run(received, "bandit", 16, evaluation=evaluation, **QUICK))
     run = watch_run(client, created.id, Console(quiet=True))
 
     assert (run.phase, run.reason) == ("completed", None)

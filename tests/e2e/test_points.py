@@ -15,6 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from leyden.libs.cli import managed_service
 from leyden.libs.cli.platform import Platform
 from leyden.libs.client import Client
 from leyden.libs.contracts import api
@@ -47,7 +48,9 @@ def injector(tmp_path: Path) -> FaultInjector:
 
 
 @pytest.fixture
-def platform(tmp_path: Path, injector: FaultInjector) -> Iterator[Platform]:
+def platform(tmp_path: Path, injector: FaultInjector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Platform]:
+    # A service that dies at one point after the other would wait for ten seconds in the end.
+    monkeypatch.setattr(managed_service, "MAX_BACKOFF_SECONDS", 0.5)
     quick = {"RUNNER_LEASE_SECONDS": "4", "RUNNER_CONCURRENCY": "8", "CONTROLLER_RETRY_SECONDS": "0.1"}
     with small_platform(tmp_path, **injector.environment, **quick) as running:
         yield running
@@ -111,7 +114,7 @@ def fire(injector: FaultInjector, trainings: Trainings) -> None:
                     injector.arm(points[0])
         assert time.monotonic() < deadline, f"nobody passed {ahead}, runs: {trainings.phases()}"
         trainings.continue_training()
-        time.sleep(0.1)
+        time.sleep(0.2)
 
 
 @pytest.mark.timeout(900)

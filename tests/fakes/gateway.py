@@ -47,6 +47,7 @@ class GatewayUnderTest:
         lasts_seconds: int = 600,
         scope: Scope = Scope.MODEL,
         more_scopes: Iterable[Scope] = (),
+        greedy: bool = False,
     ) -> str:
         """The key that the runner would give to this attempt's agent."""
         return sign(
@@ -57,6 +58,7 @@ class GatewayUnderTest:
                 attempt=attempt,
                 scopes=frozenset({scope, *more_scopes}),
                 expires_at=int(time.time()) + lasts_seconds,
+                greedy=greedy,
             ),
         )
 
@@ -68,8 +70,7 @@ class GatewayUnderTest:
         """An agent's client; it does not retry unless told to."""
         return AsyncOpenAI(
             base_url=self.base_url(rollout_id, attempt),
-            api_key=self.key(rollout_id, attempt),
-            **{"max_retries": 0, **options},
+            **{"api_key": self.key(rollout_id, attempt), "max_retries": 0, **options},
         )
 
     def anthropic(self, rollout_id: str, attempt: int = 1, **options: Any) -> AsyncAnthropic:

@@ -6,8 +6,7 @@ from typing import Any
 
 from starlette.routing import Route
 
-from leyden.services.gateway.dialects.chat_completions import body_schema
-from leyden.services.gateway.dialects.messages import ERROR_TYPES, _Body
+from leyden.services.gateway.dialects import chat_completions, messages
 from leyden.services.gateway.routes import BASE, ROUTES
 
 _REF = "#/components/schemas/{model}"
@@ -35,7 +34,7 @@ _ANTHROPIC_ERROR = {
         "error": {
             "type": "object",
             "required": ["type", "message"],
-            "properties": {"type": {"enum": sorted(set(ERROR_TYPES.values()))}, "message": {"type": "string"}},
+            "properties": {"type": {"enum": sorted(set(messages.ERROR_TYPES.values()))}, "message": {"type": "string"}},
         },
     },
 }
@@ -48,7 +47,8 @@ _COMPLETION = {
 
 def openapi_document() -> dict[str, Any]:
     """The body and the answer of each address."""
-    schema = body_schema(_REF)
+    schema = chat_completions._Body.model_json_schema(ref_template=_REF)
+    schema["properties"] |= {name: {} for name in sorted(chat_completions.RECORDED)}
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "Leyden gateway", "version": "1"},
@@ -56,12 +56,12 @@ def openapi_document() -> dict[str, Any]:
         "paths": {route.path_format: {_method(route): _operation(route)} for route in ROUTES},
     }
     _describe_chat(document["paths"][BASE + "/chat/completions"]["post"], schema)
-    messages = _Body.model_json_schema(ref_template="#/components/schemas/messages{model}")
-    definitions = messages.pop("$defs")
+    body = messages._Body.model_json_schema(ref_template="#/components/schemas/messages{model}")
+    definitions = body.pop("$defs")
     document["components"]["schemas"] |= {f"messages{name}": found for name, found in definitions.items()}
     for path, item in document["paths"].items():
         if "/messages" in path:
-            item["post"]["requestBody"] = {"required": True, "content": {"application/json": {"schema": messages}}}
+            item["post"]["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
             item["post"]["responses"]["default"]["content"] = {"application/json": {"schema": _ANTHROPIC_ERROR}}
             item["post"]["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
     return document

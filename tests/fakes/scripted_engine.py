@@ -64,9 +64,11 @@ class ScriptedEngine:
     `pace` is called before each chunk with the number of tokens so far and may wait; `delay_seconds` pass before each
     answer and `pace_seconds` before each chunk. A weight version set during an answer counts for the tokens after it.
     After `dies_after` tokens the connection is cut, once. `damage` changes the first `damaged` answers. `refuses` is a
-    status with a body for every request. Weights at `bad_paths` cannot be loaded. `inspects`: whether requests are
-    checked and retained, and the tokens of each complete answer by its `rid`; the benchmarks do without. `log` names a
-    file that gets a JSON line with `rid`, `input_ids` and `ids` of each complete answer before its end is sent.
+    status with a body for every request. Weights at `bad_paths` cannot be loaded. `adapters`: folders of loaded LoRA
+    adapters by name; the engine refuses requests of others. `frees`: unloading waits for it. `inspects`: whether
+    requests are checked and retained, and the tokens of each complete answer by its `rid`; the benchmarks do without.
+    `log` names a file that gets a JSON line with `rid`, `input_ids` and `ids` of each complete answer before its end is
+    sent.
     """
 
     says: Says = say_letters
@@ -84,6 +86,8 @@ class ScriptedEngine:
     damaged: int = 0
     paused: bool = False
     bad_paths: set[str] = field(default_factory=set)
+    adapters: dict[str, str] = field(default_factory=dict)
+    frees: asyncio.Event | None = None
     inspects: bool = True
     log: str | None = None
     requests: list[Json] = field(default_factory=list)
@@ -117,6 +121,9 @@ class ScriptedEngine:
                 web.post("/pause_generation", self.pause),
                 web.post("/continue_generation", self.resume),
                 web.post("/update_weights_from_disk", self.update),
+                web.post("/load_lora_adapter", self.load_adapter),
+                web.post("/unload_lora_adapter", self.unload_adapter),
+                web.get("/v1/models", self.models),
                 web.post("/flush_cache", self.flush),
                 web.get("/model_info", self.model_info),
                 web.get("/server_info", self.server_info),
@@ -148,6 +155,8 @@ class ScriptedEngine:
                 return _json({"error": str(error)}, 400)
         if self.refuses is not None:
             return _json(self.refuses[1], self.refuses[0])
+        if (adapter := body.get("lora_path")) is not None and adapter not in self.adapters:
+            return _json({"error": {"message": f"Got LoRA adapter that has never been loaded: {adapter}"}}, 400)
         if body["rid"] in self._live:
             return _json({"error": {"message": f"Duplicate request ID detected: {body['rid']}"}}, 400)
         return None
@@ -266,6 +275,28 @@ class ScriptedEngine:
             return _json({"success": False, "message": "no such file"}, 400)
         self.weight_version = body["weight_version"]
         return _json({"success": True, "message": "", "num_paused_requests": 0})
+
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        body = await _body_of(request)
+        self.journal.append(f"load {body['lora_name']} {body['lora_path']}")
+        if body["lora_name"] in self.adapters or body["lora_path"] in self.bad_paths:
+            message = "already loaded" if body["lora_name"] in self.adapters else "no such file"
+            return _json({"success": False, "error_message": message}, 400)
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return _json({"success": True, "error_message": "", "loaded_adapters": self.adapters})
+
+    async def unload_adapter(self, request: web.Request) -> web.Response:
+        name = (await _body_of(request))["lora_name"]
+        self.journal.append(f"unload {name}")
+        known = self.adapters.pop(name, None) is not None
+        if self.frees is not None:
+            await self.frees.wait()
+        return _json({"success": known, "error_message": "" if known else "not loaded"}, 200 if known else 400)
+
+    async def models(self, _request: web.Request) -> web.Response:
+        base = {"id": "m", "object": "model", "root": "m", "parent": None}
+        adapters = [{"id": name, "root": path, "parent": "m"} for name, path in self.adapters.items()]
+        return _json({"object": "list", "data": [base, *adapters]})
 
     async def flush(self, _request: web.Request) -> web.Response:
         return web.Response(status=400 if self._live else 200)

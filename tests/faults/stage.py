@@ -55,9 +55,10 @@ class Stage:
         with psycopg.connect(self.database, autocommit=True, options=writing) as connection:
             connection.execute(statement.encode())
 
-    def train(self, steps: int, **sections: dict[str, object]) -> Run:
-        """Begins a run; returns when its first rollouts have finished."""
-        run = self.client.create_run(bandit_run(self.received, f"ordeal-{steps}", steps, **sections))
+    def train(self, steps: int) -> Run:
+        """Begins a run of 16 rollouts a step; returns when its first rollouts have finished."""
+        small = {"groups_per_step": 2}
+        run = self.client.create_run(bandit_run(self.received, f"ordeal-{steps}", steps, sampling=small))
         self.wait_for_rollouts(run.id, 8)
         return run
 
@@ -110,7 +111,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = PATIENCE_SE
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-        time.sleep(0.1)
+        time.sleep(0.25)
 
 
 @contextmanager

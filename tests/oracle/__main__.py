@@ -9,7 +9,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +20,17 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[2] / ".cache" / "oracle"))
 
-from leyden.libs.contracts.config import DecoupledCorrection
+from leyden.libs.contracts.config import Critic, DecoupledCorrection, Weighting
+from leyden.libs.contracts.samples import RowCall
 from leyden.services.credit import baselines
 from leyden.services.trainer import losses
-from leyden.services.trainer.batch import to_go, whitened
+from leyden.services.trainer.batch import to_go, trained_tokens, whitened
 from leyden.services.trainer.corrections import importance_weights
-from leyden.services.trainer.weights import Weighting, token_weights
+from leyden.services.trainer.critic import estimate
+from leyden.services.trainer.head import sampled_outputs
+from leyden.services.trainer.weights import token_weights
 from tests.oracle import references
+from tests.unit.trainer.cases import sample
 
 TOLERANCE = 1e-9
 Result = dict[str, tuple[Tensor, Tensor]]
@@ -76,6 +80,12 @@ class Case:
         constant = self.mask.shape[1] if weighting == "rollout_sum_const" else None
         found = token_weights(weighting, rows_K, rows_K, self.groups_B[rows_K], sum_constant=constant)
         return torch.from_numpy(found)
+
+    def verl_weights(self, weighting: Weighting) -> Tensor:
+        """The same with verl's mean over a row, which divides by T + 1e-8."""
+        weights_K = self.token_weights(weighting)
+        lengths_K = losses.row_sums(torch.ones_like(weights_K), self.row_numbers)
+        return weights_K * lengths_K / (lengths_K + 1e-8) if weighting == "seq_mean_token_mean" else weights_K
 
 
 Loss = Callable[[Case, Tensor], losses.TokenLoss]
@@ -155,11 +165,7 @@ def against_verl(case: Case) -> Result:
             return references.verl_loss(verl_name, case.old, logprobs, case.advantages, mask, **options)
 
         options["mode"] = VERL_MODES[weighting]
-        weights_K = case.token_weights(weighting)
-        if weighting == "seq_mean_token_mean":
-            # verl divides by T + 1e-8.
-            lengths_K = losses.row_sums(torch.ones_like(weights_K), case.row_numbers)
-            weights_K = weights_K * lengths_K / (lengths_K + 1e-8)
+        weights_K = case.verl_weights(weighting)
         if options.get("weights") is not None:
             weights_K = weights_K * correction(case, "tis_token", cap=2.0)
         mine, other = ours(case, loss, weights_K), theirs(case, reference)
@@ -257,20 +263,27 @@ def estimators(case: Case) -> Result:
     last[torch.arange(len(groups_B)), case.mask.shape[1] - 1 - case.mask.flip(1).int().argmax(1)] = 1
     rewards = last * case.rewards_B[:, None]
 
+    siblings = baselines.Siblings.of(
+        case.rewards_B.numpy(),
+        [str(row) for row in range(len(groups_B))],
+        {},
+        anchors_C=[str(group) for group in groups_B],
+        lengths_C=lengths_B.tolist(),
+    )
+
+    def spread(found: baselines.Advantages) -> Tensor:
+        return case.flat(torch.from_numpy(found.advantages_C)[:, None].expand_as(mask))
+
     def mine(kind: baselines.Kind) -> Tensor:
-        siblings = baselines.Siblings.of(
-            case.rewards_B.numpy(),
-            [str(row) for row in range(len(groups_B))],
-            {},
-            anchors_C=[str(group) for group in groups_B],
-            lengths_C=lengths_B.tolist(),
-        )
-        return case.flat(torch.from_numpy(baselines.advantages(kind, siblings).advantages_C)[:, None].expand_as(mask))
+        return spread(baselines.advantages(kind, siblings))
 
     def verl(name: str, **options: Any) -> Tensor:
         return case.flat(references.verl_advantages(name, rewards.clone(), mask, groups_B, **options))
 
+    greedy_B = torch.linspace(-1, 1, len(groups_B), dtype=torch.float64)[torch.from_numpy(groups_B)]
+    remax = baselines.against({str(group): float(greedy_B[row]) for row, group in enumerate(groups_B)}, siblings)
     found = {
+        "verl remax": (spread(remax), verl("remax", reward_baselines=greedy_B)),
         "verl grpo": (mine("mean_std"), verl("grpo")),
         "verl dr_grpo": (mine("mean"), verl("grpo", norm_adv_by_std_in_grpo=False)),
         "verl rloo": (mine("leave_one_out"), verl("rloo")),
@@ -327,7 +340,86 @@ def penalties(case: Case) -> Result:
     return found
 
 
-COMPARISONS = (penalties, against_verl, corrections, against_trl, estimators)
+def bonuses(case: Case) -> Result:
+    """The entropy bonus and its gradient by the logits, which stand in for hidden states before a head of ones."""
+    vocabulary, found = 7, Result()
+    seed = torch.Generator().manual_seed(int(case.mask.sum()))
+    logits = 3 * torch.randn(*case.mask.shape, vocabulary, generator=seed, dtype=torch.float64)
+    head = torch.nn.Linear(vocabulary, vocabulary, bias=False, dtype=torch.float64)
+    torch.nn.init.eye_(head.weight)
+    for weighting, mode in VERL_MODES.items():
+        own, other = (logits.clone().requires_grad_() for _ in range(2))
+        numbers_K = torch.arange(int(case.mask.sum()))
+        states = own[case.mask], torch.ones(len(numbers_K)), numbers_K, torch.zeros_like(numbers_K)
+        entropies_K = sampled_outputs(head, *states, entropies=True)[1]
+        assert entropies_K is not None
+        mine = (entropies_K * case.verl_weights(weighting)).sum()
+        verl = references.verl_entropy(other, case.mask.double(), mode)
+        gradients = [torch.autograd.grad(total, at)[0] for total, at in ((mine, own), (verl, other))]
+        found[f"verl entropy {mode}"] = mine.detach(), verl.detach()
+        found[f"verl entropy {mode} gradient"] = gradients[0], gradients[1]
+    return found
+
+
+def critics(case: Case) -> Result:
+    """GAE over rows that are cut into calls, each with a reward at its last token."""
+    random = np.random.default_rng(int(case.mask.sum()))
+    rewards, samples = torch.zeros_like(case.old), []
+    for number, mask in enumerate(case.mask):
+        places = torch.nonzero(mask)[:, 0].tolist()
+        ends = sorted({*random.choice(places, random.integers(1, len(places) + 1)).tolist(), places[-1]})
+        calls, parent = [], None
+        for begin, end in zip([places[0], *(end + 1 for end in ends[:-1])], ends, strict=True):
+            rewards[number, end] = random.normal()
+            # A row begins with a token that nothing precedes.
+            calls.append(RowCall(f"{number}.{end}", parent, float(rewards[number, end]), 1.0, begin + 1, end + 1))
+            parent = calls[-1].id
+        row = sample(f"run.0.{number}", [0] * (len(mask) + 1), [0, *mask.int().tolist()])
+        samples.append(replace(row, calls=tuple(calls)))
+    if case.mask.sum() < 2:
+        return {}
+    gamma, gae_lambda = float(random.uniform(0.5, 1)), float(random.uniform(0, 1))
+    verl = references.verl_gae(rewards, case.generator, case.mask.double(), gamma, gae_lambda)
+    critic = Critic(gamma=gamma, gae_lambda=gae_lambda)
+    mine = estimate(critic, samples, trained_tokens(samples), case.flat(case.generator).numpy())
+    columns = zip(("advantages", "returns"), (mine.advantages_K, mine.returns_K), verl, strict=True)
+    return {f"verl gae {name}": (torch.from_numpy(own), case.flat(other)) for name, own, other in columns}
+
+
+def states(case: Case) -> Result:
+    """GiGPO (arXiv 2505.10978) equations 3, 7 and 8: its two normalised groups are each verl's GRPO.
+
+    Rollouts pass a state at most once: one that returns to it counts once here, and several times in the paper. A
+    state of one rollout has advantage 0; verl gives it its return.
+    """
+    random = np.random.default_rng(int(case.mask.sum()))
+    rollouts, calls, omega = int(random.integers(2, 7)), int(random.integers(1, 6)), float(random.uniform(0.1, 2))
+    rewards_R_C = random.normal(0, 1, (rollouts, calls))
+    returns_R_C = rewards_R_C.copy()
+    for call in range(calls - 2, -1, -1):
+        returns_R_C[:, call] += 0.95 * returns_R_C[:, call + 1]
+    names = [str(rollout) for rollout in range(rollouts) for _ in range(calls)]
+    # Call k is in one of two states of its own.
+    states_C = np.array([f"{call}.{random.integers(2)}" for _ in range(rollouts) for call in range(calls)])
+    siblings = baselines.Siblings.of(returns_R_C.reshape(-1), names, {}, anchors_C=states_C.tolist())
+    totals = {str(rollout): float(total) for rollout, total in enumerate(rewards_R_C.sum(1))}
+    alone_C = np.array([np.sum(states_C == state) == 1 for state in states_C])
+
+    def verl(returns: np.ndarray, groups: np.ndarray, kind: str) -> Tensor:
+        columns = torch.from_numpy(returns.reshape(-1, 1)), torch.ones(returns.size, 1, dtype=torch.float64)
+        return references.verl_advantages("grpo", *columns, groups, norm_adv_by_std_in_grpo=kind == "mean_std")[:, 0]
+
+    found: Result = {}
+    kinds: tuple[baselines.Kind, ...] = ("mean", "mean_std")
+    for kind in kinds:
+        of_episodes = verl(rewards_R_C.sum(1), np.zeros(rollouts, int), kind).repeat_interleave(calls)
+        of_states = verl(returns_R_C, states_C, kind).masked_fill(torch.from_numpy(alone_C), 0.0)
+        mine = torch.from_numpy(baselines.gigpo(kind, siblings, totals, omega).advantages_C)
+        found[f"verl grpo twice: gigpo {kind}"] = mine, of_episodes + omega * of_states
+    return found
+
+
+COMPARISONS = (critics, states, bonuses, penalties, against_verl, corrections, against_trl, estimators)
 
 
 def main() -> int:

@@ -90,6 +90,18 @@ def verl_kl(logprobs: Tensor, reference: Tensor, kind: str) -> Tensor:
     return found
 
 
+def verl_entropy(logits: Tensor, mask: Tensor, mode: str) -> Tensor:
+    """The aggregated entropy, of which the actor's loss subtracts `entropy_coeff` times; logits: [B, T, V]."""
+    found: Tensor = core_algos.agg_loss(core_algos.verl_F.entropy_from_logits(logits), mask, mode)
+    return found
+
+
+def verl_gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
+    """Whitened advantages and value targets, [B, T]; TRL's PPO has the same recursion, without observations."""
+    found: tuple[Tensor, Tensor] = core_algos.compute_gae_advantage_return(rewards, values, mask, gamma, gae_lambda)
+    return found
+
+
 def trl_loss(
     old: Tensor, logprobs: Tensor, advantages: Tensor, mask: Tensor, *, level: str = "token", **options: Any
 ) -> Tensor:

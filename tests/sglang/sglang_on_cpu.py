@@ -37,6 +37,7 @@ def _prepare_sglang() -> None:
 
     for name in _PINNING:
         setattr(torch, name, _without_pinning(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor  # type: ignore[method-assign]
     operators = types.ModuleType("vllm._custom_ops")
     operators.rotary_embedding = None  # type: ignore[attr-defined]
     package = types.ModuleType("vllm")

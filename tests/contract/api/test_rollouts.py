@@ -133,8 +133,10 @@ async def test_every_view_counts_rewards_beside_the_outcome(api_http: httpx.Asyn
     async with database.session() as session:
         columns = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 2}
         session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
-    trained, siblings = await builders.add_group(database, run, 1)
+    trained, siblings = await builders.add_group(database, run, 1, size=3, greedy=2)
     _, evaluated = await builders.add_group(database, run, 0, evaluation_id=evaluation)
+    # A greedy rollout is no part of a step's reward.
+    await finish(database, siblings.pop(), 8.0, {})
     for rollout in (*siblings, *evaluated):
         call = await builders.add_call(database, rollout)
         await finish(database, rollout, 0.0, {})
@@ -146,7 +148,7 @@ async def test_every_view_counts_rewards_beside_the_outcome(api_http: httpx.Asyn
         assert (await api_http.post(f"/v1/rollouts/{rollout.id}/rewards", json=body)).status_code == 201
     await add_step(database, run, 1, {trained.id: "trained"})
     listed = (await get(api_http, "/v1/rollouts", run=run.id))["items"]
-    assert [one["reward"] for one in listed] == [1.0] * 4
+    assert sorted((one["reward"], one["greedy"]) for one in listed) == [*[(1.0, False)] * 4, (8.0, True)]
     assert (await get(api_http, f"/v1/rollouts/{siblings[0].id}"))["reward"] == 1.0
     [step] = (await get(api_http, f"/v1/runs/{run.id}/steps"))["items"]
     assert (step["reward_mean"], step["reward_std"]) == (1.0, 0.0)

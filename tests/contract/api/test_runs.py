@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -74,17 +75,32 @@ async def test_pools_show_their_engines_and_runs(api_http: httpx.AsyncClient, da
     async with database.session() as session:
         await write_pools(session, [Pool("default"), Pool("small", "/models/small", 4096)])
         await write_engines(session, [engine], "small")
-        await write_assignments(session, {"small": Assignment("run-a", ("run-b", "run-c"))})
+        await write_assignments(session, {"small": Assignment(("run-a",), ("run-b", "run-c"))})
     default, small = (await api_http.get("/v1/pools")).json()["items"]
     assert default == {
         **{"name": "default", "model_path": None, "context_length": None},
-        **{"run_id": None, "waiting": [], "engines": []},
+        **{"adapters": None, "max_adapter_rank": None, "run_ids": [], "waiting": [], "engines": []},
     }
     assert (small["model_path"], small["context_length"]) == ("/models/small", 4096)
-    assert (small["run_id"], small["waiting"]) == ("run-a", ["run-b", "run-c"])
+    assert (small["run_ids"], small["waiting"]) == (["run-a"], ["run-b", "run-c"])
     assert [(one["url"], one["state"], one["policy_version"]) for one in small["engines"]] == [
         ("http://a", "serving", 3)
     ]
+
+
+async def test_a_pool_of_adapters_takes_runs_that_train_them(api_http: httpx.AsyncClient, database: Database) -> None:
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("shared", adapters=4, max_adapter_rank=16)])
+
+    async def refused(**changes: Any) -> str:
+        answer = await api_http.post("/v1/runs", json=builders.run_document(pool="shared", **changes))
+        assert answer.status_code == 422
+        return str(answer.json()["detail"])
+
+    assert "set training.lora, or choose another pool" in await refused()
+    assert "ranks up to 16: lower the rank" in await refused(training={"lora": {"rank": 32}})
+    created = await create(api_http, pool="shared", training={"lora": {"rank": 16}})
+    assert created["config"]["training"]["lora"]["rank"] == 16
 
 
 async def test_a_run_whose_tasks_lack_a_field_of_its_command_is_refused(
@@ -177,6 +193,22 @@ async def test_a_model_that_is_no_folder_is_refused_with_the_remedy(
         ("/" + "n" * 300, "holds no config.json"),
     ):
         refused = await api_http.post("/v1/runs", json=builders.run_document(model=model))
+        assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "model")
+        assert words in refused.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("described", "words"),
+    [({"num_experts": 128}, "mixture of experts"), ({"layer_types": ["linear_attention"]}, "linear_attention")],
+)
+async def test_a_model_that_trainers_refuse_is_refused_where_the_api_sees_it(
+    api_http: httpx.AsyncClient, database: Database, tmp_path: Path, described: dict[str, object], words: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    async with database.session() as session:
+        await write_pools(session, [Pool("default", str(tmp_path))])
+    for document in (builders.run_document(), builders.run_document(model=str(tmp_path))):
+        refused = await api_http.post("/v1/runs", json=document)
         assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "model")
         assert words in refused.json()["detail"]
 
@@ -363,3 +395,30 @@ async def test_a_run_that_has_not_ended_or_made_all_steps_needs_more_to_continue
     await set_phase(database, done["id"], "completed")
     refused = await api_http.post(f"/v1/runs/{done['id']}/resume", json={})
     assert (refused.status_code, "(--steps)" in refused.json()["detail"]) == (422, True)
+
+
+async def test_a_run_with_policies_makes_a_run_for_each(api_http: httpx.AsyncClient, database: Database) -> None:
+    await create(api_http)
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("second"), Pool("shared", adapters=2)])
+    roles = [{"name": "writer", "agent_name": "w"}, {"name": "checker", "policy": "judge"}]
+    made = await create(api_http, roles=roles, policies={"judge": {"pool": "second"}})
+    carried = (await api_http.get(f"/v1/runs/{made['policy_runs']['judge']}")).json()
+    assert (carried["lead_run_id"], carried["policy"], carried["allowed_actions"]) == (made["id"], "judge", [])
+    assert (carried["name"], carried["config"]["pool"]) == ("test run:judge", "second")
+    for action in ("pause", "cancel"):
+        refused = await api_http.post(f"/v1/runs/{carried['id']}/{action}")
+        assert refused.status_code == 409
+        assert f"carries policy 'judge' of run {made['id']}, {action} that" in refused.json()["detail"]
+    assert (await api_http.post(f"/v1/runs/{made['id']}/pause")).json()["intent"] == "paused"
+    assert (await api_http.get(f"/v1/runs/{carried['id']}")).json()["intent"] == "paused"
+
+    async def problem(**policy: Any) -> str:
+        document = builders.run_document(roles=roles, policies={"judge": policy})
+        refused = await api_http.post("/v1/runs", json=document)
+        assert refused.status_code == 422, refused.text
+        return str(refused.json()["errors"][0]["path"] + ": " + refused.json()["errors"][0]["message"])
+
+    assert "policies.judge.pool: there is no pool 'third'" in await problem(pool="third")
+    assert "policies: 2 policies name pool 'default', whose engines serve 1 at a time" in await problem(pool="default")
+    assert "policies.judge.lora: the engines of pool 'shared' serve LoRA adapters" in await problem(pool="shared")

@@ -166,6 +166,8 @@ ENGINE = {
         [("POST", f"/{name}") for name in ("abort_request", "pause_generation", "continue_generation")], CONTROL
     ),
     ("POST", "/update_weights_from_disk"): Row(for_engine(engine_admin=400), {"model_path": "/nowhere"}),
+    ("POST", "/load_lora_adapter"): Row(for_engine(engine_admin=400), {"lora_name": "a", "lora_path": "/nowhere"}),
+    ("POST", "/unload_lora_adapter"): Row(for_engine(engine_admin=400), {"lora_name": "a"}),
     ("POST", "/update_weight_version"): Row(for_engine(engine_admin=200), {"new_version": "run-a:1"}),
 }
 INTERNAL = dict.fromkeys([("GET", "/healthz"), ("GET", "/readyz"), ("GET", "/metrics")], OPEN)

@@ -26,6 +26,8 @@ WRONG = [
         f"engine.pools.small.nodes=2,{SMALL},storage.accessModes={{ReadWriteOnce}}",
         "engine.pools.small.nodes is above 1",
     ),
+    (f"engine.pools.small.adapters=2,{SMALL}", "write them into its extraArgs"),
+    (f"engine.pools.small.maxAdapterRank=8,{SMALL}", "engine.pools.small.maxAdapterRank needs adapters"),
     ("engine.pools.group.model=/var/lib/leyden/m", "choose a shorter name"),
     ("model.source=demo", "set engine.backend to cpu"),
     ("model.path=/models", "below /var/lib/leyden/"),

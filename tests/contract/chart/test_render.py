@@ -131,8 +131,13 @@ def test_each_pool_has_engines_of_its_own_and_the_controller_lists_them() -> Non
     [controller] = [one for one in of_kind("pools", "Deployment") if one["metadata"]["name"].endswith("-controller")]
     pools = json.loads(env_of(controller["spec"]["template"]["spec"]["containers"][0])["CONTROLLER_POOLS"]["value"])
     settings = Settings.model_validate({"pools": pools, "namespace": "platform"}).engine_pools()
-    assert {name: (pool.engine_service, pool.context_length) for name, pool in settings.items()} == {
-        "default": (f"{FULLNAME}-engine", None),
-        "small": (f"{FULLNAME}-engine-small", 8192),
-        "stand-in": (f"{FULLNAME}-engine-stand-in", None),
+    found = {
+        name: (pool.engine_service, pool.context_length, pool.adapters, pool.max_adapter_rank)
+        for name, pool in settings.items()
+    }
+    assert found == {
+        "default": (f"{FULLNAME}-engine", None, None, None),
+        "small": (f"{FULLNAME}-engine-small", 8192, None, None),
+        "stand-in": (f"{FULLNAME}-engine-stand-in", None, None, None),
+        "shared": (f"{FULLNAME}-engine-shared", None, 4, 32),
     }

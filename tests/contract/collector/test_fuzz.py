@@ -23,10 +23,10 @@ from leyden.libs.contracts.capability import Capability, Scope
 from leyden.libs.service import Checks, create_internal_app
 from leyden.libs.store.database import Database
 from leyden.services.collector.app import create_collector
-from leyden.services.collector.document import openapi_document
 from leyden.services.collector.routes import INVALID_ARGUMENT, PROTOBUF
 from leyden.services.collector.settings import Settings
 from tests.builders import add_attempt, add_group, add_run
+from tests.fakes.collector_document import openapi_document
 from tests.fakes.fuzzing import bounded, check, operations, schema_of
 from tests.fakes.served import served
 from tests.unit.collector.test_parsers import REQUESTS, protobuf

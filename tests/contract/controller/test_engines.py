@@ -16,7 +16,7 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.libs.store.engines import EngineStatus
+from leyden.libs.store.engines import EngineStatus, serving_engines
 from leyden.services.controller import weights
 from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engine_discovery import FoundEngines, StaticEngines
@@ -29,7 +29,12 @@ from tests.faults.proxy import FaultProxy, Trouble
 
 @asynccontextmanager
 async def fleet_of(
-    database: Database, redis_url: str, *urls: str, update_seconds: float = 60.0
+    database: Database,
+    redis_url: str,
+    *urls: str,
+    update_seconds: float = 60.0,
+    adapters: int | None = None,
+    assigned: bool = True,
 ) -> AsyncIterator[Fleet]:
     notifications = Notifications(redis_url)
     settings = Settings(
@@ -38,7 +43,10 @@ async def fleet_of(
         engine_refusal_seconds=0.3,
         engine_update_seconds=update_seconds,
     )
-    fleet = Fleet(settings, StaticEngines(frozenset(settings.engine_urls)), database, notifications)
+    engines = StaticEngines(frozenset(settings.engine_urls))
+    fleet = Fleet(settings, engines, database, notifications, adapters=adapters)
+    if assigned:
+        fleet.retain_targets(())
     task = asyncio.create_task(fleet.run())
     try:
         yield fleet
@@ -78,15 +86,101 @@ async def test_engines_are_paused_loaded_and_continued_in_this_order(database: D
                 *("pause retract", "update /w/1 run-a:1 flush=True", "continue"),
             ]
             assert fleet.served_version("run-b") is None
-            assert fleet.trouble() is None
+            assert fleet.trouble("run-a") is None
+
+
+async def test_runs_share_an_engine_with_an_adapter_each(database: Database, redis_url: str) -> None:
+    async def served() -> list[tuple[str, int | None, str | None]]:
+        async with database.read() as session:
+            return [(one.run_id, one.policy_version, one.adapter) for one in await serving_engines(session)]
+
+    engine = ScriptedEngine()
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+        fleet.set_target(TargetVersion("run-a", 0, "/w/a/0", "hash"))
+        fleet.set_target(TargetVersion("run-b", 3, "/w/b/3", "hash"))
+        await until(lambda: (fleet.served_version("run-a"), fleet.served_version("run-b")) == (0, 3))
+        assert await served() == [("run-a", 0, None), ("run-b", 3, "run-b:3")]
+        for version in (4, 5):
+            fleet.set_target(TargetVersion("run-b", version, f"/w/b/{version}", "hash"))
+            await until(lambda wanted=version: fleet.served_version("run-b") == wanted)
+        # The version before stays for calls that a gateway sends before it reads of the new one.
+        await until(lambda: set(engine.adapters) == {"run-b:4", "run-b:5"})
+        fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
+        fleet.retain_targets({"run-a"})
+        await until(lambda: set(engine.adapters) == {"run-a:1"} and fleet.served_version("run-b") is None)
+        assert await served() == [("run-a", 1, "run-a:1")]
+        # A restarted engine has no adapters.
+        engine.adapters.clear()
+        await until(lambda: engine.adapters == {"run-a:1": "/w/a/1/adapter"})
+        assert not any("pause" in line or "update" in line for line in engine.journal)
+
+
+async def test_an_adapter_that_cannot_be_loaded_delays_its_run_alone(database: Database, redis_url: str) -> None:
+    engine = ScriptedEngine(bad_paths={"/w/a/1/adapter"})
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+        fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
+        fleet.set_target(TargetVersion("run-b", 1, "/w/b/1", "hash"))
+        await until(lambda: fleet.served_version("run-b") == 1)
+        assert fleet.served_version("run-a") is None
+        assert "run-a:1" in (fleet.trouble("run-a") or "") and fleet.trouble("run-b") is None
+        engine.bad_paths.clear()
+        await until(lambda: fleet.served_version("run-a") == 1)
+
+
+async def test_an_engine_that_frees_an_adapter_slowly_serves_its_runs_meanwhile(
+    database: Database, redis_url: str
+) -> None:
+    engine = ScriptedEngine(adapters={"run-z:9": "/w/z/9/adapter"}, frees=asyncio.Event())
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+        fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
+        await until(lambda: "unload run-z:9" in engine.journal)
+        assert await rows(database) == {engine.url: ("serving", None, None)}
+        fleet.set_target(TargetVersion("run-a", 2, "/w/a/2", "hash"))
+        await until(lambda: fleet.served_version("run-a") == 2)
+        engine.frees.set()
+        assert [line for line in engine.journal if line.startswith("unload")] == ["unload run-z:9"]
+
+
+async def test_shared_engines_are_left_alone_until_the_targets_are_complete(database: Database, redis_url: str) -> None:
+    engine = ScriptedEngine(adapters={"run-a:1": "/w/a/1/adapter", "run-b:1": "/w/b/1/adapter"})
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2, assigned=False) as fleet:
+        fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
+        await until(lambda: "continue" in engine.journal)
+        fleet.set_target(TargetVersion("run-b", 1, "/w/b/1", "hash"))
+        fleet.retain_targets({"run-a", "run-b"})
+        await until(lambda: (fleet.served_version("run-a"), fleet.served_version("run-b")) == (1, 1))
+        assert not any("load" in line for line in engine.journal)
+
+
+async def test_version_0_of_a_continued_run_is_an_adapter(database: Database, redis_url: str) -> None:
+    engine = ScriptedEngine()
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+        fleet.set_target(TargetVersion("run-a", 0, "/w/run-a/versions/0", "hash"))
+        await until(lambda: fleet.served_version("run-a") == 0)
+        assert engine.adapters == {"run-a:0": "/w/run-a/versions/0/adapter"}
+
+
+async def test_lost_adapters_of_several_runs_are_known_until_they_are_restored(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    engine = ScriptedEngine()
+    folders = [tmp_path / run_id / "1" for run_id in ("run-a", "run-b")]
+    for folder in folders:
+        folder.parent.mkdir()
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+        for folder in folders:
+            fleet.set_target(TargetVersion(folder.parent.name, 1, str(folder), "hash"))
+        for _ in range(3):
+            await until(lambda: (fleet.lost_version("run-a"), fleet.lost_version("run-b")) == (1, 1))
+        assert engine.adapters == {}
 
 
 async def test_unloadable_weights_are_reported_and_the_engine_continues(database: Database, redis_url: str) -> None:
     engine = ScriptedEngine(weight_version="run-a:0", bad_paths={"/w/1"})
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
-        await until(lambda: fleet.trouble() is not None)
-        assert "no such file" in (fleet.trouble() or "")
+        await until(lambda: fleet.trouble("run-a") is not None)
+        assert "no such file" in (fleet.trouble("run-a") or "")
         assert not engine.paused
         engine.bad_paths.clear()
         await until(lambda: fleet.served_version("run-a") == 1)
@@ -106,8 +200,8 @@ async def test_damaged_weights_are_moved_aside_and_loaded_once_they_are_whole(
     written(folder, b"the weightz")
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(target)
-        await until(lambda: fleet.lost_version("run-a") == 1 and fleet.trouble() is not None)
-        assert "damaged or lost" in (fleet.trouble() or "")
+        await until(lambda: fleet.lost_version("run-a") == 1 and fleet.trouble("run-a") is not None)
+        assert "damaged or lost" in (fleet.trouble("run-a") or "")
         assert engine.journal == ["continue"]
         (aside,) = folder.parent.iterdir()
         assert aside.name.startswith("1.damaged-")
@@ -125,7 +219,7 @@ async def test_a_damaged_model_folder_is_refused_and_left_in_its_place(
     written(folder, b"another")
     async with running(engine), fleet_of(database, redis_url, engine.url) as fleet:
         fleet.set_target(target)
-        await until(lambda: "restore the model folder" in (fleet.trouble() or ""))
+        await until(lambda: "restore the model folder" in (fleet.trouble("run-a") or ""))
         assert engine.journal == ["continue"]
         written(folder, b"the model")
         await until(lambda: fleet.served_version("run-a") == 0)
@@ -171,7 +265,7 @@ async def test_an_unreachable_engine_is_marked_and_recovers(database: Database, 
         await until(lambda: fleet.served_version("run-a") is None)
         assert (await rows(database))[engine.url][0] == "unreachable"
         # A poll under way was cut; the next one finds nobody.
-        await until(lambda: "ConnectError" in (fleet.trouble() or ""))
+        await until(lambda: "ConnectError" in (fleet.trouble("run-a") or ""))
         again = ScriptedEngine(weight_version="run-a:0")
         await stack.enter_async_context(running(again, int(engine.url.rpartition(":")[2])))
         await until(lambda: fleet.served_version("run-a") == 0)
@@ -235,7 +329,7 @@ async def test_engines_follow_discovery(database: Database, redis_url: str) -> N
     async with AsyncExitStack() as stack:
         one, two = [await stack.enter_async_context(running(ScriptedEngine())) for _ in range(2)]
         task = asyncio.create_task(fleet.run())
-        await until(lambda: fleet.trouble() == "pool default has no engine")
+        await until(lambda: fleet.trouble("run-a") == "pool default has no engine")
         discovery.found = FoundEngines(frozenset({one.url}))
         await until(lambda: fleet.served_version("run-a") == 1)
         # A pod that ends answers what it has; its successor serves nothing before it has the run's version.
@@ -284,6 +378,6 @@ async def test_an_engine_that_answers_garbage_is_unreachable_until_it_answers_co
                 await until(lambda: fleet.served_version("run-a") == 0)
                 proxy.trouble = Trouble(answer=answer)
                 await until(lambda: fleet.served_version("run-a") is None)
-                assert fleet.trouble() is not None
+                assert fleet.trouble("run-a") is not None
                 proxy.heal()
                 await until(lambda: fleet.served_version("run-a") == 0)

@@ -1,8 +1,9 @@
-"""The controller process, killed where it stops a training early and where it replaces groups without variance."""
+"""The controller process, killed where it stops a training early, replaces groups without variance, loads adapters."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,11 +16,12 @@ from sqlalchemy import func, select, update
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.engines import serving_engines
 from tests import builders
 from tests.contract.controller.test_leader import start, until
 from tests.fakes.scripted_engine import ScriptedEngine, running
 
-POINTS = ("controller.training_stopped",)
+POINTS = ("controller.training_stopped", "controller.adapter_loaded")
 
 
 class Case:
@@ -28,6 +30,7 @@ class Case:
     def __init__(self, database: Database, redis_url: str, engine_url: str, folder: Path) -> None:
         self.database, self.injector = database, FaultInjector(folder / "faults")
         self._start = (database.dsn, redis_url, engine_url, folder)
+        self.settings: dict[str, str] = {}
 
     async def open(self, training: Mapping[str, object], **sampling: object) -> None:
         config = builders.run_document(
@@ -44,13 +47,17 @@ class Case:
 
     @asynccontextmanager
     async def controller(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        process = await start(*self._start, **self.injector.environment)
+        process = await start(*self._start, **self.injector.environment, **self.settings)
         try:
             yield process
         finally:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
+
+    async def served(self) -> set[tuple[str, int | None, str | None]]:
+        async with self.database.read() as session:
+            return {(one.run_id, one.policy_version, one.adapter) for one in await serving_engines(session)}
 
     async def complete_group(self, number: int, reward: float = 1.0, *, has_variance: bool = True) -> None:
         group, rollouts = await builders.add_group(self.database, self.run, number)
@@ -123,3 +130,26 @@ async def test_a_group_without_variance_is_replaced_once_by_a_controller_that_is
 
 async def _is(case: Case, phase: str) -> bool:
     return (await case.phase())[0] == phase
+
+
+async def test_adapters_that_were_loaded_and_not_written_are_served_once_after_a_restart(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    async with running(ScriptedEngine()) as engine:
+        case = Case(database, redis_url, engine.url, tmp_path)
+        pool = {"engine_urls": [engine.url], "adapters": 2, "max_adapter_rank": 16}
+        case.settings["CONTROLLER_POOLS"] = json.dumps({"default": pool})
+        await case.open({"steps": 9, "lora": {"rank": 4}})
+        first = case.run
+        await builders.add_policy_version(database, first, 1)
+        await case.open({"steps": 9, "lora": {"rank": 4}})
+        await case.killed_at("controller.adapter_loaded")
+        assert await case.served() == set()
+        async with case.controller():
+            expected = {(first.id, 1, f"{first.id}:1"), (case.run.id, 0, f"{case.run.id}:0")}
+
+            async def is_served() -> bool:
+                return await case.served() == expected
+
+            await until(is_served)
+        assert sum(line.startswith("load") for line in engine.journal) == len(engine.adapters) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ class ObedientFleet(Fleet):
     def served_version(self, run_id: str) -> int | None:
         return self.served.version if self.served is not None and self.served.run_id == run_id else None
 
-    def trouble(self) -> str | None:
+    def trouble(self, run_id: str) -> str | None:
         return None
 
     def lost_version(self, run_id: str) -> int | None:
@@ -224,6 +225,16 @@ async def test_rollouts_are_enqueued_for_the_runners_that_their_run_names(scene:
     await jobs.close()
 
 
+async def test_groups_with_baseline_remax_have_a_greedy_rollout_more(scene: Scene) -> None:
+    config = document()
+    run = await add_run(scene, config={**config, "credit": {"baseline": {"type": "remax"}}})
+    await scene.tick(2)
+    siblings, sampled = defaultdict[str, list[bool]](list), config["sampling"]["group_size"]
+    for rollout in sorted(await scene.rollouts(run), key=lambda one: one.sibling):
+        siblings[rollout.group_id].append(rollout.greedy)
+    assert list(siblings.values()) == [[False] * sampled + [True]] * len(await scene.groups(run))
+
+
 async def test_a_second_controller_makes_no_second_row(scene: Scene) -> None:
     run = await add_run(scene)
     await scene.tick(2)
@@ -373,9 +384,9 @@ async def test_runs_of_different_pools_go_side_by_side(scene: Scene) -> None:
     assert [len(await scene.groups(run)) for run in (large, first, second)] == [4, 4, 0]
     async with scene.database.read() as session:
         pools = {row.name: row for row in await session.scalars(select(tables.Pool))}
-    assert {name: (row.model_path, row.run_id, row.waiting) for name, row in pools.items()} == {
-        "default": (None, large.id, []),
-        "small": ("/models/small", first.id, [second.id]),
+    assert {name: (row.model_path, row.run_ids, row.waiting) for name, row in pools.items()} == {
+        "default": (None, [large.id], []),
+        "small": ("/models/small", [first.id], [second.id]),
     }
 
 

@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
 from leyden.libs.store import samples as store
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.runs import create_run
 from leyden.services.credit import worker
 from leyden.services.credit.settings import Settings
 from leyden.services.credit.worker import credit_pending, work
 from leyden.services.trainer.resume import decode_sample
-from tests.builders import add_call, add_group, add_run, add_tool_span, finish_rollout, run_document
+from tests.builders import add_call, add_dataset, add_group, add_run, add_tool_span, finish_rollout, run_document
 
 CREDIT = {
     "rule": {"type": "discounted", "gamma": 0.5},
@@ -173,6 +175,31 @@ async def test_excluded_rollouts_are_left_out_and_never_count_as_zero(database: 
     assert (verdict.counted_siblings, verdict.reward_mean) == (2, 0.75)
     found = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id)
     assert [(one.rollout_id, one.advantage) for one in found] == [(rollouts[0].id, 0.25), (rollouts[1].id, -0.25)]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+async def test_a_greedy_rollout_is_the_baseline_of_its_siblings(database: Database, counts: bool) -> None:
+    run = await add_run_with_credit(database, rule={"type": "identical"}, air=None, baseline={"type": "remax"})
+    group, rollouts = await add_group(database, run, size=3, greedy=2)
+    for rollout, reward in zip(rollouts, (1.0, 0.0, 0.25 if counts else None), strict=True):
+        await add_call(database, rollout)
+        if reward is not None:
+            await finish_rollout(database, rollout, reward=reward)
+    if not counts:
+        async with database.session() as session:
+            (await session.get_one(tables.Rollout, rollouts[2].id)).state = "excluded"
+    await complete(database, group)
+    await credit_pending(database, 8)
+    (verdict,) = await rows(database, tables.GroupCredit)
+    found = await rows(database, tables.CallCredit, tables.CallCredit.rollout_id)
+    samples = await rows(database, tables.Sample, tables.Sample.rollout_id)
+    if counts:
+        assert (verdict.counted_siblings, verdict.reward_mean) == (2, 0.5)
+        assert [(one.rollout_id, one.advantage) for one in found] == [(rollouts[0].id, 0.75), (rollouts[1].id, -0.25)]
+        assert [one.rollout_id for one in samples] == [rollouts[0].id, rollouts[1].id]
+    else:
+        assert (verdict.verdict, found, samples) == ("excluded", [], [])
+        assert verdict.reason == "its greedy rollout, the baseline of the others, does not count"
 
 
 async def test_a_group_with_too_few_siblings_is_excluded(database: Database) -> None:
@@ -361,6 +388,33 @@ async def test_a_moving_average_counts_each_earlier_group_once(database: Databas
     assert last[0].created_at < last[1].created_at
 
 
+async def test_each_role_has_a_moving_average_of_its_own(database: Database) -> None:
+    ema = {"rule": {"type": "identical"}, "air": None, "baseline": {"type": "ema", "per": "role", "ema_decay": 0.5}}
+    roles = [{"name": "writer", "model": "w"}, {"name": "critic", "model": "c"}]
+    config = run_document(credit=ema, roles=roles, sampling={"group_size": 1, "min_siblings": 1})
+    run, expected = await add_run(database, config=config), {}
+    played = [(1.0, ["writer", "critic"]), (0.0, ["writer"]), (0.0, ["critic", None]), (1.0, ["writer", "critic"])]
+    for number, (reward, players) in enumerate(played):
+        group, (rollout,) = await add_group(database, run, number, size=1)
+        for place, player in enumerate(players):
+            call = await add_call(database, rollout, [1, place], [3], policy_version=1, temperature=0.8, role=player)
+            expected[call.id] = number, player
+        await finish_rollout(database, rollout, reward=reward)
+        await complete(database, group)
+    # In transactions of two groups: the averages of the second come from the store.
+    assert len(await credit_pending(database, 2)) == len(await credit_pending(database, 2)) == 2
+    found = {expected[one.call_id]: (one.baseline, one.advantage) for one in await rows(database, tables.CallCredit)}
+    assert found == {
+        (0, "writer"): (1, 0),
+        (0, "critic"): (1, 0),
+        (1, "writer"): (1, -1),
+        (2, "critic"): (1, -1),
+        (2, None): (0, 0),
+        (3, "writer"): (0.5, 0.5),
+        (3, "critic"): (0.5, 0.5),
+    }
+
+
 async def test_two_workers_at_once_move_the_average_by_every_group(database: Database) -> None:
     ema = {"rule": {"type": "identical"}, "air": None, "baseline": {"type": "ema", "ema_decay": 0.5}}
     run = await add_run(database, config=run_document(credit=ema, sampling={"group_size": 1, "min_siblings": 1}))
@@ -374,3 +428,34 @@ async def test_two_workers_at_once_move_the_average_by_every_group(database: Dat
         calls = [one for one in await rows(database, tables.CallCredit) if one.rollout_id.startswith(verdict.group_id)]
         assert {one.baseline for one in calls} == {value[calls[0].rollout_id] if average is None else average}
         average = 0.5 * calls[0].baseline + 0.5 * value[calls[0].rollout_id]
+
+
+async def test_each_policy_trains_on_its_own_calls_of_a_group(database: Database) -> None:
+    document = run_document(
+        credit=CREDIT,
+        roles=[{"name": "checker", "policy": "checker"}],
+        policies={"checker": {"pool": "second"}},
+    )
+    await add_dataset(database)
+    async with database.session() as session:
+        made = await create_run(session, RunConfig.model_validate(document))
+        run = await session.get_one(tables.Run, made.id)
+        session.add(tables.RunStatus(run_id=run.id, phase="running"))
+    checker = made.policy_runs["checker"]
+    group, rollouts = await add_group(database, run)
+    for rollout, reward in zip(rollouts, (1.0, 0.0), strict=True):
+        await add_call(database, rollout, [1, 2], [3], policy_version=4)
+        # It begins with the tokens of the call before, which another policy sampled.
+        await add_call(database, rollout, [1, 2, 3, 4], [5, 6], policy_version=1, role="checker")
+        await finish_rollout(database, rollout, reward=reward)
+    await complete(database, group)
+    await credit_pending(database, 8)
+    verdicts = await rows(database, tables.GroupCredit, tables.GroupCredit.min_policy_version)
+    assert [(one.run_id, one.min_policy_version, one.has_variance) for one in verdicts] == [
+        (checker, 1, True),
+        (run.id, 4, True),
+    ]
+    samples = await rows(database, tables.Sample, tables.Sample.rollout_id, tables.Sample.branch)
+    trained = [(one.run_id, list(one.mask), np.frombuffer(one.token_ids, "<i4").tolist()) for one in samples]
+    assert trained == [(run.id, [0, 0, 1], [1, 2, 3]), (checker, [0, 0, 0, 0, 1, 1], [1, 2, 3, 4, 5, 6])] * 2
+    assert {one.run_id for one in await rows(database, tables.CallCredit)} == {run.id}

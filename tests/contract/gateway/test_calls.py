@@ -184,6 +184,16 @@ async def test_a_call_without_temperature_gets_its_runs(tmp_path, database):
     assert [asked["sampling_params"]["temperature"] for asked in stage.engine.requests] == [0.8, 1.0]
 
 
+async def test_a_greedy_rollout_is_decoded_greedily_whatever_its_agent_asks_for(tmp_path, database):
+    async with scene(tmp_path, database) as stage:
+        async with stage.client(api_key=stage.gateway.key(stage.rollout.id, greedy=True)) as client:
+            await client.chat.completions.create(model="m", messages=HI, temperature=0.9)
+        (call,) = await stage.calls()
+    assert [asked["sampling_params"]["temperature"] for asked in stage.engine.requests] == [0.0]
+    assert (call.temperature, call.untrainable_reason) == (0.0, "greedy rollout: the baseline of its siblings")
+    assert call.request["temperature"] == 0.9
+
+
 async def test_fields_that_change_nothing_are_accepted_and_recorded(tmp_path, database):
     async with scene(tmp_path, database) as stage, stage.client() as client:
         await client.chat.completions.create(

@@ -123,3 +123,112 @@ async def test_a_model_that_cannot_be_read_fails_the_calls_of_its_pool_alone_unt
             await first.chat.completions.create(model="m", messages=HI)
             shutil.copytree(stage.folder / "model", tmp_path / "small")
             assert [one.id async for one in second.models.list()] == ["small"]
+
+
+async def test_runs_that_share_an_engine_get_the_tokens_of_their_own_adapter(
+    tmp_path: Path, database: Database
+) -> None:
+    def says(body: dict[str, Any]) -> list[int]:
+        return [32 + len(body.get("lora_path", "")), EOS]
+
+    # Without engines of the settings, calls wait until the gateway has read the rows below.
+    async with scene(tmp_path, database, says=says, engine_urls=[]) as stage:
+        engine, other = stage.engine, await add_run(stage, "default")
+        engine.weight_version, engine.adapters = "default", {f"{other.id}:4": "/w/4"}
+        async with database.session() as session:
+            session.add(tables.Engine(url=engine.url, state="serving"))
+            await session.flush()
+            session.add(tables.EngineAdapter(url=engine.url, run_id=stage.run_id, policy_version=0))
+            session.add(
+                tables.EngineAdapter(url=engine.url, run_id=other.id, policy_version=4, adapter=f"{other.id}:4")
+            )
+        async with stage.client() as first, client(stage, other) as second:
+            for agent in (first, second):
+                create: Any = agent.chat.completions.create
+                await create(model="m", messages=HI)
+                async for _ in await create(
+                    model="m", messages=[*HI, {"role": "user", "content": "again"}], stream=True
+                ):
+                    pass
+    versions = {call.run_id: np.frombuffer(call.policy_versions, "<i4").tolist() for call in await stage.calls()}
+    assert versions == {stage.run_id: [0, 0], other.id: [4, 4]}
+    asked = [(request.get("lora_path"), request["extra_key"]) for request in engine.requests]
+    assert asked == [(None, f"{stage.run_id}:0")] * 2 + [(f"{other.id}:4", f"{other.id}:4")] * 2
+
+
+async def test_a_call_waits_while_its_engine_has_no_adapter_yet(tmp_path: Path, database: Database) -> None:
+    async with scene(tmp_path, database, says="Hello.", engine_urls=[]) as stage:
+        engine, name = stage.engine, f"{stage.run_id}:1"
+        engine.weight_version = "default"
+        async with database.session() as session:
+            session.add(tables.Engine(url=engine.url, state="serving"))
+            await session.flush()
+            session.add(tables.EngineAdapter(url=engine.url, run_id=stage.run_id, policy_version=1, adapter=name))
+        async with stage.client() as agent:
+            create: Any = agent.chat.completions.create
+            answering = asyncio.create_task(create(model="m", messages=HI))
+            while not engine.requests:
+                await asyncio.sleep(0.01)
+            engine.adapters[name] = "/w/1"
+            assert (await answering).choices[0].message.content == "Hello."
+    [call] = await stage.calls()
+    assert (call.min_policy_version, call.max_policy_version) == (1, 1)
+
+
+async def test_each_role_gets_the_model_and_the_engines_of_its_policy(tmp_path: Path, database: Database) -> None:
+    folder = make_chat_model(tmp_path / "second", BARE)
+    model = ChatModel(folder)
+    document = builders.run_document(
+        roles=[
+            {"name": "checker", "agent_name": "checker", "policy": "judge"},
+            {"name": "oracle", "model": "gpt-*", "policy": "frozen"},
+        ],
+        policies={"judge": {"pool": "second"}, "frozen": {"pool": "second", "frozen": True}},
+    )
+    async with scene(tmp_path, database, says="Default.", run=document) as stage:
+        judge, frozen = [
+            await builders.add_run(
+                database,
+                config={**builders.run_document(), "pool": "second"},
+                lead_run_id=stage.run_id,
+                policy=policy,
+            )
+            for policy in ("judge", "frozen")
+        ]
+        second = ScriptedEngine(
+            lambda _: [*model.tokenizer.encode("Second.").tolist(), EOS], model.tokenizer.decode, f"{judge.id}:3"
+        )
+        third = ScriptedEngine(
+            lambda _: [*model.tokenizer.encode("Third.").tolist(), EOS], model.tokenizer.decode, f"{frozen.id}:0"
+        )
+        async with running(second), running(third), stage.client() as agent:
+            engines = [
+                (stage.engine.url, "default", stage.run_id, 0),
+                (second.url, "second", judge.id, 3),
+                (third.url, "second", frozen.id, 0),
+            ]
+            async with database.session() as session:
+                await write_pools(session, [Pool("default"), Pool("second", str(folder))])
+                session.add_all(
+                    tables.Engine(url=url, pool=pool, state="serving", run_id=run_id, policy_version=version)
+                    for url, pool, run_id, version in engines
+                )
+            create: Any = agent.chat.completions.create
+            said: list[str] = []
+            for name, headers in (("m", {}), ("m", {"x-agent-name": "checker"}), ("gpt-5", {})):
+                answer = await create(model=name, messages=HI, extra_headers=headers)
+                said.append(answer.choices[0].message.content)
+            # A conversation of one policy goes on with its own tokens, also after another policy had the same text.
+            turns = [*HI, {"role": "assistant", "content": "Second."}, {"role": "user", "content": "more"}]
+            await create(model="m", messages=turns, extra_headers={"x-agent-name": "checker"})
+    assert said == ["Default.", "Second.", "Third."]
+    assert rendered(second, model) == ["[user]hi[assistant]", "[user]hi[assistant]Second.[user]more[assistant]"]
+    calls = await stage.calls()
+    assert [(call.run_id, call.role, call.min_policy_version) for call in calls] == [
+        (stage.run_id, None, 0),
+        (stage.run_id, "checker", 3),
+        (stage.run_id, "oracle", 0),
+        (stage.run_id, "checker", 3),
+    ]
+    assert [call.untrainable_reason for call in calls] == [None, None, "the policy of role oracle does not train", None]
+    assert calls[3].parent_call_id == calls[1].id

@@ -102,16 +102,17 @@ class Bench:
         size: int = 1,
         agent: Mapping[str, Any] = MappingProxyType({}),
         task: Mapping[str, Any] | None = None,
+        greedy: int | None = None,
         **limits: Any,
     ) -> list[tables.Rollout]:
-        """One group whose agents run some Python in their working folder."""
+        """One group whose agents run some Python in their working folder. Args: greedy: the sibling that is greedy."""
         command = ["{python}", "-S", "-E", "-c", code, *arguments]
         config = builders.run_document(
             agent={"command": command, "environment": {"OWN": "1"}, **agent}, runner={"timeout_seconds": 20, **limits}
         )
         dataset = await builders.add_dataset(self.database, [task], name=f"one {len(code)}") if task else None
         run = await builders.add_run(self.database, config=config, dataset_id=dataset.id if dataset else None)
-        _, rollouts = await builders.add_group(self.database, run, size=size)
+        _, rollouts = await builders.add_group(self.database, run, size=size, greedy=greedy)
         await self.queue.enqueue([rollout.id for rollout in rollouts])
         return rollouts
 
@@ -204,7 +205,7 @@ print(json.dumps({
 }))
 """
     async with stopped(await bench.start()):
-        rollouts = await bench.enqueue(code, size=3)
+        rollouts = await bench.enqueue(code, size=3, greedy=2)
         outcomes = [await bench.outcome(rollout) for rollout in rollouts]
         for rollout, outcome in zip(rollouts, outcomes, strict=True):
             assert (outcome.kind, outcome.reward, outcome.exit_code) == ("succeeded", 0.5, 0)
@@ -218,6 +219,7 @@ print(json.dumps({
             assert facts["key"] not in facts["argv"]
             capability = verify(KeyRing(bench.keys), facts["key"], rollout_id=rollout.id, attempt=1, scope=Scope.MODEL)
             assert capability.scopes == {Scope.MODEL, Scope.TELEMETRY}
+            assert capability.greedy == (rollout is rollouts[2])
             assert capability.expires_at > time.time() + 20
         attempt = await bench.attempt(rollouts[0], "settled")
         assert attempt.started_at is not None

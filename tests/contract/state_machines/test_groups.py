@@ -134,7 +134,7 @@ class GroupMachine(StoreMachine):
                 query = select(table).where(table.group_id == self.group.id).order_by(table.sibling)
                 rollouts = (await session.scalars(query)).all()
                 group = await session.get_one(tables.Group, self.group.id)
-                credit = await session.get(tables.GroupCredit, self.group.id)
+                credit = await session.get(tables.GroupCredit, (self.group.id, self.group.run_id))
             return Model(
                 tuple((one.state, one.reward, one.reason) for one in rollouts), group.state, credit is not None
             )

@@ -178,6 +178,15 @@ async def test_engines_that_serve_a_run_are_read(database):
     ]
     async with database.session() as session:
         session.add_all(engines)
+        await session.flush()
+        session.add(tables.EngineAdapter(url="http://d", run_id="run-c", policy_version=0))
+        session.add(tables.EngineAdapter(url="http://d", run_id="run-d", policy_version=4, adapter="run-d:4"))
+        session.add(tables.EngineAdapter(url="http://c", run_id="run-e", policy_version=1, adapter="run-e:1"))
     async with database.read() as session:
         found = await serving_engines(session)
-    assert found == [("http://a", "run-b", None, "small"), ("http://b", "run-a", 2, "default")]
+    assert found == [
+        ("http://a", "run-b", None, "small", False, None),
+        ("http://b", "run-a", 2, "default", False, None),
+        ("http://d", "run-c", 0, "default", True, None),
+        ("http://d", "run-d", 4, "default", True, "run-d:4"),
+    ]

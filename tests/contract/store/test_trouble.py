@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from leyden.libs.store.calls import write_calls
-from leyden.libs.store.database import BadValue, Database, Refused, StoreAway
+from leyden.libs.store.database import BadValue, Database, Refused, StoreAway, connect
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from tests.faults.proxy import FaultProxy, Trouble
 
@@ -65,6 +65,29 @@ async def test_a_cancelled_wait_ends_at_once_and_closes_only_its_connection(
                 await behind.ping()
     proxy.heal()
     await behind.ping()
+
+
+async def test_a_connection_that_is_cancelled_while_it_opens_is_closed_at_once() -> None:
+    asked, closed = asyncio.Event(), asyncio.Event()
+
+    async def ignore(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        asked.set()
+        await reader.read()
+        closed.set()
+        writer.close()
+
+    async with await asyncio.start_server(ignore, "127.0.0.1") as server:
+        port = server.sockets[0].getsockname()[1]
+        opening = asyncio.create_task(connect(f"postgresql://leyden@127.0.0.1:{port}/leyden", answer_seconds=60))
+        await asked.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError) as cancelled:
+            await opening
+        # A server waits a minute for the rest of a handshake, and DROP DATABASE meanwhile for the server's process.
+        async with asyncio.timeout(10):
+            await closed.wait()
+        assert cancelled.tb is not None
 
 
 async def test_connections_that_were_cut_are_replaced(behind: Database, proxy: FaultProxy) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from leyden.libs.store.database import Database
 from leyden.services.trainer.checkpoint import describe
 from tests import builders
 from tests.contract.trainer.test_steps import Case
+from tests.fakes.forked_trainer import forked_trainer
 
 POINTS = (
     "trainer.updated",
@@ -47,32 +47,29 @@ async def prepared(database: Database, dsn: str, model: Path, folder: Path, redi
     return case
 
 
-async def train(case: Case, injector: FaultInjector) -> int:
+async def train(case: Case, injector: FaultInjector) -> int | None:
     """The exit status of one trainer process."""
     settings = case.settings()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "leyden.services.trainer", "--run-id", case.run.id),
-        cwd=Path(__file__).parents[3],
-        env={
-            "PATH": os.environ["PATH"],
-            "LEYDEN_DATABASE_URL": settings.database_url,
-            "LEYDEN_REDIS_URL": settings.redis_url,
-            "LEYDEN_LOG_LEVEL": "warning",
-            "TRAINER_PORT": "0",
-            "TRAINER_FOLDER": str(case.folder),
-            "TRAINER_MODEL_PATH": str(case.model),
-            "TRAINER_THREADS": "1",
-            "TRAINER_DEVICE": "cpu",
-            **injector.environment,
-        },
-    )
+    environment = {
+        "PATH": os.environ["PATH"],
+        "LEYDEN_DATABASE_URL": settings.database_url,
+        "LEYDEN_REDIS_URL": settings.redis_url,
+        "LEYDEN_LOG_LEVEL": "warning",
+        "TRAINER_PORT": "0",
+        "TRAINER_FOLDER": str(case.folder),
+        "TRAINER_MODEL_PATH": str(case.model),
+        "TRAINER_THREADS": "1",
+        "TRAINER_DEVICE": "cpu",
+        **injector.environment,
+    }
+    process = forked_trainer(case.run.id, environment)
+    process.start()
     try:
-        async with asyncio.timeout(120):
-            return await process.wait()
+        await asyncio.to_thread(process.join, 120)
+        return process.exitcode
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        process.kill()
+        process.join()
 
 
 @pytest.mark.timeout(900)
@@ -110,6 +107,32 @@ async def test_a_step_killed_at_every_point_is_recorded_once_with_the_weights_of
     folder = killed.folder / killed.run.id
     assert describe(Path(found[STEPS].path)).content_sha256 == found[STEPS].content_sha256
     assert sorted(path.name for path in folder.glob("*/*")) == [str(STEPS)] * 2
+
+
+@pytest.mark.timeout(600)
+async def test_a_refreshed_reference_survives_kills_before_and_after_its_refresh(
+    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str
+) -> None:
+    """The reference of steps 3 and 4 is version 2, which retention would remove after step 3."""
+    made = {}
+    for name in ("undisturbed", "killed"):
+        case = await Case(database, postgres_dsn, tiny_model, tmp_path / name, redis_url).open(
+            steps=5,
+            algorithm={"epochs": 2, "kl_coefficient": 2.0, "kl_reference_every": 2},
+            keep_checkpoints=1,
+        )
+        for number in range(10):
+            await case.add_group(number, version=number // 2)
+        injector = FaultInjector(tmp_path / "faults")
+        # A trainer that is started again makes one step more than the one before, up to its point.
+        for point in (
+            ("trainer.versions_marked", *["trainer.updated", "trainer.committed"] * 3) if name == "killed" else ()
+        ):
+            injector.arm(point)
+            assert (point, await train(case, injector)) == (point, -signal.SIGKILL)
+        assert await train(case, injector) == 0
+        made[name] = {number: one.content_sha256 for number, one in (await case.versions()).items()}
+    assert made["killed"] == made["undisturbed"]
 
 
 @pytest.mark.timeout(600)

@@ -20,6 +20,7 @@ from leyden.libs.service import Checks
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
+from leyden.services.trainer import loop as trainer_loop
 from leyden.services.trainer import saving, worker
 from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
@@ -201,7 +202,7 @@ async def interrupted_once(case: Case, monkeypatch: pytest.MonkeyPatch, name: st
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(training, "load_samples"), (worker, "export_learner"), (training, "commit_step")],
+    [(training, "load_samples"), (trainer_loop, "export_learner"), (training, "commit_step")],
 )
 async def test_a_crash_anywhere_in_a_step_changes_nothing_of_the_result(
     case: Case, monkeypatch: pytest.MonkeyPatch, owner: object, name: str
@@ -257,6 +258,40 @@ async def test_a_step_without_a_checkpoint_is_recomputed_from_its_samples(
     assert sorted(hashes[0]) == [0, 1, 2, 3]
     assert sorted((await case.consumed()).values()) == [1] * 4 + [2] * 4 + [3] * 4
     assert [file.name for file in checkpoints.iterdir()] == ["3"]
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+async def test_a_refreshed_reference_is_the_same_after_a_kill(
+    case: Case, monkeypatch: pytest.MonkeyPatch, lora: dict[str, int] | None
+) -> None:
+    other = Case(case.database, case._dsn, case.model, case.folder / "other", case._redis_url)
+    for subject in (case, other):
+        algorithm = {"kl_coefficient": 2.0, "kl_reference_every": 3, "epochs": 2}
+        await subject.open(steps=5, keep_checkpoints=1, algorithm=algorithm, lora=lora)
+        for number in range(8):
+            await subject.add_group(number, version=number // 2)
+    # Step 1 is made again from the base model, and step 5 has version 3 as its reference, from the disk.
+    with monkeypatch.context() as patch:
+        await interrupted_once(case, patch, "save_checkpoint", saving)
+    stop = asyncio.Event()
+    stopped = asyncio.create_task(case.train(stop))
+    while 4 not in await case.versions():
+        await asyncio.sleep(0.02)
+    stop.set()
+    await stopped
+    for subject in (case, other):
+        for number in (8, 9):
+            await subject.add_group(number, version=4)
+        await subject.train()
+    hashes = [{v: row.content_sha256 for v, row in (await s.versions()).items()} for s in (case, other)]
+    assert hashes[0] == hashes[1]
+    folder = case.folder / case.run.id
+    assert sorted(path.name for path in (folder / "versions").iterdir()) == ["3", "5"]
+    # The fourth step begins at its reference, and leaves it in its second update.
+    steps = sorted(await case.rows(tables.Step), key=lambda step: step.number)  # type: ignore[attr-defined]
+    away = [step.metrics["kl_reference"] for step in steps]  # type: ignore[attr-defined]
+    assert 0 < away[3] < away[2]
+    assert away[3] < away[4]
 
 
 async def test_a_checkpoint_waits_a_while_but_not_beyond_the_next_update_or_the_end(case: Case) -> None:
@@ -542,7 +577,7 @@ async def test_a_step_with_a_large_logprob_gap_is_never_committed(case: Case) ->
     for number in range(6):
         await case.add_group(number, version=number // 2)
     for _ in range(3):
-        with pytest.raises(worker.PoliciesDisagree, match="log-probabilities"):
+        with pytest.raises(trainer_loop.PoliciesDisagree, match="log-probabilities"):
             await case.train(gap_patience=2)
         assert sorted(await case.versions()) == [0, 1]
 
@@ -552,7 +587,7 @@ async def test_a_step_of_only_older_tokens_is_compared_at_their_version_if_possi
     case: Case, monkeypatch: pytest.MonkeyPatch, comparable: bool
 ) -> None:
     if not comparable:
-        monkeypatch.setattr(worker, "compare_at", lambda *_: {})
+        monkeypatch.setattr(trainer_loop, "compare_at", lambda *_: {})
     await case.open(steps=2)
     for number in range(4):
         await case.add_group(number, version=0)

@@ -14,7 +14,7 @@ from leyden.libs.contracts.api import ApiScope, RewardRequest
 from leyden.libs.store.tables import Base
 from tests.chaos import kill
 from tests.faults.stage import until
-from tests.soak import bandit_run
+from tests.soak import QUICK, bandit_run
 
 # Who writes what, seen by Postgres: every connection says which service it is.
 AUDIT = [
@@ -55,7 +55,7 @@ END_OF_AUDIT = [
 AT_WORK = "SELECT rollout_id FROM attempts WHERE run_id = %s AND state = 'running'"
 SEEN = "SELECT written, array_agg(DISTINCT writer) FROM audit GROUP BY written"
 SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "trainer", "migrations"}
-NOT_WRITTEN = {"rewards", "agent_objects", "evaluations", "state_transitions", "step_replays"}
+NOT_WRITTEN = {"rewards", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"}
 """By this training: no reward door and no conversation is used, nothing is evaluated, used again or migrated."""
 NOT_PRUNED = {"outcomes": {"leyden-controller"}}
 """Writers whose moment comes days after the run."""
@@ -76,7 +76,7 @@ def test_every_row_was_written_by_the_service_that_its_table_names(
             connection.execute(statement.encode())
         client.create_token("another", [ApiScope.READ])
         client.upload_dataset("more", [{"number": 1}])
-        run = client.create_run(bandit_run(received, "audited", 3))
+        run = client.create_run(bandit_run(received, "audited", 3, **QUICK))
         until(lambda: client.run(run.id).progress.rollouts.get("finished", 0) >= 8, "the first rollouts")
         # Its leases are left to the controller.
         until(lambda: connection.execute(AT_WORK, [run.id]).fetchone() is not None, "an agent at work")

@@ -38,7 +38,12 @@ def test_agents_that_fail_because_of_us_are_executed_again_and_none_is_rewarded_
                 STEPS,
                 agent={"command": ["{python}", "-I", "-S", str(AGENT)], "environment": {}},
                 runner={"timeout_seconds": 30},
-                sampling={"agent_failure": "reward", "failure_reward": FAILURE_REWARD, "max_attempts": 30},
+                sampling={
+                    "groups_per_step": 2,
+                    "agent_failure": "reward",
+                    "failure_reward": FAILURE_REWARD,
+                    "max_attempts": 30,
+                },
             )
         )
         on.wait_for_rollouts(run.id, 8)

@@ -12,8 +12,10 @@ from rich.console import Console
 from leyden.libs.cli.platform import rotate_log
 from leyden.libs.cli.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
 from leyden.libs.cli.services import PORTS, SERVICES, STOP_ORDER, Listeners, open_listeners
-from leyden.libs.cli.watch import line, step_table
-from leyden.libs.contracts.api import Step
+from leyden.libs.cli.watch import line, step_table, summary
+from leyden.libs.contracts.api import Progress, Run, Step
+from leyden.libs.contracts.config import RunConfig
+from tests.builders import run_document
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -49,6 +51,28 @@ def test_steps_are_rows_with_reward_shares_loss_entropy_kl_tokens_and_seconds() 
     assert two == ["2", "–", "–", "100%", "–", "–", "–", "–", "–", "–"]
     said = "step 1: reward 0.250 ± 0.125, memory_first 50%, calls 2.50, loss -0.0123, entropy 0.5, KL 0.002"
     assert line(first) == f"{said}, tokens 1,234, seconds 2.1"
+
+
+def test_a_run_names_the_runs_that_carry_its_policies() -> None:
+    run = Run(
+        id="run-a",
+        name="pair",
+        dataset_id="dataset-a",
+        intent="running",
+        phase="running",
+        reason=None,
+        created_at=NOW,
+        started_at=NOW,
+        finished_at=None,
+        progress=Progress(step=1, steps=2, policy_version=1, rollouts={"finished": 3}, reward_mean=None),
+        policy_runs={"checker": "run-b"},
+        allowed_actions=[],
+        config=RunConfig.model_validate(run_document()),
+    )
+    first = "pair (run-a): running, step 1 of 2, rollouts 3 finished"
+    assert summary(run).plain == f"{first}\npolicy checker: run-b"
+    carrying = run.model_copy(update={"policy_runs": {}, "lead_run_id": "run-a", "policy": "checker", "id": "run-b"})
+    assert summary(carrying).plain.endswith("\npolicy checker of run-a")
 
 
 def test_samples_that_were_used_again_are_a_column_of_runs_that_replay() -> None:

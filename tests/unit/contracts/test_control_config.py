@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from leyden.libs.contracts.config import Evaluation, RunConfig
+from leyden.libs.contracts.config import EvaluationPlan, RunConfig
 from tests.builders import run_document
 
 
@@ -58,4 +58,4 @@ def test_contradictions_are_refused(changes: dict[str, Any], remedy: str) -> Non
     ],
 )
 def test_planned_versions(plan: dict[str, Any], versions: list[int | None]) -> None:
-    assert Evaluation.model_validate({"dataset": "held-out", **plan}).planned_versions(30) == versions
+    assert EvaluationPlan.model_validate({"dataset": "held-out", **plan}).planned_versions(30) == versions

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from leyden.libs.contracts.config import Curriculum, Sampling
+from leyden.libs.contracts.config import Baseline, Credit, Curriculum, Sampling
 from leyden.libs.store.training import ReadyGroup
 from leyden.services.controller.admission import (
     drawn_tasks,
@@ -13,7 +13,7 @@ from leyden.services.controller.admission import (
     training_groups,
     training_groups_wanted,
 )
-from leyden.services.trainer.worker import select_groups
+from leyden.services.trainer.selection import select_groups
 from tests.unit.controller.test_phases import CONFIG, evaluation, run
 
 
@@ -121,8 +121,12 @@ def test_ids_of_groups_are_deterministic() -> None:
         ("run-a.4", 4, 1, ["run-a.4.0", "run-a.4.1"]),
         ("run-a.5", 5, 1, ["run-a.5.0", "run-a.5.1"]),
     ]
+    config = config.model_copy(update={"credit": Credit(baseline=Baseline(type="remax"))})
+    [more] = training_groups(run(config=config), 1, served_version=1)
+    assert (more.size, more.has_greedy) == (3, True)
     [one] = evaluation_groups("run-a", evaluation(groups=2, expected=3), 9)
     assert (one.id, one.evaluation_id, one.task_number, one.rollout_ids, one.admitted_version) == (
         *("e1.2", "e1", 2),
         *(["e1.2.0"], 9),
     )
+    assert not one.has_greedy

@@ -39,9 +39,9 @@ def run(run_id: str = "run-a", **changes: Any) -> RunFacts:
     return RunFacts(**{**values, **changes})
 
 
-def line(runs: list[RunFacts]) -> tuple[str | None, tuple[str, ...]]:
-    found = assign(runs, ["default"])["default"]
-    return found.run_id, found.waiting
+def line(runs: list[RunFacts], at_once: int = 1) -> tuple[str | None, tuple[str, ...]]:
+    found = assign(runs, {"default": at_once})["default"]
+    return " ".join(found.run_ids) or None, found.waiting
 
 
 def evaluation(number: int = 1, version: int | None = 0, **changes: int) -> EvaluationFacts:
@@ -52,7 +52,7 @@ def evaluation(number: int = 1, version: int | None = 0, **changes: int) -> Eval
 def test_every_phase_change_is_allowed_by_the_store() -> None:
     evaluations = ((), (evaluation(),), (evaluation(groups=4),))
     for intent, phase, steps, latest, found, active in product(
-        RunIntent, RunPhase, (0, 3), (None, 0, 3), evaluations, ("run-a", "run-b", None)
+        RunIntent, RunPhase, (0, 3), (None, 0, 3), evaluations, (["run-a"], ["run-b"], [])
     ):
         facts = run(intent=intent, phase=phase, steps_done=steps, latest_version=latest, evaluations=found)
         moved, _ = next_phase(facts, active)
@@ -78,11 +78,11 @@ def test_every_phase_change_is_allowed_by_the_store() -> None:
     ],
 )
 def test_the_active_run_moves_on(facts: RunFacts, phase: RunPhase) -> None:
-    assert next_phase(facts, "run-a")[0] is phase
+    assert next_phase(facts, ["run-a"])[0] is phase
 
 
 def test_a_waiting_run_names_the_run_that_uses_the_engines() -> None:
-    assert next_phase(run(phase=RunPhase.PENDING), "run-b") == (
+    assert next_phase(run(phase=RunPhase.PENDING), ["run-b"]) == (
         RunPhase.PENDING,
         "waiting for an engine of pool default: run-b has them",
     )
@@ -101,13 +101,22 @@ def test_one_run_has_the_engines_the_oldest_first_and_paused_ones_until_their_at
     assert line([run("run-c", phase=RunPhase.COMPLETED, evaluations=(evaluation(),))]) == ("run-c", ())
 
 
+def test_as_many_runs_as_a_pool_has_adapters_share_its_engines() -> None:
+    older = datetime(2025, 1, 1, tzinfo=UTC)
+    pending, old = run("run-p", phase=RunPhase.PENDING), run("run-o", phase=RunPhase.PENDING, created_at=older)
+    assert line([pending, old, run("run-r")], at_once=2) == ("run-r run-o", ("run-p",))
+    assert next_phase(pending, ["run-r", "run-o"])[1] == (
+        "waiting for an engine of pool default: run-r, run-o have them"
+    )
+
+
 def test_every_pool_has_a_run_of_its_own() -> None:
     small = CONFIG.model_copy(update={"pool": "small"})
     runs = [run("run-a"), run("run-b", config=small), run("run-c", phase=RunPhase.PENDING, config=small)]
-    assert assign(runs, ["default", "small", "idle"]) == {
-        "default": Assignment("run-a"),
-        "small": Assignment("run-b", ("run-c",)),
-        "idle": Assignment(None),
+    assert assign(runs, {"default": 1, "small": 1, "idle": 1}) == {
+        "default": Assignment(("run-a",)),
+        "small": Assignment(("run-b",), ("run-c",)),
+        "idle": Assignment(),
     }
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from leyden.services.credit.baselines import EPSILON, Kind, Siblings, against, gigpo, moved
 from leyden.services.credit.baselines import advantages as of_siblings
+from leyden.services.credit.states import START
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "trainer/oracles/rl-oracle-vectors.json").read_text())
 GROUPS = {"A": [1.0, 0.0, 0.5, 0.0], "B": [1.0, 0.25]}
@@ -155,11 +156,11 @@ def test_a_spread_below_the_threshold_is_no_variance() -> None:
 
 def test_the_moving_average_of_earlier_groups_by_hand() -> None:
     # Groups of one with returns 1, 0, 0; decay 0.9. The first has nothing to compare with: baseline 1, advantage 0.
-    baseline, found = None, []
+    averages, found = dict[str, float](), []
     for value in (1.0, 0.0, 0.0):
-        result = against(baseline, Siblings.of(np.array([value]), ["a"], {}))
+        result = against(averages, Siblings.of(np.array([value]), ["a"], {}))
         found.append((float(result.baselines_C[0]), float(result.advantages_C[0])))
-        baseline = moved(0.9, value, found[-1][0])
+        averages[START] = moved(0.9, value, found[-1][0])
     assert found == [(1.0, 0.0), (pytest.approx(1.0), pytest.approx(-1.0)), (pytest.approx(0.9), pytest.approx(-0.9))]
 
 

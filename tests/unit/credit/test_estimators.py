@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from leyden.libs.contracts.config import Credit, RunConfig
+from leyden.libs.contracts.config import Baseline, Credit, RunConfig
 from leyden.services.credit.baselines import moved
 from leyden.services.credit.group import Credited, credit_group
 from leyden.services.credit.records import Rollout
 from leyden.services.trainer.batch import whitened
 from tests.builders import run_document
-from tests.unit.credit.cases import call
+from tests.unit.credit.cases import call, chain
 
 ORACLE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "trainer/oracles/rl-oracle-vectors.json").read_text())
 MASK = np.array(ORACLE["inputs"]["mask"], dtype=bool)
@@ -32,13 +32,14 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "gigpo": {"baseline": {"type": "mean", "per": "gigpo"}},
     "depth": {"rule": {"type": "temporal"}, "baseline": {"type": "mean", "per": "depth"}},
     "ema": {"baseline": {"type": "ema"}},
+    "remax": {"rule": {"type": "identical"}, "baseline": {"type": "remax"}},
     "reinforce_pp": REINFORCE_PP,
     "reinforce_pp_baseline": {"baseline": {"type": "mean", "whiten": True}},
 }
 
 
-def credited(rollouts: list[Rollout], credit: Credit, ema: float | None = None) -> Credited:
-    result = credit_group(rollouts, credit, min_siblings=1, ema=ema)
+def credited(rollouts: list[Rollout], credit: Credit, averages: dict[str, float] | None = None) -> Credited:
+    result = credit_group(rollouts, credit, min_siblings=1, averages=averages)
     assert isinstance(result, Credited)
     return result
 
@@ -86,7 +87,7 @@ def test_whitening_equals_verl_in_float64() -> None:
 def test_a_two_armed_bandit_is_learned(name: str) -> None:
     config = Credit.model_validate(ESTIMATORS[name])
     random = np.random.default_rng(0)
-    logit, ema, groups, size = 0.0, None, (16, 1) if name == "ema" else (4, 4), 0
+    logit, averages, groups, size = 0.0, dict[str, float](), (16, 1) if name == "ema" else (4, 4), 0
     for step in range(60):
         chosen = 1 / (1 + np.exp(-logit))
         arms, advantages = [], []
@@ -96,8 +97,11 @@ def test_a_two_armed_bandit_is_learned(name: str) -> None:
                 Rollout(f"{step}.{group}.{i}", float(arm), [call(f"{step}.{group}.{i}", [1], [int(arm)], at=0)])
                 for i, arm in enumerate(arms_R)
             ]
-            result = credited(rollouts, config, ema)
-            ema = moved(config.baseline.ema_decay, result.value or 0.0, result.credits[0].baseline)
+            if name == "remax":
+                rollouts.append(Rollout(f"{step}.{group}.greedy", float(chosen > 0.5), greedy=True))
+            result = credited(rollouts, config, averages)
+            (values,) = result.values(by_role=False).items()
+            averages[values[0]] = moved(config.baseline.ema_decay, *values[1])
             advantages += [path.advantages[path.mask == 1] for paths in result.samples.values() for path in paths]
             arms += arms_R.tolist()
         advantages_K = np.concatenate(advantages)
@@ -105,6 +109,18 @@ def test_a_two_armed_bandit_is_learned(name: str) -> None:
         logit += 2.0 * float(np.mean(advantages_K * (np.array(arms) - chosen)))
         size += len(arms)
     assert 1 / (1 + np.exp(-logit)) > 0.95, (logit, size)
+
+
+def test_remax_compares_each_depth_with_that_of_the_greedy_rollout() -> None:
+    credit = Credit.model_validate({"rule": {"type": "discounted", "gamma": 0.5}, "baseline": {"type": "remax"}})
+    rollouts = [Rollout("a", 1.0, chain("a", 3)), Rollout("b", 0.0, [])]
+    greedy = Rollout("greedy", 1.0, chain("g", 2), greedy=True)
+    found = credited([*rollouts, greedy], credit).credits
+    # The greedy rollout's calls return 0.5 and 1: their mean is its value.
+    assert [(one.rollout_id, one.advantage) for one in found] == [("a", -0.5), ("a", -0.25), ("a", 0.25)]
+    by_depth = credit.model_copy(update={"baseline": Baseline(type="remax", per="depth")})
+    # It made no third call: the mean of the siblings' third calls, and no advantage.
+    assert [one.advantage for one in credited([*rollouts, greedy], by_depth).credits] == [-0.25, -0.5, 0.0]
 
 
 @pytest.mark.parametrize("credit", ESTIMATORS.values(), ids=ESTIMATORS)
@@ -118,9 +134,11 @@ def test_a_run_names_the_estimator(credit: dict[str, Any]) -> None:
     ("changes", "remedy"),
     [
         ({"credit": {"baseline": {"type": "ema"}}, "sampling": {"min_siblings": 2}}, "write min_siblings 1"),
-        ({"credit": {"baseline": {"type": "ema", "per": "state"}}}, "write per 'rollout'"),
+        ({"credit": {"baseline": {"type": "ema", "per": "state"}}}, "write per 'rollout' or 'role'"),
         ({"credit": {"baseline": {"type": "mean_std", "whiten": True}}}, "drop whiten"),
         ({"credit": {"baseline": {"type": "none", "per": "gigpo"}}}, "write type 'mean'"),
+        ({"credit": {"baseline": {"type": "remax", "per": "gigpo"}}}, "write per 'rollout' or 'depth'"),
+        ({"credit": {"baseline": {"type": "remax", "min_spread": 0.5}}}, "min_spread has no effect"),
         ({"credit": {"baseline": {"type": "mean", "state_weight": 0.5}}}, "state_weight has no effect"),
         ({"credit": {"baseline": {"type": "mean", "ema_decay": 0.5}}}, "ema_decay has no effect"),
         ({"credit": {"baseline": {"type": "none", "min_spread": 0.5}}}, "min_spread has no effect"),

@@ -31,7 +31,7 @@ def test_identical_credit_of_a_group_by_hand() -> None:
     result = credited(group, **IDENTICAL)
     assert advantages(result) == {"a": [0.625] * 2, "b": [-0.375] * 3, "c": [0.125], "d": [-0.375]}
     assert result.rewards == [1, 0, 0.5, 0]
-    assert (result.has_variance, result.min_policy_version) == (True, 3)
+    assert (result.has_variance(), result.min_policy_version()) == (True, 3)
 
 
 def test_the_flight_agents_credit_by_hand() -> None:
@@ -89,7 +89,7 @@ def test_rewards_are_added_to_their_call_or_rollout() -> None:
 def test_equal_siblings_have_no_variance() -> None:
     group = [rollout(name, 1, chain(name, 3)) for name in "ab"]
     result = credited(group)
-    assert not result.has_variance
+    assert not result.has_variance()
     assert {c.advantage for c in result.credits} == {0.0}
 
 
@@ -109,7 +109,7 @@ def test_a_crash_before_the_first_call_counts_with_its_outcome() -> None:
 def test_a_group_without_trainable_tokens_has_no_variance() -> None:
     group = [rollout(n, r, [call(n, [1], [2], at=0, trainable=False)]) for n, r in (("a", 1), ("b", 0))]
     result = credited(group, **IDENTICAL)
-    assert (result.has_variance, result.min_policy_version) == (False, None)
+    assert (result.has_variance(), result.min_policy_version()) == (False, None)
     assert result.samples == {"a": [], "b": []}
 
 

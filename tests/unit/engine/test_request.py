@@ -17,7 +17,7 @@ from leyden.services.engine.request import parse_generate
         ({"input_ids": [1.5]}, "must be integers"),
         ({"input_ids": "ab"}, "must be a list of integers"),
         ({"text": "a", "stream": "yes"}, "stream must be true or false"),
-        ({"text": "a", "lora_path": "x"}, "lora_path is not served"),
+        ({"text": "a", "lora_path": 1}, "lora_path"),
         ({"text": "a", "sampling_params": {"regex": "a+"}}, "regex is not supported"),
         ({"text": "a", "sampling_params": {"bogus": 1}}, "unknown field `bogus`, expected one of `max_new_tokens`"),
         ({"text": "a", "sampling_params": {"temperature": -1}}, "sampling_params.temperature"),

@@ -134,6 +134,27 @@ def test_the_words_of_who_may_correct_it_become_a_line() -> None:
         main()
 
 
+def test_no_garbage_is_collected_during_the_imports_and_modules_are_never_visited() -> None:
+    script = """
+import asyncio, gc
+from leyden.libs.service import HttpSettings
+from leyden.libs.service.server import run_until_signal
+from leyden.libs.service.startup import exit_on_config_error
+
+@exit_on_config_error(HttpSettings)
+def main():
+    print(gc.isenabled(), gc.get_freeze_count())
+    run_until_signal(serve)
+
+async def serve(stop):
+    print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False 0\nTrue True\n"
+
+
 def start(service: str, **environment: str) -> tuple[int, str]:
     """Status of a process that cannot start, and all that it said."""
     variables = {"PATH": os.environ["PATH"], "TRAINER_RUN_ID": "run-a", **environment}

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from leyden.libs.contracts.samples import RowCall
 from leyden.services.trainer.batch import Sample
@@ -17,11 +18,24 @@ VOCABULARY = 61
 def in_full_precision(model: PreTrainedModel) -> PreTrainedModel:
     """Replaces transformers' RMSNorm, which rounds to float32, so that float64 stays float64."""
     for name, module in list(model.named_modules()):
-        if hasattr(module, "variance_epsilon"):
+        if isinstance(module, Gemma3RMSNorm):
+            model.set_submodule(name, _ShiftedNorm(module))
+        elif hasattr(module, "variance_epsilon"):
             exact = nn.RMSNorm(len(module.weight), eps=module.variance_epsilon)
             exact.weight = module.weight
             model.set_submodule(name, exact)
     return model
+
+
+class _ShiftedNorm(nn.Module):
+    """Gemma 3's RMSNorm, which multiplies by 1 + weight."""
+
+    def __init__(self, norm: Gemma3RMSNorm) -> None:
+        super().__init__()
+        self.weight, self.eps = norm.weight, norm.eps
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.rms_norm(states, self.weight.shape, 1 + self.weight, self.eps)
 
 
 def tiny_llama(

@@ -1,28 +1,48 @@
-"""A few steps of a tiny learner in float64, as one of `torchrun`'s processes: `ranked.py FOLDER`."""
+"""A few steps of a tiny learner in float64, as one of several processes."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import Lora, RunConfig
 from leyden.services.trainer import tree
 from leyden.services.trainer.checkpoint import Progress, load_checkpoint, save_checkpoint
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.learner import gather_parts
+from leyden.services.trainer.learner import gather_parts, model_of
+from leyden.services.trainer.lora import (
+    BasePolicy,
+    adapter_parameters,
+    adapter_state,
+    add_adapters,
+    has_adapters,
+    merged_state,
+)
+from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.ranks import ALONE, Gather, Ranks, join_ranks
+from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.sharding import gather, replace_values, shard
-from leyden.services.trainer.step import Learner, Metrics, make_optimizer, optimizer_step
+from leyden.services.trainer.step import Learner, optimizer_step
+from leyden.services.trainer.step_metrics import Metrics
 from tests.unit.trainer.cases import agent_samples, one_call, sample, tiny_llama, tiny_qwen
 
 SEVERAL = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}}
+COMPACT = {"offload": True, "moments": "bfloat16"}
 CRITIC = {"mini_batches": 2, "critic": {"warmup_steps": 1, "learning_rate": 0.05, "value_clip": 0.02}}
-MODELS = {"llama": (tiny_llama, {}), "qwen": (tiny_qwen, SEVERAL), "critic": (tiny_llama, CRITIC)}
-"""Models and how they differ: Qwen makes four updates a step; `critic` two, and only values learn in its first step."""
+MODELS = {
+    "llama": (tiny_llama, {}),
+    "qwen": (tiny_qwen, SEVERAL),
+    "critic": (tiny_llama, CRITIC),
+    "lora": (tiny_llama, {"mini_batches": 2}),
+    "refreshed lora": (tiny_llama, {"mini_batches": 2}),
+}
+"""Models and how they differ: Qwen makes four updates a step; `critic` two, and only values learn in its first step;
+`lora` trains adapters behind a frozen first layer with `COMPACT` moments, and its base model is its reference; that of
+`refreshed lora` and of `qwen` is the version of every second step."""
+RESUMED = ("critic", "lora")
 STEPS = 3
 
 Found = tuple[list[Metrics], dict[str, torch.Tensor]]
@@ -32,16 +52,26 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
     make, algorithm = MODELS[model]
     has_critic = model == "critic"
     changes = {
-        "optimizer": {"learning_rate": 1e-2, "max_grad_norm": 0.05},
-        "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1, **algorithm},
+        "optimizer": {"learning_rate": 1e-2, "max_grad_norm": 0.05, **(COMPACT if model == "lora" else {})},
+        "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1, "entropy_coefficient": 0.01, **algorithm},
         "training": {"micro_batch_tokens": 40},
         "credit": {"baseline": {"type": "value" if has_critic else "mean"}},
     }
     config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}, **changes})
-    policy, reference = Policy(make(0), values=has_critic), Policy(make(1))
+    own = make(0)
+    if "lora" in model:
+        torch.manual_seed(0)
+        add_adapters(own, Lora(rank=3), ["model.layers.0.*"], Path("base"))
+    policy, other = Policy(own, values=has_critic), Policy(make(1))
     if ranks.size > 1:
         shard(policy, torch.device("cpu"), ranks.size)
-        shard(reference, torch.device("cpu"), ranks.size)
+        shard(other, torch.device("cpu"), ranks.size)
+    references = {
+        "lora": Reference(BasePolicy(policy)),
+        "refreshed lora": Reference(policy, 2, copied(adapter_parameters(own))),
+        "qwen": Reference(other, 2),
+    }
+    reference = references.get(model, Reference(other))
     optimizer = make_optimizer(policy, config.optimizer, config.algorithm.critic)
     return Learner(policy, optimizer, Accelerator(cpu=True), reference, ranks=ranks), config
 
@@ -63,16 +93,20 @@ def train(learner: Learner, config: RunConfig, until: int = STEPS, *, asked: boo
 
 def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
     """Trains two steps, and writes weights and checkpoint."""
+    folder = folder / model
     learner, config = start(model, ranks)
     train(learner, config, until=2)
     weights, state = (gather_parts(learner, Gather(what)) for what in ("weights", "optimizer"))
     if ranks.rank == 0:
         save_checkpoint(state, Progress("run", 2, ""), folder / "checkpoint")
         torch.save(weights, folder / "weights.pt")
+        state = merged_state(model_of(learner), weights) if has_adapters(model_of(learner)) else weights
+        torch.save(state | adapter_state(weights), folder / "exported.pt")
 
 
 def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
     """The third step, from what `save` has written."""
+    folder = folder / model
     learner, config = start(model, ranks)
     weights = torch.load(folder / "weights.pt")
     for name, own in learner.policy.model.state_dict().items():
@@ -82,19 +116,18 @@ def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
     return train(learner, config)
 
 
-def main() -> None:
+def main(rank: int, size: int, port: int, folder: Path) -> None:
+    """One process of `size`, with the variables that `torchrun` sets; writes what it found to `folder`."""
     torch.set_num_threads(1)
     tree.LEAST_TRUNK = 1
-    folder = Path(sys.argv[1])
-    ranks = join_ranks(int(os.environ["WORLD_SIZE"]), on_cpu=True, timeout_seconds=60)
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})
+    ranks = join_ranks(size, on_cpu=True, timeout_seconds=60)
     found = {model: train(*start(model, ranks)) for model in MODELS}
-    found["resumed"] = resume("critic", folder / "one", ranks)
-    save("critic", folder / "several", ranks)
+    for model in RESUMED:
+        found[f"resumed {model}"] = resume(model, folder / "one", ranks)
+        save(model, folder / "several", ranks)
     torch.save(found, folder / f"{ranks.rank}.pt")
     with pytest.raises(Interrupted):
         train(*start("llama", ranks), asked=ranks.rank == 1)
     ranks.close()
-
-
-if __name__ == "__main__":
-    main()

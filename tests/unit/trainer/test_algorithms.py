@@ -79,6 +79,7 @@ def decoupled(**fields: Any) -> dict[str, Any]:
         ({"algorithm": {"type": "reinforce", **decoupled(floor=0.5)}}, "floor has no effect with weights 'tis_token'"),
         ({"algorithm": {"type": "reinforce", **decoupled(weights="icepop", cap=0.4)}}, "lower floor, or raise cap"),
         ({"algorithm": {"type": "cispo", "kl_estimator": "k2"}}, "kl_estimator has no effect with kl_coefficient 0"),
+        ({"algorithm": {"type": "cispo", "kl_reference_every": 5}}, "kl_reference_every has no effect"),
         ({"algorithm": {"type": "cispo", **PENALTY, "kl_estimator": "k1"}}, "write 'k3\\+' or 'k2'"),
         ({"algorithm": {"type": "cispo", **PENALTY, "kl_estimator": "k3+", "kl_in": "reward"}}, "write 'k3'"),
         (
@@ -89,6 +90,10 @@ def decoupled(**fields: Any) -> dict[str, Any]:
             "write kl_in 'loss'",
         ),
         ({"algorithm": {"type": "reinforce", **decoupled(weights="mis_geo")}}, "write sampling.max_policy_lag 0"),
+        (
+            {"algorithm": {"type": "cispo", "entropy_coefficient": 0.01}, "sampling": {"refill_zero_variance": 1}},
+            "entropy_coefficient above 0 trains: remove one",
+        ),
     ],
 )
 def test_a_contradiction_is_refused_with_the_remedy(changes: dict[str, Any], remedy: str) -> None:

@@ -13,8 +13,12 @@ from leyden.libs.contracts.config import (
     Algorithm,
     Cispo,
     DecoupledCorrection,
+    DppoTv,
     Gspo,
+    ImportanceSampling,
     PpoClip,
+    Reinforce,
+    Sapo,
 )
 from leyden.services.trainer import tree
 from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
@@ -32,12 +36,18 @@ def short_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
 
 
-def plain_logprobs(model: PreTrainedModel, row: Sample) -> Tensor:
-    """One call, no sharing: log softmax(logits / T) of every trained token."""
+def plain_outputs(model: PreTrainedModel, row: Sample) -> tuple[Tensor, Tensor]:
+    """One call, no sharing: log softmax(logits / T) of every trained token, and the entropy that it was drawn from."""
     logits = model(input_ids=torch.from_numpy(row.token_ids).long()[None]).logits[0]
     positions = np.flatnonzero(row.mask)
     scaled = logits[positions - 1] / torch.from_numpy(row.temperatures[positions])[:, None].to(logits.dtype)
-    return scaled.log_softmax(-1)[range(len(positions)), row.token_ids[positions]]
+    logprobs = scaled.log_softmax(-1)
+    entropies = -(logprobs.exp() * logprobs).sum(-1)
+    return logprobs[range(len(positions)), row.token_ids[positions]], entropies
+
+
+def plain_logprobs(model: PreTrainedModel, row: Sample) -> Tensor:
+    return plain_outputs(model, row)[0]
 
 
 def plain_gradients(
@@ -56,7 +66,8 @@ def plain_gradients(
             torch.zeros(int(of_row.sum()), dtype=torch.int64),
             plain_logprobs(reference, row).detach() if reference else None,
         )
-        loss = objective(algorithm, plain_logprobs(model, row), terms).loss
+        logprobs, entropies = plain_outputs(model, row)
+        loss = objective(algorithm, logprobs, terms, entropies).loss
         loss.backward()
         total += loss.item()
     return total, gradients(model)
@@ -124,6 +135,20 @@ def test_every_algorithm_is_computed_alike(algorithm: Algorithm) -> None:
     samples = agent_samples(11)
     model = tiny_qwen()
     assert_same(shared_gradients(model, algorithm, samples), plain_gradients(model, algorithm, samples))
+
+
+@pytest.mark.parametrize("kind", [PpoClip, Gspo, Cispo, Sapo, DppoTv, ImportanceSampling, Reinforce])
+def test_an_entropy_bonus_is_computed_over_the_same_trees(kind: type[Algorithm]) -> None:
+    algorithm, samples, model = kind(entropy_coefficient=0.3), agent_samples(5), tiny_llama()
+    # A row without an advantage has a gradient, too.
+    samples[1].advantages[:] = 0
+    found = shared_gradients(model, algorithm, samples)
+    assert_same(found, plain_gradients(model, algorithm, samples))
+    without = plain_gradients(model, kind(), samples)
+    tokens = trained_tokens(samples)
+    weights_K = torch.from_numpy(weights_of(tokens, algorithm.weighting, None))
+    entropies_K = torch.cat([plain_outputs(model, row)[1] for row in samples]).detach()
+    assert found[0] == pytest.approx(without[0] - 0.3 * float((weights_K * entropies_K).sum()), abs=1e-10)
 
 
 def test_checkpointing_changes_nothing() -> None:

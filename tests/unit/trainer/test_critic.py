@@ -20,7 +20,8 @@ from leyden.services.trainer.compute import Anchors, accumulate_gradients, batch
 from leyden.services.trainer.critic import Estimates, estimate, value_loss
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import make_accelerator, resume_learner, start_learner
-from leyden.services.trainer.step import Learner, make_optimizer, optimizer_step
+from leyden.services.trainer.optimizers import make_optimizer
+from leyden.services.trainer.step import Learner, optimizer_step
 from tests.unit.credit.cases import call
 from tests.unit.trainer import oracle
 from tests.unit.trainer.cases import VOCABULARY, one_call, sample, tiny_llama
@@ -159,6 +160,21 @@ def test_a_value_per_call_discounts_calls_and_not_tokens() -> None:
     np.testing.assert_allclose(found.returns_K, [0.55, 0, 0, 1.0, 0])
     np.testing.assert_allclose(found.advantages_K, [-(0.5**0.5)] * 3 + [0.5**0.5] * 2, rtol=1e-5)
     np.testing.assert_allclose(found.weights_K, [0.5, 0, 0, 0.5, 0])
+
+
+def test_lambda_0_redistributes_a_reward_by_the_change_of_the_value() -> None:
+    # Calls of two, one and one tokens; the first earns 0.5 at once, the rollout 1 at its end.
+    row = sample("run.0.0", [0] * 7, [0, 1, 1, 0, 1, 0, 1])
+    calls = [RowCall("a", None, 0.5, 1.0, 1, 2), RowCall("b", "a", 0.0, 1.0, 4, 4), RowCall("c", "b", 1.0, 1.0, 6, 6)]
+    rows, values_K = [replace(row, calls=tuple(calls))], np.array([0.2, 9.0, 0.6, 0.7])
+    found = estimate(Critic(per="call", gae_lambda=0.0), rows, trained_tokens(rows), values_K)
+    first = [0, 2, 3]
+    # r + V(next call) - V(this call); they add up to the return less the first value.
+    credit = (found.returns_K - values_K)[first]
+    np.testing.assert_allclose(credit, [0.5 + 0.6 - 0.2, 0.7 - 0.6, 1.0 - 0.7])
+    assert credit.sum() == pytest.approx(1.5 - 0.2)
+    np.testing.assert_allclose(found.advantages_K[first], (credit - credit.mean()) / credit.std(ddof=1), rtol=1e-6)
+    assert found.advantages_K[0] == found.advantages_K[1]
 
 
 def test_tokens_without_a_call_and_calls_without_a_parent_are_refused() -> None:

@@ -12,26 +12,39 @@ from leyden.libs.contracts.samples import RowCall
 from leyden.services.trainer.batch import Sample, trained_tokens
 from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.step import Learner, make_optimizer, optimizer_step
+from leyden.services.trainer.optimizers import make_optimizer
+from leyden.services.trainer.step import Learner, optimizer_step
 from tests.unit.trainer.cases import sample, tiny_llama
 from tests.unit.trainer.test_step import CPU
 
 GOOD, BAD, CALLS, TASKS = 7, 9, 4, 4
-MASK = [0, 0, *(0, 1) * CALLS]
 
 
 def row(task: int, arms: list[int], number: int, reward: float = 0.0) -> Sample:
     """A prompt that names the task, and a call for each arm behind an observation."""
     tokens = [1, 20 + task, *(token for call, arm in enumerate(arms) for token in (30 + call, arm))]
-    places = range(3, 3 + 2 * CALLS, 2)
+    places = range(3, 3 + 2 * len(arms), 2)
     calls = [RowCall(f"{number}.{c}", f"{number}.{c - 1}" if c else None, 0.0, 1.0, p, p) for c, p in enumerate(places)]
     calls[-1] = replace(calls[-1], reward=reward)
-    return Sample(**{**vars(sample(f"run.{number}.0", tokens, MASK, advantage=reward)), "calls": tuple(calls)})
+    return Sample(
+        **{
+            **vars(sample(f"run.{number}.0", tokens, [0, 0, *(0, 1) * len(arms)], advantage=reward)),
+            "calls": tuple(calls),
+        }
+    )
 
 
 def logprobs(learner: Learner, rows: list[Sample]) -> NDArray[np.float64]:
     tokens = trained_tokens(rows)
-    return batch_logprobs(learner.policy, plan_batch(rows, tokens, 512), len(tokens), CPU).reshape(len(rows), CALLS)
+    return batch_logprobs(learner.policy, plan_batch(rows, tokens, 512), len(tokens), CPU).reshape(len(rows), -1)
+
+
+def probability_of_good(learner: Learner, calls: int) -> float:
+    """That of the good arm beside the bad one, over calls and tasks."""
+    good, bad = (
+        np.exp(logprobs(learner, [row(task, [arm] * calls, task) for task in range(TASKS)])) for arm in (GOOD, BAD)
+    )
+    return float((good / (good + bad)).mean())
 
 
 def share_of_good(seed: int, *, critic: bool, steps: int = 30) -> float:
@@ -58,10 +71,7 @@ def share_of_good(seed: int, *, critic: bool, steps: int = 30) -> float:
         for one, own in zip(rows, logprobs(learner, rows), strict=True):
             one.generator_logprobs[one.mask] = own
         optimizer_step(learner, rows, config)
-    good, bad = (
-        np.exp(logprobs(learner, [row(task, [arm] * CALLS, task) for task in range(TASKS)])) for arm in (GOOD, BAD)
-    )
-    return float((good / (good + bad)).mean())
+    return probability_of_good(learner, CALLS)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from leyden.services.trainer import head
-from leyden.services.trainer.head import sampled_logprobs
+from leyden.services.trainer.head import sampled_outputs
 
 VOCABULARY, HIDDEN = 23, 6
 
@@ -35,10 +35,28 @@ def test_tiles_change_neither_log_probabilities_nor_gradients(
     columns[2][:2], upstream = 3, torch.randn(14, dtype=torch.float64)
     upstream[5] = 0
     wanted = [columns[0], *layer.parameters()]
-    one, other = sampled_logprobs(layer, *columns), plain(layer, columns)
+    one, other = sampled_outputs(layer, *columns)[0], plain(layer, columns)
     assert torch.allclose(one, other, atol=1e-12)
     pairs = zip(torch.autograd.grad(one, wanted, upstream), torch.autograd.grad(other, wanted, upstream), strict=True)
     assert all(torch.allclose(ours, plain_one, atol=1e-12) for ours, plain_one in pairs)
+
+
+@pytest.mark.parametrize("tile", [1, 40, 10_000])
+def test_entropies_and_their_gradients_equal_those_of_all_logits(monkeypatch: pytest.MonkeyPatch, tile: int) -> None:
+    monkeypatch.setattr(head, "TILE_LOGITS", tile)
+    monkeypatch.setattr(head, "TILE_ROWS", 4)
+    layer, columns = case(torch.float64, bias=True)
+    wanted = [columns[0], *layer.parameters()]
+    upstream_K, upstream_U = torch.randn(14, dtype=torch.float64), torch.randn(9, dtype=torch.float64)
+    # A state of which the entropy alone moves anything, and one that nothing does.
+    columns[2][columns[2] == 2], columns[2][columns[2] == 5] = 3, 3
+    upstream_U[5] = 0
+    one = sampled_outputs(layer, *columns, entropies=True)
+    logprobs = (layer(columns[0]) / columns[1][:, None].double()).log_softmax(-1)
+    other = plain(layer, columns), -(logprobs.exp() * logprobs).sum(-1)
+    assert all(torch.allclose(ours, theirs, atol=1e-12) for ours, theirs in zip(one, other, strict=True))
+    ours, theirs = (torch.autograd.grad(outputs, wanted, [upstream_K, upstream_U]) for outputs in (one, other))
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_no_log_probability_is_above_0_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,7 +67,7 @@ def test_no_log_probability_is_above_0_in_bfloat16(monkeypatch: pytest.MonkeyPat
     # Likely tokens, whose logits are the normalisers nearly.
     token_ids = layer(hidden).argmax(dim=1)
     with torch.no_grad():
-        found = sampled_logprobs(layer, hidden, torch.ones(300), torch.arange(300), token_ids)
+        found = sampled_outputs(layer, hidden, torch.ones(300), torch.arange(300), token_ids)[0]
         expected = layer(hidden).float().log_softmax(-1)[range(300), token_ids]
     assert found.max() <= 1e-5
     assert torch.allclose(found, expected, atol=1e-4)
@@ -58,7 +76,7 @@ def test_no_log_probability_is_above_0_in_bfloat16(monkeypatch: pytest.MonkeyPat
 def test_no_positions_give_no_logprobs() -> None:
     layer, columns = case(torch.float32, bias=False, states=1, tokens=1)
     nothing = [columns[0][:0], columns[1][:0], columns[2][:0], columns[3][:0]]
-    assert sampled_logprobs(layer, *nothing).tolist() == []
+    assert sampled_outputs(layer, *nothing)[0].tolist() == []
 
 
 def test_no_tile_is_larger_than_its_bound() -> None:

@@ -102,12 +102,12 @@ def test_the_reference_is_the_base_model(tiny_model: Path) -> None:
     config = run_config(kl_coefficient=0.1)
     learner = trained(tiny_model, config)
     assert learner.reference is not None
-    assert model_of(learner) is learner.reference.model
+    assert model_of(learner) is learner.reference.policy.model
     samples = agent_samples(5)
     plan = plan_batch(samples, trained_tokens(samples), 40)
     size = len(trained_tokens(samples))
     base = batch_logprobs(Policy(load_model(tiny_model)), plan, size, CPU)
-    assert np.allclose(batch_logprobs(learner.reference, plan, size, CPU), base, atol=1e-5)
+    assert np.allclose(batch_logprobs(learner.reference.policy, plan, size, CPU), base, atol=1e-5)
     assert not np.allclose(batch_logprobs(learner.policy, plan, size, CPU), base, atol=1e-2)
     assert optimizer_step(learner, samples, config)["kl_reference"] > 0
 

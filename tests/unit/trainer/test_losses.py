@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from leyden.libs.contracts.config import DecoupledCorrection, Reinforce
+from leyden.libs.contracts.config import DecoupledCorrection, Reinforce, Weighting
 from leyden.services.trainer import losses
 from leyden.services.trainer.corrections import (
     effective_sample_share,
@@ -16,7 +16,7 @@ from leyden.services.trainer.corrections import (
     ratio_band,
 )
 from leyden.services.trainer.objective import Terms, objective
-from leyden.services.trainer.weights import Weighting, token_weights
+from leyden.services.trainer.weights import token_weights
 from tests.unit.trainer import oracle
 
 Loss = Callable[[Tensor], losses.TokenLoss]

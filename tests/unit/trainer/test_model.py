@@ -7,8 +7,6 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     PreTrainedModel,
 )
 
@@ -38,14 +36,12 @@ def tiny(family: str, **changes: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
 
-def test_capped_logits_and_sliding_windows_are_refused() -> None:
-    with pytest.raises(UnsupportedModel, match="full attention"):
+def test_capped_logits_and_untested_windows_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="sliding window"):
         check_supported(Gemma2ForCausalLM(Gemma2Config(**SIZES)))
     full = Gemma2Config(**SIZES, layer_types=["full_attention"] * 2, final_logit_softcapping=0.01)
     with pytest.raises(UnsupportedModel, match="logits differ"):
         check_supported(Gemma2ForCausalLM(full))
-    with pytest.raises(UnsupportedModel, match="full attention"):
-        check_supported(MistralForCausalLM(MistralConfig(**SIZES, sliding_window=4)))
 
 
 @pytest.mark.parametrize(
@@ -55,9 +51,7 @@ def test_capped_logits_and_sliding_windows_are_refused() -> None:
         ("llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0}}),
         ("qwen2", {}),
         ("qwen3", {}),
-        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}),
-        ("mistral", {"sliding_window": None}),
-        ("mixtral", {"num_local_experts": 4}),
+        ("mistral", {"sliding_window": 4}),
         ("phi3", {}),
         ("gemma", {}),
         ("olmo2", {}),
@@ -82,6 +76,11 @@ def test_families_that_trees_compute_right_are_accepted(family: str, changes: di
         ("falcon", {}, "cannot compute"),
         ("biogpt", {}, "cannot compute"),
         ("deepseek_v3", MLA, "cannot compute"),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8}, "mixture of experts"),
+        ("mixtral", {"num_local_experts": 4}, "mixture of experts"),
+        ("qwen3_next", {"num_experts": 0, "layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ("qwen3_5_text", {"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
+        ("falcon_h1", {"mamba_d_ssm": 16, "mamba_n_heads": 2, "mamba_d_state": 8}, ""),
     ],
 )
 def test_families_that_trees_compute_wrong_are_refused_by_name(

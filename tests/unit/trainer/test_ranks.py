@@ -1,9 +1,6 @@
-"""Several processes of a trainer, started by `torchrun`, against one."""
+"""Several processes of a trainer against one."""
 
 import inspect
-import os
-import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -12,15 +9,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing
 
 from leyden.services.controller.kubernetes_trainers import RANK_LOST
 from leyden.services.trainer import tree
 from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.ranks import Leave, RankFailed, Ranks, Step
 from leyden.services.trainer.tree import share_rows
+from tests.fakes.forked_trainer import run_forked
+from tests.shared import free_port
+from tests.unit.trainer import ranked
 from tests.unit.trainer.cases import agent_samples
-from tests.unit.trainer.ranked import MODELS, Found, resume, save, start, train
+from tests.unit.trainer.ranked import MODELS, RESUMED, Found, resume, save, start, train
 
 PER_RANK = ("computed_tokens", "row_tokens", "sharing_ratio")
 
@@ -31,27 +30,22 @@ def test_weights_and_metrics_of_several_ranks_are_those_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
-    for name in ("one", "several"):
-        (tmp_path / name).mkdir()
-    save("critic", tmp_path / "one")
-    subprocess.run(
-        (
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"),
-            *("-m", "tests.unit.trainer.ranked", str(tmp_path)),
-        ),
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-        timeout=270,
-    )
+    for model in RESUMED:
+        save(model, tmp_path / "one")
+    run_forked(ranked.main, size, free_port(), tmp_path, processes=size)
     of_ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(size)]
     expected = {model: train(*start(model)) for model in MODELS}
     # Checkpoints of one process continue at several, and those of several at one.
-    metrics, weights = expected["critic"]
-    third: Found = (metrics[-1:], weights)
-    _assert_same("resumed at one", resume("critic", tmp_path / "several"), third)
+    for model in RESUMED:
+        metrics, weights = expected[model]
+        third: Found = (metrics[-1:], weights)
+        expected[f"resumed {model}"] = third
+        _assert_same(f"{model} resumed at one", resume(model, tmp_path / "several"), third)
+        one, several = (torch.load(tmp_path / name / model / "exported.pt") for name in ("one", "several"))
+        _assert_same(f"{model} exported", ([], several), ([], one))
+        assert one.keys() == several.keys()
     for name, found in of_ranks[0].items():
-        _assert_same(name, found, third if name == "resumed" else expected[name])
+        _assert_same(name, found, expected[name])
         for other in of_ranks[1:]:
             assert all(torch.equal(other[name][1][key], weight) for key, weight in found[1].items()), name
 
@@ -89,7 +83,7 @@ def _write_slowly(rank: int, folder: str) -> None:
 
 
 def test_ranks_wait_for_a_checkpoint_that_takes_longer_than_their_timeout(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_write_slowly, (str(tmp_path),), nprocs=2)
+    run_forked(_write_slowly, str(tmp_path), processes=2)
 
 
 def _disagree(rank: int, folder: str) -> None:
@@ -107,7 +101,7 @@ def _disagree(rank: int, folder: str) -> None:
 
 
 def test_an_error_of_one_rank_is_an_error_of_all(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_disagree, (str(tmp_path),), nprocs=2)
+    run_forked(_disagree, str(tmp_path), processes=2)
 
 
 def test_the_controller_knows_the_end_of_a_rank_that_lost_another_one() -> None:

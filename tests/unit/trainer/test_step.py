@@ -13,15 +13,11 @@ from leyden.services.trainer.batch import Sample, mini_batches, to_go, trained_t
 from leyden.services.trainer.compute import Interrupted, batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import compare_at
-from leyden.services.trainer.step import (
-    Learner,
-    TrainingDiverged,
-    learning_rate,
-    make_optimizer,
-    naming_memory_settings,
-    optimizer_step,
-)
-from leyden.services.trainer.worker import PoliciesDisagree, require_agreement, select_groups
+from leyden.services.trainer.loop import PoliciesDisagree, require_agreement
+from leyden.services.trainer.optimizers import learning_rate, make_optimizer
+from leyden.services.trainer.reference import Reference
+from leyden.services.trainer.selection import select_groups
+from leyden.services.trainer.step import Learner, TrainingDiverged, naming_memory_settings, optimizer_step
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama
 
 CPU = Accelerator(cpu=True)
@@ -160,7 +156,7 @@ def test_kl_in_the_reward_lowers_the_advantages_of_tokens_before_it(whiten: bool
     # A run whose groups have no variance still pays the penalty.
     credit = {"baseline": {"type": "mean", "whiten": whiten}}
     penalty = {"kl_coefficient": 0.3, "kl_estimator": "k1", "kl_in": "reward"}
-    penalised.reference = reference
+    penalised.reference = Reference(reference)
     metrics = step(penalised, samples, algorithm=penalty, credit=credit)
     step(lowered, by_hand, credit=credit)
     assert metrics["kl_reference"] == pytest.approx(float((own_K - reference_K).mean()), rel=1e-4)
@@ -182,9 +178,10 @@ def test_sums_to_go_by_hand() -> None:
 def test_a_step_that_needs_too_much_memory_names_the_settings_that_need_less() -> None:
     with (
         pytest.raises(
-            torch.OutOfMemoryError, match=r"micro_batch_tokens \(512\), or train adapters.*Tried to allocate"
+            torch.OutOfMemoryError,
+            match=r"tokens \(512\), or set optimizer.offload, or train adapters.*Tried to allocate",
         ),
-        naming_memory_settings(Training(micro_batch_tokens=512, activation_checkpointing=True)),
+        naming_memory_settings(Training(micro_batch_tokens=512, activation_checkpointing=True), Optimizer()),
     ):
         raise torch.OutOfMemoryError("Tried to allocate 3 GiB")
 

@@ -403,3 +403,20 @@ def test_the_body_requests_the_rest_of_an_answer() -> None:
         "stream": True,
         "extra_key": "run-a:3",
     }
+
+
+def test_tokens_of_a_shared_engine_have_the_version_of_the_adapter_that_was_asked_for() -> None:
+    tokens = SampledTokens("c", 0, None)
+    adding = SampleBuilder(request(), tokens, lambda: None, weight_version="run-a:5")
+    adding.add_event(event([7, 8], label="default"))
+    adding.add_event(event([7, 8, 2], label="default", finish=STOP, weight_versions=spans(3, run="default")))
+    assert (tokens.ids, tokens.policy_versions, tokens.finish) == ([7, 8, 2], [5, 5, 5], "stop")
+
+
+def test_a_request_names_its_adapter_and_an_engine_without_it_is_lost() -> None:
+    tokens = SampledTokens("c", 0, None)
+    body = orjson.loads(request_body(request(), tokens, "r", "run-a:5", "run-a:5"))
+    assert (body["lora_path"], body["extra_key"]) == ("run-a:5", "run-a:5")
+    assert "lora_path" not in orjson.loads(request_body(request(), tokens, "r", "run-a:0"))
+    refused = refusal(400, '{"error": {"message": "Got LoRA adapter that has never been loaded: run-a:5"}}')
+    assert isinstance(refused, EngineLost) and refused.cause == "adapter"

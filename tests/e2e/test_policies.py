@@ -1,0 +1,97 @@
+"""Several policies in one run: each role has a model of its own, and each trained one a trainer and versions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from leyden.libs.cli.platform import Platform
+from leyden.libs.cli.watch import watch_run
+from leyden.libs.client import Client
+from leyden.services.engine.tiny import make_tiny_model
+from tests.e2e.pools import platform_with_pools
+from tests.invariants import violations
+from tests.soak import kill
+
+PAIR = Path(__file__).parents[1] / "agents" / "pair.py"
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A platform with two pools, whose models have other weights and other vocabularies."""
+    folder = tmp_path_factory.mktemp("policies")
+    one, other = make_tiny_model(folder / "one"), make_tiny_model(folder / "other", seed=1, vocab_size=384)
+    with platform_with_pools(folder, {"default": one, "second": other}) as running:
+        yield running
+
+
+def pair_run(steps: int, **checker: Any) -> dict[str, Any]:
+    return {
+        "name": "pair",
+        "dataset": "bandit",
+        "agent": {"command": ["{python}", "-I", "-S", str(PAIR)]},
+        "runner": {"timeout_seconds": 120},
+        "sampling": {"group_size": 8, "groups_per_step": 2, "max_attempts": 20},
+        "optimizer": {"learning_rate": 0.02},
+        "training": {"steps": steps},
+        "evaluation": {"dataset": "bandit", "rollouts_per_task": 4},
+        "roles": [
+            {"name": "writer", "agent_name": "writer"},
+            {"name": "checker", "model": "checker", "policy": "checker"},
+        ],
+        "policies": {"checker": {"pool": "second", **checker}},
+    }
+
+
+def wait_for_step(client: Client, run_id: str, step: int) -> None:
+    deadline = time.monotonic() + 300
+    while client.run(run_id).progress.step < step:
+        assert time.monotonic() < deadline, f"{run_id} made no step {step}"
+        time.sleep(0.2)
+
+
+@pytest.mark.timeout(900)
+def test_two_policies_learn_together(platform: Platform, client: Client) -> None:
+    created = client.create_run(pair_run(24))
+    checker_id = created.policy_runs["checker"]
+    # Both trainers and the controller die while the two runs are at different points of their steps.
+    lead_trainer, its_trainer, controller = ("trainer", created.id), ("trainer", checker_id), ("controller", "")
+    for step, victims in ((1, [its_trainer]), (4, [lead_trainer, controller]), (8, [its_trainer, lead_trainer])):
+        wait_for_step(client, checker_id, step)
+        for victim, run_id in victims:
+            assert kill(platform, victim, run_id)
+    run = watch_run(client, created.id, Console(quiet=True))
+    assert (run.phase, run.reason) == ("completed", None)
+    before, after = (e.results.reward for e in sorted(client.evaluations(run.id), key=lambda e: e.number))
+    assert before is not None
+    assert after is not None
+    assert before.mean < 0.5
+    assert after.mean > 0.9
+    checker = client.run(checker_id)
+    assert (checker.phase, checker.progress.step, checker.lead_run_id) == ("completed", 24, run.id)
+    for one in (run, checker):
+        assert [version.version for version in client.policies(one.id)] == list(range(25))
+        assert violations(platform.facts.database_url, one.id) == {}
+
+
+@pytest.mark.timeout(900)
+def test_a_policy_alone_learns_only_as_much_as_its_frozen_partner_allows(platform: Platform, client: Client) -> None:
+    run = watch_run(client, client.create_run(pair_run(12, frozen=True)).id, Console(quiet=True))
+    assert (run.phase, run.reason) == ("completed", None)
+    before, after = (
+        {fact.name: fact.statistic.mean for fact in one.results.facts if fact.statistic is not None}
+        for one in sorted(client.evaluations(run.id), key=lambda one: one.number)
+    )
+    assert after["writer"] > before["writer"]
+    assert after["checker"] < 0.7
+    checker = client.run(run.policy_runs["checker"])
+    assert (checker.phase, checker.progress.step) == ("completed", 0)
+    assert [version.version for version in client.policies(checker.id)] == [0]
+    assert list(client.samples(checker.id)) == []
+    for one in (run, checker):
+        assert violations(platform.facts.database_url, one.id) == {}

@@ -1,0 +1,34 @@
+"""Trainers forked from a process that has imported torch, transformers and SQLAlchemy: most of a trainer's start."""
+
+import multiprocessing
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+_forks = multiprocessing.get_context("forkserver")
+_forks.set_forkserver_preload(["accelerate", "sqlalchemy.ext.asyncio", "transformers.models.llama.modeling_llama"])
+
+
+def forked_trainer(run_id: str, environment: dict[str, str]) -> BaseProcess:
+    """A process of its own, not started yet; it imports Leyden with these variables, and no others."""
+    return _forks.Process(target=_main, args=(run_id, environment))
+
+
+def run_forked(work: Callable[..., None], *arguments: Any, processes: int) -> None:
+    """Calls `work` with its rank and these arguments in so many processes.
+
+    Raises: torch.multiprocessing.ProcessRaisedException: one failed; the others were ended
+    """
+    from torch.multiprocessing import start_processes
+
+    start_processes(work, arguments, nprocs=processes, start_method="forkserver")
+
+
+def _main(run_id: str, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["leyden.services.trainer", "--run-id", run_id]
+    runpy.run_module("leyden.services.trainer", run_name="__main__", alter_sys=True)

@@ -1,0 +1,65 @@
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from leyden.libs.contracts.config import RunConfig
+
+PAIR: dict[str, Any] = {
+    "name": "pair",
+    "dataset": "d",
+    "agent": {"command": ["x"]},
+    "optimizer": {"learning_rate": 0.5},
+    "training": {"steps": 7, "lora": {"rank": 4}},
+    "evaluation": {"dataset": "held-out"},
+    "roles": [{"name": "writer", "agent_name": "w"}, {"name": "checker", "policy": "judge"}],
+    "policies": {"judge": {"pool": "second", "model": "/models/judge"}},
+}
+
+
+def test_a_policy_has_the_settings_of_its_run_except_its_own() -> None:
+    run = RunConfig.model_validate(PAIR)
+    assert RunConfig.stored(run.model_dump(mode="json")) == run
+    carried = run.policy_run("judge")
+    assert (carried.name, carried.pool, carried.model) == ("pair:judge", "second", "/models/judge")
+    assert (carried.training.steps, carried.training.lora, carried.optimizer) == (7, None, run.optimizer)
+    assert (carried.policies, carried.evaluation) == ({}, None)
+
+
+def test_the_name_of_a_policy_may_be_any_word() -> None:
+    roles = [{"name": "checker", "policy": "org/judge"}]
+    run = RunConfig.model_validate({**PAIR, "roles": roles, "policies": {"org/judge": {"pool": "second"}}})
+    assert run.policy_run("org/judge").name == "pair:org-judge"
+
+
+def test_a_frozen_policy_has_no_steps() -> None:
+    run = RunConfig.model_validate({**PAIR, "policies": {"judge": {"pool": "second", "frozen": True}}})
+    assert run.policy_run("judge").training.steps == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"policies": {}}, "['judge'] are none of the policies []: add them to policies"),
+        ({"roles": []}, "no role names ['judge']: set roles[].policy, or remove them"),
+        (
+            {"policies": {"judge": {"pool": "s", "frozen": True, "lora": {}}}},
+            "a frozen policy trains nothing: remove lora",
+        ),
+        (
+            {"policies": {"judge": {"pool": "s", "frozen": True}}, "train": ["checker"]},
+            "the policy of ['checker'] does not train",
+        ),
+        ({"policies": {"judge": {"pool": "s", "provider": "openai"}}}, "either pool or provider"),
+        ({"policies": {"judge": {"provider": "openai", "lora": {}}}}, "a provider's model trains nothing: remove lora"),
+        ({"policies": {"judge": {"pool": "s", "provider_model": "gpt"}}}, "provider_model needs provider"),
+        (
+            {"policies": {"judge": {"pool": "s", "algorithm": {"type": "ppo_clip", "critic": {}}}}},
+            "credit.baseline.type is 'mean': write 'value', or remove the critic",
+        ),
+    ],
+)
+def test_contradictions_are_refused_with_the_remedy(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        RunConfig.model_validate({**PAIR, **changes})
+    assert words in str(refused.value)
