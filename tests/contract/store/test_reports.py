@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import psycopg
 import pytest
 from psycopg.errors import InsufficientPrivilege
@@ -48,3 +50,29 @@ async def test_a_rollouts_reward_counts_every_source(database: Database, postgre
         query = "SELECT source, value FROM reports.rewards WHERE rollout_id = %s ORDER BY source"
         parts = connection.execute(query, (rollouts[0].id,)).fetchall()
         assert parts == [("api", 0.5), ("endpoint", 0.25), ("outcome", 1.0)]
+
+
+async def test_a_steps_rewards_are_those_of_the_groups_that_its_run_judged(
+    database: Database, postgres_dsn: str
+) -> None:
+    lead = await add_run(database)
+    checker = await add_run(database, dataset_id=lead.dataset_id, lead_run_id=lead.id, policy="checker")
+    steps = {}
+    for number in (0, 1):
+        group, rollouts = await add_group(database, lead, number, size=3, greedy=2)
+        for rollout, reward in zip(rollouts, (number, number + 1, 100), strict=True):
+            await finish_rollout(database, rollout, reward=float(reward))
+        # Each run judges the groups in an order of its own.
+        steps[group.id] = {lead.id: number + 1, checker.id: 2 - number}
+    async with database.session() as session:
+        for run in (lead, checker):
+            for number in (1, 2):
+                moment = datetime.now(tz=UTC)
+                session.add(tables.Step(run_id=run.id, number=number, metrics={}, checkpoint="", started_at=moment))
+        for group_id, by_run in steps.items():
+            for run_id, number in by_run.items():
+                session.add(tables.StepGroup(group_id=group_id, run_id=run_id, step=number, verdict="trained"))
+    with psycopg.connect(postgres_dsn) as connection:
+        query = "SELECT step, rollouts, reward_mean FROM reports.steps WHERE run_id = %s ORDER BY step"
+        assert connection.execute(query, (lead.id,)).fetchall() == [(1, 2, 0.5), (2, 2, 1.5)]
+        assert connection.execute(query, (checker.id,)).fetchall() == [(1, 2, 1.5), (2, 2, 0.5)]
