@@ -212,13 +212,13 @@ class CallService:
         sequence: int,
     ) -> InFlightCall:
         defaults = await self._reader.defaults(attempt.run_id)
-        if attempt.is_greedy:
-            request = replace(request, sampling=replace(request.sampling, temperature=0.0))
         caller = await self._caller(attempt, request, headers)
         served = await self.models.of_run(caller.policy_run)
         if caller.role in defaults.provided:
             indexed, constraint = _without_tokens(request), {}
         else:
+            if attempt.is_greedy:
+                request = replace(request, sampling=replace(request.sampling, temperature=0.0))
             indexed = await self._indexed(served, attempt, request, caller.policy_run)
             request = replace(request, turns=indexed.conversation.turns)
             _check_vocabulary(served.chat, request, indexed.prompt)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import orjson
@@ -12,27 +12,27 @@ from pydantic import BaseModel, ConfigDict
 
 from leyden.libs.service import HttpAddress
 from leyden.libs.service.secrets import read_secret
-from leyden.services.gateway.conversation import Answer, ModelRequest
-from leyden.services.gateway.dialects.chat_client import read_answers, request_document
+from leyden.services.gateway.conversation import ModelRequest
+from leyden.services.gateway.dialects.chat_client import ProvidedAnswer, read_answer, request_document
 from leyden.services.gateway.errors import BadRequest, Unavailable
+
+MAX_ANSWER_BYTES = 32 * 1024**2
+REFUSALS = frozenset({400, 413, 422})
+"""Statuses with which a provider refuses what the agent asks for."""
 
 
 class Provider(BaseModel):
-    """A server of OpenAI's chat completions, and the file with its key."""
+    """A server of OpenAI's chat completions, and the file with its key.
+
+    Args: max_tokens_name: the parameter that limits an answer, for agents that speak Responses or Messages. OpenAI's
+        reasoning models refuse `max_tokens`, and some other servers know that name alone.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     url: HttpAddress
     api_key_file: Path | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ProvidedAnswer:
-    """A provider's answer: the choices, and the tokens that it counted."""
-
-    answers: tuple[Answer, ...]
-    prompt_tokens: int
-    completion_tokens: int
+    max_tokens_name: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
 
 
 class Providers:
@@ -44,14 +44,18 @@ class Providers:
     def __init__(self, providers: Mapping[str, Provider], *, silence_seconds: float) -> None:
         self._providers = providers
         self._keys = {name: read_secret(None, one.api_key_file) for name, one in providers.items()}
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(silence_seconds, connect=5.0), trust_env=False)
+        # The gateway limits its calls itself: a wait for a connection would not count as waiting.
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(silence_seconds, connect=5.0),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100),
+            trust_env=False,
+        )
 
     async def ask(self, provider: str, model: str | None, request: ModelRequest, request_id: str) -> ProvidedAnswer:
         """Asks a provider.
 
         Args:   model: the name of its model; None for the one that the request names
-        Raises: Unavailable: it does not answer, asks to come later, or refuses the key; BadRequest: it refuses the
-            request
+        Raises: Unavailable: it has no answer, whatever the request says; BadRequest: it refuses the request
         """
         if request.raw_prompt is not None:
             raise BadRequest(f"Provider {provider} answers conversations: send chat completions.", param="prompt")
@@ -62,41 +66,55 @@ class Providers:
             raise Unavailable(message, code="provider_unknown")
         key = self._keys[provider]
         headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
-        body = orjson.dumps(request_document(request, model or request.model))
+        document = request_document(request, model or request.model, limit_name=known.max_tokens_name)
+        url = f"{known.url.rstrip('/')}/chat/completions"
         try:
-            response = await self._http.post(f"{known.url.rstrip('/')}/chat/completions", content=body, headers=headers)
+            async with self._http.stream("POST", url, content=orjson.dumps(document), headers=headers) as response:
+                body = await _read(provider, response)
         except httpx.HTTPError as error:
             message = f"Provider {provider} does not answer ({type(error).__name__}); try again."
-            raise Unavailable(message, code="provider_unavailable", retry_after_seconds=1) from error
-        return _answer(provider, response, request.choices, request_id)
+            raise _unavailable(message) from error
+        _check_status(provider, response, body)
+        try:
+            return read_answer(body, request.choices, request_id)
+        except ValueError as error:
+            raise _unavailable(f"Provider {provider} answers with no chat completion ({error}).") from error
 
     async def close(self) -> None:
         """Closes all connections."""
         await self._http.aclose()
 
 
-def _answer(provider: str, response: httpx.Response, choices: int, request_id: str) -> ProvidedAnswer:
+async def _read(provider: str, response: httpx.Response) -> bytes:
+    body = bytearray()
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            raise _unavailable(f"Provider {provider} answers with more than {MAX_ANSWER_BYTES} bytes.")
+    return bytes(body)
+
+
+def _check_status(provider: str, response: httpx.Response, body: bytes) -> None:
+    """Raises: BadRequest: the request is at fault; Unavailable: the provider, its account or the settings are."""
     status = response.status_code
+    if status == 200:
+        return
+    said = body[:500].decode(errors="replace")
+    if status in REFUSALS:
+        raise BadRequest(f"Provider {provider} refuses the request ({status}): {said}")
     if status in {401, 403}:
-        message = f"Provider {provider} refuses the gateway's key: check the api_key_file in GATEWAY_PROVIDERS."
-        raise Unavailable(message, code="provider_unavailable")
+        raise _unavailable(
+            f"Provider {provider} refuses the gateway's key: check the api_key_file in GATEWAY_PROVIDERS."
+        )
     if status in {408, 409, 429} or status >= 500:
         seconds = response.headers.get("retry-after", "")
-        raise Unavailable(
-            f"Provider {provider} answers {status}; try again.",
-            code="provider_unavailable",
-            retry_after_seconds=int(seconds) if seconds.isdecimal() else 1,
-        )
-    if status != 200:
-        raise BadRequest(f"Provider {provider} refuses the request ({status}): {response.text[:500]}")
-    try:
-        document = response.json()
-        usage = document.get("usage") or {}
-        return ProvidedAnswer(
-            read_answers(document, choices, request_id),
-            usage.get("prompt_tokens") or 0,
-            usage.get("completion_tokens") or 0,
-        )
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        message = f"Provider {provider} answers with no chat completion ({type(error).__name__}: {error})."
-        raise Unavailable(message, code="provider_unavailable", retry_after_seconds=1) from error
+        message = f"Provider {provider} answers {status}; try again."
+        raise _unavailable(message, int(seconds) if seconds.isdecimal() else 1)
+    message = (
+        f"Provider {provider} answers {status}: check its url in GATEWAY_PROVIDERS, provider_model and the account."
+    )
+    raise _unavailable(f"{message} {said}")
+
+
+def _unavailable(message: str, retry_after_seconds: int = 1) -> Unavailable:
+    return Unavailable(message, code="provider_unavailable", retry_after_seconds=retry_after_seconds)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+
+import orjson
+from pydantic import BaseModel, ValidationError
 
 from leyden.libs.contracts.conversation import Dialect, Json, ToolCall, Turn
 from leyden.services.gateway.conversation import Answer, ModelRequest
@@ -13,31 +15,80 @@ NOT_SENT = frozenset({"model", "stream", "stream_options", "logprobs", "top_logp
 """Parameters of a request that concern the model or the stream of the gateway."""
 
 
-def request_document(request: ModelRequest, model: str) -> Json:
-    """Returns the body of a request in any wire format as one of chat completions, for a model of this name."""
+class _Function(BaseModel):
+    name: str
+    arguments: str
+
+
+class _Call(BaseModel):
+    id: str | None = None
+    function: _Function
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_Call] | None = None
+
+
+class _Choice(BaseModel):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class _Completion(BaseModel):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProvidedAnswer:
+    """A provider's answer: the choices, and the tokens that it counted."""
+
+    answers: tuple[Answer, ...]
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def request_document(request: ModelRequest, model: str, *, limit_name: str) -> Json:
+    """Returns the body of a request in any wire format as one of chat completions, for a model of this name.
+
+    Args: limit_name: the parameter that limits the tokens of an answer; a body of chat completions has its own
+    """
     is_chat = request.dialect is Dialect.CHAT_COMPLETIONS
-    parameters = request.parameters if is_chat else _parameters(request)
+    parameters = request.parameters if is_chat else _parameters(request, limit_name)
     document: Json = {name: value for name, value in parameters.items() if name not in NOT_SENT}
-    # A greedy rollout has another temperature than its agent asked for.
-    if request.sampling.temperature is not None:
-        document["temperature"] = request.sampling.temperature
     if request.tools:
         document["tools"] = list(request.tools)
     return {**document, "model": model, "messages": [_message(turn) for turn in request.turns]}
 
 
-def read_answers(document: Mapping[str, Any], count: int, request_id: str) -> tuple[Answer, ...]:
+def read_answer(body: bytes, count: int, request_id: str) -> ProvidedAnswer:
     """Returns the first `count` choices of a `chat.completion` object.
 
     Args:   request_id: makes the ids of tool calls that have none
-    Raises: LookupError, TypeError, AttributeError: it is none, or has fewer choices
+    Raises: ValueError: it is none, has text that is no Unicode, or has fewer choices
     """
-    return tuple(_answer(document["choices"][index], index, request_id) for index in range(count))
+    try:
+        completion = _Completion.model_validate(orjson.loads(body), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    if len(completion.choices) < count:
+        raise ValueError(f"{len(completion.choices)} choices instead of {count}")
+    usage = completion.usage or _Usage()
+    answers = (_answer(completion.choices[index], index, request_id) for index in range(count))
+    return ProvidedAnswer(tuple(answers), usage.prompt_tokens or 0, usage.completion_tokens or 0)
 
 
-def _parameters(request: ModelRequest) -> Json:
+def _parameters(request: ModelRequest, limit_name: str) -> Json:
     sampling = request.sampling
-    sent: Json = {"max_tokens": sampling.max_tokens, "seed": sampling.seed}
+    sent: Json = {limit_name: sampling.max_tokens, "seed": sampling.seed, "temperature": sampling.temperature}
     sent["stop"] = list(sampling.stop) or None
     sent["top_p"] = sampling.top_p if sampling.top_p != 1.0 else None
     sent["tool_choice"] = "required" if request.required_tools else None
@@ -53,15 +104,12 @@ def _message(turn: Turn) -> Json:
     return {name: value for name, value in message.items() if value is not None}
 
 
-def _answer(choice: Mapping[str, Any], index: int, request_id: str) -> Answer:
-    message = choice["message"]
+def _answer(choice: _Choice, index: int, request_id: str) -> Answer:
+    message = choice.message
     calls = tuple(
-        ToolCall(
-            call.get("id") or f"call_{request_id}_{number}", call["function"]["name"], call["function"]["arguments"]
-        )
-        for number, call in enumerate(message.get("tool_calls") or ())
+        ToolCall(call.id or f"call_{request_id}_{number}", call.function.name, call.function.arguments)
+        for number, call in enumerate(message.tool_calls or ())
     )
-    reasoning = message.get("reasoning_content") or None
-    turn = Turn("assistant", message.get("content") or "", tool_calls=calls, reasoning=reasoning)
-    finish = choice.get("finish_reason")
+    turn = Turn("assistant", message.content or "", tool_calls=calls, reasoning=message.reasoning_content or None)
+    finish = choice.finish_reason
     return Answer(index, turn, finish if finish in {"length", "tool_calls"} else "stop", None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,8 +12,10 @@ from typing import Any
 import openai
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from leyden.libs.store.database import Database
+from leyden.services.gateway.providers import MAX_ANSWER_BYTES
 from tests import builders
 from tests.fakes.gateway import Scene, scene
 
@@ -37,14 +40,21 @@ async def provider(*answers: tuple[int, dict[str, Any]]) -> AsyncIterator[tuple[
         status, document = left.pop(0) if len(left) > 1 else left[0]
         return web.json_response(document, status=status)
 
+    async with served("/v1/chat/completions", answer) as url:
+        yield url, requests, bodies
+
+
+@asynccontextmanager
+async def served(path: str, handler: Handler) -> AsyncIterator[str]:
+    """A server of one route: the base URL of its version 1."""
     app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
+    app.router.add_post(path, handler)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1", requests, bodies
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     finally:
         await runner.cleanup()
 
@@ -89,7 +99,7 @@ async def test_a_provider_answers_its_role_and_the_record_has_no_tokens(tmp_path
     assert own.choices[0].message.content == "Hello."
     assert bodies[0] == {"model": "big-1", "messages": HI, "temperature": 0.5, "max_tokens": 9}
     assert (bodies[1]["tool_choice"], bodies[1]["tools"], "stream" in bodies[1]) == ("required", [tool], False)
-    assert (bodies[2]["messages"], bodies[2]["max_tokens"]) == (HI, 9)
+    assert (bodies[2]["messages"], bodies[2]["max_completion_tokens"]) == (HI, 9)
     assert {request.headers["authorization"] for request in requests} == {"Bearer secret-key"}
     assert [(call.role, call.trainable, call.completion_tokens) for call in calls[:3]] == [("judge", False, 0)] * 3
     assert calls[0].answer == {"role": "assistant", "content": "Fine."}
@@ -99,17 +109,48 @@ async def test_a_provider_answers_its_role_and_the_record_has_no_tokens(tmp_path
     assert "secret-key" not in json.dumps([call.request for call in calls])
 
 
-async def test_a_provider_decodes_a_greedy_rollout_greedily(tmp_path: Path, database: Database) -> None:
+async def test_a_providers_temperature_is_the_agents_in_a_greedy_rollout_too(
+    tmp_path: Path, database: Database
+) -> None:
     async with (
-        provider((200, completion("Fine.")), (200, completion("Fine."))) as (url, _, bodies),
+        provider((200, completion("Fine."))) as (url, _, bodies),
         judged(tmp_path, database, url) as stage,
         stage.client(api_key=stage.gateway.key(stage.rollout.id, greedy=True)) as client,
     ):
         await client.chat.completions.create(model="judge-1", messages=HI, temperature=0.9)
+        await client.responses.create(model="judge-1", input="hi", temperature=0.8)
         await client.responses.create(model="judge-1", input="hi")
+        await client.chat.completions.create(model="other", messages=HI, temperature=0.9)
         calls = await stage.calls()
-    assert [body["temperature"] for body in bodies] == [0.0, 0.0]
-    assert {call.temperature for call in calls} == {0.0}
+    # Models that refuse another temperature than theirs would fail every greedy rollout.
+    assert [body.get("temperature") for body in bodies] == [0.9, 0.8, None]
+    assert [call.temperature for call in calls] == [0.9, 0.8, 1.0, 0.0]
+
+
+async def test_a_provider_may_know_another_name_of_the_token_limit(tmp_path: Path, database: Database) -> None:
+    async with provider((200, completion("Fine."))) as (url, _, bodies):
+        providers = {"elsewhere": {"url": url, "max_tokens_name": "max_tokens"}}
+        async with scene(tmp_path, database, run=RUN, providers=providers) as stage, stage.client() as client:
+            await client.responses.create(model="judge-1", input="hi", max_output_tokens=9)
+    assert bodies[0]["max_tokens"] == 9
+    assert "max_completion_tokens" not in bodies[0]
+
+
+async def test_a_provider_answers_more_calls_than_a_pool_has_connections(tmp_path: Path, database: Database) -> None:
+    everyone = asyncio.Barrier(120)
+
+    async def wait_for_everyone(_: web.Request) -> web.Response:
+        await everyone.wait()
+        return web.json_response(completion("Fine."))
+
+    async with (
+        served("/v1/chat/completions", wait_for_everyone) as url,
+        judged(tmp_path, database, url) as stage,
+        stage.client(timeout=60) as client,
+    ):
+        ask: Any = client.chat.completions.create
+        answers = await asyncio.gather(*(ask(model="judge-1", messages=HI, seed=n) for n in range(120)))
+    assert len(answers) == 120
 
 
 @pytest.mark.parametrize(
@@ -118,6 +159,9 @@ async def test_a_provider_decodes_a_greedy_rollout_greedily(tmp_path: Path, data
         (401, "refuses the gateway's key: check the api_key_file"),
         (429, "answers 429; try again"),
         (500, "answers 500; try again"),
+        (402, "answers 402: check its url in GATEWAY_PROVIDERS, provider_model and the account"),
+        (404, "answers 404: check its url in GATEWAY_PROVIDERS, provider_model and the account"),
+        (302, "answers 302: check its url"),
         (200, "no chat completion"),
     ],
 )
@@ -126,6 +170,37 @@ async def test_a_provider_in_trouble_is_the_platforms_trouble(
 ) -> None:
     async with (
         provider((status, {"error": "no"})) as (url, _, _),
+        judged(tmp_path, database, url) as stage,
+        stage.client() as client,
+    ):
+        with pytest.raises(openai.InternalServerError, match=words):
+            await client.chat.completions.create(model="judge-1", messages=HI)
+        [call] = await stage.calls()
+    assert (call.status, call.role) == ("failed", "judge")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"choices": [{"message": {"content": "half \\ud83d"}}]}', "surrogate"),
+        (b'{"choices": [{"message": {"content": ["a"]}}]}', "content: Input should be a valid string"),
+        (b'{"choices": []}', "0 choices instead of 1"),
+        (
+            b'{"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}}]}',
+            "arguments: Input should be a valid string",
+        ),
+        (b"<html>", "unexpected character"),
+        (b" " * (MAX_ANSWER_BYTES + 1), "more than 33554432 bytes"),
+    ],
+)
+async def test_a_document_that_is_no_answer_is_the_platforms_trouble(
+    tmp_path: Path, database: Database, body: bytes, words: str
+) -> None:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    async with (
+        served("/v1/chat/completions", answer) as url,
         judged(tmp_path, database, url) as stage,
         stage.client() as client,
     ):
