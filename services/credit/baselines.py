@@ -114,22 +114,25 @@ def against(averages: Mapping[str, float], siblings: Siblings) -> Advantages:
     """Every return less its anchor's number from outside the siblings; without one, the mean and no advantage.
 
     The numbers are the run's moving averages (`ema`), or the values of the group's greedy rollout: ReMax,
-    arXiv 2310.10505, A = G - G of greedy decoding.
+    arXiv 2310.10505, A = G - G of greedy decoding. Where the value of every rollout equals the number, no call has an
+    advantage, wherever in its rollout it stands.
     """
     found = Advantages(np.zeros_like(siblings.returns_C), np.zeros_like(siblings.returns_C))
     for anchor in dict.fromkeys(siblings.anchors_C):
         where = siblings.anchors_C == anchor
         returns_c = siblings.returns_C[where]
         average = averages.get(anchor)
-        found.baselines_C[where] = _mean_value(returns_c, siblings.rollouts_C[where]) if average is None else average
-        found.advantages_C[where] = 0.0 if average is None else returns_c - average
+        values_r = _values(returns_c, siblings.rollouts_C[where])
+        found.baselines_C[where] = values_r.mean() if average is None else average
+        if average is not None and np.abs(values_r - average).max() > NO_VARIANCE * np.abs(returns_c).max():
+            found.advantages_C[where] = returns_c - average
     return found
 
 
 def values(siblings: Siblings) -> dict[str, float]:
     """The mean over rollouts of the mean return of their calls, by anchor."""
     return {
-        anchor: _mean_value(siblings.returns_C[where], siblings.rollouts_C[where])
+        anchor: float(_values(siblings.returns_C[where], siblings.rollouts_C[where]).mean())
         for anchor in dict.fromkeys(siblings.anchors_C)
         for where in [siblings.anchors_C == anchor]
     }
@@ -144,9 +147,10 @@ def moved(decay: float, value: float, baseline: float) -> float:
     return decay * baseline + (1 - decay) * value
 
 
-def _mean_value(returns_C: Floats, rollouts_C: NDArray[np.object_]) -> float:
+def _values(returns_C: Floats, rollouts_C: NDArray[np.object_]) -> Floats:
+    """[R]: the mean return of each rollout's calls."""
     owner_C = np.unique(rollouts_C, return_inverse=True)[1].reshape(-1)
-    return float((np.bincount(owner_C, weights=returns_C) / np.bincount(owner_C)).mean())
+    return np.bincount(owner_C, weights=returns_C) / np.bincount(owner_C)
 
 
 def _compared(

@@ -44,6 +44,8 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
     while not isinstance(message := ranks.receive(), Leave):
         try:
             if isinstance(message, Load):
+                # Two learners at once may exceed the device's memory.
+                run = None
                 accelerator = make_accelerator(settings.device, message.config.training.precision)
                 run = message, load_learner(message, accelerator, ranks)
             elif isinstance(message, Step) and run is not None:

@@ -127,8 +127,10 @@ def check_roles(roles: Sequence[Role], train: Sequence[str] | None, baseline: Ba
         raise ValueError("credit.baseline.per 'role' compares the calls of one role: add roles, or write 'rollout'")
 
 
-def check_policies(policies: Mapping[str, Policy], roles: Sequence[Role], train: Sequence[str] | None) -> None:
-    """Roles name every policy, and the roles of `train` have policies that train."""
+def check_policies(
+    policies: Mapping[str, Policy], roles: Sequence[Role], train: Sequence[str] | None, steps: int
+) -> None:
+    """Roles name every policy, the roles of `train` have policies that train, and each that trains has calls."""
     named = {role.policy for role in roles if role.policy is not None}
     if unknown := sorted(named - policies.keys()):
         raise ValueError(f"roles: {unknown} are none of the policies {sorted(policies)}: add them to policies")
@@ -137,6 +139,18 @@ def check_policies(policies: Mapping[str, Policy], roles: Sequence[Role], train:
     frozen = [role.name for role in roles if role.policy and not policies[role.policy].trains]
     if still := [name for name in train or () if name in frozen]:
         raise ValueError(f"train: the policy of {still} does not train: remove them from train")
+    if not policies or steps == 0:
+        return
+    trained = {role.policy for role in roles if train is None or role.name in train}
+    # Without `train`, calls that no role describes train the run's own model: a last role without conditions has them.
+    has_own = None in trained or (train is None and roles[-1].has_conditions)
+    if not has_own:
+        raise ValueError(
+            "policies: no call trains the run's own model: give a role without a policy its calls, or make a trained"
+            " policy the run's own model and this one a policy with frozen true"
+        )
+    if idle := sorted(name for name, policy in policies.items() if policy.trains and name not in trained):
+        raise ValueError(f"train: no role of the policies {idle} trains: add one to train, or set their frozen to true")
 
 
 def check_agents_files(agent: Agent, runner: RunnerConfig) -> None:

@@ -76,7 +76,7 @@ class RunConfig(Document):
         checks.check_stopping(self.training.early_stopping, self.evaluation)
         checks.check_number_of_evaluations(self.evaluation, self.training.steps)
         checks.check_roles(self.roles, self.train, self.credit.baseline)
-        checks.check_policies(self.policies, self.roles, self.train)
+        checks.check_policies(self.policies, self.roles, self.train, self.training.steps)
         for name in self.carried_policies:
             self.policy_run(name)
         checks.check_agents_files(self.agent, self.runner)
@@ -96,7 +96,8 @@ class RunConfig(Document):
         """
         own, shown = self.policies[policy], re.sub(r"[^\w .:-]", "-", policy[:90])
         training = self.training.model_copy(
-            update={"lora": own.lora, "early_stopping": None, **({"steps": 0} if own.frozen else {})}
+            # The patterns of `frozen` name parameters of the run's own model.
+            update={"lora": own.lora, "frozen": [], "early_stopping": None, **({"steps": 0} if own.frozen else {})}
         )
         changes: dict[str, Any] = {
             "name": f"{self.name[:100]}:{shown}",

@@ -40,8 +40,11 @@ class Optimizer(Document):
 
     @model_validator(mode="after")
     def _moments_have_the_digits(self) -> Optimizer:
-        if self.moments == "bfloat16" and self.beta2 > 0.99:
-            raise ValueError("moments bfloat16 need a beta2 of at most 0.99: lower beta2, or write moments float32")
+        if self.moments == "bfloat16" and (self.beta1 > 0.95 or self.beta2 > 0.99):
+            raise ValueError(
+                "moments bfloat16 need a beta1 of at most 0.95 and a beta2 of at most 0.99: a step's change would be"
+                " less than their last digit; lower them, or write moments float32"
+            )
         return self
 
 

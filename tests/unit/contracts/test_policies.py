@@ -26,8 +26,19 @@ def test_a_policy_has_the_settings_of_its_run_except_its_own() -> None:
     assert (carried.policies, carried.evaluation) == ({}, None)
 
 
+def test_frozen_parameters_are_those_of_the_runs_own_model() -> None:
+    run = RunConfig.model_validate({**PAIR, "training": {"steps": 7, "frozen": ["lm_head.weight"]}})
+    assert run.training.frozen == ["lm_head.weight"]
+    assert run.policy_run("judge").training.frozen == []
+
+
+def test_a_run_of_evaluations_needs_no_call_of_its_own_model() -> None:
+    roles = [{"name": "checker", "policy": "judge"}]
+    RunConfig.model_validate({**PAIR, "roles": roles, "training": {"steps": 0}})
+
+
 def test_the_name_of_a_policy_may_be_any_word() -> None:
-    roles = [{"name": "checker", "policy": "org/judge"}]
+    roles = [{"name": "checker", "agent_name": "c", "policy": "org/judge"}]
     run = RunConfig.model_validate({**PAIR, "roles": roles, "policies": {"org/judge": {"pool": "second"}}})
     assert run.policy_run("org/judge").name == "pair:org-judge"
 
@@ -53,6 +64,15 @@ def test_a_frozen_policy_has_no_steps() -> None:
         ({"policies": {"judge": {"pool": "s", "provider": "openai"}}}, "either pool or provider"),
         ({"policies": {"judge": {"provider": "openai", "lora": {}}}}, "a provider's model trains nothing: remove lora"),
         ({"policies": {"judge": {"pool": "s", "provider_model": "gpt"}}}, "provider_model needs provider"),
+        (
+            {"roles": [{"name": "checker", "policy": "judge"}]},
+            "no call trains the run's own model: give a role without a policy its calls",
+        ),
+        ({"train": ["checker"]}, "no call trains the run's own model"),
+        (
+            {"train": ["writer"]},
+            "no role of the policies ['judge'] trains: add one to train, or set their frozen to true",
+        ),
         (
             {"policies": {"judge": {"pool": "s", "algorithm": {"type": "ppo_clip", "critic": {}}}}},
             "credit.baseline.type is 'mean': write 'value', or remove the critic",

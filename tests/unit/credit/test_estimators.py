@@ -123,6 +123,16 @@ def test_remax_compares_each_depth_with_that_of_the_greedy_rollout() -> None:
     assert [one.advantage for one in credited([*rollouts, greedy], by_depth).credits] == [-0.25, -0.5, 0.0]
 
 
+@pytest.mark.parametrize("rule", [{"type": "discounted"}, {"type": "identical"}], ids=["discounted", "identical"])
+def test_siblings_that_equal_the_greedy_rollout_have_no_variance(rule: dict[str, Any]) -> None:
+    credit = Credit.model_validate({"rule": rule, "baseline": {"type": "remax"}})
+    lengths = (3, 3) if rule["type"] == "discounted" else (1, 5)
+    rollouts = [Rollout(name, 0.7, chain(name, length)) for name, length in zip("ab", lengths, strict=True)]
+    result = credited([*rollouts, Rollout("greedy", 0.7, chain("g", 3), greedy=True)], credit)
+    assert {one.advantage for one in result.credits} == {0.0}
+    assert not result.has_variance()
+
+
 @pytest.mark.parametrize("credit", ESTIMATORS.values(), ids=ESTIMATORS)
 def test_a_run_names_the_estimator(credit: dict[str, Any]) -> None:
     sampling = {"min_siblings": 1} if credit["baseline"]["type"] == "ema" else {}

@@ -82,6 +82,7 @@ def test_moments_in_bfloat16_take_half_the_space(tiny_model: Path) -> None:
     assert len(names) == 2 * len(list(learner.policy.model.parameters()))
 
 
-def test_bfloat16_moments_with_a_long_memory_are_refused() -> None:
-    with pytest.raises(ValueError, match="lower beta2"):
-        Optimizer(moments="bfloat16", beta2=0.999)
+@pytest.mark.parametrize("betas", [{"beta1": 0.999}, {"beta2": 0.999}])
+def test_bfloat16_moments_with_a_long_memory_are_refused(betas: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"a beta1 of at most 0\.95 and a beta2 of at most 0\.99"):
+        Optimizer.model_validate({"moments": "bfloat16", **betas})
