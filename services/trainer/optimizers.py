@@ -11,19 +11,22 @@ from torch import Tensor
 
 from leyden.libs.contracts.config import Critic, Optimizer
 from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.value_model import ValueModel
 
 
-def make_optimizer(policy: Policy, config: Optimizer, critic: Critic | None = None) -> torch.optim.AdamW:
-    """AdamW over the parameters that are not frozen, and after them over the value head's.
+def make_optimizer(
+    policy: Policy, config: Optimizer, critic: Critic | None = None, value_model: ValueModel | None = None
+) -> torch.optim.AdamW:
+    """AdamW over the parameters that are not frozen, and after them over the critic's: its value head, or its model.
 
-    `scale` of a group is its rate as a multiple of the step's.
+    `scale` of a group is its rate as a multiple of the step's. AdamW couples no two parameters, so a group learns as
+    under an optimiser of its own.
     """
     trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [{"params": trained, "scale": 1.0}]
-    if policy.value_head is not None and critic is not None:
-        groups.append(
-            {"params": list(policy.value_head.parameters()), "scale": critic.learning_rate / config.learning_rate}
-        )
+    values = value_model or policy.value_head
+    if values is not None and critic is not None:
+        groups.append({"params": list(values.parameters()), "scale": critic.rate / config.learning_rate})
     options: dict[str, Any] = {
         "lr": config.learning_rate,
         "betas": (config.beta1, config.beta2),

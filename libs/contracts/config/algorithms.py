@@ -7,14 +7,19 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from leyden.libs.contracts.config.corrections import BypassCorrection, Correction
-from leyden.libs.contracts.config.document import Document
+from leyden.libs.contracts.config.document import Document, FolderPath
 
 Weighting = Literal["rollout_mean", "token_mean", "seq_mean_token_mean", "prompt_mean", "rollout_sum_const"]
 
 
 class Critic(Document):
-    """A value head on the policy's last hidden states. Its values and GAE (arXiv 1506.02438) make the advantages."""
+    """Values of states by a linear head on last hidden states. They and GAE (arXiv 1506.02438) make the advantages."""
 
+    trunk: Literal["shared", "own"] = "shared"
+    """The model below the head. `shared`: the policy's, whose weights the value loss then moves, too. `own`: a second
+    model, trained by the value loss alone; it adds 16 bytes of memory a parameter."""
+    model: FolderPath | None = None
+    """Folder of an `own` trunk's first weights, of a model with the same tokens; null for the policy's base model."""
     per: Literal["token", "call"] = "token"
     """`token`: a value before each sampled token, as in PPO. `call`: one before each call, as a learned baseline."""
     gamma: float = Field(default=1.0, ge=0, le=1)
@@ -26,9 +31,27 @@ class Critic(Document):
     coefficient: float = Field(default=0.5, gt=0, le=1e6)
     """Weight of the value loss beside the policy loss."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
-    """First steps, in which only the value head learns."""
-    learning_rate: float = Field(default=1e-3, gt=0, le=1.0)
-    """The value head's own; it follows the schedule of `optimizer.learning_rate`."""
+    """First steps, in which only the value head learns, or the `own` model."""
+    learning_rate: float | None = Field(default=None, gt=0, le=1.0)
+    """The critic's own, which follows the schedule of `optimizer.learning_rate`. Null: 1e-3 for a head on the policy's
+    trunk, 1e-5 for an `own` model."""
+    max_grad_norm: float | None = Field(default=None, gt=0, le=1e9)
+    """Bound on the gradient norm of an `own` trunk; null for `optimizer.max_grad_norm`. A shared one has one norm with
+    the policy."""
+
+    @property
+    def rate(self) -> float:
+        """The learning rate that null stands for."""
+        return self.learning_rate or (1e-5 if self.trunk == "own" else 1e-3)
+
+    @model_validator(mode="after")
+    def _of_an_own_trunk(self) -> Critic:
+        if self.trunk == "shared" and (self.model is not None or self.max_grad_norm is not None):
+            raise ValueError(
+                "critic.model and critic.max_grad_norm belong to a model of the critic's own: write trunk 'own', or"
+                " remove them"
+            )
+        return self
 
 
 class _Algorithm(Document):
