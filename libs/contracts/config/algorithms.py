@@ -32,25 +32,19 @@ class Critic(Document):
     """Weight of the value loss beside the policy loss."""
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """First steps, in which only the value head learns, or the `own` model."""
-    learning_rate: float | None = Field(default=None, gt=0, le=1.0)
-    """The critic's own, which follows the schedule of `optimizer.learning_rate`. Null: 1e-3 for a head on the policy's
-    trunk, 1e-5 for an `own` model."""
+    learning_rate: float = Field(default=1e-3, gt=0, le=1.0)
+    """The value head's own; it follows the schedule of `optimizer.learning_rate`."""
+    trunk_learning_rate: float | None = Field(default=None, gt=0, le=1.0)
+    """That of an `own` trunk, by the same schedule; null for `optimizer.learning_rate`."""
     max_grad_norm: float | None = Field(default=None, gt=0, le=1e9)
-    """Bound on the gradient norm of an `own` trunk; null for `optimizer.max_grad_norm`. A shared one has one norm with
-    the policy."""
-
-    @property
-    def rate(self) -> float:
-        """The learning rate that null stands for."""
-        return self.learning_rate or (1e-5 if self.trunk == "own" else 1e-3)
+    """Bound on the gradient norm of an `own` model, head included; null for `optimizer.max_grad_norm`. With a `shared`
+    trunk one norm counts the policy and the head."""
 
     @model_validator(mode="after")
-    def _of_an_own_trunk(self) -> Critic:
-        if self.trunk == "shared" and (self.model is not None or self.max_grad_norm is not None):
-            raise ValueError(
-                "critic.model and critic.max_grad_norm belong to a model of the critic's own: write trunk 'own', or"
-                " remove them"
-            )
+    def _fields_of_an_own_trunk(self) -> Critic:
+        given = [name for name in ("model", "trunk_learning_rate", "max_grad_norm") if getattr(self, name) is not None]
+        if given and self.trunk == "shared":
+            raise ValueError(f"{', '.join(given)} has no effect on a shared trunk: write trunk 'own', or remove it")
         return self
 
 

@@ -37,13 +37,16 @@ MODELS = {
     "llama": (tiny_llama, {}),
     "qwen": (tiny_qwen, SEVERAL),
     "critic": (tiny_llama, CRITIC),
-    "own critic": (tiny_llama, {**CRITIC, "critic": {**CRITIC["critic"], "trunk": "own", "max_grad_norm": 0.02}}),
+    "own critic": (
+        tiny_llama,
+        {**CRITIC, "critic": {**CRITIC["critic"], "trunk": "own", "trunk_learning_rate": 0.02, "max_grad_norm": 0.02}},
+    ),
     "lora": (tiny_llama, {"mini_batches": 2}),
     "refreshed lora": (tiny_llama, {"mini_batches": 2}),
 }
-"""Models and how they differ: Qwen makes four updates a step; `critic` and `own critic` two, and only values learn in their first step;
-`lora` trains adapters behind a frozen first layer with `COMPACT` moments, and its base model is its reference; that of
-`refreshed lora` and of `qwen` is the version of every second step."""
+"""Models and how they differ: Qwen makes four updates a step; those with critics two, and only values learn in their
+first step; `lora` trains adapters behind a frozen first layer with `COMPACT` moments, and its base model is its
+reference; that of `refreshed lora` and of `qwen` is the version of every second step."""
 RESUMED = ("critic", "own critic", "lora")
 STEPS = 3
 
