@@ -33,7 +33,7 @@ POINTS = (
 )
 OF_CONTINUED_RUNS = ("trainer.version_unnamed", "trainer.version_copied")
 STEPS = 4
-OWN_CRITIC = {"epochs": 2, "critic": {"trunk": "own", "warmup_steps": 1, "learning_rate": 0.01}}
+OWN_CRITIC = {"epochs": 2, "critic": {"trunk": "own", "learning_rate": 0.01}}
 
 
 async def prepared(database: Database, dsn: str, model: Path, folder: Path, redis_url: str) -> Case:

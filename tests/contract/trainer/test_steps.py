@@ -79,7 +79,8 @@ class Case:
         group, rollouts = await builders.add_group(self.database, self.run, number)
         for sibling, rollout in enumerate(rollouts):
             advantage = (-1.0) ** sibling if has_variance else 0.0
-            call = {"id": rollout.id, "parent": None, "reward": advantage, "share": 1.0, "begin": 3, "end": 4}
+            reward = float(number % 3 + sibling)
+            call = {"id": rollout.id, "parent": None, "reward": reward, "share": 1.0, "begin": 3, "end": 4}
             await builders.add_sample(
                 self.database,
                 rollout,
