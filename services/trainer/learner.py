@@ -203,6 +203,7 @@ def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Acc
     )
     if ranks.size > 1:
         _shard(found, config, accelerator, ranks)
+        return found
     return found.to(accelerator.device)
 
 

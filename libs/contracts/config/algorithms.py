@@ -17,8 +17,8 @@ class Critic(Document):
 
     trunk: Literal["shared", "own"] = "shared"
     """The model below the head. `shared`: the policy's, whose weights the value loss then moves, too. `own`: a second
-    model, trained by the value loss alone: 16 bytes a parameter, and about twice the time of a step. `training.lora`
-    and `training.frozen` do not act on it."""
+    model, trained by the value loss alone: 16 bytes a parameter, and 1.6 times the time of a step. `training.lora` and
+    `training.frozen` do not act on it."""
     model: FolderPath | None = None
     """Folder of an `own` trunk's first weights, of a model with the same tokens; null for the policy's base model."""
     per: Literal["token", "call"] = "token"
