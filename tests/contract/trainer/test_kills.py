@@ -49,6 +49,15 @@ async def prepared(database: Database, dsn: str, model: Path, folder: Path, redi
     return case
 
 
+async def with_own_critic(database: Database, dsn: str, model: Path, folder: Path, redis_url: str) -> Case:
+    case = await Case(database, dsn, model, folder, redis_url).open(
+        steps=STEPS, algorithm=OWN_CRITIC, keep_checkpoints=1
+    )
+    for number in range(2 * STEPS):
+        await case.add_group(number, version=number // 2)
+    return case
+
+
 async def train(case: Case, injector: FaultInjector) -> int | None:
     """The exit status of one trainer process."""
     settings = case.settings()
@@ -144,18 +153,14 @@ async def test_a_critic_of_its_own_survives_kills(
     """It is in no version: a critic that a restart lost would change the weights of the next step."""
     weights, states = {}, {}
     for name in ("undisturbed", "killed"):
-        case = await Case(database, postgres_dsn, tiny_model, tmp_path / name, redis_url).open(
-            steps=4, algorithm=OWN_CRITIC, keep_checkpoints=1
-        )
-        for number in range(8):
-            await case.add_group(number, version=number // 2)
+        case = await with_own_critic(database, postgres_dsn, tiny_model, tmp_path / name, redis_url)
         injector = FaultInjector(tmp_path / "faults")
         for point in ("trainer.saved", "trainer.committed", "trainer.updated") if name == "killed" else ():
             injector.arm(point)
             assert (point, await train(case, injector)) == (point, -signal.SIGKILL)
         assert await train(case, injector) == 0
         weights[name] = {number: one.content_sha256 for number, one in (await case.versions()).items()}
-        states[name] = (case.folder / case.run.id / "checkpoints" / "4" / STATE_NAME).read_bytes()
+        states[name] = (case.folder / case.run.id / "checkpoints" / str(STEPS) / STATE_NAME).read_bytes()
     assert weights["killed"] == weights["undisturbed"]
     assert states["killed"] == states["undisturbed"]
 
