@@ -60,6 +60,10 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
         "algorithm": {**PPO, "critic": {"learning_rate": 0.01}},
         "credit": {"baseline": {"type": "value"}},
     },
+    "critic_own": {
+        "algorithm": {**PPO, "critic": {"trunk": "own", "learning_rate": 0.01}},
+        "credit": {"baseline": {"type": "value"}},
+    },
     "entropy_bonus": {"algorithm": {**PPO, "entropy_coefficient": 0.001}},
     "kl_reference_every": {"algorithm": {**PPO, "kl_coefficient": 0.01, "kl_reference_every": 4}},
     "replay": {"sampling": {"replay": {}}},

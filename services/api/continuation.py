@@ -41,8 +41,13 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
         raise refusal("changes.pool", "a continued run keeps its model: write a pool that serves it")
     for path, old, new in (
         ("changes.model", run.config.model, config.model),
+        ("changes.algorithm.critic.model", _critics_model(run.config), _critics_model(config)),
         ("changes.training.lora", run.config.training.lora, config.training.lora),
     ):
         if old != new:
             raise refusal(path, "a continued run trains the same parameters: leave it as it was, or create a run")
     return config
+
+
+def _critics_model(config: RunConfig) -> str | None:
+    return None if config.algorithm.critic is None else config.algorithm.critic.model

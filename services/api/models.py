@@ -91,9 +91,10 @@ async def check_task_fields(session: ReadSession, config: RunConfig) -> None:
                 raise refusal("agent", f"task {number} of dataset {dataset.name!r} has no field for {placeholder}")
 
 
-def check_model(model: str | None) -> None:
+def check_model(model: str | None, path: str = "model") -> None:
     """Passes a model folder, and one below a folder that this machine does not see: a trainer may see it.
 
+    Args:   path: the field of the run's document
     Raises: Problem: `model` is no absolute path, or no folder in Hugging Face format where it must be visible
     """
     if model is None:
@@ -101,12 +102,12 @@ def check_model(model: str | None) -> None:
     folder = Path(model)
     if not folder.is_absolute():
         raise refusal(
-            "model",
+            path,
             f"{model!r} is no absolute path: write the folder of a model in Hugging Face format; download a model of"
             f" the Hub with `huggingface-cli download {model} --local-dir FOLDER`",
         )
     if _exists(folder.parent) and not _exists(folder / "config.json"):
-        raise refusal("model", f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
+        raise refusal(path, f"{model!r} holds no config.json: write the folder of a model in Hugging Face format")
 
 
 def check_trainable(config: RunConfig, pools: Mapping[str, Pool]) -> None:

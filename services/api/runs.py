@@ -57,6 +57,8 @@ async def _check_references(session: Session, config: RunConfig) -> None:
     check_policies(config, pools)
     for one in (config, *map(config.policy_run, config.carried_policies)):
         await asyncio.to_thread(check_model, one.model)
+        if one.algorithm.critic is not None:
+            await asyncio.to_thread(check_model, one.algorithm.critic.model, "algorithm.critic.model")
         await asyncio.to_thread(check_trainable, one, pools)
     await check_task_fields(session, config)
 

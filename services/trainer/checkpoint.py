@@ -44,7 +44,7 @@ from leyden.services.trainer.sharding import divided_like, replace_values
 
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
-VALUE_HEAD = "value_head."
+VALUES = "value_head."
 
 LockCheck = Callable[[], None]
 """Raises where this process may no longer write into the run's folder."""
@@ -158,9 +158,9 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    optimizer: torch.optim.Optimizer, folder: Path, expected: Progress, value_head: nn.Module | None = None
+    optimizer: torch.optim.Optimizer, folder: Path, expected: Progress, values: nn.Module | None = None
 ) -> None:
-    """Restores optimiser and random state, and a critic's value head.
+    """Restores optimiser and random state, and a critic's own weights.
 
     Raises: CheckpointDamaged: files are missing, or belong to another run, step or weights than `expected`.
     """
@@ -172,19 +172,17 @@ def load_checkpoint(
     if found != expected:
         raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
     try:
-        restore(optimizer, state, value_head)
+        restore(optimizer, state, values)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
 
 
-def restore(
-    optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor], value_head: nn.Module | None = None
-) -> None:
-    """Replaces the optimiser's state, the random state and a critic's value head by those of `optimizer_state`."""
+def restore(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor], values: nn.Module | None = None) -> None:
+    """Replaces the optimiser's state, the random state and a critic's own weights by those of `optimizer_state`."""
     torch.set_rng_state(state.pop("random"))
-    if value_head is not None:
-        for name, own in value_head.state_dict().items():
-            replace_values(own, state.pop(VALUE_HEAD + name))
+    if values is not None:
+        for name, own in values.state_dict().items():
+            replace_values(own, state.pop(VALUES + name))
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for key, tensor in state.items():
         number, _, name = key.partition(".")
@@ -193,18 +191,18 @@ def restore(
         restore_moment(optimizer, like, name, saved)
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, value_head: nn.Module | None = None) -> dict[str, torch.Tensor]:
+def optimizer_state(optimizer: torch.optim.Optimizer, values: nn.Module | None = None) -> dict[str, torch.Tensor]:
     """Maps `<parameter number>.<name>` to the optimiser's own tensor, and `random` to a copy of the random state.
 
-    A critic's value head, which no version exports, is in it as `value_head.<name>`.
+    A critic's value head, or its model, which no version exports, is in it as `value_head.<name>`.
 
     The optimiser's next update changes the tensors in place. Rates and betas are not state: they come from the run's
     document.
     """
     moments = optimizer.state_dict()["state"].items()
     flat = {f"{number}.{name}": tensor for number, named in moments for name, tensor in named.items()}
-    head = value_head.state_dict(prefix=VALUE_HEAD) if value_head is not None else {}
-    return {**flat, **head, "random": torch.get_rng_state()}
+    own = values.state_dict(prefix=VALUES) if values is not None else {}
+    return {**flat, **own, "random": torch.get_rng_state()}
 
 
 def remove_folder(folder: Path) -> None:

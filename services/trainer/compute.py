@@ -22,6 +22,7 @@ from leyden.services.trainer.objective import Objective, Terms, objective
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.sharding import sum_gradients, unsharded
 from leyden.services.trainer.tree import Forest, Pack, plan_forest, share_rows
+from leyden.services.trainer.value_model import ValueModel
 
 
 class Interrupted(Exception):
@@ -157,10 +158,11 @@ def accumulate_gradients(
     accelerator: Accelerator,
     anchors: Anchors = Anchors(),
     values_alone: bool = False,
+    value_model: ValueModel | None = None,
     ranks: Ranks = ALONE,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Computed:
-    """Adds the gradients of the batch's loss to the policy's parameters, pack by pack.
+    """Adds the gradients of the batch's loss to the parameters of the policy, and of a critic of its own, pack by pack.
 
     Each rank computes its share of the rows; gradients and results are then those of the complete batch on all ranks.
 
@@ -168,33 +170,74 @@ def accumulate_gradients(
     contain the denominators of the entire batch, so leaving it out changes nothing else.
 
     Args:   tokens: `trained_tokens(samples)`; weights_K: their weights in the loss; anchors: of the same tokens;
-                values_alone: the policy loss has no part in the gradients.
+                values_alone: the policy loss has no part in the gradients; value_model: the critic, where it is a model
+                of its own, which makes its pass after the policy's.
     Raises: Interrupted: `interrupted` returned True before a pack, on any rank; gradients are incomplete.
     """
     plan = plan_batch(samples, tokens, max_pack_tokens, every_row=algorithm.trains_every_row, ranks=ranks)
     computed = Computed(len(tokens), computed_tokens=plan.forest.computed_tokens, row_tokens=plan.row_tokens)
-    leaving = False
-    with unsharded(policy):
-        for number, pack, path in _with_trunks(policy, plan.forest, accelerator):
-            if leaving := ranks.leaving(interrupted()):
-                break
-            with accelerator.autocast():
-                tokens_k, reads = plan.reads[number]
-                found: Outputs = policy(
-                    pack, path, reads, values_alone=values_alone, entropies=algorithm.entropy_coefficient > 0
-                )
-            here = anchors.of(tokens_k)
-            terms = _terms(tokens, weights_K, here, tokens_k, found.logprobs_K)
-            result, value_loss = _losses(algorithm, found, terms, here.estimates, values_alone=values_alone)
-            accelerator.backward(result.loss)
-            computed.add(tokens_k, found.logprobs_K, result, value_loss)
-        if ranks.any(leaving):
-            raise Interrupted("stopped between two packs: make the step again")
-        # Without any pack parameters have no gradient, and the optimiser leaves them alone.
-        if ranks.any(bool(plan.forest.packs)):
-            sum_gradients(policy, values_alone=values_alone)
+
+    def policy_loss(tokens_k: NDArray[np.int64], found: Outputs) -> Tensor:
+        here = anchors.of(tokens_k)
+        terms = _terms(tokens, weights_K, here, tokens_k, found.logprobs_K)
+        result, value_loss = _losses(algorithm, found, terms, here.estimates, values_alone=values_alone)
+        computed.add(tokens_k, found.logprobs_K, result, value_loss)
+        return result.loss
+
+    def own_value_loss(tokens_k: NDArray[np.int64], found: Outputs) -> Tensor:
+        assert algorithm.critic is not None
+        assert anchors.estimates is not None
+        assert found.values_K is not None
+        missed = _value_loss(algorithm.critic, found.values_K, anchors.estimates.of(tokens_k))
+        computed.value_loss += missed.item()
+        return algorithm.critic.coefficient * missed
+
+    passes = _Passes(plan, accelerator, ranks, interrupted)
+    entropies = algorithm.entropy_coefficient > 0
+    passes.add_gradients(policy, policy_loss, values_alone=values_alone, entropies=entropies)
+    if value_model is not None:
+        passes.add_gradients(value_model, own_value_loss)
     computed.add_up(ranks)
     return computed
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """Passes of models over a plan's packs, forward and backward."""
+
+    plan: Plan
+    accelerator: Accelerator
+    ranks: Ranks
+    interrupted: Callable[[], bool]
+
+    def add_gradients(
+        self,
+        policy: Policy,
+        loss: Callable[[NDArray[np.int64], Outputs], Tensor],
+        *,
+        values_alone: bool = False,
+        entropies: bool = False,
+    ) -> None:
+        """Adds the gradients of `loss` of each pack's tokens, by their numbers within K, and outputs.
+
+        Raises: Interrupted
+        """
+        learns, leaving = not values_alone or policy.value_head is not None, False
+        with unsharded(policy), torch.set_grad_enabled(learns):
+            for number, pack, path in _with_trunks(policy, self.plan.forest, self.accelerator):
+                if leaving := self.ranks.leaving(self.interrupted()):
+                    break
+                tokens_k, reads = self.plan.reads[number]
+                with self.accelerator.autocast():
+                    found: Outputs = policy(pack, path, reads, values_alone=values_alone, entropies=entropies)
+                total = loss(tokens_k, found)
+                if learns:
+                    self.accelerator.backward(total)
+            if self.ranks.any(leaving):
+                raise Interrupted("stopped between two packs: make the step again")
+            # Without any pack parameters have no gradient, and the optimiser leaves them alone.
+            if self.ranks.any(bool(self.plan.forest.packs)) and learns:
+                sum_gradients(policy, values_alone=values_alone)
 
 
 def _with_trunks(policy: Policy, forest: Forest, accelerator: Accelerator) -> Iterator[tuple[int, Pack, list[Trunk]]]:

@@ -135,18 +135,30 @@ class Policy(nn.Module):
         Args: values_alone: gradients reach the value head and nothing else; entropies: compute them, too
         """
         with torch.set_grad_enabled(torch.is_grad_enabled() and not values_alone):
-            found, hidden_U_H, rows_K = self._outputs(pack, path, reads, entropies=entropies)
+            hidden_U_H, temperatures_U, rows_K = self._states(pack, path, reads)
+            found = self._outputs(hidden_U_H, temperatures_U, rows_K, reads, entropies=entropies)
         if self.value_head is None:
             return found
+        return found._replace(values_K=self._values(hidden_U_H)[rows_K])
+
+    def _values(self, hidden_U_H: Tensor) -> Tensor:
+        head = self.value_head
+        assert head is not None
         # No matrix product, which autocast would round.
-        wide_U_H = hidden_U_H.to(self.value_head.weight.dtype)
-        values_U = (wide_U_H * self.value_head.weight[0]).sum(1) + self.value_head.bias
-        return found._replace(values_K=values_U[rows_K])
+        return (hidden_U_H.to(head.weight.dtype) * head.weight[0]).sum(1) + head.bias
 
     def _outputs(
-        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, entropies: bool
-    ) -> tuple[Outputs, Tensor, Tensor]:
-        """Outputs without values, the states they were read from [U, H], and the state of each token, [K]."""
+        self, hidden_U_H: Tensor, temperatures_U: Tensor, rows_K: Tensor, reads: Reads, *, entropies: bool
+    ) -> Outputs:
+        token_ids_K = torch.from_numpy(reads.token_ids_K).to(self.device)
+        head = self.model.get_output_embeddings()
+        logprobs_K, entropies_U = sampled_outputs(
+            head, hidden_U_H, temperatures_U, rows_K, token_ids_K, entropies=entropies
+        )
+        return Outputs(logprobs_K, entropies_K=None if entropies_U is None else entropies_U[rows_K])
+
+    def _states(self, pack: Pack, path: Sequence[Trunk], reads: Reads) -> tuple[Tensor, Tensor, Tensor]:
+        """The distinct states of `reads` [U, H], their temperatures [U], and the state of each token, [K]."""
         hidden_M_H = self._hidden(pack, _Cache(path))
         # Siblings that drew from the same state read the same logits.
         keys_K = reads.places_K << 32 | reads.temperatures_K.view(np.int32)
@@ -156,17 +168,10 @@ class Policy(nn.Module):
             hidden_M_H = torch.cat([*(trunk.hidden_leaf_M_H.to(hidden_M_H.dtype) for trunk in path), hidden_M_H])
         else:
             places_U = places_U - pack.prefix
-        nodes_U, temperatures_U, rows, token_ids_K = (
-            torch.from_numpy(column).to(self.device)
-            for column in (places_U, reads.temperatures_K[first_U], rows_K, reads.token_ids_K)
+        nodes_U, temperatures_U, states_K = (
+            torch.from_numpy(column).to(self.device) for column in (places_U, reads.temperatures_K[first_U], rows_K)
         )
-        hidden_U_H = hidden_M_H[nodes_U]
-        head = self.model.get_output_embeddings()
-        logprobs_K, entropies_U = sampled_outputs(
-            head, hidden_U_H, temperatures_U, rows, token_ids_K, entropies=entropies
-        )
-        entropies_K = None if entropies_U is None else entropies_U[rows]
-        return Outputs(logprobs_K, entropies_K=entropies_K), hidden_U_H, rows
+        return hidden_M_H[nodes_U], temperatures_U, states_K
 
     def _hidden(self, pack: Pack, cache: _Cache) -> Tensor:
         dtype = self.model.get_input_embeddings().weight.dtype
@@ -181,7 +186,7 @@ class Policy(nn.Module):
 
 
 def _value_head(model: PreTrainedModel) -> nn.Linear:
-    weight = model.get_output_embeddings().weight
+    weight = model.get_input_embeddings().weight
     head = nn.Linear(weight.shape[1], 1, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

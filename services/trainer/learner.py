@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import Critic, RunConfig
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.batch import Sample, trained_tokens
 from leyden.services.trainer.checkpoint import (
@@ -35,6 +35,7 @@ from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner
 from leyden.services.trainer.step_metrics import Metrics, gap_metrics
+from leyden.services.trainer.value_model import ValueModel, require_same_tokens
 
 log = logger()
 
@@ -92,7 +93,7 @@ def resume_learner(
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
-        load_checkpoint(learner.optimizer, checkpoint, expected, learner.policy.value_head)
+        load_checkpoint(learner.optimizer, checkpoint, expected, learner.values)
         learner.step = expected.step if step is None else step
         return learner
 
@@ -160,7 +161,7 @@ def gather_parts(learner: Learner, message: Gather) -> dict[str, Tensor]:
     """The complete weights or optimiser state on rank 0, and nothing on other ranks. All ranks call it."""
     wanted = learner.ranks.rank == 0
     if message.what == "optimizer":
-        return gather(optimizer_state(learner.optimizer, learner.policy.value_head), wanted=wanted)
+        return gather(optimizer_state(learner.optimizer, learner.values), wanted=wanted)
     model = model_of(learner)
     tied: dict[str, str] = model.all_tied_weights_keys
     own = model.state_dict()
@@ -176,19 +177,34 @@ def _learner(
     policy = Policy(
         model,
         activation_checkpointing=config.training.activation_checkpointing,
-        values=critic is not None,
+        values=critic is not None and critic.trunk == "shared",
         kernel=config.training.attention,
     )
     if ranks.size > 1:
         _shard(policy, config, accelerator, ranks)
     else:
         policy = accelerator.prepare_model(policy, evaluation_mode=True)
-    optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer, critic))
+    values = _value_model(base, critic, config, accelerator, ranks) if critic and critic.trunk == "own" else None
+    optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer, critic, values))
     found: Reference | None = None
     if config.algorithm.kl_coefficient > 0:
         found = _reference(base, reference, policy, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
-    return Learner(policy, optimizer, accelerator, found, ranks=ranks)
+    return Learner(policy, optimizer, accelerator, found, ranks=ranks, value_model=values)
+
+
+def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> ValueModel:
+    folder = base if critic.model is None else Path(critic.model)
+    require_same_tokens(base, folder)
+    found = ValueModel(
+        _load(folder, config, accelerator.device),
+        activation_checkpointing=config.training.activation_checkpointing,
+        kernel=config.training.attention,
+    )
+    if ranks.size > 1:
+        _shard(found, config, accelerator, ranks)
+        return found
+    return found.to(accelerator.device)
 
 
 def _reference(

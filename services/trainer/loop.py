@@ -222,7 +222,8 @@ class Trainer:
         # The run's first step reports whether it continues with the moments of another run.
         moments = {"optimizer_inherited": float(bool(self.learner.optimizer.state))} if self.learner.step == 0 else {}
         step = Step(samples, zero_variance)
-        with self.learner.ranks.sending(step), naming_memory_settings(self.config.training, self.config.optimizer):
+        settings = self.config.training, self.config.optimizer, self.config.algorithm.critic
+        with self.learner.ranks.sending(step), naming_memory_settings(*settings):
             metrics = optimizer_step(
                 self.learner,
                 samples,

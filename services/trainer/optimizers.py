@@ -11,19 +11,25 @@ from torch import Tensor
 
 from leyden.libs.contracts.config import Critic, Optimizer
 from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.value_model import ValueModel
 
 
-def make_optimizer(policy: Policy, config: Optimizer, critic: Critic | None = None) -> torch.optim.AdamW:
-    """AdamW over the parameters that are not frozen, and after them over the value head's.
+def make_optimizer(
+    policy: Policy, config: Optimizer, critic: Critic | None = None, value_model: ValueModel | None = None
+) -> torch.optim.AdamW:
+    """AdamW over the parameters that are not frozen, and after them over the critic's: its head, then its model.
 
-    `scale` of a group is its rate as a multiple of the step's.
+    `scale` of a group is its rate as a multiple of the step's. AdamW couples no two parameters, so a group learns as
+    under an optimiser of its own.
     """
     trained = [parameter for parameter in policy.model.parameters() if parameter.requires_grad]
     groups: list[dict[str, Any]] = [{"params": trained, "scale": 1.0}]
-    if policy.value_head is not None and critic is not None:
-        groups.append(
-            {"params": list(policy.value_head.parameters()), "scale": critic.learning_rate / config.learning_rate}
-        )
+    head = policy.value_head if value_model is None else value_model.value_head
+    if critic is not None and head is not None:
+        groups.append({"params": list(head.parameters()), "scale": critic.learning_rate / config.learning_rate})
+    if critic is not None and value_model is not None:
+        rate = critic.trunk_learning_rate or config.learning_rate
+        groups.append({"params": list(value_model.model.parameters()), "scale": rate / config.learning_rate})
     options: dict[str, Any] = {
         "lr": config.learning_rate,
         "betas": (config.beta1, config.beta2),

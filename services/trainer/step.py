@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
+from torch import nn
 
-from leyden.libs.contracts.config import Optimizer, RunConfig, Training
+from leyden.libs.contracts.config import Critic, Optimizer, RunConfig, Training
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.batch import (
     Sample,
@@ -34,6 +35,7 @@ from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.reference import Reference
 from leyden.services.trainer.sharding import complete_number
 from leyden.services.trainer.step_metrics import Batch, Metrics, Update, step_metrics
+from leyden.services.trainer.value_model import ValueModel
 
 
 class TrainingDiverged(ArithmeticError):
@@ -42,7 +44,10 @@ class TrainingDiverged(ArithmeticError):
 
 @dataclass
 class Learner:
-    """The policy's weights and the optimiser's moments, which every step changes; `step` counts the steps made."""
+    """The policy's weights and the optimiser's moments, which every step changes; `step` counts the steps made.
+
+    value_model: the critic, where it is a model of its own.
+    """
 
     policy: Policy
     optimizer: torch.optim.Optimizer
@@ -50,6 +55,12 @@ class Learner:
     reference: Reference | None = None
     step: int = 0
     ranks: Ranks = ALONE
+    value_model: ValueModel | None = None
+
+    @property
+    def values(self) -> nn.Module | None:
+        """The weights of the critic alone, which checkpoints hold and versions do not; None without a critic."""
+        return self.policy.value_head if self.value_model is None else self.value_model
 
 
 def optimizer_step(
@@ -103,7 +114,7 @@ def _make_updates(
         if updates:
             fault_point("trainer.updated")
         update = _compute_gradients(learner, batch, groups, config, interrupted)
-        update.norm = _clip(learner, config.optimizer.max_grad_norm)
+        _clip_gradients(learner, update, config)
         _require_finite(learner, batch, update)
         if not updates:
             before_update()
@@ -130,7 +141,10 @@ def _anchors(learner: Learner, samples: Sequence[Sample], tokens: TrainedTokens,
         logprobs_K, values_K = ranks.add(torch.from_numpy(np.stack(own))).numpy()
         return logprobs_K, values_K
 
-    old_K, values_K = outputs(learner.policy) if several or algorithm.critic else (None, None)
+    shared = algorithm.critic is not None and learner.value_model is None
+    old_K, values_K = outputs(learner.policy) if several or shared else (None, None)
+    if learner.value_model is not None:
+        values_K = outputs(learner.value_model)[1]
     reference_K = None
     if learner.reference is not None:
         with learner.reference.weights() as reference:
@@ -179,6 +193,7 @@ def _compute_gradients(
         accelerator=learner.accelerator,
         anchors=anchors,
         values_alone=algorithm.critic is not None and learner.step < algorithm.critic.warmup_steps,
+        value_model=learner.value_model,
         ranks=learner.ranks,
         interrupted=interrupted,
     )
@@ -187,16 +202,21 @@ def _compute_gradients(
 
 def _require_finite(learner: Learner, batch: Batch, update: Update) -> None:
     loss, norm = update.computed.loss, update.norm
-    if math.isfinite(loss) and math.isfinite(norm):
+    value_loss, value_norm = update.computed.value_loss, update.value_norm
+    if all(map(math.isfinite, (loss, norm, value_loss, value_norm or 0.0))):
         return
+    of_critic = value_norm is not None
     learner.optimizer.zero_grad(set_to_none=True)
     rows_k = batch.tokens.rows_K[update.tokens_k]
     groups = dict.fromkeys(batch.samples[row].group_id for row in rows_k)
     damaged = dict.fromkeys(batch.samples[row].id for row in rows_k[~np.isfinite(update.computed.logprobs_K)])
     raise TrainingDiverged(
-        f"step {learner.step + 1}: loss {loss}, gradient norm {norm}: lower optimizer.learning_rate and"
-        f" resume from the last step. The update trained {_listed(groups)}; samples whose log-probabilities are not"
-        f" finite: {_listed(damaged)}"
+        f"step {learner.step + 1}: loss {loss}, gradient norm {norm}"
+        + (f", value loss {value_loss}, the critic's gradient norm {value_norm}" if of_critic else "")
+        + ": lower optimizer.learning_rate"
+        + (" or algorithm.critic.learning_rate" if of_critic else "")
+        + f" and resume from the last step. The update trained {_listed(groups)}; samples whose log-probabilities are"
+        f" not finite: {_listed(damaged)}"
     )
 
 
@@ -206,7 +226,7 @@ def _listed(ids: Iterable[str], most: int = 8) -> str:
 
 
 @contextmanager
-def naming_memory_settings(training: Training, optimizer: Optimizer) -> Iterator[None]:
+def naming_memory_settings(training: Training, optimizer: Optimizer, critic: Critic | None = None) -> Iterator[None]:
     """Adds to an accelerator's out-of-memory error which settings of the run need less."""
     try:
         yield
@@ -215,6 +235,7 @@ def naming_memory_settings(training: Training, optimizer: Optimizer) -> Iterator
         remedies += [] if training.activation_checkpointing else ["set training.activation_checkpointing"]
         remedies += [] if optimizer.offload else ["set optimizer.offload"]
         remedies += [] if training.lora else ["train adapters with training.lora"]
+        remedies += ["write algorithm.critic.trunk shared"] if critic is not None and critic.trunk == "own" else []
         raise torch.OutOfMemoryError(f"the step needs too much memory: {', or '.join(remedies)}; {error}") from error
 
 
@@ -228,8 +249,16 @@ def _apply(learner: Learner, config: Optimizer, steps: int) -> float:
     return rate
 
 
-def _clip(learner: Learner, max_norm: float) -> float:
-    parameters = [p for p in learner.policy.parameters() if p.grad is not None]
+def _clip_gradients(learner: Learner, update: Update, config: RunConfig) -> None:
+    """Bounds the gradient norms of the policy, and of a critic of its own, each by itself."""
+    critic, bound = config.algorithm.critic, config.optimizer.max_grad_norm
+    update.norm = _clip(learner, learner.policy, bound)
+    if learner.value_model is not None and critic is not None:
+        update.value_norm = _clip(learner, learner.value_model, critic.max_grad_norm or bound)
+
+
+def _clip(learner: Learner, module: nn.Module, max_norm: float) -> float:
+    parameters = [p for p in module.parameters() if p.grad is not None]
     if not parameters:
         return 0.0
     norm = learner.accelerator.clip_grad_norm_(parameters, max_norm)

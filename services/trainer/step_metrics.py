@@ -35,11 +35,13 @@ class Batch:
 
 @dataclass
 class Update:
-    """One update: tokens_k: the numbers of its tokens within the step's K; seconds: of the optimiser alone."""
+    """One update: tokens_k: the numbers of its tokens within the step's K; seconds: of the optimiser alone;
+    value_norm: the gradient norm of a critic that is a model of its own; None without one."""
 
     tokens_k: NDArray[np.int64]
     computed: Computed
     norm: float = 0.0
+    value_norm: float | None = None
     learning_rate: float = 0.0
     seconds: float = 0.0
 
@@ -105,7 +107,12 @@ def _token_metrics(batch: Batch, updates: Sequence[Update], step: int) -> Metric
 def _value_metrics(anchors: Anchors, updates: Sequence[Update]) -> Metrics:
     if anchors.estimates is None:
         return {}
-    return {"value_loss": _mean([update.computed.value_loss for update in updates]), **anchors.estimates.metrics()}
+    norms = [update.value_norm for update in updates if update.value_norm is not None]
+    return {
+        "value_loss": _mean([update.computed.value_loss for update in updates]),
+        **({"value_gradient_norm": _mean(norms)} if norms else {}),
+        **anchors.estimates.metrics(),
+    }
 
 
 def _update_metrics(updates: Sequence[Update], started: float) -> Metrics:

@@ -195,6 +195,12 @@ async def test_a_model_that_is_no_folder_is_refused_with_the_remedy(
         refused = await api_http.post("/v1/runs", json=builders.run_document(model=model))
         assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "model")
         assert words in refused.json()["detail"]
+    critic = {"trunk": "own", "model": str(tmp_path)}
+    document = builders.run_document(
+        algorithm={"type": "ppo_clip", "critic": critic}, credit={"baseline": {"type": "value"}}
+    )
+    refused = await api_http.post("/v1/runs", json=document)
+    assert (refused.status_code, refused.json()["errors"][0]["path"]) == (422, "algorithm.critic.model")
 
 
 @pytest.mark.parametrize(
@@ -369,6 +375,16 @@ async def test_an_ended_run_continues_with_an_amended_document(
     [
         ({"from_version": 1}, 409, "no weights of version 1 (there are 0, 2)"),
         ({"changes": {"model": "/other"}}, 422, "changes.model: "),
+        (
+            {
+                "changes": {
+                    "algorithm": {"critic": {"trunk": "own", "model": "/other"}},
+                    "credit": {"baseline": {"type": "value"}},
+                }
+            },
+            422,
+            "changes.algorithm.critic.model: ",
+        ),
         ({"changes": {"training": {"lora": {"rank": 4}}}}, 422, "changes.training.lora: "),
         ({"changes": {"optimizer": {"learning_rat": 1}}}, 422, "changes.optimizer.learning_rat: "),
         ({"changes": {"sampling": {"min_siblings": 9}}}, 422, "changes.sampling: min_siblings 9 exceeds"),

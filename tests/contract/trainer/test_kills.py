@@ -6,13 +6,14 @@ import asyncio
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.trainer.checkpoint import describe
+from leyden.services.trainer.checkpoint import STATE_NAME, describe
 from tests import builders
 from tests.contract.trainer.test_steps import Case
 from tests.fakes.forked_trainer import forked_trainer
@@ -32,6 +33,7 @@ POINTS = (
 )
 OF_CONTINUED_RUNS = ("trainer.version_unnamed", "trainer.version_copied")
 STEPS = 4
+OWN_CRITIC = {"epochs": 2, "critic": {"trunk": "own", "learning_rate": 0.01}}
 
 
 async def prepared(database: Database, dsn: str, model: Path, folder: Path, redis_url: str) -> Case:
@@ -44,6 +46,15 @@ async def prepared(database: Database, dsn: str, model: Path, folder: Path, redi
     for number in range(3 * STEPS):
         # The first group of each step has no variance; another one replaces it.
         await case.add_group(number, version=number // 3, has_variance=number % 3 > 0)
+    return case
+
+
+async def with_own_critic(database: Database, dsn: str, model: Path, folder: Path, redis_url: str) -> Case:
+    case = await Case(database, dsn, model, folder, redis_url).open(
+        steps=STEPS, algorithm=OWN_CRITIC, keep_checkpoints=1
+    )
+    for number in range(2 * STEPS):
+        await case.add_group(number, version=number // 2)
     return case
 
 
@@ -136,12 +147,33 @@ async def test_a_refreshed_reference_survives_kills_before_and_after_its_refresh
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}], ids=["weights", "lora"])
+async def test_a_critic_of_its_own_survives_kills(
+    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str
+) -> None:
+    """It is in no version: a critic that a restart lost would change the weights of the next step."""
+    weights, states = {}, {}
+    for name in ("undisturbed", "killed"):
+        case = await with_own_critic(database, postgres_dsn, tiny_model, tmp_path / name, redis_url)
+        injector = FaultInjector(tmp_path / "faults")
+        for point in ("trainer.saved", "trainer.committed", "trainer.updated") if name == "killed" else ():
+            injector.arm(point)
+            assert (point, await train(case, injector)) == (point, -signal.SIGKILL)
+        assert await train(case, injector) == 0
+        weights[name] = {number: one.content_sha256 for number, one in (await case.versions()).items()}
+        states[name] = (case.folder / case.run.id / "checkpoints" / str(STEPS) / STATE_NAME).read_bytes()
+    assert weights["killed"] == weights["undisturbed"]
+    assert states["killed"] == states["undisturbed"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "changes", [{}, {"lora": {"rank": 2, "alpha": 4.0}}, {"algorithm": OWN_CRITIC}], ids=["weights", "lora", "critic"]
+)
 async def test_a_continued_run_killed_while_it_copies_its_version_begins_like_an_undisturbed_one(
-    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, lora: dict[str, float]
+    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, changes: dict[str, Any]
 ) -> None:
     case = await Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url).open(
-        steps=3, lora=lora, keep_checkpoints=3
+        steps=3, keep_checkpoints=3, **changes
     )
     for number in range(6):
         await case.add_group(number, version=number // 2)

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from tests.contract.trainer.test_kills import STEPS, prepared
+from tests.contract.trainer.test_kills import STEPS, prepared, with_own_critic
 from tests.contract.trainer.test_steps import Case
 
 SECONDS = 150
@@ -71,16 +71,22 @@ def rank_1(parent: int) -> int | None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("prepare", [prepared, with_own_critic])
 async def test_a_trainer_of_which_one_process_dies_ends_and_resumes_with_the_weights_of_an_undisturbed_one(
-    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str
+    database: Database,
+    postgres_dsn: str,
+    tiny_model: Path,
+    tmp_path: Path,
+    redis_url: str,
+    prepare: Callable[[Database, str, Path, Path, str], Awaitable[Case]],
 ) -> None:
     injector = FaultInjector(tmp_path / "faults")
-    undisturbed = await prepared(database, postgres_dsn, tiny_model, tmp_path / "undisturbed", redis_url)
+    undisturbed = await prepare(database, postgres_dsn, tiny_model, tmp_path / "undisturbed", redis_url)
     assert await train(undisturbed, injector) == 0
     wanted = {number: one.content_sha256 for number, one in (await undisturbed.versions()).items()}
     assert len(wanted) == STEPS + 1
 
-    killed = await prepared(database, postgres_dsn, tiny_model, tmp_path / "killed", redis_url)
+    killed = await prepare(database, postgres_dsn, tiny_model, tmp_path / "killed", redis_url)
     injector.arm(POINT)
     assert await train(killed, injector) == 1
     assert injector.fired(POINT, 0.0)

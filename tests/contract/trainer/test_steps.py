@@ -51,7 +51,9 @@ class Case:
         sampling: Mapping[str, object] | None = None,
         **training_changes: object,
     ) -> "Case":
+        has_critic = bool(algorithm and algorithm.get("critic"))
         document = builders.run_document(
+            credit={"baseline": {"type": "value" if has_critic else "mean"}},
             sampling={"group_size": 2, "groups_per_step": 2, "max_policy_lag": 1, **(sampling or {})},
             optimizer={"learning_rate": 1e-3},
             algorithm={"type": "ppo_clip", **(algorithm or {})},
@@ -77,8 +79,15 @@ class Case:
         group, rollouts = await builders.add_group(self.database, self.run, number)
         for sibling, rollout in enumerate(rollouts):
             advantage = (-1.0) ** sibling if has_variance else 0.0
+            reward = float(number % 3 + sibling)
+            call = {"id": rollout.id, "parent": None, "reward": reward, "share": 1.0, "begin": 3, "end": 4}
             await builders.add_sample(
-                self.database, rollout, sampled=(4 + number, 5 + sibling), advantage=advantage, policy_version=version
+                self.database,
+                rollout,
+                sampled=(4 + number, 5 + sibling),
+                advantage=advantage,
+                policy_version=version,
+                calls=[call] if self.run.config["credit"]["baseline"]["type"] == "value" else None,
             )
         await builders.add_credited_group(self.database, group, min_policy_version=version, has_variance=has_variance)
         return group.id

@@ -27,6 +27,7 @@ from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner, optimizer_step
 from leyden.services.trainer.step_metrics import Metrics
+from leyden.services.trainer.value_model import ValueModel
 from tests.unit.trainer.cases import agent_samples, one_call, sample, tiny_llama, tiny_qwen
 
 SEVERAL = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}}
@@ -36,13 +37,17 @@ MODELS = {
     "llama": (tiny_llama, {}),
     "qwen": (tiny_qwen, SEVERAL),
     "critic": (tiny_llama, CRITIC),
+    "own critic": (
+        tiny_llama,
+        {**CRITIC, "critic": {**CRITIC["critic"], "trunk": "own", "trunk_learning_rate": 0.02, "max_grad_norm": 0.02}},
+    ),
     "lora": (tiny_llama, {"mini_batches": 2}),
     "refreshed lora": (tiny_llama, {"mini_batches": 2}),
 }
-"""Models and how they differ: Qwen makes four updates a step; `critic` two, and only values learn in its first step;
-`lora` trains adapters behind a frozen first layer with `COMPACT` moments, and its base model is its reference; that of
-`refreshed lora` and of `qwen` is the version of every second step."""
-RESUMED = ("critic", "lora")
+"""Models and how they differ: Qwen makes four updates a step; those with critics two, and only values learn in their
+first step; `lora` trains adapters behind a frozen first layer with `COMPACT` moments, and its base model is its
+reference; that of `refreshed lora` and of `qwen` is the version of every second step."""
+RESUMED = ("critic", "own critic", "lora")
 STEPS = 3
 
 Found = tuple[list[Metrics], dict[str, torch.Tensor]]
@@ -50,7 +55,7 @@ Found = tuple[list[Metrics], dict[str, torch.Tensor]]
 
 def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
     make, algorithm = MODELS[model]
-    has_critic = model == "critic"
+    has_critic = "critic" in model
     changes = {
         "optimizer": {"learning_rate": 1e-2, "max_grad_norm": 0.05, **(COMPACT if model == "lora" else {})},
         "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1, "entropy_coefficient": 0.01, **algorithm},
@@ -62,18 +67,19 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
     if "lora" in model:
         torch.manual_seed(0)
         add_adapters(own, Lora(rank=3), ["model.layers.0.*"], Path("base"))
-    policy, other = Policy(own, values=has_critic), Policy(make(1))
+    policy, other = Policy(own, values=model == "critic"), Policy(make(1))
+    values = ValueModel(make(2)) if model == "own critic" else None
     if ranks.size > 1:
-        shard(policy, torch.device("cpu"), ranks.size)
-        shard(other, torch.device("cpu"), ranks.size)
+        for one in filter(None, (policy, other, values)):
+            shard(one, torch.device("cpu"), ranks.size)
     references = {
         "lora": Reference(BasePolicy(policy)),
         "refreshed lora": Reference(policy, 2, copied(adapter_parameters(own))),
         "qwen": Reference(other, 2),
     }
     reference = references.get(model, Reference(other))
-    optimizer = make_optimizer(policy, config.optimizer, config.algorithm.critic)
-    return Learner(policy, optimizer, Accelerator(cpu=True), reference, ranks=ranks), config
+    optimizer = make_optimizer(policy, config.optimizer, config.algorithm.critic, values)
+    return Learner(policy, optimizer, Accelerator(cpu=True), reference, ranks=ranks, value_model=values), config
 
 
 def train(learner: Learner, config: RunConfig, until: int = STEPS, *, asked: bool = False) -> Found:
@@ -88,7 +94,8 @@ def train(learner: Learner, config: RunConfig, until: int = STEPS, *, asked: boo
         optimizer_step(learner, batch, config, zero_variance=unmoved, interrupted=lambda: asked)
         for batch in batches[learner.step : until]
     ]
-    return metrics, gather(learner.policy.state_dict(), wanted=True)
+    own = {} if learner.value_model is None else learner.value_model.state_dict(prefix="critic.")
+    return metrics, gather({**learner.policy.state_dict(), **own}, wanted=True)
 
 
 def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
@@ -112,7 +119,7 @@ def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
     for name, own in learner.policy.model.state_dict().items():
         replace_values(own, weights[name])
     learner.step = 2
-    load_checkpoint(learner.optimizer, folder / "checkpoint", Progress("run", 2, ""), learner.policy.value_head)
+    load_checkpoint(learner.optimizer, folder / "checkpoint", Progress("run", 2, ""), learner.values)
     return train(learner, config)
 
 

@@ -14,6 +14,7 @@ from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.step import Learner, optimizer_step
+from leyden.services.trainer.value_model import ValueModel
 from tests.unit.trainer.cases import sample, tiny_llama
 from tests.unit.trainer.test_step import CPU
 
@@ -47,12 +48,16 @@ def probability_of_good(learner: Learner, calls: int) -> float:
     return float((good / (good + bad)).mean())
 
 
-def share_of_good(seed: int, *, critic: bool, steps: int = 30) -> float:
+def share_of_good(seed: int, trunk: str | None, steps: int = 30) -> float:
     """The policy's probability of the good arm beside the bad one, over calls and tasks.
 
     The reward is the task's number + the share of good arms: most of its variance is the task's, which values explain.
+
+    Args: trunk: of the critic, None for none
     """
-    algorithm = {"type": "ppo_clip", **({"critic": {"learning_rate": 0.03, "value_clip": None}} if critic else {})}
+    critic = trunk is not None
+    values = {"trunk": trunk, "learning_rate": 0.03, "value_clip": None} if trunk else None
+    algorithm = {"type": "ppo_clip", "critic": values}
     document = {
         **{"name": "n", "dataset": "d", "agent": {"command": ["x"]}, "algorithm": algorithm},
         "optimizer": {"learning_rate": 3e-3},
@@ -60,8 +65,10 @@ def share_of_good(seed: int, *, critic: bool, steps: int = 30) -> float:
         "credit": {"baseline": {"type": "value"} if critic else {"type": "none", "whiten": True}},
     }
     config = RunConfig.model_validate(document)
-    policy = Policy(tiny_llama(seed, torch.float32), values=critic)
-    learner = Learner(policy, make_optimizer(policy, config.optimizer, config.algorithm.critic), CPU)
+    policy = Policy(tiny_llama(seed, torch.float32), values=trunk == "shared")
+    own = ValueModel(tiny_llama(seed, torch.float32)) if trunk == "own" else None
+    optimizer = make_optimizer(policy, config.optimizer, config.algorithm.critic, own)
+    learner = Learner(policy, optimizer, CPU, value_model=own)
     random = np.random.default_rng(seed)
     for step in range(steps):
         rows = []
@@ -74,6 +81,7 @@ def share_of_good(seed: int, *, critic: bool, steps: int = 30) -> float:
     return probability_of_good(learner, CALLS)
 
 
+@pytest.mark.parametrize("trunk", ["shared", "own"])
 @pytest.mark.parametrize("seed", range(2))
-def test_a_critic_learns_a_delayed_reward_that_whitened_returns_do_not(seed: int) -> None:
-    assert share_of_good(seed, critic=True) > share_of_good(seed, critic=False) + 0.1
+def test_a_critic_learns_a_delayed_reward_that_whitened_returns_do_not(seed: int, trunk: str) -> None:
+    assert share_of_good(seed, trunk) > share_of_good(seed, None) + 0.1

@@ -7,7 +7,7 @@ import torch
 from accelerate import Accelerator
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from leyden.libs.contracts.config import Optimizer, RunConfig, Training
+from leyden.libs.contracts.config import Critic, Optimizer, RunConfig, Training
 from leyden.libs.store.training import ReadyGroup
 from leyden.services.trainer.batch import Sample, mini_batches, to_go, trained_tokens, with_whitened_advantages
 from leyden.services.trainer.compute import Interrupted, batch_logprobs, plan_batch
@@ -179,9 +179,11 @@ def test_a_step_that_needs_too_much_memory_names_the_settings_that_need_less() -
     with (
         pytest.raises(
             torch.OutOfMemoryError,
-            match=r"tokens \(512\), or set optimizer.offload, or train adapters.*Tried to allocate",
+            match=r"tokens \(512\), or set optimizer.offload, or train adapters.*critic.trunk shared.*Tried to alloc",
         ),
-        naming_memory_settings(Training(micro_batch_tokens=512, activation_checkpointing=True), Optimizer()),
+        naming_memory_settings(
+            Training(micro_batch_tokens=512, activation_checkpointing=True), Optimizer(), Critic(trunk="own")
+        ),
     ):
         raise torch.OutOfMemoryError("Tried to allocate 3 GiB")
 

@@ -1,0 +1,47 @@
+"""The critic as a model of its own: the decoder of a causal LM with a value head in place of the vocabulary's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from leyden.services.trainer import attention
+from leyden.services.trainer.forward import Outputs, Policy, Reads, Trunk
+from leyden.services.trainer.tree import Pack
+
+
+class ValueModel(Policy):
+    """Computes values over the same trees and packs as the policy; its log-probabilities are 0."""
+
+    def __init__(
+        self, model: PreTrainedModel, *, activation_checkpointing: bool = False, kernel: attention.Kernel = "dense"
+    ) -> None:
+        super().__init__(
+            model.base_model, activation_checkpointing=activation_checkpointing, values=True, kernel=kernel
+        )
+
+    def forward(
+        self, pack: Pack, path: Sequence[Trunk], reads: Reads, *, values_alone: bool = False, entropies: bool = False
+    ) -> Outputs:
+        """The value of the state before each token of `reads`."""
+        hidden_U_H, _, states_K = self._states(pack, path, reads)
+        values_K = self._values(hidden_U_H)[states_K]
+        return Outputs(torch.zeros_like(values_K), values_K)
+
+
+def require_same_tokens(base: Path, folder: Path) -> None:
+    """Refuses a model whose tokenizer gives its tokens other numbers than the policy's.
+
+    Raises: ValueError
+    """
+    if folder == base:
+        return
+    own, other = (AutoTokenizer.from_pretrained(one, local_files_only=True).get_vocab() for one in (base, folder))
+    if own != other:
+        raise ValueError(
+            f"algorithm.critic.model: the tokens of {folder} are not those of {base}: choose a model of the same"
+            " vocabulary, or leave the field out for the policy's base model"
+        )
