@@ -91,13 +91,18 @@ def test_two_policies_learn_together_and_go_on_from_an_earlier_version(
 
 
 def go_on(platform: Platform, client: Client, injector: FaultInjector, parents: dict[str, str]) -> None:
-    """Continues version 23 of both policies for two steps; a trainer dies while it copies its version."""
-    injector.arm("trainer.version_copied")
+    """Continues version 23 of both policies for two steps; the API dies before and after the commit, and a trainer dies
+    while it copies its version."""
+    points = ("api.created", "api.committed", "trainer.version_copied")
+    for point in points:
+        injector.arm(point)
     changes = {"training": {"steps": 2}, "evaluation": None}
     made = client.continue_run(parents[""], ResumeRequest(changes=changes, from_version=23))
     run = watch_run(client, made.id, Console(quiet=True))
     assert (run.phase, run.reason) == ("completed", None)
-    assert injector.fired("trainer.version_copied", 0.0)
+    assert all(injector.fired(point, 0.0) for point in points)
+    children = [one.id for one in client.runs() if one.parent is not None]
+    assert sorted(children) == sorted([run.id, *run.policy_runs.values()])
     for policy, run_id in {"": run.id, **run.policy_runs}.items():
         child = client.run(run_id)
         assert (child.phase, child.progress.step) == ("completed", 2)
