@@ -144,24 +144,55 @@ def resume(
     from_version: Annotated[
         int | None, typer.Option(min=0, help="Policy version to begin with.", show_default="the newest")
     ] = None,
+    policy_versions: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy-version",
+            metavar="POLICY=VERSION",
+            help="Version for a further policy to begin with; repeatable.",
+            show_default="the same number, or its newest where that has no files",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Resume a paused run, or continue an ended one as a new run, with changes of its document.
+
+    The further policies of a run continue with it, each as a new run of its own.
 
     Example: leyden run resume RUN --set optimizer.learning_rate=5e-7 --steps 200
     """
     amendments = [*(changes or []), *([] if steps is None else [f"training.steps={steps}"])]
     with context_of(ctx).client() as leyden:
         found = leyden.find_run(run)
-        if found.phase not in ENDED and not amendments and from_version is None:
+        if found.phase not in ENDED and not amendments and from_version is None and not policy_versions:
             return _print_intent(leyden.resume_run(found.id), as_json)
-        request = ResumeRequest(changes=set_values({}, amendments), from_version=from_version)
+        request = ResumeRequest(
+            changes=set_values({}, amendments),
+            from_version=from_version,
+            policy_versions=dict(map(_policy_version, policy_versions or [])),
+        )
         made = leyden.continue_run(found.id, request)
+        others = {name: leyden.run(run_id) for name, run_id in made.policy_runs.items()}
     shown = facts(
-        ("run", made.id), ("continues", _words(made.parent)), ("phase", made.phase), ("steps", made.progress.steps)
+        ("run", made.id),
+        ("continues", _words(made.parent)),
+        ("phase", made.phase),
+        ("steps", made.progress.steps),
+        *(
+            (f"policy {name}", f"{one.id}, from {_words(one.parent) or 'its base model'}")
+            for name, one in others.items()
+        ),
     )
     print_result(as_json, made, shown, f"Watch it with: leyden run watch {made.id}")
     return None
+
+
+def _policy_version(given: str) -> tuple[str, int]:
+    policy, _, version = given.rpartition("=")
+    if not policy or not (version.isascii() and version.isdecimal()):
+        example = "--policy-version checker=17"
+        raise CommandError(f"--policy-version {given!r} is not POLICY=VERSION: write {example}", Exit.USAGE)
+    return policy, int(version)
 
 
 def _words(parent: RunParent | None) -> str | None:

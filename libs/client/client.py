@@ -114,8 +114,10 @@ class Client:
         return self._ask(run_id, "resume")
 
     def continue_run(self, run_id: str, request: api.ResumeRequest, *, key: str | None = None) -> api.Run:
-        """Continues an ended run as a new one, with an amended document."""
-        body = self._http.create(f"/v1/runs/{_part(run_id)}/resume", request.model_dump_json().encode(), key=key)
+        """Continues an ended run as a new one, with an amended document; its further policies continue with it."""
+        # An older platform refuses fields that it does not know.
+        content = request.model_dump_json(exclude_defaults=True).encode()
+        body = self._http.create(f"/v1/runs/{_part(run_id)}/resume", content, key=key)
         return api.Run.model_validate_json(body)
 
     def cancel_run(self, run_id: str) -> api.Run:

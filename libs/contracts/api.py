@@ -155,7 +155,8 @@ class Run(_Body):
     warnings: list[str] = []
     """Reasons for which most of its newest attempts teach nothing; only in the answer about one run."""
     best_version: int | None = None
-    """The version from 1 that earned most in evaluations, else in training; only in the answer about one run."""
+    """The version from 1 that earned most in evaluations, else in training; that of a further policy has the number of
+    the leading run's. Only in the answer about one run."""
     weights_bytes: int | None = None
     """Disk space of the run's versions, without checkpoints; only in the answer about one run."""
     parent: RunParent | None = None
@@ -175,10 +176,15 @@ class ResumeRequest(_Request):
 
     changes: Json = Field(default_factory=dict)
     """Laid over the run's document, such as `{"optimizer": {"learning_rate": 5e-7}}`. `training.steps` are the steps of
-    the new run; left out, those that the ended run did not make. `model` and `training.lora` cannot change."""
+    the new run; left out, those that the ended run did not make. `model` and `training.lora` cannot change, nor `model`
+    and `lora` of a policy. A policy that is null is removed; a new one begins with its base model, and one that is
+    frozen now answers with the version that it begins with."""
     from_version: int | None = Field(default=None, ge=0, le=2**31 - 1)
-    """Null: the newest. The optimiser continues, too, if the version's checkpoint is there and `training.frozen` is the
+    """Null: the newest. Further policies begin with their version of the same number, or with their newest where that
+    has no files. The optimiser continues, too, if the version's checkpoint is there and `training.frozen` is the
     same (`training.keep_checkpoints`); the metric `optimizer_inherited` of the first step says so."""
+    policy_versions: dict[str, Annotated[int, Field(ge=0, le=2**31 - 1)]] = Field(default_factory=dict, max_length=20)
+    """Other versions for further policies to begin with, by policy."""
 
 
 class PrunedRun(_Body):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 
 from sqlalchemy import ColumnElement, func, select, text, tuple_, update
 
@@ -75,18 +76,26 @@ _PROGRESS = text(f"""
 """)  # noqa: S608  # constants alone
 
 
+# The parent, or a run that carries one of its policies.
 _UNBEGUN_CHILD = text("""
     SELECT r.id FROM runs r LEFT JOIN run_status s ON s.run_id = r.id
-    WHERE r.parent_run_id = :run AND r.intent NOT IN ('cancelled', 'deleted')
+    WHERE r.parent_run_id IN (SELECT id FROM runs WHERE id = :run OR lead_run_id = :run)
+    AND r.intent NOT IN ('cancelled', 'deleted')
     AND coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
     AND NOT EXISTS (SELECT FROM policy_versions WHERE run_id = r.id) LIMIT 1
 """)
 
 
-async def create_run(session: Session, config: RunConfig, parent: api.RunParent | None = None) -> api.Run:
+async def create_run(
+    session: Session,
+    config: RunConfig,
+    parent: api.RunParent | None = None,
+    policy_parents: Mapping[str, api.RunParent] = MappingProxyType({}),
+) -> api.Run:
     """A run with its partitions, the evaluations of its document, and a run for each of its further policies.
 
-    Args:   parent: the version that is this run's version 0; null for the base model
+    Args:   parent: the version that is this run's version 0, null for the base model; policy_parents: those of its
+        further policies by name, for all but the base models
     Raises: UnknownDataset: of `dataset` or `evaluation.dataset`
     """
     dataset_id = (await find_dataset(session, config.dataset)).id
@@ -94,7 +103,8 @@ async def create_run(session: Session, config: RunConfig, parent: api.RunParent 
     if config.evaluation is not None:
         await _add_planned_evaluations(session, row.id, config.evaluation, config.training.steps)
     for policy in config.carried_policies:
-        await _add_run(session, config.policy_run(policy), dataset_id, lead=(row.id, policy))
+        carried = config.policy_run(policy)
+        await _add_run(session, carried, dataset_id, policy_parents.get(policy), lead=(row.id, policy))
     await session.refresh(row)
     return (await _with_progress(session, [row]))[0]
 
@@ -233,9 +243,6 @@ async def resumable_version(session: Session, run_id: str, version: int | None) 
     """
     run = (await _with_progress(session, [await _locked_run(session, run_id)]))[0]
     _check_leads(run, "continue")
-    if run.config.policies:
-        message = f"cannot continue run {run_id}: it has several policies; create a run whose models are their versions"
-        raise ActionRefused(message, run.allowed_actions)
     if run.phase not in ENDED or run.intent == RunIntent.DELETED:
         state = "being deleted" if run.intent == RunIntent.DELETED else f"{run.phase}: cancel it first"
         raise ActionRefused(f"cannot continue run {run_id} with another document: it is {state}", run.allowed_actions)
@@ -244,6 +251,33 @@ async def resumable_version(session: Session, run_id: str, version: int | None) 
     if chosen not in versions:
         raise _without_weights(run, chosen, versions)
     return run, chosen
+
+
+async def policy_parents(
+    session: Session, run: api.Run, version: int, chosen: Mapping[str, int | None]
+) -> dict[str, api.RunParent]:
+    """The versions with which further policies of an ended run continue beside its version `version`.
+
+    A policy begins with its version of the same number, or with its newest where that has no files, like an evaluation
+    of that version. The caller has locked the row of `run`.
+    Args:   chosen: the policies to continue, and another version where one was asked for
+    Raises: ActionRefused: a policy lacks the weights
+    """
+    parents = {}
+    for policy, asked in chosen.items():
+        carrying = run.policy_runs[policy]
+        versions = await _servable_versions(session, carrying)
+        if not versions:
+            message = (
+                f"cannot continue policy {policy!r} of run {run.id}: it has no version; remove it, or create a run"
+            )
+            raise ActionRefused(message, run.allowed_actions)
+        usual = version if version in versions else max(versions)
+        begun = usual if asked is None else asked
+        if begun not in versions:
+            raise _without_weights(run.model_copy(update={"id": carrying}), begun, versions)
+        parents[policy] = api.RunParent(run_id=carrying, version=begun)
+    return parents
 
 
 def allowed_actions(intent: RunIntent, phase: RunPhase, *, pruned: bool = False) -> list[str]:

@@ -43,6 +43,11 @@ _PENDING_VERSIONS = text(f"""
     WHERE run_id = :run AND policy_version IS NOT NULL AND id NOT IN (SELECT id FROM ({_MEASURED}) AS measured)
 """)  # noqa: S608  # constants alone
 
+_UNCOPIED_VERSIONS = text("""
+    SELECT parent_version FROM runs AS child
+    WHERE parent_run_id = :run AND NOT EXISTS (SELECT FROM policy_versions WHERE run_id = child.id)
+""")
+
 
 # Why `step` bounds the scan: a group's own step is at most max_policy_lag + 1 after its oldest token.
 _REPLAYABLE = text("""
@@ -293,9 +298,22 @@ async def commit_step(session: Session, record: StepRecord) -> None:
 
 async def best_version(session: ReadSession, run_id: str) -> int | None:
     """The version from 1, not removed, that earned most in complete evaluations, else in training; None before any
-    reward. A tie goes to the newer version."""
-    version: int | None = await session.scalar(_BEST, {"run": run_id})
-    return version
+    reward. A tie goes to the newer version.
+
+    A run that carries a further policy has no rewards of its own: its best version has the number of the leading run's.
+    """
+    lead = await _lead_of(session, run_id)
+    version: int | None = await session.scalar(_BEST, {"run": lead})
+    if lead == run_id or version is None:
+        return version
+    table = tables.PolicyVersion
+    own = select(table.version).where(table.run_id == run_id, table.version == version, table.pruned_at.is_(None))
+    return (await session.scalars(own)).one_or_none()
+
+
+async def _lead_of(session: ReadSession, run_id: str) -> str | None:
+    row = await session.get(tables.Run, run_id)
+    return None if row is None else row.lead_run_id or row.id
 
 
 async def weights_bytes(session: ReadSession, run_id: str) -> int | None:
@@ -311,13 +329,18 @@ async def weights_bytes(session: ReadSession, run_id: str) -> int | None:
 async def prune_versions(session: Session, run_id: str, before: int, reference: int | None = None) -> set[int]:
     """Marks versions from 1 up to `before` as removed and returns all unmarked.
 
-    The best version stays, the KL reference, and those that an unfinished evaluation names.
+    The best version stays, the KL reference, those that an unfinished evaluation names, and those that a run which
+    continues this one has yet to copy.
     """
     table = tables.PolicyVersion
-    # A request for an evaluation locks the run's row too: either it is seen below, or it finds the version removed.
-    lead_run_id = select(func.coalesce(tables.Run.lead_run_id, tables.Run.id)).where(tables.Run.id == run_id)
-    lead = await session.scalar(lead_run_id.with_for_update(read=True))
-    pending = list(await session.scalars(_PENDING_VERSIONS, {"run": lead}))
+    # A request for an evaluation or a continued run locks the leading run's row: either it is seen below, or it finds
+    # the version removed.
+    lead = await _lead_of(session, run_id)
+    await session.execute(select(tables.Run.id).where(tables.Run.id == lead).with_for_update(read=True))
+    pending = [
+        *await session.scalars(_PENDING_VERSIONS, {"run": lead}),
+        *await session.scalars(_UNCOPIED_VERSIONS, {"run": run_id}),
+    ]
     await session.execute(
         update(table)
         .where(

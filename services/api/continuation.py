@@ -20,6 +20,8 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
     Raises: Problem: a field cannot change, or no steps are left; RequestValidationError: the document is refused
     """
     document = overlay(run.config.model_dump(mode="json"), request.changes)
+    if isinstance(document["policies"], Mapping):
+        document["policies"] = {name: one for name, one in document["policies"].items() if one is not None}
     if request.changes.get("recipe") is not None:
         raise refusal("changes.recipe", "a recipe only begins a document: write its settings (`leyden recipes`)")
     training = request.changes.get("training")
@@ -36,17 +38,49 @@ def amended(run: Run, version: int, request: ResumeRequest, pools: Mapping[str, 
     except ValidationError as error:
         problems = [{**one, "loc": ("body", "changes", *one["loc"])} for one in error.errors(include_url=False)]
         raise RequestValidationError(problems) from error
-    models = [pools[name].model_path if name in pools else None for name in (run.config.pool, config.pool)]
-    if run.config.pool in pools and models[0] != models[1]:
-        raise refusal("changes.pool", "a continued run keeps its model: write a pool that serves it")
-    for path, old, new in (
-        ("changes.model", run.config.model, config.model),
-        ("changes.algorithm.critic.model", _critics_model(run.config), _critics_model(config)),
-        ("changes.training.lora", run.config.training.lora, config.training.lora),
-    ):
-        if old != new:
-            raise refusal(path, "a continued run trains the same parameters: leave it as it was, or create a run")
+    _check_parameters(run.config, config, pools, "changes.", "changes.training.lora")
+    for name in _in_both(run, config):
+        path = f"changes.policies.{name}."
+        _check_parameters(run.config.policy_run(name), config.policy_run(name), pools, path, f"{path}lora")
     return config
+
+
+def continued_policies(run: Run, config: RunConfig, request: ResumeRequest) -> dict[str, int | None]:
+    """Returns the further policies that go on in the run of `config`, with the versions asked for.
+
+    Raises: Problem: a version is asked for a policy that does not go on
+    """
+    names = _in_both(run, config)
+    for name in request.policy_versions:
+        if name not in names:
+            shared = ", ".join(sorted(names)) or "none"
+            raise refusal(f"policy_versions.{name}", f"no such policy continues: write one of {shared}")
+    return {name: request.policy_versions.get(name) for name in names}
+
+
+def _in_both(run: Run, config: RunConfig) -> list[str]:
+    return [name for name in config.carried_policies if name in run.policy_runs]
+
+
+def _check_parameters(old: RunConfig, new: RunConfig, pools: Mapping[str, Pool], path: str, lora: str) -> None:
+    """Passes a document that trains or serves the same parameters.
+
+    Args:   path: where the changes have these settings; lora: where they have LoRA's
+    Raises: Problem: they differ
+    """
+    before, after = pools.get(old.pool), pools.get(new.pool)
+    if before is not None and before.model_path != (after and after.model_path):
+        raise refusal(f"{path}pool", "a continued run keeps its model: write a pool that serves it")
+    for place, was, now in (
+        (f"{path}model", old.model, new.model),
+        (f"{path}algorithm.critic.model", _critics_model(old), _critics_model(new)),
+        (lora, old.training.lora, new.training.lora),
+    ):
+        if was != now:
+            raise refusal(place, "a continued run trains the same parameters: leave it as it was, or create a run")
+    # Engines of such a pool serve the base model to a run without adapters.
+    if old.pool != new.pool and after is not None and after.adapters is not None and new.training.lora is None:
+        raise refusal(f"{path}pool", "this pool serves adapters, and the run has weights of its own: write another one")
 
 
 def _critics_model(config: RunConfig) -> str | None:

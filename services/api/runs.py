@@ -17,7 +17,7 @@ from leyden.libs.store.database import Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.training import best_version, weights_bytes
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
-from leyden.services.api.continuation import amended
+from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.models import check_model, check_policies, check_pool, check_task_fields, check_trainable
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
@@ -104,6 +104,7 @@ async def resume_run(
 ) -> Response:
     """Resume a paused run (no body), or continue an ended one as a new run with an amended document (201).
 
+    The further policies of a run continue with it, as further runs that name their parents.
     409 where that cannot be asked. A repeat without a body is harmless; with one, the Idempotency-Key makes it so.
     """
     if asked is None:
@@ -116,7 +117,8 @@ async def resume_run(
         config = amended(ended, version, asked, await read_pools(session))
         _check_runner(request, config)
         await _check_references(session, config)
-        return await runs.create_run(session, config, api.RunParent(run_id=run_id, version=version)), True
+        parents = await runs.policy_parents(session, ended, version, continued_policies(ended, config, asked))
+        return await runs.create_run(session, config, api.RunParent(run_id=run_id, version=version), parents), True
 
     return await create_once(store, create_request(request, caller, idempotency_key, asked), work)
 

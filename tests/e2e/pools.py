@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from leyden.libs.cli.platform import Options, Platform
@@ -36,13 +37,16 @@ def engine_process(model: Path) -> Iterator[str]:
 
 
 @contextmanager
-def platform_with_pools(folder: Path, models: Mapping[str, Path], **settings: Any) -> Iterator[Platform]:
-    """A platform with an engine for each pool. models: by pool; settings: of every pool."""
+def platform_with_pools(
+    folder: Path, models: Mapping[str, Path], environment: Mapping[str, str] = MappingProxyType({}), **settings: Any
+) -> Iterator[Platform]:
+    """A platform with an engine for each pool. models: by pool; environment: of every service; settings: of
+    every pool."""
     with ExitStack() as stack:
         urls = {pool: stack.enter_context(engine_process(model)) for pool, model in models.items()}
         pools = {pool: {"model_path": str(models[pool]), "engine_urls": [urls[pool]], **settings} for pool in models}
-        variables: dict[str, dict[str, str]] = {name: {} for name in VICTIMS}
-        variables |= {"trainer": THREADS, "controller": {"CONTROLLER_POOLS": json.dumps(pools)}}
+        own = {"trainer": THREADS, "controller": {"CONTROLLER_POOLS": json.dumps(pools)}}
+        variables = {name: {**environment, **own.get(name, {})} for name in VICTIMS}
         options = Options(
             environment=variables,
             model_path=models["default"],

@@ -13,6 +13,8 @@ from rich.console import Console
 from leyden.libs.cli.platform import Platform
 from leyden.libs.cli.watch import watch_run
 from leyden.libs.client import Client
+from leyden.libs.contracts.api import ResumeRequest, RunParent
+from leyden.libs.faults import FaultInjector
 from leyden.services.engine.tiny import make_tiny_model
 from tests.e2e.pools import platform_with_pools
 from tests.invariants import violations
@@ -22,11 +24,16 @@ PAIR = Path(__file__).parents[1] / "agents" / "pair.py"
 
 
 @pytest.fixture(scope="module")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+def injector(tmp_path_factory: pytest.TempPathFactory) -> FaultInjector:
+    return FaultInjector(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def platform(tmp_path_factory: pytest.TempPathFactory, injector: FaultInjector) -> Iterator[Platform]:
     """A platform with two pools, whose models have other weights and other vocabularies."""
     folder = tmp_path_factory.mktemp("policies")
     one, other = make_tiny_model(folder / "one"), make_tiny_model(folder / "other", seed=1, vocab_size=384)
-    with platform_with_pools(folder, {"default": one, "second": other}) as running:
+    with platform_with_pools(folder, {"default": one, "second": other}, injector.environment) as running:
         yield running
 
 
@@ -56,7 +63,9 @@ def wait_for_step(client: Client, run_id: str, step: int) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_two_policies_learn_together(platform: Platform, client: Client) -> None:
+def test_two_policies_learn_together_and_go_on_from_an_earlier_version(
+    platform: Platform, client: Client, injector: FaultInjector
+) -> None:
     created = client.create_run(pair_run(24))
     checker_id = created.policy_runs["checker"]
     # Both trainers and the controller die while the two runs are at different points of their steps.
@@ -74,9 +83,36 @@ def test_two_policies_learn_together(platform: Platform, client: Client) -> None
     assert after.mean > 0.9
     checker = client.run(checker_id)
     assert (checker.phase, checker.progress.step, checker.lead_run_id) == ("completed", 24, run.id)
+    assert (client.run(run.id).best_version, checker.best_version) == (24, 24)
     for one in (run, checker):
         assert [version.version for version in client.policies(one.id)] == list(range(25))
         assert violations(platform.facts.database_url, one.id) == {}
+    go_on(platform, client, injector, {"": run.id, "checker": checker.id})
+
+
+def go_on(platform: Platform, client: Client, injector: FaultInjector, parents: dict[str, str]) -> None:
+    """Continues version 23 of both policies for two steps; the API dies before and after the commit, and a trainer dies
+    while it copies its version."""
+    points = ("api.created", "api.committed", "trainer.version_copied")
+    for point in points:
+        injector.arm(point)
+    changes = {"training": {"steps": 2}, "evaluation": None}
+    made = client.continue_run(parents[""], ResumeRequest(changes=changes, from_version=23))
+    run = watch_run(client, made.id, Console(quiet=True))
+    assert (run.phase, run.reason) == ("completed", None)
+    assert all(injector.fired(point, 0.0) for point in points)
+    children = [one.id for one in client.runs() if one.parent is not None]
+    assert sorted(children) == sorted([run.id, *run.policy_runs.values()])
+    for policy, run_id in {"": run.id, **run.policy_runs}.items():
+        child = client.run(run_id)
+        assert (child.phase, child.progress.step) == ("completed", 2)
+        assert child.parent == RunParent(run_id=parents[policy], version=23)
+        hashes = {one.version: one.content_sha256 for one in client.policies(parents[policy])}
+        versions = list(client.policies(run_id))
+        assert [one.version for one in versions] == [0, 1, 2]
+        assert versions[0].content_sha256 == hashes[23]
+        assert [step.metrics.get("optimizer_inherited") for step in client.steps(run_id)] == [1.0, None]
+        assert violations(platform.facts.database_url, run_id) == {}
 
 
 @pytest.mark.timeout(900)

@@ -47,7 +47,7 @@ class Policy(Document):
     model: FolderPath | None = None
     """Absolute folder of the base model; null for the model of the pool."""
     frozen: bool = False
-    """The policy answers with its base model and does not train."""
+    """The policy does not train: it answers with its version 0, the base model unless the run continues another."""
     lora: Lora | None = None
     """Train LoRA adapters in place of the policy's weights."""
     algorithm: Algorithm | None = None

@@ -20,6 +20,7 @@ from leyden.libs.cli.__main__ import app
 from leyden.libs.cli.errors import Exit
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.engines import Pool, write_pools
 from tests import builders
 from tests.fakes.served_api import TOKEN
 
@@ -83,6 +84,38 @@ def test_a_run_is_created_with_changes_found_by_name_and_steered(leyden: Leyden,
     assert (refused.exit_code, "allowed now: nothing" in refused.stderr) == (Exit.REFUSED, True)
     # Cancelled by people: the end is there although no controller has seen it.
     assert "mine" in leyden("run", "list").stdout
+
+
+def test_an_ended_team_continues_with_its_policies(leyden: Leyden, document: Path, postgres_dsn: str) -> None:
+    roles = '[{"name": "writer", "agent_name": "w"}, {"name": "checker", "policy": "checker"}]'
+    changes = ("--set", f"roles={roles}", "--set", 'policies={"checker": {"pool": "second"}}')
+    asyncio.run(add_second_pool(postgres_dsn))
+    made = json.loads(leyden("run", "create", str(document), *changes, "--set", "name=team", "--json").stdout)
+    runs = [made["id"], made["policy_runs"]["checker"]]
+    asyncio.run(end_with_versions(postgres_dsn, runs, 3))
+    wrong = leyden("run", "resume", "team", "--policy-version", "checker")
+    assert (wrong.exit_code, "write --policy-version checker=17" in wrong.stderr) == (Exit.USAGE, True)
+    shown = leyden("run", "resume", "team", "--policy-version", "checker=1", "--steps", "5").stdout
+    assert f"{runs[0]}, version 2" in shown
+    assert f"from {runs[1]}, version 1" in shown
+
+
+async def add_second_pool(dsn: str) -> None:
+    database = Database(dsn)
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("second")])
+    await database.close()
+
+
+async def end_with_versions(dsn: str, run_ids: list[str], count: int) -> None:
+    database = Database(dsn)
+    for run_id in run_ids:
+        async with database.session() as session:
+            session.add(tables.RunStatus(run_id=run_id, phase="failed"))
+            run = await session.get_one(tables.Run, run_id)
+        for version in range(count):
+            await builders.add_policy_version(database, run, version)
+    await database.close()
 
 
 def test_a_run_begins_with_a_recipe_that_is_listed_and_shown(leyden: Leyden, document: Path) -> None:

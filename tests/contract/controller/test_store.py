@@ -23,8 +23,8 @@ from leyden.libs.store.retention import prune_run
 from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import PoolSettings, Settings
+from leyden.services.controller.tick import Controller
 from leyden.services.controller.trainers import TrainerSupervisor
-from leyden.services.controller.worker import Controller
 from tests import builders
 
 LONG_AGO = datetime.now(tz=UTC) - timedelta(hours=1)

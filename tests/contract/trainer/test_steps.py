@@ -698,6 +698,20 @@ async def test_a_run_continues_another_from_any_version_with_its_optimiser_if_th
     assert describe(Path(versions[0].path)).content_sha256 == made[version]
 
 
+async def test_a_policy_that_is_frozen_when_it_continues_serves_the_weights_that_it_begins_with(case: Case) -> None:
+    await case.open(steps=2)
+    for number in range(4):
+        await case.add_group(number, version=number // 2)
+    await case.train()
+    made, parent = await case.versions(), case.run
+    document = {**parent.config, "training": {**parent.config["training"], "steps": 0}}
+    case.run = await builders.add_run(case.database, config=document, parent_run_id=parent.id, parent_version=2)
+    await case.train()
+    [version] = (await case.versions()).values()
+    assert (version.version, version.content_sha256) == (0, made[2].content_sha256)
+    assert describe(Path(version.path)).content_sha256 == made[2].content_sha256
+
+
 async def test_a_step_with_replaced_groups_is_made_again_with_the_same_result(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,3 +118,51 @@ async def test_a_part_of_an_evaluation_or_other_tasks_decide_no_best_version(dat
         assert await training.best_version(session, run.id) == 1
     # The version of the unfinished evaluation stays, and the best; a finished evaluation's does not.
     assert await prune(database, run.id, 4) == {0, 1, 2}
+
+
+async def team(database: Database) -> tuple[tables.Run, tables.Run]:
+    """A leading run and the one of its checker, with versions 0 to 5 each."""
+    lead = await builders.add_run(database)
+    checker = await builders.add_run(database, dataset_id=lead.dataset_id, lead_run_id=lead.id, policy="checker")
+    for run in (lead, checker):
+        for version in range(6):
+            await builders.add_policy_version(database, run, version)
+    return lead, checker
+
+
+async def best(database: Database, run: tables.Run) -> int | None:
+    async with database.read() as session:
+        return await training.best_version(session, run.id)
+
+
+async def test_a_policy_has_the_best_version_of_the_leading_run_while_it_has_its_files(database: Database) -> None:
+    lead, checker = await team(database)
+    assert await best(database, checker) is None
+    for version, reward in ((2, 0.9), (3, 0.5)):
+        await add_rewards(database, lead, version, reward)
+    assert [await best(database, run) for run in (lead, checker)] == [2, 2]
+    assert await prune(database, checker.id, 5) == {0, 2, 5}
+    await add_rewards(database, lead, 4, 1.0)
+    # The checker has removed its version 4, though the leading run has not.
+    assert [await best(database, run) for run in (lead, checker)] == [4, None]
+
+
+async def test_a_policys_version_with_a_pending_evaluation_of_its_leading_run_is_not_removed(
+    database: Database,
+) -> None:
+    lead, checker = await team(database)
+    async with database.session() as session:
+        await runs.create_evaluation(session, lead.id, EvaluationRequest(policy_version=1, dataset=lead.dataset_id))
+        pruning = asyncio.create_task(prune(database, checker.id, 3))
+        # It waits for the evaluation, whose transaction is still open.
+        assert not (await asyncio.wait({pruning}, timeout=0.5))[0]
+    assert await pruning == {0, 1, 3, 4, 5}
+
+
+async def test_a_version_that_a_continued_run_has_yet_to_copy_is_not_removed(database: Database) -> None:
+    lead, checker = await team(database)
+    for parent in (lead, checker):
+        child = await builders.add_run(database, dataset_id=lead.dataset_id, parent_run_id=parent.id, parent_version=2)
+        assert await prune(database, parent.id, 4) == {0, 2, 4, 5}
+        await builders.add_policy_version(database, child, 0)
+        assert await prune(database, parent.id, 4) == {0, 4, 5}

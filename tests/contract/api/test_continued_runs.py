@@ -1,0 +1,247 @@
+"""Continued runs over HTTP: the new runs of an ended one and of its policies, and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from leyden.libs.contracts.api import Run
+from leyden.libs.store.database import Database
+from leyden.libs.store.engines import Pool, write_pools
+from tests import builders
+from tests.contract.api.test_runs import create, row_of, set_phase
+
+NOW = datetime.now(tz=UTC)
+ROLES = [
+    {"name": "writer", "agent_name": "w"},
+    {"name": "checker", "agent_name": "c", "policy": "checker"},
+    {"name": "judge", "policy": "judge"},
+]
+
+
+async def ended_run(http: httpx.AsyncClient, database: Database, phase: str = "failed") -> dict[str, Any]:
+    run = await create(http, training={"steps": 100})
+    for version in range(3):
+        await builders.add_policy_version(
+            database, await row_of(database, run["id"]), version, pruned_at=NOW if version == 1 else None
+        )
+    await set_phase(database, run["id"], phase)
+    return run
+
+
+@pytest.mark.parametrize("phase", ["completed", "failed", "cancelled"])
+async def test_an_ended_run_continues_with_an_amended_document(
+    api_http: httpx.AsyncClient, database: Database, phase: str
+) -> None:
+    run = await ended_run(api_http, database, phase)
+    path, headers = f"/v1/runs/{run['id']}/resume", {"idempotency-key": "k"}
+    body = {"changes": {"optimizer": {"learning_rate": 5e-7}, "name": "second try"}}
+    made = await api_http.post(path, json=body, headers=headers)
+    assert made.status_code == 201, made.text
+    new = made.json()
+    assert (new["name"], new["parent"]) == ("second try", {"run_id": run["id"], "version": 2})
+    # The steps that the first run did not make.
+    assert (new["config"]["optimizer"]["learning_rate"], new["progress"]["steps"]) == (5e-7, 98)
+    assert (await api_http.post(path, json=body, headers=headers)).json()["id"] == new["id"]
+    chosen = await api_http.post(path, json={"changes": {"training": {"steps": 7}}, "from_version": 0})
+    assert (chosen.json()["parent"]["version"], chosen.json()["progress"]["steps"]) == (0, 7)
+    # The child copies its parent's weights first.
+    refused = await api_http.delete(f"/v1/runs/{run['id']}")
+    assert (refused.status_code, "has yet to copy its weights" in refused.json()["detail"]) == (409, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"from_version": 1}, 409, "no weights of version 1 (there are 0, 2)"),
+        ({"changes": {"model": "/other"}}, 422, "changes.model: "),
+        (
+            {
+                "changes": {
+                    "algorithm": {"critic": {"trunk": "own", "model": "/other"}},
+                    "credit": {"baseline": {"type": "value"}},
+                }
+            },
+            422,
+            "changes.algorithm.critic.model: ",
+        ),
+        ({"changes": {"training": {"lora": {"rank": 4}}}}, 422, "changes.training.lora: "),
+        ({"changes": {"optimizer": {"learning_rat": 1}}}, 422, "changes.optimizer.learning_rat: "),
+        ({"changes": {"sampling": {"min_siblings": 9}}}, 422, "changes.sampling: min_siblings 9 exceeds"),
+        ({"changes": {"pool": "huge"}}, 422, "there is no pool 'huge'"),
+        ({"changes": {"recipe": "lora-1gpu"}}, 422, "changes.recipe: a recipe only begins a document"),
+    ],
+)
+async def test_what_cannot_continue_a_run_is_refused_with_its_path(
+    api_http: httpx.AsyncClient, database: Database, body: dict[str, Any], status: int, words: str
+) -> None:
+    run = await ended_run(api_http, database)
+    refused = await api_http.post(f"/v1/runs/{run['id']}/resume", json=body)
+    assert (refused.status_code, words in refused.json()["detail"]) == (status, True), refused.text
+
+
+async def test_a_run_that_has_not_ended_or_made_all_steps_needs_more_to_continue(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    going = await create(api_http)
+    refused = await api_http.post(f"/v1/runs/{going['id']}/resume", json={})
+    assert (refused.status_code, "cancel it first" in refused.json()["detail"]) == (409, True)
+    done = await create(api_http, training={"steps": 0})
+    await builders.add_policy_version(database, await row_of(database, done["id"]), 0)
+    await set_phase(database, done["id"], "completed")
+    refused = await api_http.post(f"/v1/runs/{done['id']}/resume", json={})
+    assert (refused.status_code, "(--steps)" in refused.json()["detail"]) == (422, True)
+
+
+async def ended_team(http: httpx.AsyncClient, database: Database, **judge: Any) -> dict[str, Any]:
+    """An ended run with versions 0, 3 and 4, a checker with 0, 2, 3 and 5, and a frozen judge with 0."""
+    await create(http)
+    async with database.session() as session:
+        pools = [Pool("default", "/m/a"), Pool("second", "/m/b"), Pool("third", "/m/c"), Pool("twin", "/m/b")]
+        await write_pools(session, [*pools, Pool("shared", "/m/b", adapters=2), Pool("fourth", "/m/d")])
+    policies = {"checker": {"pool": "second"}, "judge": {"pool": "third", "frozen": True, **judge}}
+    lead = await create(http, training={"steps": 10}, roles=ROLES, policies=policies)
+    versions = {"": range(5), "checker": range(6), "judge": range(1)}
+    for policy, run_id in {"": lead["id"], **lead["policy_runs"]}.items():
+        gone = {"": {1, 2}, "checker": {1, 4}}.get(policy, set())
+        run = await row_of(database, run_id)
+        for version in versions[policy]:
+            await builders.add_policy_version(database, run, version, pruned_at=NOW if version in gone else None)
+        await set_phase(database, run_id, "failed")
+    return lead
+
+
+async def carried(http: httpx.AsyncClient, run: dict[str, Any]) -> dict[str, Run]:
+    """The runs of its further policies."""
+    found = {}
+    for policy, run_id in run["policy_runs"].items():
+        found[policy] = Run.model_validate((await http.get(f"/v1/runs/{run_id}")).json())
+    return found
+
+
+async def resumed(http: httpx.AsyncClient, run: dict[str, Any], **body: Any) -> dict[str, Any]:
+    answer = await http.post(f"/v1/runs/{run['id']}/resume", json=body)
+    assert answer.status_code == 201, answer.text
+    made: dict[str, Any] = answer.json()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("body", "lead", "checker"),
+    [
+        ({"from_version": 3}, 3, 3),
+        # The checker's version 4 is gone.
+        ({}, 4, 5),
+        ({"from_version": 4, "policy_versions": {"checker": 2}}, 4, 2),
+        ({"from_version": 0}, 0, 0),
+    ],
+)
+async def test_each_policy_continues_from_the_same_version_or_its_newest(
+    api_http: httpx.AsyncClient, database: Database, body: dict[str, Any], lead: int, checker: int
+) -> None:
+    team = await ended_team(api_http, database)
+    made = await resumed(api_http, team, **body)
+    assert made["parent"] == {"run_id": team["id"], "version": lead}
+    runs = await carried(api_http, made)
+    assert {name: (one.lead_run_id, one.progress.steps) for name, one in runs.items()} == {
+        "checker": (made["id"], 10 - lead),
+        "judge": (made["id"], 0),
+    }
+    parents = {name: one.parent and one.parent.model_dump() for name, one in runs.items()}
+    assert parents == {
+        "checker": {"run_id": team["policy_runs"]["checker"], "version": checker},
+        "judge": {"run_id": team["policy_runs"]["judge"], "version": 0},
+    }
+
+
+async def test_equal_requests_with_one_key_continue_a_team_once(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    team = await ended_team(api_http, database)
+    path, headers = f"/v1/runs/{team['id']}/resume", {"idempotency-key": "k"}
+    answers = await asyncio.gather(*(api_http.post(path, json={}, headers=headers) for _ in range(3)))
+    assert {answer.status_code for answer in answers} == {201}
+    assert len({answer.json()["id"] for answer in answers}) == 1
+    runs = (await api_http.get("/v1/runs")).json()["items"]
+    assert len([one for one in runs if one["parent"] is not None]) == 3
+
+
+async def test_policies_are_added_removed_and_frozen_in_a_continued_run(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    team = await ended_team(api_http, database)
+    roles = [ROLES[0], ROLES[1], {"name": "critic", "policy": "critic"}]
+    policies = {"judge": None, "critic": {"pool": "fourth"}, "checker": {"pool": "twin", "frozen": True}}
+    made = await resumed(api_http, team, changes={"roles": roles, "policies": policies}, from_version=3)
+    runs = await carried(api_http, made)
+    assert sorted(runs) == ["checker", "critic"]
+    assert runs["critic"].parent is None
+    assert runs["critic"].progress.steps == 7
+    parent, checker = runs["checker"].parent, runs["checker"]
+    assert parent is not None
+    assert (parent.version, checker.config.pool, checker.progress.steps) == (3, "twin", 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        ({"from_version": 2}, 409, "no weights of version 2 (there are 0, 3, 4)"),
+        ({"policy_versions": {"checker": 1}}, 409, "no weights of version 1 (there are 0, 2, 3, 5)"),
+        ({"policy_versions": {"writer": 1}}, 422, "policy_versions.writer: no such policy continues: write one of che"),
+        ({"policy_versions": {"checker": -1}}, 422, "policy_versions.checker: "),
+        ({"changes": {"policies": {"checker": {"model": "/m/x"}}}}, 422, "changes.policies.checker.model: "),
+        ({"changes": {"policies": {"checker": {"lora": {"rank": 4}}}}}, 422, "changes.policies.checker.lora: "),
+        ({"changes": {"policies": {"checker": {"pool": "fourth"}}}}, 422, "changes.policies.checker.pool: a continued"),
+        (
+            {"changes": {"policies": {"checker": {"pool": "shared", "frozen": True}}}},
+            422,
+            "changes.policies.checker.pool: this pool serves adapters",
+        ),
+        ({"changes": {"policies": {"judge": None}}}, 422, "roles: ['judge'] are none of the policies ['checker']"),
+        ({"changes": {"roles": ROLES[:2]}}, 422, "policies: no role names ['judge']"),
+        ({"changes": {"policies": None}}, 422, "changes.policies: "),
+        ({"changes": {"policies": {"checker": {"frozen": True}}, "train": ["checker"]}}, 422, "['checker'] does not"),
+    ],
+)
+async def test_what_cannot_continue_a_team_is_refused_with_its_path(
+    api_http: httpx.AsyncClient, database: Database, body: dict[str, Any], status: int, words: str
+) -> None:
+    team = await ended_team(api_http, database)
+    before = len((await api_http.get("/v1/runs")).json()["items"])
+    refused = await api_http.post(f"/v1/runs/{team['id']}/resume", json=body)
+    assert (refused.status_code, words in refused.json()["detail"]) == (status, True), refused.text
+    assert len((await api_http.get("/v1/runs")).json()["items"]) == before
+
+
+async def test_a_policy_alone_or_one_without_versions_does_not_continue(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    team = await ended_team(api_http, database)
+    checker = team["policy_runs"]["checker"]
+    refused = await api_http.post(f"/v1/runs/{checker}/resume", json={})
+    words = f"cannot continue run {checker}: it carries policy 'checker' of run {team['id']}, continue that"
+    assert (refused.status_code, words in refused.json()["detail"]) == (409, True)
+    made = await resumed(api_http, team)
+    await builders.add_policy_version(database, await row_of(database, made["id"]), 0)
+    await set_phase(database, made["id"], "cancelled")
+    refused = await api_http.post(f"/v1/runs/{made['id']}/resume", json={})
+    words = f"of run {made['id']}: it has no version; remove it, or create a run"
+    assert (refused.status_code, words in refused.json()["detail"]) == (409, True)
+
+
+async def test_a_team_is_deleted_once_every_policy_of_the_next_has_copied_its_weights(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    team = await ended_team(api_http, database)
+    made = await resumed(api_http, team)
+    for run_id in (made["id"], *made["policy_runs"].values()):
+        refused = await api_http.delete(f"/v1/runs/{team['id']}")
+        assert (refused.status_code, "has yet to copy its weights" in refused.json()["detail"]) == (409, True)
+        await builders.add_policy_version(database, await row_of(database, run_id), 0)
+    assert (await api_http.delete(f"/v1/runs/{team['id']}")).status_code == 202
+    refused = await api_http.post(f"/v1/runs/{team['id']}/resume", json={})
+    assert (refused.status_code, "being deleted" in refused.json()["detail"]) == (409, True)
