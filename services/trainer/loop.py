@@ -230,7 +230,7 @@ class Trainer:
                 self.config,
                 zero_variance=zero_variance,
                 interrupted=interrupted,
-                before_update=lambda: self.learner.ranks.wait(self.saver.is_written),
+                is_written=self.saver.is_written,
             )
         started = time.perf_counter()
         folder = version_folder(self.settings.folder.absolute(), self.settings.run_id, self.learner.step)

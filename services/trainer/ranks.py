@@ -120,14 +120,16 @@ class Ranks:
             yield
 
     def wait(self, is_done: Callable[[float], bool]) -> None:
-        """Rank 0 waits inside the block of `sending`, after its last collective; the others wait with it.
+        """Waits until `is_done` returns True on every rank. All ranks call it.
 
-        Args: is_done: waits so many seconds, and says whether there is nothing left to wait for
+        Args:   is_done: waits at most so many seconds, and returns whether there is nothing left to wait for
+        Raises: RankFailed: it raised on another rank
         """
-        while not is_done(self._beat_seconds):
-            if self.size > 1:
-                with self._answers():
-                    dist.broadcast_object_list([Wait()], src=0)
+        waits = True
+        while waits:
+            with self.agreeing_on(RankFailed):
+                waits = not is_done(self._beat_seconds)
+            waits = self.any(waits)
 
     def receive(self) -> Message:
         """Rank 0's next message."""

@@ -70,7 +70,7 @@ def optimizer_step(
     *,
     zero_variance: Sequence[Sample] = (),
     interrupted: Callable[[], bool] = lambda: False,
-    before_update: Callable[[], None] = lambda: None,
+    is_written: Callable[[float], bool] = lambda _: True,
 ) -> Metrics:
     """Trains the policy on `samples` and returns the step's metrics; all ranks call it with the same samples.
 
@@ -78,17 +78,17 @@ def optimizer_step(
     all zero. Their gradient is zero, so leaving them out of the computation is exact, but the loss's denominators count
     them. It must be empty if the credit whitens advantages.
 
-    Args:   interrupted: asked before every pack; before_update: called once the first gradients are computed, before
-                weights and moments change
-    Raises: TrainingDiverged: loss or gradient norm is not finite; Interrupted; whatever `before_update` raises. `step`
-                is then unchanged, and before the first update weights and moments are, too. After it the learner must
-                be loaded again.
+    Args:   interrupted: asked before every pack; is_written: waits at most so many seconds and returns whether the last
+                step's state is on the disk. No rank changes weights or moments before that.
+    Raises: TrainingDiverged: loss or gradient norm is not finite; Interrupted; whatever `is_written` raises, and
+                RankFailed on other ranks. `step` is then unchanged, and before the first update weights and moments
+                are, too. After it the learner must be loaded again.
     """
     started = time.perf_counter()
     if learner.reference is not None:
         learner.reference.refresh(learner.policy, learner.step)
     batch = _prepare(learner, samples, zero_variance, config)
-    updates = _make_updates(learner, batch, config, interrupted, before_update)
+    updates = _make_updates(learner, batch, config, interrupted, is_written)
     learner.step += 1
     return step_metrics(batch, updates, learner.step, started)
 
@@ -106,7 +106,7 @@ def _make_updates(
     batch: Batch,
     config: RunConfig,
     interrupted: Callable[[], bool],
-    before_update: Callable[[], None],
+    is_written: Callable[[float], bool],
 ) -> list[Update]:
     algorithm, updates = config.algorithm, list[Update]()
     parts = mini_batches(batch.groups, algorithm.mini_batches, algorithm.epochs, config.sampling.seed, learner.step)
@@ -117,7 +117,7 @@ def _make_updates(
         _clip_gradients(learner, update, config)
         _require_finite(learner, batch, update)
         if not updates:
-            before_update()
+            learner.ranks.wait(is_written)
         computed_at = time.perf_counter()
         update.learning_rate = _apply(learner, config.optimizer, config.training.steps)
         update.seconds = time.perf_counter() - computed_at

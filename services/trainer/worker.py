@@ -124,10 +124,13 @@ async def _open_trainer(
         pool = await pool_of_run(session, run_id)
         parent = await training.read_parent(session, run_id)
     base = _base_model(config, pool, settings)
-    start = inherited = None
+    # A continued run has a version 0 of its own. Its parent may be deleted once that is recorded.
+    copy = version_folder(settings.folder.absolute(), run_id, 0)
+    start = copy if version_0 is not None and Path(version_0.path) == copy else None
+    inherited = None
     if parent is not None and Path(parent.version.path) != base:
-        start = version_folder(settings.folder.absolute(), run_id, 0)
         if version_0 is None:
+            start = copy
             where = Path(parent.version.path), start, parent.version.content_sha256
             await asyncio.to_thread(copy_version, *where, lock_check(lock))
             fault_point("trainer.version_copied")

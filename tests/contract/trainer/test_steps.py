@@ -17,7 +17,7 @@ from sqlalchemy import func, select, update
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
-from leyden.libs.store import tables, training
+from leyden.libs.store import retention, runs, tables, training
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.services.trainer import loop as trainer_loop
@@ -26,9 +26,11 @@ from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     LockCheck,
     Progress,
+    copy_version,
     describe,
     export_weights,
     remove_folder,
+    version_folder,
 )
 from leyden.services.trainer.learner import make_accelerator
 from leyden.services.trainer.resume import LearnerLoader
@@ -696,6 +698,36 @@ async def test_a_run_continues_another_from_any_version_with_its_optimiser_if_th
     # Its files outlive the parent's.
     shutil.rmtree(case.folder / parent.id)
     assert describe(Path(versions[0].path)).content_sha256 == made[version]
+
+
+async def test_a_continued_run_that_starts_again_needs_its_parent_no_more(case: Case) -> None:
+    await case.open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    await case.train()
+    parent, made = case.run, (await case.versions())[1]
+    remove_folder(case.folder / parent.id / "checkpoints" / "1")
+    found = []
+    for is_parent_deleted in (False, True):
+        case.run = await builders.add_run(
+            case.database, config=parent.config, parent_run_id=parent.id, parent_version=made.version
+        )
+        for number in (2, 3):
+            await case.add_group(number)
+        if is_parent_deleted:
+            # The trainer ended after it had recorded version 0.
+            own = version_folder(case.folder.absolute(), case.run.id, 0)
+            copy_version(Path(made.path), own, made.content_sha256)
+            sha256 = made.content_sha256
+            await builders.add_policy_version(case.database, case.run, 0, path=str(own), content_sha256=sha256)
+            await builders.end_run(case.database, parent)
+            async with case.database.session() as session:
+                await runs.mark_deleted(session, parent.id)
+            await retention.delete_run(case.database, parent.id)
+            shutil.rmtree(case.folder / parent.id)
+        await case.train()
+        found.append((await case.versions())[1].content_sha256)
+    assert found[0] == found[1]
 
 
 async def test_a_policy_that_is_frozen_when_it_continues_serves_the_weights_that_it_begins_with(case: Case) -> None:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from leyden.services.controller.kubernetes_trainers import RANK_LOST
 from leyden.services.trainer import tree
 from leyden.services.trainer.checkpoint import CheckpointDamaged
-from leyden.services.trainer.ranks import Leave, RankFailed, Ranks, Step
+from leyden.services.trainer.ranks import RankFailed, Ranks
+from leyden.services.trainer.step import optimizer_step
 from leyden.services.trainer.tree import share_rows
 from tests.fakes.forked_trainer import run_forked
 from tests.shared import free_port
@@ -66,20 +67,23 @@ def _write_slowly(rank: int, folder: str) -> None:
     timeout = timedelta(seconds=8)
     dist.init_process_group("gloo", f"file://{folder}/store", timeout=timeout, rank=rank, world_size=2)
     ranks = Ranks(rank, 2, timeout_seconds=timeout.total_seconds())
-    if rank > 0:
-        while not isinstance(ranks.receive(), Leave):
-            pass
-        return
     began = time.monotonic()
 
     def is_written(seconds: float) -> bool:
         time.sleep(seconds)
         return time.monotonic() - began > 1.5 * timeout.total_seconds()
 
-    with ranks.sending(Step([], [])):
-        ranks.wait(is_written)
-    with ranks.sending(Leave()):
-        pass
+    def is_not_written(seconds: float) -> bool:
+        raise OSError("no space left")
+
+    # Four updates: the ranks compute gradients together again once the first one is made.
+    learner, config = start("qwen", ranks)
+    own = {"is_written": is_written} if rank == 0 else {}
+    optimizer_step(learner, agent_samples(0, groups=4), config, **own)
+    own = {"is_written": is_not_written} if rank == 0 else {}
+    with pytest.raises(OSError if rank == 0 else RankFailed, match="no space left"):
+        optimizer_step(learner, agent_samples(1, groups=4), config, **own)
+    assert learner.step == 1
 
 
 def test_ranks_wait_for_a_checkpoint_that_takes_longer_than_their_timeout(tmp_path: Path) -> None:
