@@ -30,10 +30,10 @@ from rich.table import Table
 from leyden.libs.cli.platform import Options, Platform
 from leyden.libs.cli.services import INTERNAL_PORTS
 from leyden.libs.client import Client
-from leyden.services.engine.tiny import make_tiny_model
 from tests.fakes.scripted_engine import engine_process
 from tests.invariants import violations
 from tests.soak import trainer_pid
+from tests.tiny_model import make_tiny_model
 
 AGENT = Path(__file__).parent / "agents" / "scripted.sh"
 GROUP_SIZE = 8

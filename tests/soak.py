@@ -25,11 +25,11 @@ from typing import Any
 from leyden.libs.cli.platform import Options, Platform
 from leyden.libs.client import Client
 from leyden.libs.faults import FaultInjector
-from leyden.services.engine.tiny import make_tiny_model
 from tests.chaos import VICTIMS, Chaos, RunWatch, kill, trainer_pid
 from tests.invariants import lost_calls, violations
 from tests.replay import differing_versions
 from tests.shared import open_to_agents
+from tests.tiny_model import make_tiny_model
 
 __all__ = ["VICTIMS", "bandit_run", "kill", "running_platform", "small_platform", "trainer_pid"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from leyden.services.engine.tiny import make_tiny_model
 from tests.shared import ROOT
 from tests.soak import bandit_run
+from tests.tiny_model import make_tiny_model
 
 PARTS = ("leyden", "libs", "services", "examples", "pyproject.toml", "README.md", "LICENSE")
 

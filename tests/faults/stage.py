@@ -21,11 +21,11 @@ from leyden.libs.cli.services import LOGS
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Run
 from leyden.libs.store.embedded import EmbeddedPostgres, EmbeddedRedis
-from leyden.services.engine.tiny import make_tiny_model
 from tests.faults.proxy import FaultProxy
 from tests.invariants import lost_calls, violations
 from tests.shared import open_to_agents
 from tests.soak import bandit_run
+from tests.tiny_model import make_tiny_model
 
 ROLE = "services"
 ENDED = {"completed", "failed", "cancelled"}

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.services.engine.tiny import make_tiny_model
 from leyden.services.trainer import tree
 from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
 from leyden.services.trainer.checkpoint import Progress, export_weights, optimizer_state, save_checkpoint
@@ -20,6 +19,7 @@ from leyden.services.trainer.learner import make_accelerator, resume_learner, st
 from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.step import Learner, TrainingDiverged, optimizer_step
 from leyden.services.trainer.value_model import ValueModel
+from tests.tiny_model import make_tiny_model
 from tests.unit.trainer.cases import tiny_llama, tiny_qwen
 from tests.unit.trainer.test_critic import CPU, agent_forest, agent_rows, config, gradients, plain_values
 

@@ -71,8 +71,8 @@ def _write_tokenizer(folder: Path, vocab_size: int, chat_template: str) -> tuple
     tokenizer.add_tokens([AddedToken(f"<filler_{index}>", special=False) for index in range(fillers)])
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",  # noqa: S106 - the name of a token, no secret
-        pad_token="<|endoftext|>",  # noqa: S106 - the name of a token, no secret
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
         clean_up_tokenization_spaces=False,
     )
     fast.chat_template = chat_template
