@@ -142,11 +142,13 @@ class Fleet:
             target = self._targets.get(run_id)
             if any(target is None or (run_id, target.version) in _served(status) for status in self._serving()):
                 return None
+            runs = {run for status in self._serving() for run, _ in _served(status)}
             # An engine that serves others names here each run whose adapter it lacks.
             statuses = [
                 status
                 for status in statuses
-                if status.state is not EngineState.SERVING or f"{run_id}:" in (status.detail or "")
+                if f"{run_id}:" in (status.detail or "")
+                or (run_id not in runs and status.state is not EngineState.SERVING)
             ]
         return "; ".join(f"{status.url}: {status.detail}" for status in statuses if status.detail) or None
 
