@@ -255,7 +255,7 @@ SERVING = (
         "Engines that serve every run's target version, and runs that none serves",
         {
             "{{pool}}": "max by (pool) (controller_engines_serving)",
-            "unserved {{pool}}": "max by (pool) (controller_runs_unserved) > 0",
+            "unserved {{pool}}": "max by (pool) (controller_runs_unserved)",
         },
     ),
     metric("Weight updates", rate("controller_engine_updates_total", "result")),
