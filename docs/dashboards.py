@@ -251,7 +251,13 @@ SERVING = (
             "sent again": "sum(rate(gateway_engine_retries_total[$__rate_interval])) or vector(0)",
         },
     ),
-    metric("Engines that serve the target version", {"{{pool}}": "max by (pool) (controller_engines_serving)"}),
+    metric(
+        "Engines that serve every run's target version, and runs that none serves",
+        {
+            "{{pool}}": "max by (pool) (controller_engines_serving)",
+            "unserved {{pool}}": "max by (pool) (controller_runs_unserved)",
+        },
+    ),
     metric("Weight updates", rate("controller_engine_updates_total", "result")),
     metric("Seconds of a weight update", quantiles("controller_engine_update_seconds"), "s"),
     metric(

@@ -111,12 +111,15 @@ def check_model(model: str | None, path: str = "model") -> None:
 
 
 def check_trainable(config: RunConfig, pools: Mapping[str, Pool]) -> None:
-    """Passes a run whose model this machine does not see, or whose `config.json` describes a dense model.
+    """Passes a run without steps, one whose model this machine does not see, and one whose `config.json` describes a
+    dense model.
 
     The trainer checks its model more thoroughly when it loads it.
 
     Raises: Problem: the model is a mixture of experts, or has layers that token trees do not compute
     """
+    if config.training.steps == 0:
+        return
     folder = config.model or pools[config.pool].model_path
     try:
         found = json.loads((Path(folder) / "config.json").read_text()) if folder else {}

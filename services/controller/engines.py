@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,10 @@ limited_log = RateLimitedLogger(log)
 
 UPDATES = Counter("controller_engine_updates_total", "Weight updates of engines.", ["result"])
 UPDATE_SECONDS = Histogram("controller_engine_update_seconds", "Pause to continue.", buckets=SECONDS_BUCKETS)
-SERVING = Gauge("controller_engines_serving", "Engines that serve the target version.", ["pool"])
+SERVING = Gauge("controller_engines_serving", "Engines that serve the target version of every run.", ["pool"])
+UNSERVED = Gauge(
+    "controller_runs_unserved", "Runs with a target version that no engine serves any version of.", ["pool"]
+)
 
 
 @dataclass(eq=False)
@@ -51,7 +54,9 @@ class FleetMember:
     status: EngineStatus | None = None
     resumed: bool = False
     recent: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
-    """By run the adapters of its target and of the target before."""
+    """By run the adapter that it was last served with, and the one before."""
+    freeing: dict[str, float] = field(default_factory=dict)
+    """Adapters that the engine has not freed in time, and when to ask again."""
     refused: TargetVersion | None = None
     retry_at: float = 0.0
 
@@ -85,6 +90,7 @@ class Fleet:
         if target == self._targets.get(target.run_id):
             return
         self._targets = {**(self._targets if self.adapters else {}), target.run_id: target}
+        self._measure()
         for member in self._members.values():
             member.target_changed.set()
 
@@ -96,6 +102,7 @@ class Fleet:
         if not self.adapters:
             return
         self._targets = {run_id: one for run_id, one in self._targets.items() if run_id in run_ids}
+        self._measure()
         if not self._is_assigned:
             self._is_assigned = True
             for member in self._members.values():
@@ -112,45 +119,63 @@ class Fleet:
         return lost.version if lost is not None and lost == self._targets.get(run_id) else None
 
     def served_version(self, run_id: str) -> int | None:
-        """Returns the oldest version of the run that an engine serves; None when no engine serves the run."""
-        versions = [
-            version
-            for status in self._statuses()
-            if status.state is EngineState.SERVING
-            for run, version in _served(status)
-            if run == run_id
-        ]
+        """Returns the oldest version of the run that an engine serves.
+
+        None when no engine serves the run, or one has yet to leave a version after the target, as before an
+        evaluation of an older version.
+        """
+        versions = [version for status in self._serving() for run, version in _served(status) if run == run_id]
+        target = self._targets.get(run_id)
+        if target is not None and max(versions, default=0) > target.version:
+            return None
         return min(versions, default=None)
 
     def trouble(self, run_id: str) -> str | None:
-        """Says, for users, why no engine serves the run or will soon; None when one does."""
+        """Says, for users, why no engine serves the run's target or will soon; None when one does."""
         if self._found is not None and not self._found.urls:
             return f"pool {self.pool} has no engine"
-        if any(status.state is not EngineState.UNREACHABLE for status in self._statuses()) and (
-            self.adapters is None or self.served_version(run_id) is not None
-        ):
-            return None
-        return "; ".join(f"{status.url}: {status.detail}" for status in self._statuses() if status.detail) or None
+        statuses = self._statuses()
+        if self.adapters is None:
+            if any(status.state is not EngineState.UNREACHABLE for status in statuses):
+                return None
+        else:
+            target = self._targets.get(run_id)
+            if any(target is None or (run_id, target.version) in _served(status) for status in self._serving()):
+                return None
+            runs = {run for status in self._serving() for run, _ in _served(status)}
+            # An engine that serves others names here each run whose adapter it lacks.
+            statuses = [
+                status
+                for status in statuses
+                if f"{run_id}:" in (status.detail or "")
+                or (run_id not in runs and status.state is not EngineState.SERVING)
+            ]
+        return "; ".join(f"{status.url}: {status.detail}" for status in statuses if status.detail) or None
 
     async def run(self) -> None:
         """Follows discovery for ever. Each engine has a task of its own, so that one that hangs delays no other."""
         timeout = httpx.Timeout(self.settings.engine_answer_seconds)
         tasks: dict[str, asyncio.Task[None]] = {}
-        async with httpx.AsyncClient(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
-            while True:
-                try:
-                    found = await self.discovery.find()
-                    for url in found.urls - tasks.keys():
-                        member = self.add(EngineClient(url, http, self.settings))
-                        tasks[url] = group.create_task(self._follow(member), name=f"engine {url}")
-                    for url in tasks.keys() - found.urls:
-                        tasks[url].cancel()
-                        await asyncio.wait({tasks.pop(url)})
-                        del self._members[url]
-                    await self._store_found(found)
-                except (StoreAway, OSError) as error:
-                    limited_log.warning("engines not listed", cause=str(error))
-                await asyncio.sleep(self.settings.engine_poll_seconds)
+        try:
+            async with httpx.AsyncClient(timeout=timeout, trust_env=False) as http, asyncio.TaskGroup() as group:
+                while True:
+                    try:
+                        found = await self.discovery.find()
+                        for url in found.urls - tasks.keys():
+                            member = self.add(EngineClient(url, http, self.settings))
+                            tasks[url] = group.create_task(self._follow(member), name=f"engine {url}")
+                        for url in tasks.keys() - found.urls:
+                            tasks[url].cancel()
+                            await asyncio.wait({tasks.pop(url)})
+                            del self._members[url]
+                        await self._store_found(found)
+                    except (StoreAway, OSError) as error:
+                        limited_log.warning("engines not listed", cause=str(error))
+                    await asyncio.sleep(self.settings.engine_poll_seconds)
+        finally:
+            # The controller that leads next measures them.
+            SERVING.labels(self.pool).set(0)
+            UNSERVED.labels(self.pool).set(0)
 
     def add(self, client: EngineClient) -> FleetMember:
         """Makes an engine a member; whoever adds it reconciles it."""
@@ -159,6 +184,10 @@ class Fleet:
 
     def _statuses(self) -> list[EngineStatus]:
         return [member.status for member in self._members.values() if member.status is not None]
+
+    def _serving(self, besides: FleetMember | None = None) -> list[EngineStatus]:
+        found = [one.status for one in self._members.values() if one is not besides and one.status is not None]
+        return [status for status in found if status.state is EngineState.SERVING]
 
     async def _store_found(self, found: FoundEngines) -> None:
         """Stores which engines drain, and removes the rows of those that are gone: no gateway sends them new requests.
@@ -172,7 +201,7 @@ class Fleet:
             await forget_other_engines(session, sorted(found.urls | found.draining), self.pool)
             await write_engines(session, draining, self.pool)
         self._found = found
-        SERVING.labels(self.pool).set(sum(self._serves_target(one) for one in self._statuses()))
+        self._measure()
         await self.notifications.notify(Topic.ENGINES)
 
     async def _follow(self, member: FleetMember) -> None:
@@ -226,25 +255,58 @@ class Fleet:
         The version before a target stays: a gateway may send calls to it until it reads of the new one.
         """
         loaded, served, troubles = await member.client.adapters(), list[Adapter](), list[str]()
+        recent: dict[str, tuple[str | None, ...]] = {}
         for run_id, target in list(self._targets.items()):
-            name = _adapter_of(target)
+            name, before = _adapter_of(target), member.recent.get(run_id) or _adapters_of(run_id, loaded)
+            recent[run_id] = before
             if name is not None and name not in loaded:
                 try:
                     await self._load_adapter(member.client, target, name)
                 # TimeoutException: SGLang loads nothing while an adapter that it frees has calls in flight.
                 except (EngineRefused, WeightsLost, OSError, httpx.TimeoutException) as error:
                     troubles.append(f"{name}: {error or type(error).__name__}"[:200])
+                    served += self._still_served(member, target, before[:1], loaded)
                     continue
+            recent[run_id] = (name, *(one for one in before if one != name))[:2]
             served.append(Adapter(run_id, target.version, name))
         detail = "; ".join(troubles) or None
         await self._store(
             member, EngineStatus(member.client.url, EngineState.SERVING, detail=detail, adapters=tuple(served))
         )
-        member.recent = {
-            run_id: ((name, *(one for one in member.recent.get(run_id, ()) if one != name))[:2])
-            for run_id, _, name in served
-        }
-        await _free_adapters(member.client, loaded.difference(*member.recent.values()))
+        member.recent = recent
+        await self._free_adapters(member, loaded.difference(*recent.values()))
+
+    def _still_served(
+        self, member: FleetMember, target: TargetVersion, last: Sequence[str | None], loaded: Collection[str]
+    ) -> list[Adapter]:
+        """Returns the version that an engine goes on serving that failed to load the target.
+
+        None where another engine serves the target, whose run an old version would hold back; and none that is newer,
+        as before an evaluation of an older version.
+
+        Args: last: the adapter that the run was last served with; loaded: what the engine has
+        """
+        wanted = target.run_id, target.version
+        if any(wanted in _served(status) for status in self._serving(besides=member)):
+            return []
+        found = [(parse_weight_version(name)[1] if name else 0, name) for name in last if not name or name in loaded]
+        return [Adapter(target.run_id, version, name) for version, name in found if version < target.version]
+
+    async def _free_adapters(self, member: FleetMember, names: Collection[str]) -> None:
+        """Unloads adapters; an engine that does not answer in time frees them once their calls have ended.
+
+        It answers no other request of this kind meanwhile, so that a request that is repeated would only wait there.
+        """
+        now = time.monotonic()
+        member.freeing = {name: at for name, at in member.freeing.items() if name in names and at > now}
+        for name in sorted(set(names) - member.freeing.keys()):
+            try:
+                await member.client.unload_adapter(name)
+            except (EngineRefused, httpx.HTTPError) as error:
+                limited_log.warning("adapter not unloaded", url=member.client.url, adapter=name, cause=str(error))
+                if isinstance(error, httpx.TimeoutException):
+                    member.freeing[name] = time.monotonic() + self.settings.engine_refusal_seconds
+                    return
 
     async def _load_adapter(self, client: EngineClient, target: TargetVersion, name: str) -> None:
         await self._weights.check(target)
@@ -271,12 +333,15 @@ class Fleet:
             await write_engines(session, [status], self.pool)
         member.status = status
         log.info("engine seen", url=status.url, state=status.state, version=status.policy_version, detail=status.detail)
-        SERVING.labels(self.pool).set(sum(self._serves_target(one) for one in self._statuses()))
+        self._measure()
         await self.notifications.notify(Topic.ENGINES)
 
-    def _serves_target(self, status: EngineStatus) -> bool:
-        served = _served(status)
-        return status.state is EngineState.SERVING and bool(served) and all(self.has_target(*one) for one in served)
+    def _measure(self) -> None:
+        wanted = {(one.run_id, one.version) for one in self._targets.values()}
+        served = [set(_served(status)) for status in self._serving()]
+        SERVING.labels(self.pool).set(sum(bool(wanted) and wanted <= one for one in served))
+        runs = {run_id for one in served for run_id, _ in one}
+        UNSERVED.labels(self.pool).set(len(self._targets.keys() - runs))
 
 
 def _served(status: EngineStatus) -> list[tuple[str, int]]:
@@ -293,13 +358,11 @@ def _adapter_of(target: TargetVersion) -> str | None:
     return weight_version(target.run_id, target.version) if has_adapter else None
 
 
-async def _free_adapters(client: EngineClient, names: Collection[str]) -> None:
-    """Unloads adapters; an engine that does not answer in time frees them once their calls have ended."""
-    for name in names:
-        try:
-            await client.unload_adapter(name)
-        except (EngineRefused, httpx.HTTPError) as error:
-            limited_log.warning("adapter not unloaded", url=client.url, adapter=name, cause=str(error))
+def _adapters_of(run_id: str, loaded: Collection[str]) -> tuple[str, ...]:
+    """The run's loaded adapters, the newest first."""
+    versions = [name.removeprefix(f"{run_id}:") for name in loaded if name.startswith(f"{run_id}:")]
+    numbers = sorted((int(version) for version in versions if version.isdecimal()), reverse=True)
+    return tuple(weight_version(run_id, number) for number in numbers)
 
 
 async def _poll(client: EngineClient) -> EngineStatus:

@@ -3,12 +3,13 @@
 One run of a pool at a time has its engines, or as many as share them. The others wait in `pending` (or stay `paused`)
 with the reason; a paused run keeps the engines until its live attempts have ended.
 
-A run with several policies has an engine of each policy's pool or waits. The runs that carry its further policies share
-its place in the line and its phase.
+A run with several policies has an engine of each policy's pool or waits, and reserves none meanwhile: a pool would stay
+idle. The runs that carry its further policies share its place in the line and its phase.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
@@ -16,7 +17,6 @@ from leyden.libs.store.engines import Assignment
 from leyden.libs.store.groups import EvaluationFacts, RunFacts
 
 AT_WORK = frozenset({RunPhase.RUNNING, RunPhase.EVALUATING})
-ENGINES_WANTED = AT_WORK | {RunPhase.PENDING}
 
 
 def due_evaluation(run: RunFacts) -> tuple[EvaluationFacts, int] | None:
@@ -33,35 +33,69 @@ def due_evaluation(run: RunFacts) -> tuple[EvaluationFacts, int] | None:
 
 def assign(runs: Sequence[RunFacts], pools: Mapping[str, int]) -> dict[str, Assignment]:
     """Returns for each pool the runs that have its engines: those at work or finishing their open groups, then the
-    oldest in line. pools: how many runs a pool takes at a time."""
-    by_id = {run.id: run for run in runs}
+    oldest in line that get engines of all their pools. Whoever lacks one reserves none of the others.
+
+    Args: pools: how many runs a pool takes at a time
+    """
+    by_id, teams = {run.id: run for run in runs}, defaultdict[str, list[RunFacts]](list)
+    for run in sorted(runs, key=lambda one: one.id):
+        teams[run.lead_run_id or run.id].append(run)
     # A run whose lead is over needs no engines.
-    with_leads = [(run, by_id[run.lead_run_id or run.id]) for run in runs if (run.lead_run_id or run.id) in by_id]
-    by_age = sorted(with_leads, key=lambda pair: (pair[1].created_at, pair[1].id, pair[0].id))
-    return {
-        pool: _assignment([pair for pair in by_age if pair[0].config.pool == pool], at_once)
-        for pool, at_once in pools.items()
-    }
+    leads = [by_id[one] for one in teams if one in by_id and (_has_engines(by_id[one]) or _waits(by_id[one]))]
+    assigned, waiting = ({pool: list[str]() for pool in pools} for _ in range(2))
+    for lead in sorted(leads, key=lambda one: (not _has_engines(one), one.created_at, one.id)):
+        team = teams[lead.id]
+        is_free = full_pool(team, {pool: len(assigned[pool]) for pool in pools}, pools) is None
+        for run in team:
+            (assigned if is_free else waiting).get(run.config.pool, []).append(run.id)
+    return {pool: Assignment(tuple(assigned[pool]), tuple(waiting[pool])) for pool in pools}
 
 
-def _assignment(by_age: Sequence[tuple[RunFacts, RunFacts]], at_once: int) -> Assignment:
-    owning = [run.id for run, lead in by_age if _has_engines(lead)]
-    waiting = [run.id for run, lead in by_age if _waits_for_engines(lead)]
-    line = [*owning, *waiting]
-    return Assignment(tuple(line[:at_once]), tuple(line[at_once:]))
+def full_pool(team: Sequence[RunFacts], used: Mapping[str, int], pools: Mapping[str, int]) -> str | None:
+    """Returns the first pool that does not take a run with its further policies; None where they fit.
+
+    Args: team: the run and those that carry its further policies; used: how many runs have engines of each pool;
+        pools: how many it takes at a time
+    """
+    needed = Counter(run.config.pool for run in team)
+    return next((one for one, count in needed.items() if used.get(one, 0) + count > pools.get(one, 0)), None)
+
+
+def waiting_reason(
+    team: Sequence[RunFacts], assignments: Mapping[str, Assignment], pools: Mapping[str, int]
+) -> str | None:
+    """Says, for users, why a run has no engines; None when it has them.
+
+    Args: team: the run and those that carry its further policies; pools: how many runs a pool takes at a time
+    """
+    holders = {pool: one.run_ids for pool, one in assignments.items()}
+    if all(run.id in holders.get(run.config.pool, ()) for run in team):
+        return None
+    if (pool := full_pool(team, {}, pools)) is not None:
+        if pool not in pools:
+            return f"there is no pool {pool!r}: add it to CONTROLLER_POOLS, or cancel the run"
+        return (
+            f"waiting for engines of pool {pool}, which takes too few runs at a time for the run's policies"
+            f" ({pools[pool]}): raise its `adapters` in CONTROLLER_POOLS, or cancel the run"
+        )
+    pool = full_pool(team, {name: len(ids) for name, ids in holders.items()}, pools) or team[0].config.pool
+    active = holders[pool]
+    reason = f"waiting for an engine of pool {pool}: {', '.join(active)} {'has' if len(active) == 1 else 'have'} them"
+    if len(team) == 1:
+        return reason
+    return f"{reason}; its {len(team)} policies begin at the same time, so that later runs may begin before"
 
 
 def _has_engines(run: RunFacts) -> bool:
     return run.phase in AT_WORK or (run.phase is RunPhase.PAUSED and run.live_attempts > 0)
 
 
-def next_phase(run: RunFacts, active: Sequence[str], pool: str | None = None) -> tuple[RunPhase, str | None]:
+def next_phase(run: RunFacts, waiting: str | None) -> tuple[RunPhase, str | None]:
     """Derives the phase from intent and progress, with the reason where the run waits.
 
-    Args: active: the runs that have the engines of `pool`, by default the run's own; without this one where it lacks
-        engines of another policy's pool
+    Args: waiting: why the run has no engines; None where it has them
     """
-    phase, reason = _phase(run, active, pool or run.config.pool)
+    phase, reason = _phase(run, waiting)
     if phase is run.phase or phase in RUN_TRANSITIONS[run.phase]:
         return phase, reason
     return run.phase, run.reason
@@ -114,7 +148,7 @@ def has_made_steps(run: RunFacts) -> bool:
     return run.steps_done >= run.config.training.steps or run.stop_reason is not None
 
 
-def _phase(run: RunFacts, active: Sequence[str], pool: str) -> tuple[RunPhase, str | None]:
+def _phase(run: RunFacts, waiting: str | None) -> tuple[RunPhase, str | None]:
     if run.intent is RunIntent.CANCELLED:
         return RunPhase.CANCELLED, None
     if run.phase is RunPhase.FAILED or run.intent is RunIntent.DELETED:
@@ -125,13 +159,12 @@ def _phase(run: RunFacts, active: Sequence[str], pool: str) -> tuple[RunPhase, s
         return RunPhase.PAUSED, None
     if trained(run) and due_evaluation(run) is None and run.phase in AT_WORK:
         return RunPhase.COMPLETED, run.stop_reason
-    if run.id not in active:
-        have = f"{', '.join(active)} {'has' if len(active) == 1 else 'have'} them"
-        return run.phase, f"waiting for an engine of pool {pool}: {have}" if active else run.reason
+    if waiting is not None:
+        return run.phase, waiting
     return (RunPhase.RUNNING if due_evaluation(run) is None else RunPhase.EVALUATING), None
 
 
-def _waits_for_engines(run: RunFacts) -> bool:
+def _waits(run: RunFacts) -> bool:
     if run.intent is not RunIntent.RUNNING:
         return False
     if run.phase is RunPhase.COMPLETED:

@@ -139,7 +139,11 @@ class Controller:
         return runs, moved
 
     def _assign(self, runs: Sequence[store.RunFacts]) -> dict[str, Assignment]:
-        return phases.assign(runs, {name: fleet.adapters or 1 for name, fleet in self.fleets.items()})
+        return phases.assign(runs, self._pools())
+
+    def _pools(self) -> dict[str, int]:
+        """How many runs each pool takes at a time."""
+        return {name: fleet.adapters or 1 for name, fleet in self.fleets.items()}
 
     async def _load_runs(self, session: Session) -> list[store.RunFacts]:
         """Returns the facts of runs with the decision to stop early, which ends their open training groups."""
@@ -191,16 +195,11 @@ class Controller:
         self, run: store.RunFacts, others: Sequence[store.RunFacts], assignments: Mapping[str, Assignment]
     ) -> tuple[RunPhase, str | None]:
         """Args: others: the runs that carry its further policies"""
-        pools = {one.config.pool: assignments.get(one.config.pool, Assignment()).run_ids for one in (run, *others)}
-        waiting = next((one for one in (run, *others) if one.id not in pools[one.config.pool]), None)
-        pool = (waiting or run).config.pool
-        active = [one for one in pools[pool] if waiting is None or one != run.id]
-        phase, reason = phases.next_phase(run, active, pool)
-        missing = next((name for name in pools if name not in self.fleets), None)
+        team = (run, *others)
+        waiting = phases.waiting_reason(team, assignments, self._pools())
+        phase, reason = phases.next_phase(run, waiting)
         if waiting is None and reason is None and phase in phases.AT_WORK:
-            reason = next(filter(None, map(self._waiting_reason, (run, *others))), None)
-        elif missing is not None and phase in phases.ENGINES_WANTED:
-            reason = f"there is no pool {missing!r}: add it to CONTROLLER_POOLS, or cancel the run"
+            reason = next(filter(None, map(self._waiting_reason, team)), None)
         return phase, reason
 
     def _waiting_reason(self, run: store.RunFacts) -> str | None:

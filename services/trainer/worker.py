@@ -78,7 +78,8 @@ async def _train_once(
     try:
         if await _acquire(lock, stop):
             trainer = await _open_trainer(settings, database, notifications, lock, stop, ranks)
-            await trainer.train(stop)
+            if trainer is not None:
+                await trainer.train(stop)
         return True
     except Interrupted:
         log.info("step given up")
@@ -112,8 +113,11 @@ async def _open_trainer(
     lock: AdvisoryLock,
     stop: asyncio.Event,
     ranks: Ranks,
-) -> Trainer:
-    """Records version 0 if it is new, and loads the learner of the last committed step."""
+) -> Trainer | None:
+    """Records version 0 if it is new, and loads the learner of the last committed step.
+
+    Returns: None where the run makes no steps: it needs no learner, and its model may be of a kind that none trains
+    """
     if settings.threads:
         torch.set_num_threads(settings.threads)
     run_id = settings.run_id
@@ -140,6 +144,8 @@ async def _open_trainer(
         async with database.session() as session:
             await training.add_base_version(session, run_id, version_of(0, export))
         await notifications.notify(Topic.VERSIONS)
+    if config.training.steps == 0:
+        return None
     accelerator = make_accelerator(settings.device, config.training.precision)
     loader = LearnerLoader(database, run_id, config, base, accelerator, lock_check(lock), ranks, start, inherited)
     learner = await loader.load(stop.is_set)

@@ -65,10 +65,10 @@ class ScriptedEngine:
     answer and `pace_seconds` before each chunk. A weight version set during an answer counts for the tokens after it.
     After `dies_after` tokens the connection is cut, once. `damage` changes the first `damaged` answers. `refuses` is a
     status with a body for every request. Weights at `bad_paths` cannot be loaded. `adapters`: folders of loaded LoRA
-    adapters by name; the engine refuses requests of others. `frees`: unloading waits for it. `inspects`: whether
-    requests are checked and retained, and the tokens of each complete answer by its `rid`; the benchmarks do without.
-    `log` names a file that gets a JSON line with `rid`, `input_ids` and `ids` of each complete answer before its end is
-    sent.
+    adapters by name; the engine refuses requests of others. `frees`: unloading waits for it, and other changes of
+    adapters for that, as in SGLang. `inspects`: whether requests are checked and retained, and the tokens of each
+    complete answer by its `rid`; the benchmarks do without. `log` names a file that gets a
+    JSON line with `rid`, `input_ids` and `ids` of each complete answer before its end is sent.
     """
 
     says: Says = say_letters
@@ -88,6 +88,7 @@ class ScriptedEngine:
     bad_paths: set[str] = field(default_factory=set)
     adapters: dict[str, str] = field(default_factory=dict)
     frees: asyncio.Event | None = None
+    _adapters_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     inspects: bool = True
     log: str | None = None
     requests: list[Json] = field(default_factory=list)
@@ -279,18 +280,20 @@ class ScriptedEngine:
     async def load_adapter(self, request: web.Request) -> web.Response:
         body = await _body_of(request)
         self.journal.append(f"load {body['lora_name']} {body['lora_path']}")
-        if body["lora_name"] in self.adapters or body["lora_path"] in self.bad_paths:
-            message = "already loaded" if body["lora_name"] in self.adapters else "no such file"
-            return _json({"success": False, "error_message": message}, 400)
-        self.adapters[body["lora_name"]] = body["lora_path"]
-        return _json({"success": True, "error_message": "", "loaded_adapters": self.adapters})
+        async with self._adapters_lock:
+            if body["lora_name"] in self.adapters or body["lora_path"] in self.bad_paths:
+                message = "already loaded" if body["lora_name"] in self.adapters else "no such file"
+                return _json({"success": False, "error_message": message}, 400)
+            self.adapters[body["lora_name"]] = body["lora_path"]
+            return _json({"success": True, "error_message": "", "loaded_adapters": self.adapters})
 
     async def unload_adapter(self, request: web.Request) -> web.Response:
         name = (await _body_of(request))["lora_name"]
         self.journal.append(f"unload {name}")
-        known = self.adapters.pop(name, None) is not None
-        if self.frees is not None:
-            await self.frees.wait()
+        async with self._adapters_lock:
+            known = self.adapters.pop(name, None) is not None
+            if self.frees is not None:
+                await self.frees.wait()
         return _json({"success": known, "error_message": "" if known else "not loaded"}, 200 if known else 400)
 
     async def models(self, _request: web.Request) -> web.Response:

@@ -219,6 +219,22 @@ async def test_a_model_that_trainers_refuse_is_refused_where_the_api_sees_it(
         assert words in refused.json()["detail"]
 
 
+async def test_a_mixture_of_experts_may_be_a_frozen_policy(
+    api_http: httpx.AsyncClient, database: Database, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_experts": 128}))
+    await builders.add_dataset(database)
+    async with database.session() as session:
+        await write_pools(session, [Pool("default"), Pool("judge", str(tmp_path))])
+    roles = [{"name": "writer", "agent_name": "writer"}, {"name": "judge", "policy": "judge"}]
+    for is_frozen, status in ((False, 422), (True, 201)):
+        policies = {"judge": {"pool": "judge", "frozen": is_frozen}}
+        answer = await api_http.post("/v1/runs", json=builders.run_document(roles=roles, policies=policies))
+        assert answer.status_code == status, answer.text
+    alone = builders.run_document(pool="judge", training={"steps": 0})
+    assert (await api_http.post("/v1/runs", json=alone)).status_code == 201
+
+
 async def test_a_run_on_an_unknown_dataset_is_404_with_the_remedy(api_http: httpx.AsyncClient) -> None:
     response = await api_http.post("/v1/runs", json=builders.run_document(dataset="nowhere"))
     assert (response.status_code, "upload it" in response.json()["detail"]) == (404, True)

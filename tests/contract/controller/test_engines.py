@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 from sqlalchemy import select
 
 from leyden.libs.contracts.weights import weights_sha256
@@ -33,6 +34,8 @@ async def fleet_of(
     redis_url: str,
     *urls: str,
     update_seconds: float = 60.0,
+    answer_seconds: float = 5.0,
+    refusal_seconds: float = 0.3,
     adapters: int | None = None,
     assigned: bool = True,
 ) -> AsyncIterator[Fleet]:
@@ -40,7 +43,8 @@ async def fleet_of(
     settings = Settings(
         engine_urls=list(urls),
         engine_poll_seconds=0.05,
-        engine_refusal_seconds=0.3,
+        engine_answer_seconds=answer_seconds,
+        engine_refusal_seconds=refusal_seconds,
         engine_update_seconds=update_seconds,
     )
     engines = StaticEngines(frozenset(settings.engine_urls))
@@ -62,6 +66,10 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "did not come true in time"
         await asyncio.sleep(0.01)
+
+
+def metric(name: str, pool: str = "default") -> float | None:
+    return REGISTRY.get_sample_value(name, {"pool": pool})
 
 
 async def rows(database: Database) -> dict[str, tuple[str, str | None, int | None]]:
@@ -123,22 +131,107 @@ async def test_an_adapter_that_cannot_be_loaded_delays_its_run_alone(database: D
         await until(lambda: fleet.served_version("run-b") == 1)
         assert fleet.served_version("run-a") is None
         assert "run-a:1" in (fleet.trouble("run-a") or "") and fleet.trouble("run-b") is None
+        assert (metric("controller_engines_serving"), metric("controller_runs_unserved")) == (0, 1)
         engine.bad_paths.clear()
         await until(lambda: fleet.served_version("run-a") == 1)
+
+
+async def served_adapters(database: Database) -> set[tuple[str, str, str | None]]:
+    async with database.read() as session:
+        return {(one.url, one.run_id, one.adapter) for one in await serving_engines(session)}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_a_version_that_cannot_be_loaded_leaves_the_one_before(
+    database: Database, redis_url: str, first: int
+) -> None:
+    engine = ScriptedEngine()
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+        fleet.set_target(TargetVersion("run-a", first, f"/w/a/{first}", "hash"))
+        fleet.set_target(TargetVersion("run-b", 1, "/w/b/1", "hash"))
+        await until(lambda: (fleet.served_version("run-a"), fleet.served_version("run-b")) == (first, 1))
+        loaded, before = set(engine.adapters), await served_adapters(database)
+        assert metric("controller_engines_serving") == 1
+        engine.bad_paths = {"/w/a/2/adapter"}
+        fleet.set_target(TargetVersion("run-a", 2, "/w/a/2", "hash"))
+        await until(lambda: engine.journal.count("load run-a:2 /w/a/2/adapter") >= 3)
+        assert fleet.served_version("run-a") == first and set(engine.adapters) == loaded
+        assert await served_adapters(database) == before
+        assert "run-a:2" in (fleet.trouble("run-a") or "") and fleet.trouble("run-b") is None
+        assert (metric("controller_engines_serving"), metric("controller_runs_unserved")) == (0, 0)
+        engine.bad_paths.clear()
+        await until(lambda: fleet.served_version("run-a") == 2)
+        assert metric("controller_engines_serving") == 1 and fleet.trouble("run-a") is None
+
+
+async def test_the_version_before_outlives_the_controller_that_failed_to_load_the_next(
+    database: Database, redis_url: str
+) -> None:
+    engine = ScriptedEngine(
+        adapters={"run-a:9": "/w/a/9/adapter", "run-a:10": "/w/a/10/adapter"}, bad_paths={"/w/a/11/adapter"}
+    )
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+        fleet.set_target(TargetVersion("run-a", 11, "/w/a/11", "hash"))
+        await until(lambda: fleet.served_version("run-a") == 10)
+        engine.bad_paths.clear()
+        await until(lambda: fleet.served_version("run-a") == 11)
+        await until(lambda: set(engine.adapters) == {"run-a:10", "run-a:11"})
+
+
+async def test_an_engine_that_fails_to_load_a_version_holds_back_no_run_that_another_one_serves(
+    database: Database, redis_url: str
+) -> None:
+    one, two = ScriptedEngine(), ScriptedEngine()
+    async with running(one), running(two), fleet_of(database, redis_url, one.url, two.url, adapters=2) as fleet:
+        fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
+        await until(lambda: "run-a:1" in one.adapters and "run-a:1" in two.adapters)
+        two.bad_paths = {"/w/a/2/adapter"}
+        fleet.set_target(TargetVersion("run-a", 2, "/w/a/2", "hash"))
+        await until(lambda: fleet.served_version("run-a") == 2)
+        assert await served_adapters(database) == {(one.url, "run-a", "run-a:2")}
+        # Calls that it answers with the version before may end.
+        assert set(two.adapters) == {"run-a:1"}
+
+
+async def test_an_older_version_counts_once_every_engine_has_left_the_newer_one(
+    database: Database, redis_url: str
+) -> None:
+    one, two = ScriptedEngine(), ScriptedEngine()
+    async with running(one), running(two):
+        with FaultProxy.of(two.url) as proxy:
+            urls = one.url, proxy.url(two.url)
+            async with fleet_of(database, redis_url, *urls, adapters=2) as fleet:
+                fleet.set_target(TargetVersion("run-a", 5, "/w/a/5", "hash"))
+                await until(lambda: "run-a:5" in one.adapters and "run-a:5" in two.adapters)
+                await until(lambda: metric("controller_engines_serving") == 2)
+                proxy.trouble = Trouble(hang=True)
+                fleet.set_target(TargetVersion("run-a", 3, "/w/a/3", "hash"))
+                await until(lambda: metric("controller_engines_serving") == 1)
+                assert fleet.served_version("run-a") is None
+                proxy.heal()
+                await until(lambda: fleet.served_version("run-a") == 3)
+                assert "run-a:3" in two.adapters
 
 
 async def test_an_engine_that_frees_an_adapter_slowly_serves_its_runs_meanwhile(
     database: Database, redis_url: str
 ) -> None:
-    engine = ScriptedEngine(adapters={"run-z:9": "/w/z/9/adapter"}, frees=asyncio.Event())
-    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+    engine = ScriptedEngine(adapters={"run-y:9": "/w/y/9/adapter", "run-z:9": "/w/z/9/adapter"}, frees=asyncio.Event())
+    slowly = {"answer_seconds": 0.2, "update_seconds": 0.2, "refusal_seconds": 60}
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2, **slowly) as fleet:
+        engine.adapters["run-a:1"] = "/w/a/1/adapter"
         fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
-        await until(lambda: "unload run-z:9" in engine.journal)
-        assert await rows(database) == {engine.url: ("serving", None, None)}
+        await until(lambda: "unload run-y:9" in engine.journal and fleet.served_version("run-a") == 1)
         fleet.set_target(TargetVersion("run-a", 2, "/w/a/2", "hash"))
-        await until(lambda: fleet.served_version("run-a") == 2)
+        await until(lambda: engine.journal.count("load run-a:2 /w/a/2/adapter") >= 3)
+        assert fleet.served_version("run-a") == 1
+        assert await rows(database) == {engine.url: ("serving", None, None)}
+        asked = ["unload run-y:9", "unload run-z:9"]
+        assert [line for line in engine.journal if line.startswith("unload")] == asked
         engine.frees.set()
-        assert [line for line in engine.journal if line.startswith("unload")] == ["unload run-z:9"]
+        await until(lambda: fleet.served_version("run-a") == 2)
+        await until(lambda: set(engine.adapters) == {"run-a:1", "run-a:2"})
+        assert [line for line in engine.journal if line.startswith("unload")] == asked
 
 
 async def test_shared_engines_are_left_alone_until_the_targets_are_complete(database: Database, redis_url: str) -> None:

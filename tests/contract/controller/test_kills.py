@@ -153,3 +153,39 @@ async def test_adapters_that_were_loaded_and_not_written_are_served_once_after_a
 
             await until(is_served)
         assert sum(line.startswith("load") for line in engine.journal) == len(engine.adapters) == 2
+
+
+async def test_a_controller_killed_while_an_adapter_fails_to_load_leaves_the_version_before(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    async with running(ScriptedEngine()) as engine:
+        case = Case(database, redis_url, engine.url, tmp_path)
+        case.settings["CONTROLLER_POOLS"] = json.dumps({"default": {"engine_urls": [engine.url], "adapters": 2}})
+        await case.open({"steps": 9, "lora": {"rank": 4}})
+        await builders.add_policy_version(database, case.run, 1)
+        one, two = (f"{case.run.id}:{version}" for version in (1, 2))
+
+        async def serves(version: int) -> bool:
+            return await case.served() == {(case.run.id, version, f"{case.run.id}:{version}")}
+
+        async with case.controller():
+            await until(lambda: serves(1))
+            engine.bad_paths = {path.replace("/1/", "/2/") for path in engine.adapters.values()}
+            await builders.add_policy_version(database, case.run, 2)
+            await _loads(engine, two, 2)
+            assert await serves(1)
+        # It was killed.
+        begun = len(engine.journal)
+        async with case.controller():
+            await _loads(engine, two, 2, since=begun)
+            assert await serves(1) and set(engine.adapters) == {one}
+            engine.bad_paths = set()
+            await until(lambda: serves(2))
+            assert set(engine.adapters) == {one, two}
+
+
+async def _loads(engine: ScriptedEngine, name: str, count: int, since: int = 0) -> None:
+    async def happened() -> bool:
+        return sum(line.startswith(f"load {name} ") for line in engine.journal[since:]) >= count
+
+    await until(happened)

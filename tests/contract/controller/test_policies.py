@@ -46,7 +46,10 @@ async def test_policies_wait_for_all_their_pools_and_learn_from_the_same_groups(
     await builders.add_policy_version(scene.database, first, 0)
     lead, checker = await create(scene)
     await scene.tick(2)
-    waiting = f"waiting for an engine of pool second: {first.id} has them"
+    waiting = (
+        f"waiting for an engine of pool second: {first.id} has them; its 2 policies begin at the same time, so that"
+        " later runs may begin before"
+    )
     assert [await scene.phase(run) for run in (first, lead, checker)] == [
         ("running", None),
         ("pending", waiting),
@@ -59,6 +62,26 @@ async def test_policies_wait_for_all_their_pools_and_learn_from_the_same_groups(
     assert scene.trainers.wanted == {lead.id: 0, checker.id: 0}
     assert [fleet.served and fleet.served.run_id for fleet in scene.fleets.values()] == [lead.id, checker.id]
     assert [len(await scene.groups(run)) for run in (lead, checker)] == [4, 0]
+
+
+async def test_a_run_that_waits_for_one_pool_leaves_another_to_later_runs(scene: Scene) -> None:
+    async def alone(pool: str) -> tables.Run:
+        async with scene.database.session() as session:
+            made = await runs.create_run(session, RunConfig.model_validate({**document(), "pool": pool}))
+        await builders.add_policy_version(scene.database, await row(scene, made.id), 0)
+        return await row(scene, made.id)
+
+    first = await alone("second")
+    lead, _ = await create(scene)
+    later = await alone("default")
+    await scene.tick(2)
+    assert [(await scene.phase(run))[0] for run in (first, lead, later)] == ["running", "pending", "running"]
+    await scene.intend(first, "cancelled")
+    await scene.tick(2)
+    assert (await scene.phase(lead))[1].startswith(f"waiting for an engine of pool default: {later.id} has them")
+    await scene.intend(later, "cancelled")
+    await scene.tick(2)
+    assert await scene.phase(lead) == ("running", None)
 
 
 async def test_the_slower_policy_bounds_the_groups_and_both_must_end(scene: Scene) -> None:

@@ -1,6 +1,7 @@
 """The trainer on Postgres: consumed samples, written versions, and recovery after a crash."""
 
 import asyncio
+import json
 import os
 import shutil
 import sys
@@ -129,6 +130,19 @@ async def wait_until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def case(database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str) -> Case:
     return Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url)
+
+
+async def test_a_run_without_steps_records_version_0_of_a_model_that_no_trainer_loads(
+    case: Case, tmp_path: Path
+) -> None:
+    await case.open(steps=0)
+    model = tmp_path / "experts"
+    shutil.copytree(case.model, model)
+    described = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**described, "model_type": "mixtral", "num_local_experts": 4}))
+    for _ in range(2):
+        await case.train(model_path=model)
+    assert [(number, one.path) for number, one in (await case.versions()).items()] == [(0, str(model))]
 
 
 async def test_one_step_trains_each_sample_and_each_step_writes_a_version(case: Case) -> None:

@@ -10,7 +10,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.states import RUN_TRANSITIONS, RunIntent, RunPhase
 from leyden.libs.store.engines import Assignment
 from leyden.libs.store.groups import EvaluationFacts, RunFacts
-from leyden.services.controller.phases import assign, due_evaluation, next_phase, target_version
+from leyden.services.controller.phases import assign, due_evaluation, next_phase, target_version, waiting_reason
 
 CONFIG = RunConfig.model_validate({"name": "r", "dataset": "d", "agent": {"command": ["a"]}, "training": {"steps": 3}})
 
@@ -51,11 +51,11 @@ def evaluation(number: int = 1, version: int | None = 0, **changes: int) -> Eval
 
 def test_every_phase_change_is_allowed_by_the_store() -> None:
     evaluations = ((), (evaluation(),), (evaluation(groups=4),))
-    for intent, phase, steps, latest, found, active in product(
-        RunIntent, RunPhase, (0, 3), (None, 0, 3), evaluations, (["run-a"], ["run-b"], [])
+    for intent, phase, steps, latest, found, waiting in product(
+        RunIntent, RunPhase, (0, 3), (None, 0, 3), evaluations, (None, "waiting for an engine")
     ):
         facts = run(intent=intent, phase=phase, steps_done=steps, latest_version=latest, evaluations=found)
-        moved, _ = next_phase(facts, active)
+        moved, _ = next_phase(facts, waiting)
         assert moved is phase or moved in RUN_TRANSITIONS[phase], (intent, phase, moved)
 
 
@@ -78,14 +78,13 @@ def test_every_phase_change_is_allowed_by_the_store() -> None:
     ],
 )
 def test_the_active_run_moves_on(facts: RunFacts, phase: RunPhase) -> None:
-    assert next_phase(facts, ["run-a"])[0] is phase
+    assert next_phase(facts, None)[0] is phase
 
 
 def test_a_waiting_run_names_the_run_that_uses_the_engines() -> None:
-    assert next_phase(run(phase=RunPhase.PENDING), ["run-b"]) == (
-        RunPhase.PENDING,
-        "waiting for an engine of pool default: run-b has them",
-    )
+    reason = waiting_reason([run()], {"default": Assignment(("run-b",), ("run-a",))}, {"default": 1})
+    assert reason == "waiting for an engine of pool default: run-b has them"
+    assert next_phase(run(phase=RunPhase.PENDING), reason) == (RunPhase.PENDING, reason)
 
 
 def test_one_run_has_the_engines_the_oldest_first_and_paused_ones_until_their_attempts_end() -> None:
@@ -105,7 +104,7 @@ def test_as_many_runs_as_a_pool_has_adapters_share_its_engines() -> None:
     older = datetime(2025, 1, 1, tzinfo=UTC)
     pending, old = run("run-p", phase=RunPhase.PENDING), run("run-o", phase=RunPhase.PENDING, created_at=older)
     assert line([pending, old, run("run-r")], at_once=2) == ("run-r run-o", ("run-p",))
-    assert next_phase(pending, ["run-r", "run-o"])[1] == (
+    assert waiting_reason([pending], {"default": Assignment(("run-r", "run-o"), ("run-p",))}, {"default": 2}) == (
         "waiting for an engine of pool default: run-r, run-o have them"
     )
 
@@ -118,6 +117,53 @@ def test_every_pool_has_a_run_of_its_own() -> None:
         "small": Assignment(("run-b",), ("run-c",)),
         "idle": Assignment(),
     }
+
+
+def team(run_id: str, *pools: str, **changes: Any) -> list[RunFacts]:
+    """A run of the first pool with a policy in each other one."""
+    configs = [CONFIG.model_copy(update={"pool": pool}) for pool in pools]
+    others = [
+        run(f"{run_id}-{number}", config=config, lead_run_id=run_id, **changes)
+        for number, config in enumerate(configs[1:], 1)
+    ]
+    return [run(run_id, config=configs[0], **changes), *others]
+
+
+def test_a_run_that_lacks_one_of_its_pools_reserves_none() -> None:
+    pools = {"a": 1, "b": 1}
+    waiting = {"phase": RunPhase.PENDING}
+    first, both, last = team("run-1", "a"), team("run-2", "a", "b", **waiting), team("run-3", "b", **waiting)
+    found = assign([*first, *both, *last], pools)
+    assert found == {"a": Assignment(("run-1",), ("run-2",)), "b": Assignment(("run-3",), ("run-2-1",))}
+    assert waiting_reason(last, found, pools) is None
+    assert waiting_reason(both, found, pools) == (
+        "waiting for an engine of pool a: run-1 has them; its 2 policies begin at the same time, so that later runs may"
+        " begin before"
+    )
+    # Both are free: the older run comes first, and has both while it is at work.
+    assert assign([*both, *last], pools) == {
+        "a": Assignment(("run-2",)),
+        "b": Assignment(("run-2-1",), ("run-3",)),
+    }
+    older = team("run-0", "b", **waiting)
+    working = team("run-2", "a", "b")
+    assert assign([*older, *working], pools)["b"] == Assignment(("run-2-1",), ("run-0",))
+
+
+def test_a_run_with_more_policies_than_its_pool_takes_lets_others_pass() -> None:
+    pools = {"a": 1, "b": 1}
+    waiting = {"phase": RunPhase.PENDING}
+    three, missing = team("run-1", "a", "b", "b", **waiting), team("run-2", "a", "gone", **waiting)
+    last = team("run-3", "a", **waiting)
+    found = assign([*three, *missing, *last], pools)
+    assert (found["a"].run_ids, found["b"].run_ids) == (("run-3",), ())
+    assert waiting_reason(three, found, pools) == (
+        "waiting for engines of pool b, which takes too few runs at a time for the run's policies (1): raise its"
+        " `adapters` in CONTROLLER_POOLS, or cancel the run"
+    )
+    assert waiting_reason(missing, found, pools) == (
+        "there is no pool 'gone': add it to CONTROLLER_POOLS, or cancel the run"
+    )
 
 
 def test_evaluations_are_due_in_order_once_their_version_can_be_served() -> None:
