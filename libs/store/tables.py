@@ -283,6 +283,9 @@ class Pool(Base):
     max_adapter_rank: Mapped[int | None] = mapped_column(
         comment="The largest LoRA rank that the engines take; null: any."
     )
+    run_id: Mapped[str | None] = mapped_column(
+        comment="The first of run_ids, for services of the version before; null without one."
+    )
     run_ids: Mapped[list[str]] = mapped_column(
         ARRAY(Text), server_default="{}", comment="The runs that have the engines."
     )
