@@ -570,6 +570,11 @@ class GroupCredit(Base):
     reward_std: Mapped[float | None] = mapped_column(
         comment="Over counted siblings: the standard deviation of the population."
     )
+    averages: Mapped[Json | None] = mapped_column(
+        JSONB(none_as_null=True),
+        comment="With baseline ema: the run's moving averages after this group, by role, or one under the empty name;"
+        " else null.",
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("verdict", GroupVerdict),
