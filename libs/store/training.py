@@ -314,9 +314,10 @@ async def prune_versions(session: Session, run_id: str, before: int, reference: 
     The best version stays, the KL reference, and those that an unfinished evaluation names.
     """
     table = tables.PolicyVersion
-    # A request for an evaluation locks the run's row too: either it is seen below, or it finds the version removed.
     lead_run_id = select(func.coalesce(tables.Run.lead_run_id, tables.Run.id)).where(tables.Run.id == run_id)
-    lead = await session.scalar(lead_run_id.with_for_update(read=True))
+    lead = await session.scalar(lead_run_id)
+    # A request for an evaluation locks this row too: either it is seen below, or it finds the version removed.
+    await session.execute(select(tables.Run.id).where(tables.Run.id == lead).with_for_update(read=True))
     pending = list(await session.scalars(_PENDING_VERSIONS, {"run": lead}))
     await session.execute(
         update(table)
