@@ -17,8 +17,10 @@ from leyden.libs.store.database import ReadSession, Session
 _POOL_SETTINGS = ("model_path", "context_length", "adapters", "max_adapter_rank")
 
 _ASSIGN = text("""
-    UPDATE pools SET run_ids = CAST(:run_ids AS text[]), waiting = CAST(:waiting AS text[]), updated_at = now()
-    WHERE name = :name AND (run_ids, waiting) IS DISTINCT FROM (CAST(:run_ids AS text[]), CAST(:waiting AS text[]))
+    UPDATE pools SET run_id = wanted.run_ids[1], run_ids = wanted.run_ids, waiting = wanted.waiting, updated_at = now()
+    FROM (SELECT CAST(:run_ids AS text[]) AS run_ids, CAST(:waiting AS text[]) AS waiting) AS wanted
+    WHERE name = :name AND (pools.run_id, pools.run_ids, pools.waiting)
+        IS DISTINCT FROM (wanted.run_ids[1], wanted.run_ids, wanted.waiting)
 """)
 
 

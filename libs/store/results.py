@@ -100,14 +100,21 @@ _STEP_FACTS = """
     GROUP BY step_groups.step, fact.key ORDER BY step_groups.step, fact.key
 """
 
+# A run that carries a policy learns from the calls of the run that leads, which has the roles of every policy.
+_OWN_ROLES = text("""
+    SELECT lead.id AS lead, array_agg(role ->> 'name') AS roles
+    FROM runs JOIN runs AS lead ON lead.id = coalesce(runs.lead_run_id, runs.id)
+    CROSS JOIN LATERAL jsonb_array_elements(lead.config -> 'roles') AS role
+    WHERE runs.id = :run_id AND role ->> 'policy' IS NOT DISTINCT FROM runs.policy GROUP BY lead.id
+""")
+
 _ROLE_RETURNS = text("""
     SELECT step_groups.step, calls.role, avg(credits.return) AS return_mean, count(*) AS calls
     FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'
-    JOIN model_calls AS calls ON calls.run_id = :run_id AND calls.rollout_id = rollouts.id
-        AND calls.attempt = rollouts.attempt AND calls.role IS NOT NULL
-    JOIN credits ON credits.run_id = :run_id AND credits.call_id = calls.id
+    JOIN model_calls AS calls ON calls.run_id = :lead AND calls.rollout_id = rollouts.id
+        AND calls.attempt = rollouts.attempt AND calls.role = ANY(:roles)
+    JOIN credits ON credits.run_id = :lead AND credits.call_id = calls.id
     WHERE step_groups.run_id = :run_id AND step_groups.step IS NOT NULL
-        AND EXISTS (SELECT FROM runs WHERE id = :run_id AND jsonb_array_length(config -> 'roles') > 0)
     GROUP BY step_groups.step, calls.role ORDER BY step_groups.step, calls.role
 """)
 
@@ -252,13 +259,13 @@ async def _with_rewards(
 
 async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -> api.Metrics:
     """Time series over the steps of a run: the trainer's metrics, `reward_mean`, `reward_std`, `fact.<name>`, and for
-    each role `role.<name>.return_mean` and `role.<name>.calls`.
+    each role of the run's own policy `role.<name>.return_mean` and `role.<name>.calls`.
 
     Args: names: the wanted series; empty for all
     """
     query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number)
     steps = await _with_rewards(session, run_id, (await session.scalars(query)).all(), _ROLLOUTS_OF_A_RUN)
-    of_roles = _grouped((await session.execute(_ROLE_RETURNS, {"run_id": run_id})).mappings(), "step")
+    of_roles = _grouped(await _role_returns(session, run_id), "step")
     series: dict[str, list[tuple[int, float, float]]] = defaultdict(list)
     for step in steps:
         seconds = (step.created_at - steps[0].started_at).total_seconds()
@@ -270,6 +277,12 @@ async def get_metrics(session: ReadSession, run_id: str, names: Sequence[str]) -
         names=sorted(series),
         series=[api.Series(name=name, points=series.get(name, [])) for name in chosen],
     )
+
+
+async def _role_returns(session: ReadSession, run_id: str) -> Sequence[Record]:
+    """The returns of the roles whose calls the run's own policy answers, by step and role."""
+    own = (await session.execute(_OWN_ROLES, {"run_id": run_id})).mappings().one_or_none()
+    return (await session.execute(_ROLE_RETURNS, {"run_id": run_id, **own})).mappings().all() if own else []
 
 
 def _values(step: api.Step) -> Iterable[tuple[str, float]]:

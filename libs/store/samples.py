@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from psycopg.types.json import Jsonb
 from sqlalchemy import Row, Text, bindparam, text
+from sqlalchemy.dialects.postgresql import JSONB
 
 from leyden.libs.contracts.states import GroupVerdict
 from leyden.libs.store.database import ReadSession, Session, copy_rows
@@ -62,6 +63,7 @@ class NewGroupCredit(NamedTuple):
     min_policy_version: int | None
     reward_mean: float | None
     reward_std: float | None
+    averages: Mapping[str, float] | None = None
 
 
 class NewCallCredit(NamedTuple):
@@ -182,32 +184,13 @@ _REWARDS = text("""
 # clock_timestamp orders the groups of one transaction, too, as a moving average over them needs.
 _VERDICTS = text("""
     INSERT INTO group_credits (group_id, run_id, verdict, reason, credit_version, counted_siblings, has_variance,
-                               min_policy_version, reward_mean, reward_std, created_at)
+                               min_policy_version, reward_mean, reward_std, averages, created_at)
     VALUES (:group_id, :run_id, :verdict, :reason, :credit_version, :counted_siblings, :has_variance,
-            :min_policy_version, :reward_mean, :reward_std, clock_timestamp())
-""")
+            :min_policy_version, :reward_mean, :reward_std, :averages, clock_timestamp())
+""").bindparams(bindparam("averages", type_=JSONB(none_as_null=True)))
 
-_LAST_CREDITED = text("""
-    WITH recent AS (
-        SELECT v.group_id, v.created_at FROM group_credits v
-        WHERE v.run_id = :run AND v.verdict = 'credited' ORDER BY v.created_at DESC LIMIT 1000
-    ), of_rollout AS (
-        SELECT asked.role, last.rollout_id, avg(last.value) AS value, min(last.baseline) AS baseline
-        FROM unnest(CAST(:roles AS text[])) AS asked (role) CROSS JOIN LATERAL (
-            SELECT c.rollout_id, c."return" AS value, c.baseline FROM (
-                SELECT found.group_id FROM recent found WHERE EXISTS (
-                    SELECT FROM rollouts r JOIN credits c ON c.rollout_id = r.id AND c.run_id = :run
-                    LEFT JOIN model_calls m ON m.run_id = :run AND m.id = c.call_id
-                    WHERE r.group_id = found.group_id AND (NOT :by_role OR coalesce(m.role, '') = asked.role))
-                ORDER BY found.created_at DESC LIMIT 1
-            ) AS chosen JOIN rollouts r ON r.group_id = chosen.group_id
-            JOIN credits c ON c.rollout_id = r.id AND c.run_id = :run
-            LEFT JOIN model_calls m ON m.run_id = :run AND m.id = c.call_id
-            WHERE NOT :by_role OR coalesce(m.role, '') = asked.role
-        ) AS last
-        GROUP BY asked.role, last.rollout_id
-    )
-    SELECT role, avg(value) AS value, min(baseline) AS baseline FROM of_rollout GROUP BY role
+_AVERAGES = text("""
+    SELECT averages FROM group_credits WHERE run_id = :run AND averages IS NOT NULL ORDER BY created_at DESC LIMIT 1
 """)
 
 _CREDIT_TYPES = ["text", "text", "text", "text", "int4", "text", "jsonb", "float8", "float8", "float8", "float8"]
@@ -238,18 +221,14 @@ async def load_siblings(session: ReadSession, groups: Sequence[PendingGroup]) ->
     )
 
 
-async def last_credited(session: Session, run_id: str, roles: Sequence[str] | None) -> dict[str, tuple[float, float]]:
-    """The mean over rollouts of the mean return of their calls, and the baseline, of the run's last credited group with
-    calls; by role, of the role's calls in the last group that has any. Calls without a role have the empty one. Roles
-    without calls in the last 1000 groups are left out.
+async def moving_averages(session: Session, run_id: str) -> dict[str, float]:
+    """The run's moving averages after the last group that was credited, by role, or under the empty name for all calls;
+    empty before the first.
 
     Until the session ends no other transaction credits a group of a run that asks for this.
-
-    Args: roles: None for all calls, under the empty role
     """
     await session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('credit:' || :run, 0))"), {"run": run_id})
-    names = {"run": run_id, "roles": [*(roles or ()), ""], "by_role": roles is not None}
-    return {row.role: (row.value, row.baseline) for row in await session.execute(_LAST_CREDITED, names)}
+    return await session.scalar(_AVERAGES, {"run": run_id}) or {}
 
 
 async def write_credit(

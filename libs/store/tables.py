@@ -283,6 +283,9 @@ class Pool(Base):
     max_adapter_rank: Mapped[int | None] = mapped_column(
         comment="The largest LoRA rank that the engines take; null: any."
     )
+    run_id: Mapped[str | None] = mapped_column(
+        comment="The first of run_ids, for services of the version before; null without one."
+    )
     run_ids: Mapped[list[str]] = mapped_column(
         ARRAY(Text), server_default="{}", comment="The runs that have the engines."
     )
@@ -566,6 +569,11 @@ class GroupCredit(Base):
     reward_mean: Mapped[float | None] = mapped_column(comment="Over counted siblings.")
     reward_std: Mapped[float | None] = mapped_column(
         comment="Over counted siblings: the standard deviation of the population."
+    )
+    averages: Mapped[Json | None] = mapped_column(
+        JSONB(none_as_null=True),
+        comment="With baseline ema: the run's moving averages after this group, by role, or one under the empty name;"
+        " else null.",
     )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (

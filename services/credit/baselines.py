@@ -141,8 +141,8 @@ def values(siblings: Siblings) -> dict[str, float]:
 def moved(decay: float, value: float, baseline: float) -> float:
     """The moving average after a group of mean value `value`, which had `baseline`: a group never has part in its own.
 
-    Both are stored with the group's credits, so the average needs no other memory. Source: the role-conditioned
-    baseline of SPIRAL (arXiv 2506.24119) and prime-rl; differs in that its own return moves it only for later groups.
+    Source: the role-conditioned baseline of SPIRAL (arXiv 2506.24119) and prime-rl; differs in that its own return
+    moves it only for later groups.
     """
     return decay * baseline + (1 - decay) * value
 

@@ -17,7 +17,7 @@ from leyden.libs.contracts.config import Air, Baseline, Credit, TokenDiscountedC
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
-from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo, values
+from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo, moved, values
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
 from leyden.services.credit.paths import Path, paths, row_calls
 from leyden.services.credit.records import TOKEN, Reward, Rollout
@@ -48,28 +48,20 @@ class CallCredit:
 
 @dataclass(frozen=True, slots=True)
 class Credited:
-    """A group with credit. `rewards` holds one number per counted sibling."""
+    """A group with credit.
+
+    `rewards` holds one number per counted sibling, and `averages` the moving averages after the group with baseline
+    `ema`: by role, or one under the empty name.
+    """
 
     credits: list[CallCredit]
     samples: dict[str, list[Path]]
     rewards: list[float]
+    averages: dict[str, float] | None = None
 
     def has_variance(self, policy: str | None = None) -> bool:
         """Whether any token that the policy may train has an advantage."""
         return any(path.advantages.any() for path in self.paths(policy))
-
-    def values(self, *, by_role: bool) -> dict[str, tuple[float, float]]:
-        """The mean over rollouts of the mean return of their calls, and the baseline: by role, or of all calls."""
-        found: dict[str, dict[str, list[float]]] = {}
-        baselines: dict[str, float] = {}
-        for one in self.credits:
-            role = one.role if by_role else START
-            found.setdefault(role, {}).setdefault(one.rollout_id, []).append(one.return_)
-            baselines[role] = one.baseline
-        return {
-            role: (float(np.mean([np.mean(returns) for returns in of_rollouts.values()])), baselines[role])
-            for role, of_rollouts in found.items()
-        }
 
     def min_policy_version(self, policy: str | None = None) -> int | None:
         """The oldest version that sampled a token that the policy trains; None without such tokens."""
@@ -131,7 +123,24 @@ def credit_group(
         one.rollout.id: paths(one.forest, _token_advantages(one, of_calls, credit), _row_calls(one, credit))
         for one in earned
     }
-    return Credited(call_credits, samples, rewards)
+    after = _averages_after(call_credits, credit.baseline, averages or {}) if credit.baseline.type == "ema" else None
+    return Credited(call_credits, samples, rewards, after)
+
+
+def _averages_after(
+    call_credits: Sequence[CallCredit], baseline: Baseline, averages: Mapping[str, float]
+) -> dict[str, float]:
+    """Moves the averages of the roles that made calls, by the mean over rollouts of the mean return of their calls."""
+    returns: dict[str, dict[str, list[float]]] = {}
+    after = dict(averages)
+    for one in call_credits:
+        role = one.role if baseline.per == "role" else START
+        returns.setdefault(role, {}).setdefault(one.rollout_id, []).append(one.return_)
+        after[role] = one.baseline
+    for role, of_rollouts in returns.items():
+        value = float(np.mean([np.mean(of_rollout) for of_rollout in of_rollouts.values()]))
+        after[role] = moved(baseline.ema_decay, value, after[role])
+    return after
 
 
 def _row_calls(one: _Earned, credit: Credit) -> dict[str, RowCall] | None:

@@ -77,6 +77,7 @@ def verdict_row(group: PendingGroup, result: Credited | Excluded, policy: str | 
         min_policy_version=credited.min_policy_version(policy) if credited else None,
         reward_mean=float(rewards.mean()) if len(rewards) else None,
         reward_std=float(rewards.std()) if len(rewards) else None,
+        averages=credited.averages if credited and policy is None else None,
     )
 
 

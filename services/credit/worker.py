@@ -21,14 +21,13 @@ from leyden.libs.store.database import Database, Session, StoreAway
 from leyden.libs.store.samples import (
     PendingGroup,
     SiblingRows,
-    last_credited,
     load_siblings,
     lock_pending_groups,
+    moving_averages,
     write_credit,
 )
 from leyden.libs.store.schema import check_schema
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
-from leyden.services.credit.baselines import moved
 from leyden.services.credit.group import Credited, Excluded, credit_group
 from leyden.services.credit.rows import credit_rows, rollouts_by_group, sample_rows, verdict_row, verdict_rows
 from leyden.services.credit.settings import Settings
@@ -102,16 +101,11 @@ async def credit_pending(database: Database, count: int, *, recent: bool = False
 
 
 async def _moving_averages(session: Session, groups: list[PendingGroup]) -> dict[str, dict[str, float]]:
-    """The averages before these groups, by run and role, of the runs with baseline `ema` that have credited one."""
-    found: dict[str, dict[str, float]] = {}
+    """The averages before these groups, by run and role, of the runs with baseline `ema`."""
+    configs = {group.run_id: RunConfig.stored(group.config) for group in groups}
     # Sorted: transactions that lock several runs do so in one order.
-    for run_id, config in sorted({group.run_id: RunConfig.stored(group.config) for group in groups}.items()):
-        baseline = config.credit.baseline
-        if baseline.type == "ema":
-            roles = [role.name for role in config.roles] if baseline.per == "role" else None
-            last = await last_credited(session, run_id, roles)
-            found[run_id] = {role: moved(baseline.ema_decay, *values) for role, values in last.items()}
-    return found
+    averaged = sorted(run_id for run_id, config in configs.items() if config.credit.baseline.type == "ema")
+    return {run_id: await moving_averages(session, run_id) for run_id in averaged}
 
 
 def compute(
@@ -124,14 +118,13 @@ def compute(
     Args: averages: see `_moving_averages`; a group moves its run's for those after it
     """
     configs = {group.run_id: RunConfig.stored(group.config) for group in groups}
-    before = {run_id: dict((averages or {}).get(run_id, {})) for run_id in configs}
+    before = dict(averages or {})
     results = []
     for group in groups:
-        baseline = configs[group.run_id].credit.baseline
-        result = _computed(group, configs[group.run_id], _rows_of(group, rows), before[group.run_id])
-        if isinstance(result, Credited):
-            for role, values in result.values(by_role=baseline.per == "role").items():
-                before[group.run_id][role] = moved(baseline.ema_decay, *values)
+        config = configs[group.run_id]
+        result = _computed(group, config, _rows_of(group, rows), before.get(group.run_id, {}))
+        if isinstance(result, Credited) and result.averages is not None:
+            before[group.run_id] = result.averages
         results.append((group, result))
     return results
 

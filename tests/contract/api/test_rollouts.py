@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from leyden.libs.contracts import ids
+from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.conversation import Turn, parse_turn, turn_json
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
@@ -125,6 +126,40 @@ async def test_a_run_with_roles_has_a_learning_curve_for_each(api_http: httpx.As
     metrics = await get(api_http, f"/v1/runs/{run.id}/metrics", names=["role.writer.return_mean", "role.writer.calls"])
     points = {series["name"]: [point[2] for point in series["points"]] for series in metrics["series"]}
     assert points == {"role.writer.return_mean": [1.5, 2.5], "role.writer.calls": [2.0, 2.0]}
+
+
+async def test_each_run_has_the_learning_curves_of_its_own_policy(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    roles = [{"name": "writer", "model": "w"}, {"name": "checker", "policy": "second"}]
+    document = builders.run_document(roles=roles, policies={"second": {"pool": "second"}})
+    lead = await builders.add_run(database, config=document)
+    config = RunConfig.model_validate(document).policy_run("second").model_dump(mode="json")
+    second = await builders.add_run(database, config=config, lead_run_id=lead.id, policy="second")
+    for number in (1, 2):
+        group, rollouts = await builders.add_group(database, lead, number)
+        for rollout in rollouts:
+            for role, value in (("writer", 1.0), ("checker", 10.0), (None, 100.0)):
+                await add_credit(database, await builders.add_call(database, rollout, role=role), number * value)
+            await finish(database, rollout, 1.0, {})
+        # The trainers of the policies take the groups into steps of other numbers.
+        await add_step(database, lead, number, {group.id: "trained"})
+        await add_step(database, second, 3 - number, {group.id: "trained"})
+    assert await role_curves(api_http, lead) == {
+        "role.writer.return_mean": [(1, 1.0), (2, 2.0)],
+        "role.writer.calls": [(1, 2.0), (2, 2.0)],
+    }
+    assert await role_curves(api_http, second) == {
+        "role.checker.return_mean": [(1, 20.0), (2, 10.0)],
+        "role.checker.calls": [(1, 2.0), (2, 2.0)],
+    }
+
+
+async def role_curves(http: httpx.AsyncClient, run: tables.Run) -> dict[str, list[tuple[int, float]]]:
+    """The series of roles, each point as step and value."""
+    series = (await get(http, f"/v1/runs/{run.id}/metrics"))["series"]
+    curves = {one["name"]: one["points"] for one in series if one["name"].startswith("role.")}
+    return {name: [(step, value) for step, _, value in points] for name, points in curves.items()}
 
 
 async def test_every_view_counts_rewards_beside_the_outcome(api_http: httpx.AsyncClient, database: Database) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
@@ -21,7 +21,16 @@ from leyden.services.credit import worker
 from leyden.services.credit.settings import Settings
 from leyden.services.credit.worker import credit_pending, work
 from leyden.services.trainer.resume import decode_sample
-from tests.builders import add_call, add_dataset, add_group, add_run, add_tool_span, finish_rollout, run_document
+from tests.builders import (
+    add_call,
+    add_credited_group,
+    add_dataset,
+    add_group,
+    add_run,
+    add_tool_span,
+    finish_rollout,
+    run_document,
+)
 
 CREDIT = {
     "rule": {"type": "discounted", "gamma": 0.5},
@@ -118,14 +127,14 @@ async def test_a_run_without_telemetry_earns_rewards_from_the_results_that_agent
     run = await add_run_with_credit(database, air={"weights": {"search": 0.2}, "failure": -1.0})
     group, rollouts = await add_group(database, run, size=3)
     texts = ["3 hits", "Error executing tool 'search' with arguments {}: ValueError: no index", "None"]
-    for rollout, text in zip(rollouts, texts, strict=True):
+    for rollout, shown in zip(rollouts, texts, strict=True):
         asked = {"tool_calls": [{"id": "call_1", "name": "search", "arguments": "{}"}]}
         answer = {"role": "assistant", "content": "", **asked}
         await add_call(database, rollout, [1, 2], [3, 4], answer=answer)
-        heading = "Error:\n" if text.startswith("Error") else "Observation:\n"
-        result: dict[str, Any] = {"role": "tool", "content": text, "tool_call_id": "call_1"}
+        heading = "Error:\n" if shown.startswith("Error") else "Observation:\n"
+        result: dict[str, Any] = {"role": "tool", "content": shown, "tool_call_id": "call_1"}
         if shape == "smolagents":
-            result = {"role": "user", "content": f"Find it. Observation: none\n{heading}{text}"}
+            result = {"role": "user", "content": f"Find it. Observation: none\n{heading}{shown}"}
         if shape == "messages" and heading == "Error:\n":
             result |= {"content": "no index", "is_error": True}
         turns = [{"role": "user", "content": "Find it."}, answer, result]
@@ -415,6 +424,49 @@ async def test_each_role_has_a_moving_average_of_its_own(database: Database) -> 
     }
 
 
+async def test_a_role_that_plays_seldom_continues_its_average(database: Database) -> None:
+    ema = {"rule": {"type": "identical"}, "air": None, "baseline": {"type": "ema", "per": "role", "ema_decay": 0.5}}
+    roles = [{"name": "writer", "model": "w"}, {"name": "critic", "model": "c"}, {"name": "never", "model": "n"}]
+    config = run_document(credit=ema, roles=roles, sampling={"group_size": 1, "min_siblings": 1})
+    run = await add_run(database, config=config)
+
+    async def play(number: int, reward: float, player: str | None) -> tuple[Any, list[float]]:
+        """The averages after a group with one call, or none, and the baseline of the call."""
+        group, (rollout,) = await add_group(database, run, number, size=1)
+        if player is not None:
+            await add_call(database, rollout, role=player)
+        await finish_rollout(database, rollout, reward=reward)
+        await complete(database, group)
+        assert await credit_pending(database, 8) == [group.id]
+        async with database.read() as session:
+            averages = (await session.get_one(tables.GroupCredit, (group.id, run.id))).averages
+            query = select(tables.CallCredit.baseline).where(tables.CallCredit.rollout_id == rollout.id)
+            return averages, list(await session.scalars(query))
+
+    assert await play(0, 1.0, "critic") == ({"critic": 1.0}, [1.0])
+    async with database.session() as session:
+        await session.execute(OTHER_GROUPS, {"run": run.id, "dataset": run.dataset_id})
+    assert await play(2000, 0.0, "critic") == ({"critic": 0.5, "writer": 0.25}, [1.0])
+    # A group that the version before credited has no averages; one without calls changes none.
+    group, _ = await add_group(database, run, 2001, size=1)
+    await add_credited_group(database, group)
+    assert await play(2002, 1.0, None) == ({"critic": 0.5, "writer": 0.25}, [])
+    assert await play(2003, 1.0, "writer") == ({"critic": 0.5, "writer": 0.625}, [0.25])
+
+
+OTHER_GROUPS = text("""
+    WITH others AS (
+        INSERT INTO groups (id, run_id, number, dataset_id, task_number, size, admitted_version, state)
+        SELECT :run || '.' || number, :run, number, :dataset, 0, 1, 0, 'complete'
+        FROM generate_series(1, 1500) AS number RETURNING id, number
+    )
+    INSERT INTO group_credits (group_id, run_id, verdict, credit_version, counted_siblings, has_variance, averages,
+                               created_at)
+    SELECT id, :run, 'credited', 1, 1, false, '{"critic": 1.0, "writer": 0.25}', clock_timestamp() FROM others
+""")
+"""1500 groups in which the critic made no call."""
+
+
 async def test_two_workers_at_once_move_the_average_by_every_group(database: Database) -> None:
     ema = {"rule": {"type": "identical"}, "air": None, "baseline": {"type": "ema", "ema_decay": 0.5}}
     run = await add_run(database, config=run_document(credit=ema, sampling={"group_size": 1, "min_siblings": 1}))
@@ -455,6 +507,7 @@ async def test_each_policy_trains_on_its_own_calls_of_a_group(database: Database
         (checker, 1, True),
         (run.id, 4, True),
     ]
+    assert [one.averages for one in verdicts] == [None, None]
     samples = await rows(database, tables.Sample, tables.Sample.rollout_id, tables.Sample.branch)
     trained = [(one.run_id, list(one.mask), np.frombuffer(one.token_ids, "<i4").tolist()) for one in samples]
     assert trained == [(run.id, [0, 0, 1], [1, 2, 3]), (checker, [0, 0, 0, 0, 1, 1], [1, 2, 3, 4, 5, 6])] * 2

@@ -50,6 +50,9 @@ CATALOG = {
 }
 OWN = "alembic_version"
 BASELINE = "20261122_0011"
+VERSION_BEFORE = "20261123_0025"
+"""The newest revision of the version before: its services run on today's schema during an upgrade and after a rollback.
+A release sets it to the newest revision of its predecessor."""
 
 
 def catalog(connection: Connection) -> dict[str, list[tuple[object, ...]]]:
@@ -105,6 +108,28 @@ def test_a_migration_after_the_baseline_is_reversible(empty_postgres_dsn: str, p
     migrate(empty_postgres_dsn)
     with connect(empty_postgres_dsn) as again, connect(postgres_dsn) as migrated:
         assert catalog(again) == catalog(migrated)
+
+
+def column_types(dsn: str) -> dict[tuple[str, str], tuple[str, bool]]:
+    """Relation and column of every table and view: the type, and whether an INSERT must name the column."""
+    query = """
+        SELECT c.oid::regclass::text, a.attname, format_type(a.atttypid, a.atttypmod), a.attnotnull AND NOT a.atthasdef
+        FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        WHERE c.relnamespace::regnamespace::text IN ('public', 'reports') AND c.relkind IN ('r', 'p', 'v')"""
+    with connect(dsn) as connection:
+        return {(row[0], row[1]): (row[2], row[3]) for row in connection.execute(text(query))}
+
+
+def test_the_version_before_reads_and_writes_its_columns_on_this_schema(empty_postgres_dsn: str) -> None:
+    migrate(empty_postgres_dsn, VERSION_BEFORE)
+    before = column_types(empty_postgres_dsn)
+    migrate(empty_postgres_dsn)
+    now = column_types(empty_postgres_dsn)
+    assert {("pools", "waiting"), ("reports.steps", "reward_mean")} < before.keys()
+    assert before.keys() - now.keys() == set()
+    assert {column: (old, now[column][0]) for column, (old, _) in before.items() if now[column][0] != old} == {}
+    required = {column for column, (_, is_required) in now.items() if is_required and column[0] in dict(before)}
+    assert required - {column for column, (_, is_required) in before.items() if is_required} == set()
 
 
 def test_no_migration_before_the_baseline_can_be_reverted(empty_postgres_dsn: str) -> None:

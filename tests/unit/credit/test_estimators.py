@@ -14,7 +14,6 @@ import pytest
 from pydantic import ValidationError
 
 from leyden.libs.contracts.config import Baseline, Credit, RunConfig
-from leyden.services.credit.baselines import moved
 from leyden.services.credit.group import Credited, credit_group
 from leyden.services.credit.records import Rollout
 from leyden.services.trainer.batch import whitened
@@ -100,8 +99,7 @@ def test_a_two_armed_bandit_is_learned(name: str) -> None:
             if name == "remax":
                 rollouts.append(Rollout(f"{step}.{group}.greedy", float(chosen > 0.5), greedy=True))
             result = credited(rollouts, config, averages)
-            (values,) = result.values(by_role=False).items()
-            averages[values[0]] = moved(config.baseline.ema_decay, *values[1])
+            averages = result.averages or {}
             advantages += [path.advantages[path.mask == 1] for paths in result.samples.values() for path in paths]
             arms += arms_R.tolist()
         advantages_K = np.concatenate(advantages)

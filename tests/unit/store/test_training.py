@@ -16,13 +16,24 @@ async def prune(database: Database, run_id: str, before: int) -> set[int]:
         return await training.prune_versions(session, run_id, before)
 
 
-async def test_a_version_with_a_pending_evaluation_is_not_removed(database: Database) -> None:
-    run = await builders.add_run(database)
-    for version in range(4):
-        await builders.add_policy_version(database, run, version)
+async def add_pair(database: Database, *, is_policy: bool) -> tuple[tables.Run, tables.Run]:
+    """A run with versions 0 to 3, and the run whose versions a test removes: the same, or one that carries its policy
+    and has the same versions."""
+    lead = pruned = await builders.add_run(database)
+    if is_policy:
+        pruned = await builders.add_run(database, lead_run_id=lead.id, policy="checker")
+    for run in {lead.id: lead, pruned.id: pruned}.values():
+        for version in range(4):
+            await builders.add_policy_version(database, run, version)
+    return lead, pruned
+
+
+@pytest.mark.parametrize("is_policy", [False, True])
+async def test_a_version_with_a_pending_evaluation_is_not_removed(database: Database, is_policy: bool) -> None:
+    run, pruned = await add_pair(database, is_policy=is_policy)
     async with database.session() as session:
         await runs.create_evaluation(session, run.id, EvaluationRequest(policy_version=1, dataset=run.dataset_id))
-        pruning = asyncio.create_task(prune(database, run.id, 3))
+        pruning = asyncio.create_task(prune(database, pruned.id, 3))
         # It waits for the evaluation, whose transaction is still open.
         assert not (await asyncio.wait({pruning}, timeout=0.5))[0]
     assert await pruning == {0, 1, 3}

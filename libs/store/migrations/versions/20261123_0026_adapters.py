@@ -10,6 +10,7 @@ depends_on = None
 COMMENTS = {
     "COLUMN pools.adapters": "Runs that share the engines, each with a LoRA adapter; null: one run has them.",
     "COLUMN pools.max_adapter_rank": "The largest LoRA rank that the engines take; null: any.",
+    "COLUMN pools.run_id": "The first of run_ids, for services of the version before; null without one.",
     "COLUMN pools.run_ids": "The runs that have the engines.",
     "TABLE engine_adapters": "Writer: controller. The policy version of a run that an engine serves beside others.",
     "COLUMN engine_adapters.url": "The engine.",
@@ -27,7 +28,6 @@ def upgrade() -> None:
             ADD COLUMN run_ids text[] DEFAULT '{}' NOT NULL
     """)
     op.execute("UPDATE pools SET run_ids = ARRAY[run_id] WHERE run_id IS NOT NULL")
-    op.execute("ALTER TABLE pools DROP COLUMN run_id")
     op.execute("""
         CREATE TABLE engine_adapters (
             url text NOT NULL,
@@ -44,7 +44,5 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     op.execute("DROP TABLE engine_adapters")
-    op.execute("ALTER TABLE pools ADD COLUMN run_id text")
     op.execute("COMMENT ON COLUMN pools.run_id IS 'The run that has the engines.'")
-    op.execute("UPDATE pools SET run_id = run_ids[1]")
     op.execute("ALTER TABLE pools DROP COLUMN run_ids, DROP COLUMN adapters, DROP COLUMN max_adapter_rank")
