@@ -485,7 +485,7 @@ async def test_two_workers_at_once_move_the_average_by_every_group(database: Dat
 async def test_each_policy_trains_on_its_own_calls_of_a_group(database: Database) -> None:
     document = run_document(
         credit=CREDIT,
-        roles=[{"name": "checker", "policy": "checker"}],
+        roles=[{"name": "checker", "agent_name": "checker", "policy": "checker"}],
         policies={"checker": {"pool": "second"}},
     )
     await add_dataset(database)
