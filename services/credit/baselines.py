@@ -114,8 +114,8 @@ def against(averages: Mapping[str, float], siblings: Siblings) -> Advantages:
     """Every return less its anchor's number from outside the siblings; without one, the mean and no advantage.
 
     The numbers are the run's moving averages (`ema`), or the values of the group's greedy rollout: ReMax,
-    arXiv 2310.10505, A = G - G of greedy decoding. Where the value of every rollout equals the number, no call has an
-    advantage, wherever in its rollout it stands.
+    arXiv 2310.10505, A = G - G of greedy decoding. No call has an advantage if the value of every rollout
+    equals the number.
     """
     found = Advantages(np.zeros_like(siblings.returns_C), np.zeros_like(siblings.returns_C))
     for anchor in dict.fromkeys(siblings.anchors_C):
