@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -172,19 +173,24 @@ def resume(
             policy_versions=dict(map(_policy_version, policy_versions or [])),
         )
         made = leyden.continue_run(found.id, request)
-        others = {name: leyden.run(run_id) for name, run_id in made.policy_runs.items()}
+        policies = {name: leyden.run(run_id) for name, run_id in made.policy_runs.items()}
+    _print_continued(made, policies, as_json)
+    return None
+
+
+def _print_continued(made: Run, policies: Mapping[str, Run], as_json: bool) -> None:
+    """Args: policies: the runs that carry its further policies, by name"""
+    of_policies = (
+        (f"policy {name}", f"{one.id}, from {_words(one.parent) or 'its base model'}") for name, one in policies.items()
+    )
     shown = facts(
         ("run", made.id),
         ("continues", _words(made.parent)),
         ("phase", made.phase),
         ("steps", made.progress.steps),
-        *(
-            (f"policy {name}", f"{one.id}, from {_words(one.parent) or 'its base model'}")
-            for name, one in others.items()
-        ),
+        *of_policies,
     )
     print_result(as_json, made, shown, f"Watch it with: leyden run watch {made.id}")
-    return None
 
 
 def _policy_version(given: str) -> tuple[str, int]:

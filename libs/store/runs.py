@@ -273,10 +273,10 @@ async def policy_parents(
             )
             raise ActionRefused(message, run.allowed_actions)
         usual = version if version in versions else max(versions)
-        begun = usual if asked is None else asked
-        if begun not in versions:
-            raise _without_weights(run.model_copy(update={"id": carrying}), begun, versions)
-        parents[policy] = api.RunParent(run_id=carrying, version=begun)
+        first = usual if asked is None else asked
+        if first not in versions:
+            raise _without_weights(run.model_copy(update={"id": carrying}), first, versions)
+        parents[policy] = api.RunParent(run_id=carrying, version=first)
     return parents
 
 

@@ -175,9 +175,9 @@ async def test_a_controller_killed_while_an_adapter_fails_to_load_leaves_the_ver
             await _loads(engine, two, 2)
             assert await serves(1)
         # It was killed.
-        begun = len(engine.journal)
+        before = len(engine.journal)
         async with case.controller():
-            await _loads(engine, two, 2, since=begun)
+            await _loads(engine, two, 2, since=before)
             assert await serves(1) and set(engine.adapters) == {one}
             engine.bad_paths = set()
             await until(lambda: serves(2))

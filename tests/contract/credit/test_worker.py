@@ -424,7 +424,7 @@ async def test_each_role_has_a_moving_average_of_its_own(database: Database) -> 
     }
 
 
-async def test_a_role_that_plays_seldom_continues_its_average(database: Database) -> None:
+async def test_a_role_that_plays_rarely_continues_its_average(database: Database) -> None:
     ema = {"rule": {"type": "identical"}, "air": None, "baseline": {"type": "ema", "per": "role", "ema_decay": 0.5}}
     roles = [{"name": "writer", "model": "w"}, {"name": "critic", "model": "c"}, {"name": "never", "model": "n"}]
     config = run_document(credit=ema, roles=roles, sampling={"group_size": 1, "min_siblings": 1})

@@ -153,51 +153,36 @@ async def test_a_provider_answers_more_calls_than_a_pool_has_connections(tmp_pat
     assert len(answers) == 120
 
 
+NO = b'{"error": "no"}'
+ACCOUNT = "check its url in GATEWAY_PROVIDERS, provider_model and the account"
+HALF = b'{"choices": [{"message": {"content": "half \\ud83d"}}]}'
+LISTED = b'{"choices": [{"message": {"content": ["a"]}}]}'
+NO_TEXT = b'{"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}}]}'
+
+
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "body", "words"),
     [
-        (401, "refuses the gateway's key: check the api_key_file"),
-        (429, "answers 429; try again"),
-        (500, "answers 500; try again"),
-        (402, "answers 402: check its url in GATEWAY_PROVIDERS, provider_model and the account"),
-        (404, "answers 404: check its url in GATEWAY_PROVIDERS, provider_model and the account"),
-        (302, "answers 302: check its url"),
-        (200, "no chat completion"),
+        (401, NO, "refuses the gateway's key: check the api_key_file"),
+        (429, NO, "answers 429; try again"),
+        (500, NO, "answers 500; try again"),
+        (402, NO, f"answers 402: {ACCOUNT}"),
+        (404, NO, f"answers 404: {ACCOUNT}"),
+        (302, NO, "answers 302: check its url"),
+        (200, NO, "no chat completion"),
+        (200, HALF, "surrogate"),
+        (200, LISTED, "content: Input should be a valid string"),
+        (200, b'{"choices": []}', "0 choices instead of 1"),
+        (200, NO_TEXT, "arguments: Input should be a valid string"),
+        (200, b"<html>", "unexpected character"),
+        (200, b" " * (MAX_ANSWER_BYTES + 1), "more than 33554432 bytes"),
     ],
 )
 async def test_a_provider_in_trouble_is_the_platforms_trouble(
-    tmp_path: Path, database: Database, status: int, words: str
-) -> None:
-    async with (
-        provider((status, {"error": "no"})) as (url, _, _),
-        judged(tmp_path, database, url) as stage,
-        stage.client() as client,
-    ):
-        with pytest.raises(openai.InternalServerError, match=words):
-            await client.chat.completions.create(model="judge-1", messages=HI)
-        [call] = await stage.calls()
-    assert (call.status, call.role) == ("failed", "judge")
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        (b'{"choices": [{"message": {"content": "half \\ud83d"}}]}', "surrogate"),
-        (b'{"choices": [{"message": {"content": ["a"]}}]}', "content: Input should be a valid string"),
-        (b'{"choices": []}', "0 choices instead of 1"),
-        (
-            b'{"choices": [{"message": {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}}]}',
-            "arguments: Input should be a valid string",
-        ),
-        (b"<html>", "unexpected character"),
-        (b" " * (MAX_ANSWER_BYTES + 1), "more than 33554432 bytes"),
-    ],
-)
-async def test_a_document_that_is_no_answer_is_the_platforms_trouble(
-    tmp_path: Path, database: Database, body: bytes, words: str
+    tmp_path: Path, database: Database, status: int, body: bytes, words: str
 ) -> None:
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=body, content_type="application/json")
+        return web.Response(status=status, body=body, content_type="application/json")
 
     async with (
         served("/v1/chat/completions", answer) as url,
