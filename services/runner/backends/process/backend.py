@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from leyden.libs.contracts.config import ProcessRunner
 from leyden.libs.service.errors import Misconfigured
@@ -290,14 +290,12 @@ class Supervisors:
         reading = asyncio.ensure_future(_read_all(ours))
         report: Report | None = None
         try:
-            report = marshal.loads(await asyncio.shield(reading))  # noqa: S302  # by our supervisor, never the agent
-        except (EOFError, ValueError, TypeError) as error:
-            raise BackendError(f"supervisor {process.pid} ended without a report: was it killed?") from error
+            report = _parse(await asyncio.shield(reading))
         except asyncio.CancelledError:
             if not reading.done():
                 # The end of this stream is the order to kill; the report still comes.
                 ours.shutdown(socket.SHUT_WR)
-            await reading
+            report = _parse(await reading)
             raise
         finally:
             # Its side of the socket has closed, so this waits for microseconds.
@@ -305,6 +303,8 @@ class Supervisors:
             self._pids.discard(process.pid)
             if report is None:
                 self._kill_orphans()
+        if report is None:
+            raise BackendError(f"supervisor {process.pid} ended without a report: was it killed?")
         return report
 
     def _kill_orphans(self) -> None:
@@ -318,6 +318,14 @@ class Supervisors:
 
     def _orphans(self) -> set[int]:
         return {pid for pid, parent in supervisor.parents().items() if parent == os.getpid()} - self._pids
+
+
+def _parse(report: bytes) -> Report | None:
+    """The supervisor's report, or None where it wrote none or a part of one."""
+    try:
+        return cast("Report", marshal.loads(report))  # noqa: S302  # by our supervisor, never the agent
+    except (EOFError, ValueError, TypeError):
+        return None
 
 
 def _start(orders: Orders, stdout: socket.socket, lock: int | None) -> subprocess.Popen[bytes]:
