@@ -51,9 +51,18 @@ def test_pods_find_their_group_and_the_leader_alone_answers() -> None:
     assert group()["metadata"]["name"] not in {one["metadata"]["name"] for one in of_kind("gpu-multinode", "Service")}
 
 
-def test_nodes_of_a_group_reach_each_other_on_every_port() -> None:
-    policy = next(
-        one for one in of_kind("gpu-multinode", "NetworkPolicy") if one["metadata"]["name"] == f"{FULLNAME}-engine"
-    )
+def open_to(case: str, component: str) -> list[set[str]]:
+    """The components that reach a component on every port, and those that it reaches so."""
+    (policy,) = [one for one in of_kind(case, "NetworkPolicy") if one["metadata"]["name"] == f"{FULLNAME}-{component}"]
+    found = []
     for side, rules in (("from", policy["spec"]["ingress"]), ("to", policy["spec"]["egress"])):
-        assert any("ports" not in rule and "engine" in str(rule[side]) for rule in rules), side
+        peers = [peer for rule in rules if "ports" not in rule for peer in rule[side]]
+        found.append({peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"] for peer in peers})
+    return found
+
+
+def test_nodes_of_a_group_and_a_trainer_that_sends_weights_reach_each_other_on_every_port() -> None:
+    assert open_to("gpu-multinode", "engine") == [{"engine", "trainer"}] * 2
+    assert open_to("gpu-multinode", "trainer") == [{"engine", "trainer"}] * 2
+    assert open_to("pools", "engine") == [set(), set()]
+    assert open_to("pools", "trainer") == [{"trainer"}] * 2
