@@ -23,7 +23,7 @@ IMAGE_TAG ?= 0.1.0
 SERVICES ?= api controller runner gateway collector credit
 IMAGE_PREFIX ?= leyden
 # What `make test-sglang` runs; `make test-sglang SGLANG_TESTS=tests/contract/trainer/test_engine.py` starts one server.
-SGLANG_TESTS ?= tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py tests/sglang
+SGLANG_TESTS ?= tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py tests/contract/controller/test_transfers.py tests/sglang
 # The SGLang of the tests: its request and response types come from the wheel, its server from $(SGLANG_VENV).
 SGLANG_TYPES := sglang==0.5.23
 

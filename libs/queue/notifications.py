@@ -41,6 +41,7 @@ class Topic(StrEnum):
     VERSIONS = "versions"
     RUNS = "runs"
     ENGINES = "engines"
+    TRANSFERS = "transfers"
 
 
 class Notifications:

@@ -323,6 +323,30 @@ class EngineAdapter(Base):
     )
 
 
+class WeightTransfer(Base):
+    """Writer: controller asks for it; the trainer writes how to join. A policy version on its way to one engine."""
+
+    __tablename__ = "weight_transfers"
+    engine_url: Mapped[str] = mapped_column(
+        primary_key=True, comment="The engine; one version at a time is on its way to it."
+    )
+    run_id: Mapped[str] = mapped_column(
+        ForeignKey("runs.id", ondelete="CASCADE"), comment="The run whose trainer sends."
+    )
+    policy_version: Mapped[int] = mapped_column(comment="The version to send.")
+    group_name: Mapped[str] = mapped_column(comment="The name of the process group, new for each transfer.")
+    world_size: Mapped[int] = mapped_column(
+        comment="Processes of the group: the trainer, rank 0, and those of the engine."
+    )
+    sender: Mapped[Json | None] = mapped_column(
+        JSONB(none_as_null=True),
+        comment="Backend, address and port of the trainer, and the tensors in their order; null until it is ready to"
+        " send.",
+    )
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (Index(None, "run_id"),)
+
+
 class Attempt(Base):
     """Writer: runner; the controller expires overdue leases; both through libs/queue.
 

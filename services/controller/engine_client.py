@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import httpx
+from prometheus_client import Counter
 
 from leyden.libs.contracts.ids import weight_version
 from leyden.libs.faults import fault_point
 from leyden.libs.service.secrets import read_secret
+from leyden.libs.store.transfers import Sender, TensorShape
+from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
+
+log = logger()
+
+TRANSFER_FAILURES = Counter(
+    "controller_weight_transfer_failures_total", "Versions that came by disk after a transfer failed."
+)
+PARTIAL = "partial"
+"""The label of an engine's weights during a transfer. No run gave it, so that nobody trains tokens sampled then."""
+BUCKET_BYTES = 1 << 30
+"""An engine receives so much in one request; its memory holds it beside the weights."""
+CONNECT_SECONDS, ALIVE_SECONDS = 2.0, 0.3
+"""A trainer accepts a connection within the first time, and retains it for the second, or has ended."""
 
 
 class EngineRefused(Exception):
@@ -28,6 +44,14 @@ class TargetVersion(NamedTuple):
     content_sha256: str
 
 
+class IncomingWeights(NamedTuple):
+    """The process group in which an engine receives a version; `world_size` counts the sender."""
+
+    group_name: str
+    world_size: int
+    sender: Sender
+
+
 class EngineClient:
     """The control endpoints of one engine. Bodies are always JSON: SGLang answers 400 to an empty one.
 
@@ -41,6 +65,7 @@ class EngineClient:
         admin_key = read_secret(settings.engine_admin_key, settings.engine_admin_key_file)
         # SGLang's control routes refuse the API key where there is an admin key.
         self._headers, self._control_headers = _bearer(api_key), _bearer(admin_key or api_key)
+        self._is_partial = False
 
     async def weight_version(self) -> str:
         """Returns the label of the weights that the engine serves.
@@ -49,7 +74,21 @@ class EngineClient:
         """
         answer = await self._http.get(f"{self.url}/model_info", headers=self._headers)
         answer.raise_for_status()
-        return str(_document(answer).get("weight_version"))
+        label = str(_document(answer).get("weight_version"))
+        self._is_partial = label == PARTIAL
+        return label
+
+    async def processes(self) -> int | None:
+        """Returns how many processes of the engine receive weights; None where it receives none over the network.
+
+        Raises: httpx.HTTPError: it does not answer
+        """
+        answer = await self._http.get(f"{self.url}/server_info", headers=self._headers)
+        if answer.status_code != 200:
+            return None
+        found = _document(answer)
+        sizes = found.get("tp_size"), found.get("dp_size"), found.get("pp_size")
+        return sizes[0] if isinstance(sizes[0], int) and sizes[1:] == (1, 1) else None
 
     async def adapters(self) -> set[str]:
         """Returns the names of the LoRA adapters that the engine has loaded.
@@ -78,15 +117,41 @@ class EngineClient:
         """
         await self._post("/unload_lora_adapter", {"lora_name": name})
 
-    async def update(self, target: TargetVersion) -> None:
+    async def join(self, incoming: IncomingWeights) -> bool:
+        """Makes the engine join the sender's group, while it serves. Returns whether it did."""
+        sender = incoming.sender
+        body = {
+            "master_address": sender.address,
+            "master_port": sender.port,
+            "rank_offset": 1,
+            "world_size": incoming.world_size,
+            "group_name": incoming.group_name,
+            "backend": sender.backend,
+        }
+        try:
+            await _require_listening(sender)
+            await self._post("/init_weights_update_group", body, seconds=self._update_seconds)
+        except (EngineRefused, httpx.HTTPError, OSError) as error:
+            self._count_failure(error)
+            return False
+        return True
+
+    async def leave(self, incoming: IncomingWeights) -> None:
+        """Makes the engine leave the sender's group; one that restarted has left it."""
+        with contextlib.suppress(EngineRefused, httpx.HTTPError):
+            await self._post("/destroy_weights_update_group", {"group_name": incoming.group_name})
+
+    async def update(self, target: TargetVersion, incoming: IncomingWeights | None = None) -> None:
         """Pauses, loads and continues. Safe to repeat.
 
+        Args:   incoming: a group that the engine has joined; it loads from the disk where receiving fails
         Raises: EngineRefused: the weights could not be loaded, the old ones stay; httpx.HTTPError: it does not answer.
         """
         await self._post("/pause_generation", {"mode": "retract"})
         fault_point("controller.engine_paused")
         try:
-            await self._load(target)
+            if incoming is None or not await self._receive(target, incoming):
+                await self._load(target)
         except asyncio.CancelledError:
             # An error would replace the cancellation, and whoever cancelled would wait for ever.
             with contextlib.suppress(Exception):
@@ -105,8 +170,48 @@ class EngineClient:
         await asyncio.shield(resuming)
 
     async def resume(self) -> None:
-        """Lets a paused engine continue; changes nothing on one that is not paused."""
-        await self._post("/continue_generation", {})
+        """Lets a paused engine continue; changes nothing on one that is not paused.
+
+        An engine that has a part of a version stays paused: the next update loads a complete one.
+        """
+        if not self._is_partial:
+            await self._post("/continue_generation", {})
+
+    async def _receive(self, target: TargetVersion, incoming: IncomingWeights) -> bool:
+        """Loads the version from the sender. False: it failed, and the weights may be a part of each version."""
+        group = {"group_name": incoming.group_name}
+        buckets = list(_buckets(incoming.sender.tensors))
+        try:
+            self._is_partial = True
+            await self._rename_weights(PARTIAL)
+            await self._post("/begin_weight_update", {})
+            for number, bucket in enumerate(buckets, 1):
+                tensors = {
+                    "names": [tensor.name for tensor in bucket],
+                    "dtypes": [tensor.dtype for tensor in bucket],
+                    "shapes": [tensor.shape for tensor in bucket],
+                }
+                # Prefixes that older weights computed go with the last bucket.
+                body = {**group, **tensors, "flush_cache": number == len(buckets)}
+                await self._post("/update_weights_from_distributed", body, seconds=self._update_seconds)
+                fault_point("controller.bucket_received")
+            await self._post("/end_weight_update", {})
+            await self._rename_weights(weight_version(target.run_id, target.version))
+        except (EngineRefused, httpx.HTTPError) as error:
+            self._count_failure(error)
+            # A session that stays open would refuse the next one.
+            with contextlib.suppress(EngineRefused, httpx.HTTPError):
+                await self._post("/end_weight_update", {})
+            return False
+        self._is_partial = False
+        return True
+
+    async def _rename_weights(self, label: str) -> None:
+        await self._post("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+
+    def _count_failure(self, error: Exception) -> None:
+        TRANSFER_FAILURES.inc()
+        log.warning("transfer failed", url=self.url, cause=f"{type(error).__name__}: {error}"[:500])
 
     async def _load(self, target: TargetVersion) -> None:
         label = weight_version(target.run_id, target.version)
@@ -116,6 +221,7 @@ class EngineClient:
         result = _document(answer)
         if not result.get("success"):
             raise EngineRefused(str(result.get("message"))[:500])
+        self._is_partial = False
 
     async def _post(self, path: str, body: Mapping[str, object], seconds: float | None = None) -> httpx.Response:
         limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
@@ -123,6 +229,34 @@ class EngineClient:
         if answer.status_code >= 400:
             raise EngineRefused(f"{path} answered {answer.status_code}: {answer.text[:500]}")
         return answer
+
+
+async def _require_listening(sender: Sender) -> None:
+    """Raises OSError where the sender has ended: an engine would wait for it for half an hour, and serve nobody."""
+    async with asyncio.timeout(CONNECT_SECONDS):
+        reader, writer = await asyncio.open_connection(sender.address, sender.port)
+    try:
+        # It waits for words of the engine's; a process that is being killed resets the connection.
+        async with asyncio.timeout(ALIVE_SECONDS):
+            await reader.read(1)
+    except TimeoutError:
+        return
+    finally:
+        writer.close()
+    raise ConnectionError(f"the trainer at {sender.address}:{sender.port} has ended")
+
+
+def _buckets(tensors: Sequence[TensorShape]) -> Iterator[list[TensorShape]]:
+    """Divides tensors, in their order, into lists of BUCKET_BYTES at most, or of one larger tensor."""
+    bucket, size = list[TensorShape](), 0
+    for tensor in tensors:
+        own = math.prod(tensor.shape) * (4 if tensor.dtype == "float32" else 2)
+        if bucket and size + own > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket, size = [*bucket, tensor], size + own
+    if bucket:
+        yield bucket
 
 
 def _bearer(key: str | None) -> dict[str, str]:

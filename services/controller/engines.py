@@ -32,6 +32,7 @@ from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.controller.engine_client import EngineClient, EngineRefused, TargetVersion
 from leyden.services.controller.engine_discovery import EngineDiscovery, FoundEngines
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.transfers import requested_transfer
 from leyden.services.controller.weights import WeightCheck, WeightsLost
 
 log = logger()
@@ -233,7 +234,7 @@ class Fleet:
                 await self._weights.check(target)
                 updating = EngineStatus(client.url, EngineState.UPDATING, detail=f"loading {target.version}")
                 await self._store(member, updating)
-                status = await _update(client, target)
+                status = await self._update(client, target)
         # AttributeError: the HTTP client's answer to a connection that is reset while it opens.
         except (httpx.HTTPError, ValueError, AttributeError) as error:
             member.resumed = False
@@ -319,9 +320,22 @@ class Fleet:
         fault_point("controller.adapter_loaded")
         UPDATES.labels("done").inc()
 
+    async def _update(self, client: EngineClient, target: TargetVersion) -> EngineStatus:
+        if self.settings.weights == "disk":
+            with UPDATE_SECONDS.time():
+                await client.update(target)
+        else:
+            async with requested_transfer(self.database, self.notifications, client, target) as incoming:
+                with UPDATE_SECONDS.time():
+                    await client.update(target, incoming)
+        UPDATES.labels("done").inc()
+        return await _poll(client)
+
     async def _resume_once(self, member: FleetMember) -> None:
         """At the first poll: a controller that was killed between pause and continue left the engine paused."""
         if not member.resumed:
+            # An engine that has a part of a version stays paused.
+            await member.client.weight_version()
             await member.client.resume()
             member.resumed = True
 
@@ -372,10 +386,3 @@ async def _poll(client: EngineClient) -> EngineStatus:
     except ValueError:
         return EngineStatus(client.url, EngineState.UPDATING, detail=f"serves {label!r}, which no run gave it")
     return EngineStatus(client.url, EngineState.SERVING, run_id, version)
-
-
-async def _update(client: EngineClient, target: TargetVersion) -> EngineStatus:
-    with UPDATE_SECONDS.time():
-        await client.update(target)
-    UPDATES.labels("done").inc()
-    return await _poll(client)

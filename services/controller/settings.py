@@ -68,6 +68,9 @@ class Settings(ServiceSettings):
     """Pause before weights are offered again to an engine that refused them."""
     engine_update_seconds: float = Field(default=600.0, gt=0)
     """Bound on loading new weights."""
+    weights: Literal["disk", "network"] = "disk"
+    """The way of new weights to engines. `network`: the trainer sends them by NCCL, or by gloo where it runs on a CPU;
+    engines that cannot receive them, and those where it fails, load them from disk."""
     retry_seconds: float = Field(default=0.5, ge=0)
     """Wait before the second attempt of a rollout; doubles with every further one, up to a minute."""
     enqueue_again_seconds: float = Field(default=2.0, gt=0)

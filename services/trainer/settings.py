@@ -30,6 +30,9 @@ class Settings(ServiceSettings):
     checkpoint_delay_seconds: float = Field(default=4.0, ge=0)
     """Pause before a checkpoint is written, so that engines on the same machine load the new weights first. The next
     update of weights and the trainer's end cut it short."""
+    address: str | None = None
+    """Address by which engines reach this machine, where weights travel over the network; unset: that of its host
+    name."""
     gap_patience: int = Field(default=3, ge=1)
     """Steps in a row, restarts included, that exceed `training.max_logprob_gap` or `training.min_effective_share`: the
     last is not recorded, and the run fails."""

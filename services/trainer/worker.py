@@ -30,6 +30,7 @@ from leyden.services.trainer.loop import Trainer, version_of
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.resume import LearnerLoader
 from leyden.services.trainer.saving import lock_check
+from leyden.services.trainer.sender import WeightSender
 from leyden.services.trainer.settings import Settings
 
 log = logger()
@@ -79,7 +80,9 @@ async def _train_once(
         if await _acquire(lock, stop):
             trainer = await _open_trainer(settings, database, notifications, lock, stop, ranks)
             if trainer is not None:
-                await trainer.train(stop)
+                sender = WeightSender(settings, database, notifications, trainer.learner.accelerator.device)
+                async with sender.accepting(stop):
+                    await trainer.train(stop)
         return True
     except Interrupted:
         log.info("step given up")

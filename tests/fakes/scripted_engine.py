@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import uvloop
@@ -26,10 +26,22 @@ from aiohttp import web
 
 from tests.fakes.sglang_types import api_types
 
+if TYPE_CHECKING:
+    # It imports torch, which an engine without one does not need.
+    from tests.fakes.receiver import Receiver
+
 Json = dict[str, Any]
 Says = Callable[[Json], Sequence[int]]
 
 LETTERS = range(40, 49)
+TRANSFER_ROUTES = (
+    "/init_weights_update_group",
+    "/begin_weight_update",
+    "/update_weights_from_distributed",
+    "/end_weight_update",
+    "/update_weight_version",
+    "/destroy_weights_update_group",
+)
 SCRIPTABLE = {
     *("weight_version", "delay_seconds", "pace_seconds", "dies_after", "refuses", "tokens_per_chunk"),
     *("is_incremental", "paused", "bad_paths", "log"),
@@ -64,7 +76,8 @@ class ScriptedEngine:
     `pace` is called before each chunk with the number of tokens so far and may wait; `delay_seconds` pass before each
     answer and `pace_seconds` before each chunk. A weight version set during an answer counts for the tokens after it.
     After `dies_after` tokens the connection is cut, once. `damage` changes the first `damaged` answers. `refuses` is a
-    status with a body for every request. Weights at `bad_paths` cannot be loaded. `adapters`: folders of loaded LoRA
+    status with a body for every request. Weights at `bad_paths` cannot be loaded. `receiver`: receives
+    weights over the network; its routes in `failing` refuse. `adapters`: folders of loaded LoRA
     adapters by name; the engine refuses requests of others. `frees`: unloading waits for it, and other changes of
     adapters for that, as in SGLang. `inspects`: whether requests are checked and retained, and the tokens of each
     complete answer by its `rid`; the benchmarks do without. `log` names a file that gets a
@@ -86,6 +99,8 @@ class ScriptedEngine:
     damaged: int = 0
     paused: bool = False
     bad_paths: set[str] = field(default_factory=set)
+    receiver: Receiver | None = None
+    failing: set[str] = field(default_factory=set)
     adapters: dict[str, str] = field(default_factory=dict)
     frees: asyncio.Event | None = None
     _adapters_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -122,6 +137,7 @@ class ScriptedEngine:
                 web.post("/pause_generation", self.pause),
                 web.post("/continue_generation", self.resume),
                 web.post("/update_weights_from_disk", self.update),
+                *(web.post(path, self.receive) for path in TRANSFER_ROUTES if self.receiver),
                 web.post("/load_lora_adapter", self.load_adapter),
                 web.post("/unload_lora_adapter", self.unload_adapter),
                 web.get("/v1/models", self.models),
@@ -277,6 +293,20 @@ class ScriptedEngine:
         self.weight_version = body["weight_version"]
         return _json({"success": True, "message": "", "num_paused_requests": 0})
 
+    async def receive(self, request: web.Request) -> web.Response:
+        body = await _body_of(request)
+        label = body.get("new_version", "")
+        self.journal.append(f"{request.path[1:]} {label}".strip())
+        assert self.receiver is not None
+        try:
+            if request.path in self.failing:
+                raise RuntimeError("it was told to fail")
+            await self.receiver.answer(request.path, body)
+        except RuntimeError as error:
+            return _json({"success": False, "message": f"Failed to receive weights: {error}"}, 400)
+        self.weight_version = label or self.weight_version
+        return _json({"success": True, "message": ""})
+
     async def load_adapter(self, request: web.Request) -> web.Response:
         body = await _body_of(request)
         self.journal.append(f"load {body['lora_name']} {body['lora_path']}")
@@ -308,7 +338,9 @@ class ScriptedEngine:
         return _json({"model_path": "m", "weight_version": self.weight_version})
 
     async def server_info(self, _request: web.Request) -> web.Response:
-        return _json({"version": "0.5.23", "incremental_streaming_output": self.is_incremental})
+        receiver = self.receiver
+        sizes = {"tp_size": receiver.processes, "dp_size": 1, "pp_size": 1} if receiver else {}
+        return _json({"version": "0.5.23", "incremental_streaming_output": self.is_incremental, **sizes})
 
     async def health(self, _request: web.Request) -> web.Response:
         return web.Response()

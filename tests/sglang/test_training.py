@@ -1,8 +1,12 @@
-"""The flight agent's model trains on a real SGLang, which a platform starts as `leyden up --engine sglang` does."""
+"""The flight agent's model trains on a real SGLang, which a platform starts as `leyden up --engine sglang` does.
+
+New weights come by disk, or over the network from a trainer that is killed while it sends the first of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -12,24 +16,26 @@ from rich.console import Console
 
 from leyden.libs.cli.demo import DemoOptions, dataset_names, run_document, write_tasks
 from leyden.libs.cli.platform import Options, Platform
-from leyden.libs.cli.services import ENGINE_KEY, Sglang
+from leyden.libs.cli.services import ENGINE_KEY, LOGS, Sglang
 from leyden.libs.cli.watch import watch_run
 from leyden.libs.client import Client
+from leyden.libs.faults import FaultInjector
 from tests.fakes import real_sglang
 from tests.invariants import violations
 from tests.shared import ROOT
 
-STEPS = 2
+STEPS = 3
+KILLED_AT = "trainer.tensor_sent"
 AGENT_PYTHON = ROOT / ".venv-agents" / "bin" / "python"
 LARGEST_GAP = 1e-3
 """Bound on the largest gap of log-probabilities between engine and trainer, natural logarithm."""
 
 
-@pytest.fixture
-def platform(tmp_path: Path) -> Iterator[Platform]:
+@contextmanager
+def started(home: Path, **environment: Mapping[str, str]) -> Iterator[Platform]:
     """A platform whose engine is SGLang with the demo's model."""
     sglang = Sglang(real_sglang.PYTHON, real_sglang.ON_CPU)
-    running = Platform(tmp_path / "home", Options(free_ports=True, sglang=sglang))
+    running = Platform(home, Options(environment, free_ports=True, sglang=sglang))
     running.start()
     try:
         running.ready(real_sglang.START_SECONDS)
@@ -38,10 +44,24 @@ def platform(tmp_path: Path) -> Iterator[Platform]:
         running.stop()
 
 
-def test_the_flight_agents_model_trains_for_two_steps_on_sglang(platform: Platform, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["disk", "network"])
+def test_the_flight_agents_model_trains_on_sglang(tmp_path: Path, way: str) -> None:
+    faults = FaultInjector(tmp_path / "faults")
+    if way == "network":
+        faults.arm(KILLED_AT)
+    controller = {"CONTROLLER_WEIGHTS": way, **faults.environment}
+    with started(tmp_path / "home", controller=controller) as platform:
+        train(platform, tmp_path)
+        if way == "network":
+            assert faults.fired(KILLED_AT, 0.0)
+            logs = "".join(log.read_text() for log in (platform.home / LOGS).glob("*.log"))
+            assert (logs.count("transfer failed"), "version sent" in logs) == (1, True)
+
+
+def train(platform: Platform, folder: Path) -> None:
     options = DemoOptions(steps=STEPS, groups_per_step=2, group_size=4, agent_python=str(AGENT_PYTHON))
     with Client(platform.facts.url("api"), platform.token) as client:
-        for name, path in zip(dataset_names(options.seed), write_tasks(tmp_path / "tasks", options), strict=True):
+        for name, path in zip(dataset_names(options.seed), write_tasks(folder / "tasks", options), strict=True):
             client.upload_dataset(name, path)
         created = client.create_run(run_document(options).model_copy(update={"evaluation": None}))
         run = watch_run(client, created.id, Console(quiet=True))

@@ -55,8 +55,11 @@ END_OF_AUDIT = [
 AT_WORK = "SELECT rollout_id FROM attempts WHERE run_id = %s AND state = 'running'"
 SEEN = "SELECT written, array_agg(DISTINCT writer) FROM audit GROUP BY written"
 SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "trainer", "migrations"}
-NOT_WRITTEN = {"rewards", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"}
-"""By this training: no reward door and no conversation is used, nothing is evaluated, used again or migrated."""
+NOT_WRITTEN = {
+    *("rewards", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"),
+    "weight_transfers",
+}
+"""By this training: no reward door and no conversation is used, nothing is evaluated, used again, migrated or sent."""
 NOT_PRUNED = {"outcomes": {"leyden-controller"}}
 """Writers whose moment comes days after the run."""
 

@@ -1,0 +1,68 @@
+"""Asks the trainer of a run to send a version to an engine over the network, in place of the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from leyden.libs.queue.notifications import Notifications, Topic
+from leyden.libs.store.database import Database, StoreAway
+from leyden.libs.store.transfers import WeightTransfer, end_transfer, read_sender, request_transfer
+from leyden.libs.telemetry import logger
+from leyden.services.controller.engine_client import EngineClient, IncomingWeights, TargetVersion
+
+log = logger()
+
+ACCEPT_SECONDS = 5.0
+"""Longest wait for the trainer; the engine serves meanwhile."""
+POLL_SECONDS = 0.05
+
+
+@asynccontextmanager
+async def requested_transfer(
+    database: Database, notifications: Notifications, client: EngineClient, target: TargetVersion
+) -> AsyncIterator[IncomingWeights | None]:
+    """Yields the group in which the engine receives the version; None where the disk is the way.
+
+    The engine serves until the block: it cannot receive, no trainer sends the version, or it has joined the group.
+
+    Raises: StoreAway
+    """
+    # A run's version 0 is a model that engines have on their disks, or a copy made before its trainer runs.
+    world_size = await client.processes() if target.version else None
+    if world_size is None:
+        yield None
+        return
+    name = f"leyden-{secrets.token_hex(8)}"
+    transfer = WeightTransfer(client.url, target.run_id, target.version, name, 1 + world_size)
+    async with database.session() as session:
+        await request_transfer(session, transfer)
+    await notifications.notify(Topic.TRANSFERS)
+    try:
+        incoming = await _accepted(database, transfer)
+        if incoming is None or not await client.join(incoming):
+            yield None
+            return
+        try:
+            yield incoming
+        finally:
+            await client.leave(incoming)
+    finally:
+        # The next request for this engine replaces a row that stays.
+        with suppress(StoreAway):
+            async with database.session() as session:
+                await end_transfer(session, transfer)
+
+
+async def _accepted(database: Database, transfer: WeightTransfer) -> IncomingWeights | None:
+    deadline = time.monotonic() + ACCEPT_SECONDS
+    while time.monotonic() < deadline:
+        async with database.read() as session:
+            if (sender := await read_sender(session, transfer)) is not None:
+                return IncomingWeights(transfer.group_name, transfer.world_size, sender)
+        await asyncio.sleep(POLL_SECONDS)
+    log.info("no trainer sends the version", run_id=transfer.run_id, version=transfer.policy_version)
+    return None
