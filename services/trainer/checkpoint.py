@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.modeling_utils import remove_tied_weights_from_state_dict
@@ -40,7 +40,9 @@ from leyden.services.trainer.lora import (
     save_adapter_config,
 )
 from leyden.services.trainer.optimizers import restore_moment
-from leyden.services.trainer.sharding import divided_like, replace_values
+from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.sharded_state import read_shards, write_shards
+from leyden.services.trainer.sharding import replace_values
 
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
@@ -102,7 +104,7 @@ def export_weights(
 
     Raises: OSError: the folder cannot be written, or another one has its name by the end; whatever `check_lock` raises
     """
-    with _new_folder(folder, check_lock, moment="trainer.version_unnamed") as scratch:
+    with _named(new_scratch(folder, check_lock), folder, check_lock, moment="trainer.version_unnamed") as scratch:
         # The names that `save_pretrained` would give.
         own = model.state_dict() if gathered is None else gathered
         state = merged_state(model, own) if has_adapters(model) else dict(own)
@@ -131,7 +133,7 @@ def copy_version(source: Path, folder: Path, content_sha256: str, check_lock: Lo
         raise CheckpointDamaged(
             f"{source} is not what the store recorded: restore it, or continue from another version"
         )
-    with _new_folder(folder, check_lock, moment="trainer.version_unnamed") as scratch:
+    with _named(new_scratch(folder, check_lock), folder, check_lock, moment="trainer.version_unnamed") as scratch:
         shutil.copytree(source, scratch, dirs_exist_ok=True)
 
 
@@ -147,48 +149,67 @@ def describe(folder: Path) -> Export:
 
 
 def save_checkpoint(
-    state: Mapping[str, torch.Tensor], progress: Progress, folder: Path, check_lock: LockCheck = no_lock
+    state: Mapping[str, torch.Tensor],
+    progress: Progress,
+    folder: Path,
+    check_lock: LockCheck = no_lock,
+    ranks: Ranks = ALONE,
+    scratch: Path | None = None,
 ) -> None:
-    """Writes what a resumed trainer needs beside the weights; `optimizer_state` returns `state`."""
-    with _new_folder(folder, check_lock, moment="trainer.checkpoint_unnamed") as scratch:
+    """Writes what a resumed trainer needs beside the weights, in one file or in the files of all ranks.
+
+    Args:   state, scratch: see `begin_checkpoint`
+    Raises: OSError: a file of any rank cannot be written; RankLost; whatever `check_lock` raises
+    """
+    scratch = scratch or new_scratch(folder, check_lock)
+    with _named(scratch, folder, check_lock, moment="trainer.checkpoint_unnamed"):
+        document = asdict(progress)
         # No pickle: reading a checkpoint runs no code.
-        _save(state, scratch / STATE_NAME)
+        if ranks.size > 1:
+            document["files"] = write_shards(state, scratch, ranks)
+        else:
+            _save(state, scratch / STATE_NAME)
         fault_point("trainer.state_written")
-        (scratch / "progress.json").write_text(json.dumps(asdict(progress), indent=2) + "\n")
+        (scratch / "progress.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
 def load_checkpoint(
     optimizer: torch.optim.Optimizer, folder: Path, expected: Progress, values: nn.Module | None = None
 ) -> None:
-    """Restores optimiser and random state, and a critic's own weights.
+    """Restores optimiser and random state, and a critic's own weights; of what is sharded, this rank's shards.
 
     Raises: CheckpointDamaged: files are missing, or belong to another run, step or weights than `expected`.
     """
+    file = folder / "progress.json"
     try:
-        found = Progress(**json.loads((folder / "progress.json").read_text()))
-        state = load_file(folder / STATE_NAME)
+        document = dict(json.loads(file.read_text()))
+        files = [folder / name for name in document.pop("files", [STATE_NAME])]
+        found = Progress(**document)
+        # torch would leave out what a missing file held.
+        for file in files:
+            safe_open(file, "pt")
     except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise CheckpointDamaged(f"{folder} cannot be read ({error}): restore it from a backup") from error
+        raise CheckpointDamaged(f"{file} cannot be read ({error}): restore it from a backup") from error
     if found != expected:
         raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
     try:
-        restore(optimizer, state, values)
-    except (LookupError, RuntimeError, TypeError, ValueError) as error:
+        _restore(optimizer, folder, values)
+    except (LookupError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
         raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
 
 
-def restore(optimizer: torch.optim.Optimizer, state: dict[str, torch.Tensor], values: nn.Module | None = None) -> None:
-    """Replaces the optimiser's state, the random state and a critic's own weights by those of `optimizer_state`."""
-    torch.set_rng_state(state.pop("random"))
-    if values is not None:
-        for name, own in values.state_dict().items():
-            replace_values(own, state.pop(VALUES + name))
+def _restore(optimizer: torch.optim.Optimizer, folder: Path, values: nn.Module | None) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own: dict[str, Tensor] = {} if values is None else values.state_dict(prefix=VALUES)
+    numbered = {str(number): parameter for number, parameter in enumerate(parameters)}
+    state = read_shards(folder, lambda key: own.get(key, numbered.get(key.partition(".")[0])))
+    torch.set_rng_state(state.pop("random"))
+    for key, tensor in own.items():
+        replace_values(tensor, state.pop(key))
     for key, tensor in state.items():
         number, _, name = key.partition(".")
         like = parameters[int(number)]
-        saved = divided_like(tensor, like) if tensor.shape == like.shape else tensor.to(like.device)
-        restore_moment(optimizer, like, name, saved)
+        restore_moment(optimizer, like, name, tensor.to(like.device))
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, values: nn.Module | None = None) -> dict[str, torch.Tensor]:
@@ -218,18 +239,23 @@ def clear_scratch(root: Path, run_id: str) -> None:
         remove_folder(scratch)
 
 
-@contextmanager
-def _new_folder(folder: Path, check_lock: LockCheck, *, moment: str) -> Iterator[Path]:
-    """Yields a scratch folder; after the block, brings its files to the disk and renames it to `folder`.
-
-    Args:   check_lock: called before the block, before the rename, and after an OSError; moment: the fault point at
-                which no folder has the name
-    Raises: OSError: files cannot be written, or another folder has the name by the end; whatever `check_lock` raises
-    """
+def new_scratch(folder: Path, check_lock: LockCheck = no_lock) -> Path:
+    """Makes a folder of another name for the files that `folder` will have. Raises: whatever `check_lock` raises"""
     check_lock()
     # The random name is this process's own: a trainer that has just lost the run may still write into its scratch.
     scratch = _scratch_name(folder)
     scratch.mkdir(parents=True)
+    return scratch
+
+
+@contextmanager
+def _named(scratch: Path, folder: Path, check_lock: LockCheck, *, moment: str) -> Iterator[Path]:
+    """Yields `scratch`; after the block, brings the files of `scratch` to the disk and renames it to `folder`.
+
+    Args:   check_lock: called before the rename, and after an OSError; moment: the fault point at which no folder has
+                the name
+    Raises: OSError: files cannot be written, or another folder has the name by the end; whatever `check_lock` raises
+    """
     try:
         yield scratch
         for file in scratch.rglob("*"):

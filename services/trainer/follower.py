@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.checkpoint import CheckpointDamaged
+from leyden.services.trainer.checkpoint import CheckpointDamaged, optimizer_state
 from leyden.services.trainer.compute import Interrupted
-from leyden.services.trainer.learner import adopt_weights, gather_parts, load_learner, make_accelerator
-from leyden.services.trainer.ranks import Adopt, Gather, Leave, Load, RankFailed, Ranks, Step
+from leyden.services.trainer.learner import adopt_weights, gather_weights, load_learner, make_accelerator
+from leyden.services.trainer.ranks import Adopt, Gather, Leave, Load, RankFailed, Ranks, Save, Step
 from leyden.services.trainer.settings import Settings
+from leyden.services.trainer.sharded_state import write_shards
 from leyden.services.trainer.step import Learner, TrainingDiverged, optimizer_step
 
 log = logger()
@@ -41,6 +44,7 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
     if settings.threads:
         torch.set_num_threads(settings.threads)
     run: tuple[Load, Learner] | None = None
+    thread = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(10,))
     while not isinstance(message := ranks.receive(), Leave):
         try:
             if isinstance(message, Load):
@@ -55,12 +59,16 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                     learner, message.samples, load.config, zero_variance=message.zero_variance, interrupted=asked
                 )
             elif isinstance(message, Gather) and run is not None:
-                gather_parts(run[1], message)
+                gather_weights(run[1])
+            elif isinstance(message, Save) and run is not None:
+                # Rank 0 waits until all have written, and raises their errors.
+                thread.submit(write_shards, optimizer_state(run[1].optimizer, run[1].values), message.folder, ranks)
             elif isinstance(message, Adopt) and run is not None:
                 _adopt(run[1], message)
         except (CheckpointDamaged, Interrupted, RankFailed, TrainingDiverged) as error:
             # Rank 0 has raised the same, and decides what follows.
             log.info("message not completed", rank=ranks.rank, cause=str(error))
+    thread.shutdown()
     ranks.close()
 
 

@@ -21,6 +21,7 @@ from leyden.services.trainer.checkpoint import (
     describe,
     export_weights,
     load_checkpoint,
+    new_scratch,
     no_lock,
     optimizer_state,
 )
@@ -30,7 +31,7 @@ from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.lora import BasePolicy, adapter_parameters, add_adapters, has_adapters, load_adapter
 from leyden.services.trainer.model import freeze, load_model
 from leyden.services.trainer.optimizers import make_optimizer
-from leyden.services.trainer.ranks import ALONE, Gather, Load, Ranks
+from leyden.services.trainer.ranks import ALONE, Gather, Load, Ranks, Save
 from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner
@@ -146,27 +147,33 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
 
 def export_learner(learner: Learner, base: Path, folder: Path, check_lock: LockCheck = no_lock) -> Export:
     """`export_weights` of the learner's model, from all ranks. Rank 0 calls it."""
-    with learner.ranks.sending(Gather("weights")):
-        gathered = gather_parts(learner, Gather("weights"))
+    with learner.ranks.sending(Gather()):
+        gathered = gather_weights(learner)
     return export_weights(model_of(learner), base, folder, check_lock, gathered=gathered)
 
 
-def gathered_optimizer(learner: Learner) -> dict[str, Tensor]:
-    """`optimizer_state` of the learner, from all ranks. Rank 0 calls it."""
-    with learner.ranks.sending(Gather("optimizer")):
-        return gather_parts(learner, Gather("optimizer"))
-
-
-def gather_parts(learner: Learner, message: Gather) -> dict[str, Tensor]:
-    """The complete weights or optimiser state on rank 0, and nothing on other ranks. All ranks call it."""
-    wanted = learner.ranks.rank == 0
-    if message.what == "optimizer":
-        return gather(optimizer_state(learner.optimizer, learner.values), wanted=wanted)
+def gather_weights(learner: Learner) -> dict[str, Tensor]:
+    """The complete weights on rank 0, and nothing on other ranks. All ranks call it."""
     model = model_of(learner)
     tied: dict[str, str] = model.all_tied_weights_keys
     own = model.state_dict()
-    found = gather({name: tensor for name, tensor in own.items() if name not in tied}, wanted=wanted)
+    found = gather({name: tensor for name, tensor in own.items() if name not in tied}, wanted=learner.ranks.rank == 0)
     return found | {name: found[source] for name, source in tied.items() if source in found}
+
+
+def begin_checkpoint(
+    learner: Learner, folder: Path, check_lock: LockCheck = no_lock
+) -> tuple[dict[str, Tensor], Path | None]:
+    """The optimiser's state, and the scratch folder where the other ranks begin to write theirs, if there are others.
+
+    Rank 0 calls it. It must then give both to `save_checkpoint`: the others wait for it.
+    """
+    scratch = None
+    if learner.ranks.size > 1:
+        scratch = new_scratch(folder.absolute(), check_lock)
+        with learner.ranks.sending(Save(scratch)):
+            pass
+    return optimizer_state(learner.optimizer, learner.values), scratch
 
 
 def _learner(

@@ -22,7 +22,7 @@ from leyden.libs.telemetry import logger
 from leyden.services.trainer.batch import Sample
 from leyden.services.trainer.checkpoint import Export, Progress, checkpoint_folder, version_folder
 from leyden.services.trainer.compute import Interrupted
-from leyden.services.trainer.learner import compare_at, export_learner, gathered_optimizer
+from leyden.services.trainer.learner import begin_checkpoint, compare_at, export_learner
 from leyden.services.trainer.ranks import Step
 from leyden.services.trainer.resume import decode_samples, export_again
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
@@ -79,7 +79,7 @@ class Trainer:
     learner: Learner
 
     def __post_init__(self) -> None:
-        self.saver = Saver(self.settings, self.config, self.database, self.lock)
+        self.saver = Saver(self.settings, self.config, self.database, self.lock, self.learner.ranks)
         self._check_lock = lock_check(self.lock)
 
     async def train(self, stop: asyncio.Event) -> None:
@@ -167,8 +167,9 @@ class Trainer:
         )
         await self._commit(record, replayed)
         await self.saver.finish()
-        state = await asyncio.to_thread(gathered_optimizer, self.learner)
-        self.saver.save(state, Progress(run_id, number, export.content_sha256))
+        folder = checkpoint_folder(self.settings.folder, run_id, number)
+        state, scratch = await asyncio.to_thread(begin_checkpoint, self.learner, folder, self._check_lock)
+        self.saver.save(state, Progress(run_id, number, export.content_sha256), scratch)
         self._report(metrics, selection)
 
     async def _load(self, selection: Selection) -> tuple[list[str], list[Sample], list[Sample]]:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,9 @@ from torch.distributed.rendezvous import rendezvous
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.batch import Sample
-from leyden.services.trainer.checkpoint import Progress
+
+if TYPE_CHECKING:
+    from leyden.services.trainer.checkpoint import Progress
 
 log = logger()
 
@@ -76,9 +78,14 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Gather:
-    """Send rank 0 the parts of the learner's weights, or of its optimiser's state."""
+    """Send rank 0 the parts of the learner's weights."""
 
-    what: Literal["weights", "optimizer"]
+
+@dataclass(frozen=True)
+class Save:
+    """Write your part of the optimiser's state into `folder`, in the background."""
+
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -91,22 +98,28 @@ class Leave:
     """The trainer ends."""
 
 
-Message = Load | Step | Adopt | Gather | Wait | Leave
+Message = Load | Step | Adopt | Gather | Save | Wait | Leave
 
 
 class Ranks:
     """This process's place among the trainer's processes, and what they say to each other.
 
     Args: rank, size: this process and the number of all; store: `torchrun`'s key-value store, None for one process;
-        timeout_seconds: bound on one collective
+        timeout_seconds: bound on one collective; background: the group of the threads that write checkpoints
 
     Every method raises RankLost if another process is gone or silent.
     """
 
     def __init__(
-        self, rank: int = 0, size: int = 1, store: Store | None = None, timeout_seconds: float = 600.0
+        self,
+        rank: int = 0,
+        size: int = 1,
+        store: Store | None = None,
+        timeout_seconds: float = 600.0,
+        background: dist.ProcessGroup | None = None,
     ) -> None:
         self.rank, self.size, self._store, self._timeout = rank, size, store, timeout_seconds
+        self.background = background
         self._lock = threading.Lock()
         self._beat_seconds = min(WAIT_SECONDS, timeout_seconds / 4)
 
@@ -115,7 +128,7 @@ class Ranks:
         """Rank 0 sends a message and does inside the block what it says."""
         with self._lock:
             if self.size > 1:
-                with self._answers():
+                with self.answering():
                     dist.broadcast_object_list([message], src=0)
             yield
 
@@ -134,7 +147,7 @@ class Ranks:
     def receive(self) -> Message:
         """Rank 0's next message."""
         box: list[Message] = [Wait()]
-        with self._answers():
+        with self.answering():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
@@ -181,11 +194,11 @@ class Ranks:
     def announce_stop(self) -> None:
         """Makes known to all ranks that this one was asked to stop."""
         if self._store is not None:
-            with self._answers():
+            with self.answering():
                 self._store.set(STOP_KEY, "1")
 
     def _stop_announced(self) -> bool:
-        with self._answers():
+        with self.answering():
             return self._store is not None and self._store.check([STOP_KEY])
 
     def leaving(self, asked: bool) -> bool:
@@ -199,14 +212,14 @@ class Ranks:
         if self.size == 1:
             return flag
         flags = torch.tensor([int(flag)])
-        with self._answers():
+        with self.answering():
             dist.all_reduce(flags, dist.ReduceOp.MAX)
         return bool(flags.item())
 
     def add(self, values: Tensor) -> Tensor:
         """Replaces the values by their sums over all ranks, and returns them. All ranks call it."""
         if self.size > 1:
-            with self._answers():
+            with self.answering():
                 dist.all_reduce(values)
         return values
 
@@ -224,13 +237,14 @@ class Ranks:
         shared = own if own is None or isinstance(own, kind) else RankFailed(f"rank {self.rank}: {own!r}")
         errors = [shared] * self.size
         if self.size > 1:
-            with self._answers():
+            with self.answering():
                 dist.all_gather_object(errors, shared)
         if found := own or next(filter(None, errors), None):
             raise found
 
     @contextmanager
-    def _answers(self) -> Iterator[None]:
+    def answering(self) -> Iterator[None]:
+        """Raises RankLost in place of the error of a collective."""
         try:
             yield
         except RuntimeError as error:
@@ -260,4 +274,5 @@ def join_ranks(size: int, *, on_cpu: bool, timeout_seconds: float) -> Ranks:
     group = PrefixStore("group", store)
     dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=timeout)
     log.info("joined the trainer's processes", rank=rank, ranks=size, backend=backend)
-    return Ranks(rank, size, PrefixStore("leyden", store), timeout_seconds)
+    background = dist.new_group(backend="gloo", timeout=timeout)
+    return Ranks(rank, size, PrefixStore("leyden", store), timeout_seconds, background)

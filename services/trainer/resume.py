@@ -35,8 +35,8 @@ from leyden.services.trainer.checkpoint import (
 )
 from leyden.services.trainer.learner import (
     adopt_weights,
+    begin_checkpoint,
     export_learner,
-    gathered_optimizer,
     load_learner,
 )
 from leyden.services.trainer.ranks import ALONE, Adopt, Load, Ranks, Step
@@ -188,7 +188,8 @@ class LearnerLoader:
         else:
             export_again(learner, self.base, version, self.check_lock)
         progress = Progress(self.run_id, learner.step, version.content_sha256)
-        save_checkpoint(gathered_optimizer(learner), progress, checkpoint, self.check_lock)
+        state, scratch = begin_checkpoint(learner, checkpoint, self.check_lock)
+        save_checkpoint(state, progress, checkpoint, self.check_lock, self.ranks, scratch)
 
     async def _version(self, number: int) -> training.Version:
         async with self.database.read() as session:

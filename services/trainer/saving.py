@@ -31,6 +31,7 @@ from leyden.services.trainer.checkpoint import (
     save_checkpoint,
     version_folder,
 )
+from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.settings import Settings
 
 PHASE_SECONDS = Histogram("trainer_phase_seconds", "Time of one phase of a step.", ["phase"], buckets=SECONDS_BUCKETS)
@@ -45,24 +46,33 @@ def lock_check(lock: AdvisoryLock) -> LockCheck:
 class Saver:
     """Saves one step after another: writes its checkpoint, then removes all but the newest `keep_checkpoints`."""
 
-    def __init__(self, settings: Settings, config: RunConfig, database: Database, lock: AdvisoryLock) -> None:
+    def __init__(
+        self, settings: Settings, config: RunConfig, database: Database, lock: AdvisoryLock, ranks: Ranks = ALONE
+    ) -> None:
         self._settings, self._config, self._database, self._lock = settings, config, database, lock
-        self._check_lock = lock_check(lock)
+        self._check_lock, self._ranks = lock_check(lock), ranks
+        self._delay_seconds = settings.checkpoint_delay_seconds
+        if ranks.size > 1:
+            # The other ranks have begun, and wait for this one.
+            self._delay_seconds = min(self._delay_seconds, settings.rank_timeout_seconds / 2)
         # Niceness is a thread's own on Linux: engines that load the new weights get the processor first.
         self._thread = ThreadPoolExecutor(1, "checkpoint", initializer=os.nice, initargs=(10,))
         self._written: Future[None] = self._thread.submit(lambda: None)
         self._task: asyncio.Future[None] = asyncio.wrap_future(self._written)
         self._hurry = threading.Event()
 
-    def save(self, state: Mapping[str, torch.Tensor], progress: Progress) -> None:
-        """Starts to save a step: after `checkpoint_delay_seconds`, or at once when somebody waits for it."""
+    def save(self, state: Mapping[str, torch.Tensor], progress: Progress, scratch: Path | None = None) -> None:
+        """Starts to save a step: after `checkpoint_delay_seconds`, or at once when somebody waits for it.
+
+        Args: scratch: see `begin_checkpoint`
+        """
         folder = checkpoint_folder(self._settings.folder, progress.run_id, progress.step)
         self._hurry = hurry = threading.Event()
 
         def write() -> None:
-            hurry.wait(self._settings.checkpoint_delay_seconds)
+            hurry.wait(self._delay_seconds)
             with PHASE_SECONDS.labels("checkpoint").time():
-                save_checkpoint(state, progress, folder, self._check_lock)
+                save_checkpoint(state, progress, folder, self._check_lock, self._ranks, scratch)
 
         self._written = written = self._thread.submit(write)
         self._task = asyncio.create_task(self._follow(written, progress.step), name="checkpoint")

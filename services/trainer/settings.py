@@ -29,7 +29,8 @@ class Settings(ServiceSettings):
     """Longest pause between two checks for credited groups; a notification shortens it."""
     checkpoint_delay_seconds: float = Field(default=4.0, ge=0)
     """Pause before a checkpoint is written, so that engines on the same machine load the new weights first. The next
-    update of weights and the trainer's end cut it short."""
+    update of weights and the trainer's end cut it short. A trainer of several processes pauses at most half of
+    `rank_timeout_seconds`."""
     address: str | None = None
     """Address by which engines reach this machine, where weights travel over the network; unset: that of its host
     name."""
@@ -41,4 +42,5 @@ class Settings(ServiceSettings):
     rank: int = Field(default=0, ge=0, validation_alias="RANK")
     """The number of this process among them, as `torchrun` sets it. Rank 0 leads."""
     rank_timeout_seconds: float = Field(default=600.0, gt=0)
-    """Longest wait of a trainer's processes for each other within a step; then they end, and the trainer fails."""
+    """Longest wait of a trainer's processes for each other within a step or a checkpoint; then they end, and the
+    trainer fails."""

@@ -94,8 +94,8 @@ def complete_number(value: Tensor) -> float:
 
 
 def divided_like(tensor: Tensor, like: Tensor) -> Tensor:
-    """This rank's part of a complete tensor, sharded and placed as `like` is; no collective."""
-    if not isinstance(like, DTensor):
+    """This rank's part of a tensor that is complete or sharded already, placed as `like` is; no collective."""
+    if isinstance(tensor, DTensor) or not isinstance(like, DTensor):
         return tensor.to(like.device)
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 

@@ -20,7 +20,7 @@ from tests.contract.trainer.test_steps import Case
 
 SECONDS = 150
 
-POINT = "trainer.follower_step"
+POINTS = (STEP, SHARDS) = ("trainer.follower_step", "trainer.follower_shards_written")
 
 
 @asynccontextmanager
@@ -87,9 +87,15 @@ async def test_a_trainer_of_which_one_process_dies_ends_and_resumes_with_the_wei
     assert len(wanted) == STEPS + 1
 
     killed = await prepare(database, postgres_dsn, tiny_model, tmp_path / "killed", redis_url)
-    injector.arm(POINT)
+    injector.arm(STEP)
     assert await train(killed, injector) == 1
-    assert injector.fired(POINT, 0.0)
+    assert injector.fired(STEP, 0.0)
+    injector.arm(SHARDS)
+    assert await train(killed, injector) == 1
+    assert injector.fired(SHARDS, 0.0)
+    # The step is recorded, and its checkpoint has no name: a part may be there, and rank 0 did not know it.
+    assert [step.number for step in await killed.rows(tables.Step)] == [1]  # type: ignore[attr-defined]
+    assert not [path for path in (killed.folder / killed.run.id / "checkpoints").iterdir() if path.name.isdecimal()]
     injector.arm("trainer.saved")
     assert await train(killed, injector) == 1
     assert injector.fired("trainer.saved", 0.0)

@@ -355,7 +355,9 @@ async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_a_complete_c
             closing.set()
             super().shutdown(*arguments, **named)
 
-    def slow(state: Mapping[str, torch.Tensor], progress: Progress, folder: Path, check_lock: LockCheck) -> None:
+    def slow(
+        state: Mapping[str, torch.Tensor], progress: Progress, folder: Path, check_lock: LockCheck, *where: object
+    ) -> None:
         asked = 0
 
         def late() -> None:
@@ -368,7 +370,7 @@ async def test_a_trainer_that_is_cancelled_while_it_saves_ends_with_a_complete_c
                 asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(20)
             check_lock()
 
-        real(state, progress, folder, late)
+        real(state, progress, folder, late, *where)
 
     monkeypatch.setattr(saving, "ThreadPoolExecutor", SignallingPool)
     monkeypatch.setattr(saving, "save_checkpoint", slow)

@@ -1,18 +1,28 @@
 """A few steps of a tiny learner in float64, as one of several processes."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 from accelerate import Accelerator
+from torch.distributed.tensor import DTensor
 
 from leyden.libs.contracts.config import Lora, RunConfig
-from leyden.services.trainer import tree
-from leyden.services.trainer.checkpoint import Progress, load_checkpoint, save_checkpoint
+from leyden.services.trainer import sharded_state, tree
+from leyden.services.trainer.checkpoint import (
+    LockCheck,
+    Progress,
+    load_checkpoint,
+    no_lock,
+    optimizer_state,
+    save_checkpoint,
+)
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.learner import gather_parts, model_of
+from leyden.services.trainer.learner import gather_weights, model_of
 from leyden.services.trainer.lora import (
     BasePolicy,
     adapter_parameters,
@@ -22,8 +32,9 @@ from leyden.services.trainer.lora import (
     merged_state,
 )
 from leyden.services.trainer.optimizers import make_optimizer
-from leyden.services.trainer.ranks import ALONE, Gather, Ranks, join_ranks
+from leyden.services.trainer.ranks import ALONE, Ranks, join_ranks
 from leyden.services.trainer.reference import Reference, copied
+from leyden.services.trainer.sharded_state import write_shards
 from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner, optimizer_step
 from leyden.services.trainer.step_metrics import Metrics
@@ -49,6 +60,7 @@ first step; `lora` trains adapters behind a frozen first layer with `COMPACT` mo
 reference; that of `refreshed lora` and of `qwen` is the version of every second step."""
 RESUMED = ("critic", "own critic", "lora")
 STEPS = 3
+PROGRESS = Progress("run", 2, "")
 
 Found = tuple[list[Metrics], dict[str, torch.Tensor]]
 
@@ -103,12 +115,37 @@ def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
     folder = folder / model
     learner, config = start(model, ranks)
     train(learner, config, until=2)
-    weights, state = (gather_parts(learner, Gather(what)) for what in ("weights", "optimizer"))
+    weights = gather_weights(learner)
+    state, scratch = optimizer_state(learner.optimizer, learner.values), folder / ".checkpoint.partial"
     if ranks.rank == 0:
-        save_checkpoint(state, Progress("run", 2, ""), folder / "checkpoint")
+        scratch.mkdir(parents=True)
+    with nothing_gathered():
+        write(state, scratch, folder / "checkpoint", ranks)
+    if ranks.rank == 0:
         torch.save(weights, folder / "weights.pt")
         state = merged_state(model_of(learner), weights) if has_adapters(model_of(learner)) else weights
         torch.save(state | adapter_state(weights), folder / "exported.pt")
+    # Rank 0 has written its files.
+    ranks.any(flag=False)
+
+
+def write(
+    state: dict[str, torch.Tensor], scratch: Path, folder: Path, ranks: Ranks, check_lock: LockCheck = no_lock
+) -> None:
+    """This rank's part of a checkpoint."""
+    if ranks.rank == 0:
+        save_checkpoint(state, PROGRESS, folder, check_lock, ranks, scratch)
+    else:
+        write_shards(state, scratch, ranks)
+
+
+@contextmanager
+def nothing_gathered() -> Iterator[None]:
+    """Refuses complete tensors of sharded ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DTensor, "full_tensor", None)
+        patch.setattr(DTensor, "redistribute", None)
+        yield
 
 
 def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
@@ -119,21 +156,42 @@ def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
     for name, own in learner.policy.model.state_dict().items():
         replace_values(own, weights[name])
     learner.step = 2
-    load_checkpoint(learner.optimizer, folder / "checkpoint", Progress("run", 2, ""), learner.values)
+    with nothing_gathered():
+        load_checkpoint(learner.optimizer, folder / "checkpoint", PROGRESS, learner.values)
     return train(learner, config)
 
 
-def main(rank: int, size: int, port: int, folder: Path) -> None:
-    """One process of `size`, with the variables that `torchrun` sets; writes what it found to `folder`."""
+def join(rank: int, size: int, port: int) -> Ranks:
+    """Makes this process one of `size`, with the variables that `torchrun` sets."""
     torch.set_num_threads(1)
-    tree.LEAST_TRUNK = 1
+    tree.LEAST_TRUNK, sharded_state.FILE_BYTES = 1, 4000
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})
-    ranks = join_ranks(size, on_cpu=True, timeout_seconds=60)
+    return join_ranks(size, on_cpu=True, timeout_seconds=60)
+
+
+def save_all(rank: int, size: int, port: int, folder: Path) -> None:
+    ranks = join(rank, size, port)
+    for model in RESUMED:
+        save(model, folder, ranks)
+    ranks.close()
+
+
+def resume_all(rank: int, size: int, port: int, folder: Path, found: Path) -> None:
+    ranks = join(rank, size, port)
+    torch.save({model: resume(model, folder, ranks) for model in RESUMED}, found / f"{rank}.pt")
+    ranks.close()
+
+
+def main(rank: int, size: int, port: int, folder: Path) -> None:
+    """One process of `size`; writes what it found to `folder`."""
+    ranks = join(rank, size, port)
     found = {model: train(*start(model, ranks)) for model in MODELS}
     for model in RESUMED:
         found[f"resumed {model}"] = resume(model, folder / "one", ranks)
         save(model, folder / "several", ranks)
+        again = resume(model, folder / "several", ranks)[1]
+        assert all(torch.equal(again[name], weight) for name, weight in found[model][1].items()), model
     torch.save(found, folder / f"{ranks.rank}.pt")
     with pytest.raises(Interrupted):
         train(*start("llama", ranks), asked=ranks.rank == 1)

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from leyden.libs.contracts.config import Optimizer, RunConfig
-from leyden.services.trainer.checkpoint import Progress, save_checkpoint
+from leyden.services.trainer.checkpoint import Progress, optimizer_state, save_checkpoint
 from leyden.services.trainer.learner import (
     export_learner,
-    gathered_optimizer,
     make_accelerator,
     model_of,
     resume_learner,
@@ -39,7 +38,7 @@ def trained(model: Path, config: RunConfig, steps: int) -> Learner:
 def resumed(learner: Learner, model: Path, folder: Path, config: RunConfig) -> Learner:
     export = export_learner(learner, model, folder / "1")
     progress = Progress("run-a", 1, export.content_sha256)
-    save_checkpoint(gathered_optimizer(learner), progress, folder / "checkpoint")
+    save_checkpoint(optimizer_state(learner.optimizer), progress, folder / "checkpoint")
     return resume_learner(model, export.path, folder / "checkpoint", progress, config, CPU)
 
 
@@ -78,7 +77,7 @@ def test_a_run_continues_with_the_other_optimiser(
 
 def test_moments_in_bfloat16_take_half_the_space(tiny_model: Path) -> None:
     learner = trained(tiny_model, config_of(**COMPACT), 1)
-    names = {name for name, tensor in gathered_optimizer(learner).items() if tensor.dtype == torch.bfloat16}
+    names = {name for name, tensor in optimizer_state(learner.optimizer).items() if tensor.dtype == torch.bfloat16}
     assert len(names) == 2 * len(list(learner.policy.model.parameters()))
 
 

@@ -1,0 +1,100 @@
+"""Tensors of a checkpoint on disk, by torch.distributed.checkpoint: each rank writes and reads its own shards.
+
+The files are safetensors: reading them runs no code. Their headers name each shard's offset, so that any number of
+ranks reads what any number has written. The one file of a trainer of one process is read in the same way.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+from torch.futures import Future
+
+from leyden.libs.faults import fault_point
+from leyden.services.trainer.ranks import Ranks
+
+FILE_BYTES = 2**30
+"""A rank begins a new file after so many bytes: torch holds two copies of a file in host memory while it writes it."""
+
+
+def write_shards(state: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> list[str]:
+    """Writes this rank's shards and, on rank 0, all that is not sharded. All ranks call it, in the same order.
+
+    Returns: on rank 0, the names of all ranks' files, which are complete and on the disk
+    Raises:  OSError: a file of any rank cannot be written; RankLost
+    """
+    writer = _ShardWriter(state, folder)
+    planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
+    with _causes(), ranks.answering():
+        save(dict(state), storage_writer=writer, planner=planner, process_group=ranks.background)
+    return writer.names
+
+
+def read_shards(folder: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
+    """All tensors of a folder, in host memory; of those that are sharded here, this rank's shards. No collective.
+
+    Args: like: the parameter whose sharding a tensor of the same shape has
+    """
+    found = {}
+    for name, saved in HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata.items():
+        assert isinstance(saved, TensorStorageMetadata)
+        model, dtype = like(name), saved.properties.dtype
+        if model is not None and model.shape == saved.size:
+            found[name] = torch.empty_like(model, dtype=dtype, device="cpu", requires_grad=False)
+        else:
+            found[name] = torch.empty(saved.size, dtype=dtype)
+    with _causes(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        load(found, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+    return found
+
+
+class _ShardWriter(HuggingFaceStorageWriter):
+    """torch's writer of safetensors, which names on rank 0 the files of all ranks."""
+
+    def __init__(self, state: Mapping[str, Tensor], folder: Path) -> None:
+        super().__init__(str(folder), _file_numbers(state), save_distributed=True)
+        # Copying ahead would use the device of this thread, which is not that of the rank.
+        self.per_thread_copy_ahead = 0
+        self.names: list[str] = []
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        written = super().write_data(plan, planner)
+        if dist.get_rank() > 0:
+            fault_point("trainer.follower_shards_written")
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        self.names = sorted({one.storage_data.relative_path for of_rank in results for one in of_rank})
+
+
+def _file_numbers(state: Mapping[str, Tensor]) -> dict[str, int]:
+    numbers, size = {}, 0
+    for name, tensor in state.items():
+        numbers[name] = 1 + size // FILE_BYTES
+        size += tensor.to_local().nbytes if isinstance(tensor, DTensor) else tensor.nbytes
+    return numbers
+
+
+@contextmanager
+def _causes() -> Iterator[None]:
+    """Raises the error of the first rank that failed, in place of torch's, which is no `Exception`."""
+    try:
+        yield
+    except CheckpointException as error:
+        raise next(iter(error.failures.values()))[0] from error
