@@ -39,10 +39,10 @@ from leyden.services.trainer.lora import (
     merged_state,
     save_adapter_config,
 )
-from leyden.services.trainer.optimizers import restore_moment
+from leyden.services.trainer.optimizers import SCALES, restore_moment
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.sharded_state import read_shards, write_shards
-from leyden.services.trainer.sharding import replace_values
+from leyden.services.trainer.sharding import divided_like, replace_values
 
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
@@ -208,8 +208,10 @@ def _restore(optimizer: torch.optim.Optimizer, folder: Path, values: nn.Module |
         replace_values(tensor, state.pop(key))
     for key, tensor in state.items():
         number, _, name = key.partition(".")
-        like = parameters[int(number)]
-        restore_moment(optimizer, like, name, tensor.to(like.device))
+        if not name.endswith(SCALES):
+            like, scales = parameters[int(number)], state.get(key + SCALES)
+            scales = None if scales is None else divided_like(scales, like)
+            restore_moment(optimizer, like, name, tensor.to(like.device), scales)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, values: nn.Module | None = None) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""AdamW over a policy, its learning rate, and AdamW in less memory: moments in bfloat16, in host memory, or both."""
+"""AdamW over a policy, its learning rate, and AdamW in less memory: moments in 2 bytes or 1, or in host memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from torch import Tensor
 
 from leyden.libs.contracts.config import Critic, Optimizer
 from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.sharding import dequantize_shards, quantize_shards
 from leyden.services.trainer.value_model import ValueModel
+
+SCALES = "_scales"
+SIGNED = {"exp_avg"}
+"""The moment that has a sign; the other one is never negative."""
+LEAST_VALUES, LEAST_ROW = 4096, 64
+"""Parameters with fewer values, or with fewer in a row, retain moments of their own type under `moments: 8bit`."""
 
 
 def make_optimizer(
@@ -38,7 +45,7 @@ def make_optimizer(
         "fused": True,
     }
     if config.offload or config.moments != "float32":
-        moments = torch.bfloat16 if config.moments == "bfloat16" else trained[0].dtype
+        moments = {"bfloat16": torch.bfloat16, "8bit": torch.uint8}.get(config.moments, trained[0].dtype)
         return CompactAdamW(groups, moments=moments, offload=config.offload, **options)
     return torch.optim.AdamW(groups, **options)
 
@@ -67,7 +74,8 @@ def learning_rate(config: Optimizer, step: int, steps: int) -> float:
 class CompactAdamW(torch.optim.AdamW):
     """AdamW that stores its moments elsewhere between steps; a step brings those of one parameter at a time back.
 
-    Args: moments: the type that stores them; offload: in host memory
+    Args: moments: the type that stores them; uint8 for codes with scales, which `<moment>_scales` of the state holds;
+        offload: in host memory
     """
 
     def __init__(self, groups: list[dict[str, Any]], *, moments: torch.dtype, offload: bool, **options: Any) -> None:
@@ -83,26 +91,60 @@ class CompactAdamW(torch.optim.AdamW):
                 for parameter in group["params"]:
                     if parameter.grad is not None:
                         self.param_groups = [{**group, "params": [parameter]}]
-                        for name, stored in self.state[parameter].items():
-                            self.state[parameter][name] = stored.to(
-                                parameter.device, stored.dtype if name == "step" else parameter.dtype
-                            )
+                        self.state[parameter] = self._load(parameter)
                         super().step()
-                        for name, value in self.state[parameter].items():
+                        for name, value in list(self.state[parameter].items()):
                             self.store(parameter, name, value)
         finally:
             self.param_groups = groups
 
     def store(self, parameter: Tensor, name: str, value: Tensor) -> None:
         """Stores a moment, or the number of steps, as it lies between steps."""
-        device = torch.device("cpu") if self._offload else parameter.device
-        self.state[parameter][name] = value.to(device, value.dtype if name == "step" else self._moments)
+        device, state = torch.device("cpu") if self._offload else parameter.device, self.state[parameter]
+        if name == "step":
+            state[name] = value.to(device)
+        elif self._moments != torch.uint8:
+            state[name] = value.to(device, self._moments)
+        elif uses_codes(parameter):
+            codes, scales = quantize_shards(value, signed=name in SIGNED)
+            state[name], state[name + SCALES] = codes.to(device), scales.to(device)
+        else:
+            state[name] = value.to(device, parameter.dtype)
+
+    def _load(self, parameter: Tensor) -> dict[str, Tensor]:
+        """The state of a parameter as AdamW wants it."""
+        found, state = {}, self.state[parameter]
+        for name, stored in state.items():
+            if not name.endswith(SCALES):
+                scales = state.get(name + SCALES)
+                value = stored if scales is None else load_moment(name, stored, scales, parameter)
+                found[name] = value.to(parameter.device, value.dtype if name == "step" else parameter.dtype)
+        return found
 
 
-def restore_moment(optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, saved: Tensor) -> None:
-    """Gives an optimiser a tensor of a checkpoint: a moment, sharded as the parameter is, or the number of steps."""
+def uses_codes(parameter: Tensor) -> bool:
+    """Whether 8 bits a value save memory: small parameters are few, and short rows have many scales."""
+    size = parameter.numel()
+    return parameter.dim() > 1 and size >= LEAST_VALUES and size // parameter.shape[0] >= LEAST_ROW
+
+
+def restore_moment(
+    optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, saved: Tensor, scales: Tensor | None = None
+) -> None:
+    """Gives an optimiser a tensor of a checkpoint: a moment, sharded as the parameter is, or the number of steps.
+
+    Args: scales: of a moment that was saved as codes
+    """
     inner = getattr(optimizer, "optimizer", optimizer)
+    if scales is not None:
+        saved = load_moment(name, saved, scales, parameter)
     if isinstance(inner, CompactAdamW):
         inner.store(parameter, name, saved)
     else:
         inner.state[parameter][name] = saved if name == "step" else saved.to(parameter.dtype)
+
+
+def load_moment(name: str, codes: Tensor, scales: Tensor, parameter: Tensor) -> Tensor:
+    """A moment from its codes, on the parameter's device and in its type."""
+    device = parameter.device
+    return dequantize_shards(codes.to(device), scales.to(device), parameter.dtype, signed=name in SIGNED)

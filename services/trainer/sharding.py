@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.services.trainer.forward import Outputs, Policy, Reads
+from leyden.services.trainer.quantization import dequantize, quantize
 from leyden.services.trainer.tree import plan_forest
 
 
@@ -108,6 +109,28 @@ def replace_values(own: Tensor, complete: Tensor) -> float:
     difference = (own - new).abs()
     own.copy_(new)
     return float(difference.max()) if difference.numel() else 0.0
+
+
+def quantize_shards(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
+    """`quantize` of a tensor that may be sharded: its rows are divided, and with them codes and scales."""
+    if not isinstance(values, DTensor):
+        return quantize(values, signed=signed)
+    codes, scales = quantize(values.to_local(), signed=signed)
+    return _divided(codes, values), _divided(scales, values)
+
+
+def dequantize_shards(codes: Tensor, scales: Tensor, dtype: torch.dtype, *, signed: bool) -> Tensor:
+    """`dequantize` of tensors that may be sharded."""
+    if not (isinstance(codes, DTensor) and isinstance(scales, DTensor)):
+        return dequantize(codes, scales, dtype, signed=signed)
+    return _divided(dequantize(codes.to_local(), scales.to_local(), dtype, signed=signed), codes)
+
+
+def _divided(local: Tensor, like: DTensor) -> DTensor:
+    """This rank's rows as a part of a tensor whose rows are divided as those of `like`."""
+    shape = torch.Size([like.shape[0], *local.shape[1:]])
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
 def _sharded(policy: nn.Module) -> list[FSDPModule]:

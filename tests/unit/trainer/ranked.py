@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
 from leyden.libs.contracts.config import Lora, RunConfig
-from leyden.services.trainer import sharded_state, tree
+from leyden.services.trainer import optimizers, sharded_state, tree
 from leyden.services.trainer.checkpoint import (
     LockCheck,
     Progress,
@@ -42,7 +42,7 @@ from leyden.services.trainer.value_model import ValueModel
 from tests.unit.trainer.cases import agent_samples, one_call, sample, tiny_llama, tiny_qwen
 
 SEVERAL = {"mini_batches": 2, "epochs": 2, "correction": {"type": "decoupled"}}
-COMPACT = {"offload": True, "moments": "bfloat16"}
+OPTIMIZERS = {"lora": {"offload": True, "moments": "bfloat16"}, "own critic": {"moments": "8bit"}}
 CRITIC = {"mini_batches": 2, "critic": {"warmup_steps": 1, "learning_rate": 0.05, "value_clip": 0.02}}
 MODELS = {
     "llama": (tiny_llama, {}),
@@ -56,8 +56,10 @@ MODELS = {
     "refreshed lora": (tiny_llama, {"mini_batches": 2}),
 }
 """Models and how they differ: Qwen makes four updates a step; those with critics two, and only values learn in their
-first step; `lora` trains adapters behind a frozen first layer with `COMPACT` moments, and its base model is its
-reference; that of `refreshed lora` and of `qwen` is the version of every second step."""
+first step; `lora` trains adapters behind a frozen first layer, and its base model is its reference; that of `refreshed
+lora` and of `qwen` is the version of every second step."""
+SMALL = 512, 16
+"""Sizes from which these models' parameters take 8-bit moments."""
 RESUMED = ("critic", "own critic", "lora")
 STEPS = 3
 PROGRESS = Progress("run", 2, "")
@@ -69,7 +71,7 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
     make, algorithm = MODELS[model]
     has_critic = "critic" in model
     changes = {
-        "optimizer": {"learning_rate": 1e-2, "max_grad_norm": 0.05, **(COMPACT if model == "lora" else {})},
+        "optimizer": {"learning_rate": 1e-2, "max_grad_norm": 0.05, **OPTIMIZERS.get(model, {})},
         "algorithm": {"type": "ppo_clip", "kl_coefficient": 0.1, "entropy_coefficient": 0.01, **algorithm},
         "training": {"micro_batch_tokens": 40},
         "credit": {"baseline": {"type": "value" if has_critic else "mean"}},
@@ -165,6 +167,7 @@ def join(rank: int, size: int, port: int) -> Ranks:
     """Makes this process one of `size`, with the variables that `torchrun` sets."""
     torch.set_num_threads(1)
     tree.LEAST_TRUNK, sharded_state.FILE_BYTES = 1, 4000
+    optimizers.LEAST_VALUES, optimizers.LEAST_ROW = SMALL
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})
     return join_ranks(size, on_cpu=True, timeout_seconds=60)
