@@ -136,4 +136,5 @@ def block_sparse_attention(
     return out.transpose(1, 2)
 
 
-AttentionInterface.register(NAME, tree_attention)
+# Blocks and masks depend on the pack: within a compiled layer they would be compiled anew for each one.
+AttentionInterface.register(NAME, torch.compiler.disable(tree_attention))  # type: ignore[no-untyped-call]

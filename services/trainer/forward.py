@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.services.trainer import attention
 from leyden.services.trainer.head import sampled_outputs
@@ -76,7 +77,11 @@ class _Cache:
     def __init__(self, path: Sequence[Trunk], states: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
         self.path, self.states = path, states
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch does not type it
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int | Tensor, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        layer = int(layer_idx)
         if self.states is not None:
             self.states.setdefault(layer, (keys, values))
         if not self.path:
@@ -93,7 +98,7 @@ class Policy(nn.Module):
 
     Args: model: full causal attention, and logits equal to the head applied to the last hidden states (`model.py`
         checks both); activation_checkpointing: recompute each layer in the backward pass; values: add a value head;
-        kernel: of attention on CUDA devices
+        kernel: of attention on CUDA devices; compiled: compile the parts of each layer
 
     `value_head` is a linear map of the last hidden state, in float32 at least, that begins at 0; None without values.
     """
@@ -105,6 +110,7 @@ class Policy(nn.Module):
         activation_checkpointing: bool = False,
         values: bool = False,
         kernel: attention.Kernel = "dense",
+        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.model, self.kernel = model, kernel
@@ -114,6 +120,8 @@ class Policy(nn.Module):
         self.model.set_attn_implementation(attention.NAME)
         if activation_checkpointing:
             _checkpoint_layers(model)
+        if compiled:
+            _compile_layers(model)
 
     @property
     def device(self) -> torch.device:
@@ -206,3 +214,19 @@ def _checkpoint_layers(model: PreTrainedModel) -> None:
             module._can_checkpoint_with_cache = True
             # Only the layer's own flag: its children stay in evaluation mode, without dropout.
             module.training = True
+
+
+def _compile_layers(model: PreTrainedModel) -> None:
+    """Compiles norms, attention's projections and MLP of each layer, for any number of tokens.
+
+    Layers of the same kind share the compiled code. The layer itself is not compiled: torch would leave out one with
+    activation checkpointing.
+    """
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            for part in layer.children():
+                if hasattr(part, "layer_idx"):
+                    # Only the cache reads it. As an int it would be a constant of the code, which no layer could share.
+                    part.layer_idx = torch.tensor(int(part.layer_idx))
+                # Gradients or none, a trunk or none, adapters or none, a reference, a critic: each has its own code.
+                part.compile(dynamic=True, recompile_limit=64)

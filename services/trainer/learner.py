@@ -186,6 +186,7 @@ def _learner(
         activation_checkpointing=config.training.activation_checkpointing,
         values=critic is not None and critic.trunk == "shared",
         kernel=config.training.attention,
+        compiled=config.training.compile,
     )
     if ranks.size > 1:
         _shard(policy, config, accelerator, ranks)
@@ -207,6 +208,7 @@ def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Acc
         _load(folder, config, accelerator.device),
         activation_checkpointing=config.training.activation_checkpointing,
         kernel=config.training.attention,
+        compiled=config.training.compile,
     )
     if ranks.size > 1:
         _shard(found, config, accelerator, ranks)
@@ -238,7 +240,8 @@ def _reference(
 def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:
     """A policy that computes log-probabilities alone."""
     model = _load(weights, config, accelerator.device).requires_grad_(requires_grad=False)
-    return Policy(model, kernel=config.training.attention).to(accelerator.device)
+    policy = Policy(model, kernel=config.training.attention, compiled=config.training.compile)
+    return policy.to(accelerator.device)
 
 
 def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:

@@ -28,7 +28,7 @@ from leyden.services.trainer.resume import decode_samples, export_again
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.selection import Selection, select_groups
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.step import Learner, naming_memory_settings, optimizer_step
+from leyden.services.trainer.step import Learner, naming_settings, optimizer_step
 from leyden.services.trainer.step_metrics import Metrics
 
 log = logger()
@@ -224,7 +224,7 @@ class Trainer:
         moments = {"optimizer_inherited": float(bool(self.learner.optimizer.state))} if self.learner.step == 0 else {}
         step = Step(samples, zero_variance)
         settings = self.config.training, self.config.optimizer, self.config.algorithm.critic
-        with self.learner.ranks.sending(step), naming_memory_settings(*settings):
+        with self.learner.ranks.sending(step), naming_settings(*settings):
             metrics = optimizer_step(
                 self.learner,
                 samples,

@@ -13,6 +13,7 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
+from torch._dynamo.exc import TorchDynamoException
 
 from leyden.libs.contracts.config import Critic, Optimizer, RunConfig, Training
 from leyden.libs.faults import fault_point
@@ -36,6 +37,10 @@ from leyden.services.trainer.reference import Reference
 from leyden.services.trainer.sharding import complete_number
 from leyden.services.trainer.step_metrics import Batch, Metrics, Update, step_metrics
 from leyden.services.trainer.value_model import ValueModel
+
+
+class CompilationFailed(RuntimeError):
+    """torch.compile could not compile a part of the model: the message names the setting to turn off."""
 
 
 class TrainingDiverged(ArithmeticError):
@@ -226,10 +231,15 @@ def _listed(ids: Iterable[str], most: int = 8) -> str:
 
 
 @contextmanager
-def naming_memory_settings(training: Training, optimizer: Optimizer, critic: Critic | None = None) -> Iterator[None]:
-    """Adds to an accelerator's out-of-memory error which settings of the run need less."""
+def naming_settings(training: Training, optimizer: Optimizer, critic: Critic | None = None) -> Iterator[None]:
+    """Adds to an accelerator's out-of-memory error which settings of the run need less; names the compiler's setting.
+
+    Raises: CompilationFailed
+    """
     try:
         yield
+    except TorchDynamoException as error:
+        raise CompilationFailed(f"torch.compile failed: write training.compile false; {error}") from error
     except torch.OutOfMemoryError as error:
         remedies = [f"lower training.micro_batch_tokens ({training.micro_batch_tokens})"]
         remedies += [] if training.activation_checkpointing else ["set training.activation_checkpointing"]

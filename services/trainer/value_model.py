@@ -17,10 +17,19 @@ class ValueModel(Policy):
     """Computes values over the same trees and packs as the policy; its log-probabilities are 0."""
 
     def __init__(
-        self, model: PreTrainedModel, *, activation_checkpointing: bool = False, kernel: attention.Kernel = "dense"
+        self,
+        model: PreTrainedModel,
+        *,
+        activation_checkpointing: bool = False,
+        kernel: attention.Kernel = "dense",
+        compiled: bool = False,
     ) -> None:
         super().__init__(
-            model.base_model, activation_checkpointing=activation_checkpointing, values=True, kernel=kernel
+            model.base_model,
+            activation_checkpointing=activation_checkpointing,
+            values=True,
+            kernel=kernel,
+            compiled=compiled,
         )
 
     def forward(

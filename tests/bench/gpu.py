@@ -12,7 +12,7 @@ import gc
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -53,6 +53,7 @@ class Case:
     kernel: Kernel = "flex"
     lora: bool = False
     checkpointing: bool = False
+    compiled: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--siblings", type=int, default=8, help="rollouts of the group")
     parser.add_argument("--scale", type=int, default=1, help="shortens prompts and answers by this factor")
     parser.add_argument("--pack-tokens", type=int, default=16_384, help="training.micro_batch_tokens")
+    parser.add_argument("--compile", action="store_true", help="add steps with training.compile")
     parser.add_argument("--page", action="store_true", help="write the table into docs/gpu.md")
     options = parser.parse_args(arguments)
     accelerator = make_accelerator(options.device, "bfloat16")
     if accelerator.device.type == "cpu" and options.device != "cpu":
         parser.error("this machine has no accelerator: --device cpu --shape tiny --scale 8 tries the script")
-    check(accelerator)
+    check(accelerator, compiled=options.compile)
     samples = agent_samples(options.siblings, options.scale)
     text = table(options.shape, samples, list(measured(options, samples, accelerator)), accelerator)
     print(text)
@@ -88,15 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         PAGE.write_text(before + BEGIN + "\n" + text + "\n" + END + rest.partition(END)[2])
 
 
-def cases(pack_tokens: int) -> list[Case]:
-    """The rows of the table."""
-    return [
+def cases(pack_tokens: int, *, compiled: bool = False) -> list[Case]:
+    """The rows of the table. compiled: with those of `training.compile`"""
+    found = [
         Case("padded rows, one for each call", 0),
         Case("trees, dense mask", pack_tokens, kernel="dense"),
         Case("trees, FlexAttention", pack_tokens),
         Case("trees, FlexAttention, activation checkpointing", pack_tokens, checkpointing=True),
         Case("trees, FlexAttention, LoRA of rank 16", pack_tokens, lora=True),
     ]
+    more = [replace(case, name=f"{case.name}, compiled", compiled=True) for case in found if case.pack_tokens]
+    return found + (more if compiled else [])
 
 
 def measured(
@@ -104,7 +108,7 @@ def measured(
 ) -> Sequence[Measured | tuple[Case, str]]:
     """The cases one after the other, each with a new model."""
     found: list[Measured | tuple[Case, str]] = []
-    for case in cases(options.pack_tokens):
+    for case in cases(options.pack_tokens, compiled=options.compile):
         try:
             found.append(measure(case, make_model(options.shape), samples, accelerator, options.steps))
         except torch.OutOfMemoryError:
@@ -123,7 +127,7 @@ def measure(
     if case.lora:
         add_adapters(model, Lora(rank=16, alpha=32), [], Path())
     model.to(accelerator.device)
-    policy = Policy(model, activation_checkpointing=case.checkpointing, kernel=case.kernel)
+    policy = Policy(model, activation_checkpointing=case.checkpointing, kernel=case.kernel, compiled=case.compiled)
     optimizer = make_optimizer(policy, Optimizer(learning_rate=1e-6))
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -156,13 +160,14 @@ def gradients(case: Case, policy: Policy, samples: Sequence[Sample], accelerator
     return total
 
 
-def check(accelerator: Accelerator) -> None:
+def check(accelerator: Accelerator, *, compiled: bool = False) -> None:
     """Raises: AssertionError: in float32 trees and padded rows differ by more than rounding explains"""
     samples, found = agent_samples(2, CHECKED), []
     plain = Accelerator(cpu=True) if accelerator.device.type == "cpu" else Accelerator(mixed_precision="no")
-    for case in (Case("padded", 0), Case("dense", 512, kernel="dense"), Case("flex", 512)):
+    checked = [Case("padded", 0), Case("dense", 512, kernel="dense"), Case("flex", 512)]
+    for case in [*checked, Case("flex, compiled", 512, compiled=True)] if compiled else checked:
         model = make_model("tiny").to(accelerator.device)
-        gradients(case, Policy(model, kernel=case.kernel), samples, plain)
+        gradients(case, Policy(model, kernel=case.kernel, compiled=case.compiled), samples, plain)
         found.append({name: parameter.grad for name, parameter in model.named_parameters()})
     for other in found[1:]:
         for name, gradient in found[0].items():

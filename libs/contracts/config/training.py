@@ -104,6 +104,9 @@ class Training(Document):
     """Maximum tokens of one forward pass, without the shared prefix."""
     activation_checkpointing: bool = False
     """Compute each layer again in the backward pass: less memory, about a third more time."""
+    compile: bool = False
+    """Compile norms, projections and MLP of each layer with `torch.compile`: the first step takes up to minutes more.
+    Attention stays as it is. Results differ in their last digits, after a restart, too; no GPU has run it."""
     attention: Literal["dense", "flex"] = "dense"
     """Kernel of attention on CUDA devices. `dense`: a mask of every pair of tokens. `flex`: FlexAttention, compiled,
     which leaves out blocks of tokens that do not see each other; no GPU has run it. A CPU has a kernel of its own."""

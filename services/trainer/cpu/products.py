@@ -7,7 +7,6 @@ outputs, weights and gradients stay float32 either way: only the factors of a pr
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +16,31 @@ _ONEDNN = hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def use_fast_products(model: nn.Module, *, head: nn.Module | None = None, bfloat16: bool = False) -> None:
-    """Replaces `forward` of the model's float32 linear layers; parameters retain their names and values.
+    """Replaces the class of the model's float32 linear layers; parameters retain their names and values.
 
     The head always multiplies in float32, as the CPU engine's does, so that log-probabilities lose no digits.
     """
     for module in model.modules():
         narrow = bfloat16 and module is not head
         if type(module) is nn.Linear and module.weight.dtype == torch.float32 and (narrow or _ONEDNN):
-            module.forward = partial(_linear, module, narrow)  # type: ignore[method-assign]  # a wrapper would rename it
+            module.__class__ = _NarrowLinear if narrow else _WideLinear
 
 
-def _linear(module: nn.Linear, narrow: bool, inputs: Tensor) -> Tensor:
+class _WideLinear(nn.Linear):
+    """Multiplies in float32."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _linear(self, narrow=False, inputs=inputs)
+
+
+class _NarrowLinear(nn.Linear):
+    """Multiplies in bfloat16."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _linear(self, narrow=True, inputs=inputs)
+
+
+def _linear(module: nn.Linear, *, narrow: bool, inputs: Tensor) -> Tensor:
     outputs: Tensor = _Linear.apply(inputs, module.weight, narrow)  # type: ignore[no-untyped-call]
     return outputs if module.bias is None else outputs + module.bias
 
@@ -56,7 +69,8 @@ class _Linear(torch.autograd.Function):
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """left · rightᵀ over the last axis of both: oneDNN for float32, torch's own product for other types."""
-    if left.dtype != torch.float32 or not _ONEDNN:
+    # torch.compile cannot lower the private operator.
+    if left.dtype != torch.float32 or not _ONEDNN or torch.compiler.is_compiling():
         return left @ right.t()
     found: Tensor = torch.ops.mkldnn._linear_pointwise(left.contiguous(), right.contiguous(), None, "none", [], "")
     return found

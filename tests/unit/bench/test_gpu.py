@@ -24,6 +24,10 @@ def test_every_case_makes_a_step_and_has_a_row(capsys: pytest.CaptureFixture[str
     assert "out of memory" not in printed
 
 
+def test_compile_adds_a_row_for_each_case_of_trees() -> None:
+    assert sum(case.compiled for case in gpu.cases(1024, compiled=True)) == 4
+
+
 def test_a_machine_without_a_gpu_gets_the_command_to_type(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         gpu.main([])

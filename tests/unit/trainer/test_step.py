@@ -17,7 +17,7 @@ from leyden.services.trainer.loop import PoliciesDisagree, require_agreement
 from leyden.services.trainer.optimizers import learning_rate, make_optimizer
 from leyden.services.trainer.reference import Reference
 from leyden.services.trainer.selection import select_groups
-from leyden.services.trainer.step import Learner, TrainingDiverged, naming_memory_settings, optimizer_step
+from leyden.services.trainer.step import Learner, TrainingDiverged, naming_settings, optimizer_step
 from tests.unit.trainer.cases import agent_samples, sample, tiny_llama
 
 CPU = Accelerator(cpu=True)
@@ -181,7 +181,7 @@ def test_a_step_that_needs_too_much_memory_names_the_settings_that_need_less() -
             torch.OutOfMemoryError,
             match=r"tokens \(512\), or set optimizer.offload, or train adapters.*critic.trunk shared.*Tried to alloc",
         ),
-        naming_memory_settings(
+        naming_settings(
             Training(micro_batch_tokens=512, activation_checkpointing=True), Optimizer(), Critic(trunk="own")
         ),
     ):

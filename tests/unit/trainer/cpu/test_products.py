@@ -45,7 +45,7 @@ def test_bfloat16_products_round_what_is_multiplied_and_nothing_else() -> None:
 def test_fast_products_do_not_affect_other_precisions() -> None:
     layer = nn.Linear(4, 4).double()
     use_fast_products(layer)
-    assert "forward" not in vars(layer)
+    assert type(layer) is nn.Linear
     assert layer(torch.ones(1, 4, dtype=torch.float64)).dtype == torch.float64
 
 
@@ -53,4 +53,5 @@ def test_fast_products_do_not_affect_other_precisions() -> None:
 def test_off_the_cpu_the_plain_modules_run(tiny_model: Path, device: str, replaced: bool) -> None:
     config = RunConfig.model_validate({"name": "n", "dataset": "d", "agent": {"command": ["x"]}})
     model = learner._load(tiny_model, config, torch.device(device))
-    assert any("forward" in vars(module) for module in model.modules()) == replaced
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    assert any(type(layer) is not nn.Linear for layer in layers) == replaced

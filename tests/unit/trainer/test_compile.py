@@ -1,0 +1,65 @@
+"""`training.compile`: the same gradients, from code that is compiled once for packs of all sizes."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.utils import counters
+
+from leyden.libs.contracts.config import Optimizer, PpoClip, Training
+from leyden.services.trainer import tree
+from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
+from leyden.services.trainer.compute import accumulate_gradients
+from leyden.services.trainer.cpu.products import use_fast_products
+from leyden.services.trainer.forward import Policy
+from leyden.services.trainer.learner import make_accelerator
+from leyden.services.trainer.step import CompilationFailed, naming_settings
+from tests.unit.trainer.cases import agent_samples, tiny_qwen
+
+CPU = make_accelerator("cpu", "float32")
+
+
+def gradients(policy: Policy, samples: list[Sample], pack_tokens: int) -> tuple[float, list[Tensor]]:
+    policy.zero_grad()
+    tokens, algorithm = trained_tokens(samples), PpoClip()
+    weights_K = weights_of(tokens, algorithm.weighting)
+    computed = accumulate_gradients(
+        policy, algorithm, samples, tokens, weights_K, max_pack_tokens=pack_tokens, accelerator=CPU
+    )
+    return computed.loss, [parameter.grad for parameter in policy.parameters() if parameter.grad is not None]
+
+
+def make_policy(*, compiled: bool) -> Policy:
+    model = tiny_qwen(dtype=torch.float32)
+    use_fast_products(model, head=model.get_output_embeddings())
+    return Policy(model, activation_checkpointing=True, compiled=compiled)
+
+
+# The compiler warns of its own code.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(300)
+def test_compiled_layers_have_the_same_gradients_and_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+    torch._dynamo.reset()
+    counters.clear()
+    plain, compiled = make_policy(compiled=False), make_policy(compiled=True)
+    graphs = []
+    for seed, pack_tokens in enumerate((40, 60, 100, 33)):
+        samples = agent_samples(seed, groups=1 + seed)
+        loss, expected = gradients(plain, samples, pack_tokens)
+        found_loss, found = gradients(compiled, samples, pack_tokens)
+        assert found_loss == pytest.approx(loss, rel=1e-5)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+        graphs.append(counters["stats"]["unique_graphs"])
+    # Norm, MLP, attention before and after the kernel; that one twice, without and with a trunk. Not for each layer.
+    assert 4 <= graphs[0] <= 6
+    assert graphs == [graphs[0]] * len(graphs)
+
+
+def test_a_part_that_cannot_be_compiled_names_the_setting() -> None:
+    failing = partial(naming_settings, Training(compile=True), Optimizer())
+    with pytest.raises(CompilationFailed, match=r"write training.compile false.*no compiler"), failing():
+        raise TorchDynamoException("no compiler")
