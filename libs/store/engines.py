@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
 from sqlalchemy import delete, func, select, text, true
@@ -56,7 +56,10 @@ class Adapter(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """The version that an engine serves, or the adapters of several runs, or why it serves none."""
+    """The version that an engine serves, or the adapters of several runs, or why it serves none.
+
+    `troubles`: by run why its adapter was not loaded; the table has them in `detail`.
+    """
 
     url: str
     state: EngineState
@@ -64,6 +67,7 @@ class EngineStatus:
     policy_version: int | None = None
     detail: str | None = None
     adapters: tuple[Adapter, ...] = ()
+    troubles: Mapping[str, str] = field(default_factory=dict)
 
 
 async def write_pools(session: Session, pools: Sequence[Pool]) -> None:

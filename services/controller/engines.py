@@ -27,7 +27,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import pause
 from leyden.libs.store.database import Database, StoreAway
-from leyden.libs.store.engines import Adapter, EngineStatus, forget_other_engines, write_engines
+from leyden.libs.store.engines import Adapter, EngineStatus, forget_other_engines, serving_engines, write_engines
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.controller.engine_client import EngineClient, EngineRefused, TargetVersion
 from leyden.services.controller.engine_discovery import EngineDiscovery, FoundEngines
@@ -54,8 +54,8 @@ class FleetMember:
     target_changed: asyncio.Event = field(default_factory=asyncio.Event)
     status: EngineStatus | None = None
     resumed: bool = False
-    recent: dict[str, tuple[str | None, ...]] = field(default_factory=dict)
-    """By run the adapter that it was last served with, and the one before."""
+    recent: dict[str, tuple[str | None, ...]] | None = None
+    """By run the adapter that it was last served with, and the one before; None before the first poll."""
     freeing: dict[str, float] = field(default_factory=dict)
     """Adapters that the engine has not freed in time, and when to ask again."""
     refused: TargetVersion | None = None
@@ -139,19 +139,15 @@ class Fleet:
         if self.adapters is None:
             if any(status.state is not EngineState.UNREACHABLE for status in statuses):
                 return None
+            found = {status.url: status.detail for status in statuses}
         else:
-            target = self._targets.get(run_id)
-            if any(target is None or (run_id, target.version) in _served(status) for status in self._serving()):
+            target, served = self._targets.get(run_id), [one for status in self._serving() for one in _served(status)]
+            if self._serving() and (target is None or (run_id, target.version) in served):
                 return None
-            runs = {run for status in self._serving() for run, _ in _served(status)}
-            # An engine that serves others names here each run whose adapter it lacks.
-            statuses = [
-                status
-                for status in statuses
-                if f"{run_id}:" in (status.detail or "")
-                or (run_id not in runs and status.state is not EngineState.SERVING)
-            ]
-        return "; ".join(f"{status.url}: {status.detail}" for status in statuses if status.detail) or None
+            away = [] if run_id in dict(served) else [one for one in statuses if one.state is not EngineState.SERVING]
+            found = {status.url: status.detail for status in away}
+            found |= {status.url: status.troubles[run_id] for status in statuses if run_id in status.troubles}
+        return "; ".join(f"{url}: {detail}" for url, detail in found.items() if detail) or None
 
     async def run(self) -> None:
         """Follows discovery for ever. Each engine has a task of its own, so that one that hangs delays no other."""
@@ -222,6 +218,9 @@ class Fleet:
         target, client = self._target, member.client
         if target == member.refused and time.monotonic() < member.retry_at:
             return
+        if self.adapters and member.recent is None:
+            # Before this poll stores another status.
+            member.recent = await self._served_by_base(client.url)
         try:
             await self._resume_once(member)
             if self.adapters:
@@ -255,27 +254,34 @@ class Fleet:
 
         The version before a target stays: a gateway may send calls to it until it reads of the new one.
         """
-        loaded, served, troubles = await member.client.adapters(), list[Adapter](), list[str]()
-        recent: dict[str, tuple[str | None, ...]] = {}
+        loaded, served, troubles = await member.client.adapters(), list[Adapter](), dict[str, str]()
+        last, recent = member.recent or {}, dict[str, tuple[str | None, ...]]()
         for run_id, target in list(self._targets.items()):
-            name, before = _adapter_of(target), member.recent.get(run_id) or _adapters_of(run_id, loaded)
+            name, before = _adapter_of(target), last.get(run_id) or _adapters_of(run_id, loaded)
             recent[run_id] = before
             if name is not None and name not in loaded:
                 try:
                     await self._load_adapter(member.client, target, name)
                 # TimeoutException: SGLang loads nothing while an adapter that it frees has calls in flight.
                 except (EngineRefused, WeightsLost, OSError, httpx.TimeoutException) as error:
-                    troubles.append(f"{name}: {error or type(error).__name__}"[:200])
+                    troubles[run_id] = f"{name}: {error or type(error).__name__}"[:200]
                     served += self._still_served(member, target, before[:1], loaded)
                     continue
             recent[run_id] = (name, *(one for one in before if one != name))[:2]
             served.append(Adapter(run_id, target.version, name))
-        detail = "; ".join(troubles) or None
-        await self._store(
-            member, EngineStatus(member.client.url, EngineState.SERVING, detail=detail, adapters=tuple(served))
+        detail = "; ".join(troubles.values()) or None
+        status = EngineStatus(
+            member.client.url, EngineState.SERVING, detail=detail, adapters=tuple(served), troubles=troubles
         )
+        await self._store(member, status)
         member.recent = recent
         await self._free_adapters(member, loaded.difference(*recent.values()))
+
+    async def _served_by_base(self, url: str) -> dict[str, tuple[str | None, ...]]:
+        """Returns the runs that an earlier controller served with the engine's base model: no adapter names them."""
+        async with self.database.read() as session:
+            rows = await serving_engines(session)
+        return {row.run_id: (None,) for row in rows if row.url == url and row.is_shared and row.adapter is None}
 
     def _still_served(
         self, member: FleetMember, target: TargetVersion, last: Sequence[str | None], loaded: Collection[str]

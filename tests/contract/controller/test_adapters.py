@@ -1,0 +1,63 @@
+"""Adapters of a pool across a restart of the controller, and what its users read of one that fails to load."""
+
+from __future__ import annotations
+
+import pytest
+
+from leyden.libs.store.database import Database
+from leyden.services.controller.engine_client import TargetVersion
+from tests.contract.controller.test_engines import fleet_of, served_adapters, until
+from tests.fakes.scripted_engine import ScriptedEngine, running
+from tests.faults.proxy import FaultProxy, Trouble
+
+
+async def test_the_base_model_serves_on_when_version_1_fails_after_a_restart(
+    database: Database, redis_url: str
+) -> None:
+    engine = ScriptedEngine()
+    async with running(engine):
+        async with fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+            fleet.set_target(TargetVersion("run-a", 0, "/models/base", "hash"))
+            await until(lambda: fleet.served_version("run-a") == 0)
+        engine.bad_paths = {"/w/a/1/adapter"}
+        async with fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+            fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
+            await until(lambda: engine.journal.count("load run-a:1 /w/a/1/adapter") >= 3)
+            assert fleet.served_version("run-a") == 0
+            assert await served_adapters(database) == {(engine.url, "run-a", None)}
+            engine.bad_paths.clear()
+            await until(lambda: fleet.served_version("run-a") == 1)
+
+
+@pytest.mark.parametrize("before", ["nothing", "its own version 0"])
+async def test_the_base_model_is_no_version_of_a_run_that_it_did_not_serve(
+    database: Database, redis_url: str, before: str
+) -> None:
+    engine = ScriptedEngine(bad_paths={"/w/a/1/adapter"})
+    async with running(engine):
+        if before != "nothing":
+            async with fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+                fleet.set_target(TargetVersion("run-a", 0, "/w/run-a/versions/0", "hash"))
+                await until(lambda: fleet.served_version("run-a") == 0)
+            # A restarted engine has no adapters.
+            engine.adapters.clear()
+        async with fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+            fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
+            await until(lambda: engine.journal.count("load run-a:1 /w/a/1/adapter") >= 3)
+            assert fleet.served_version("run-a") is None
+            assert await served_adapters(database) == set()
+
+
+async def test_a_run_is_told_of_its_own_adapter_alone(database: Database, redis_url: str) -> None:
+    engine = ScriptedEngine(bad_paths={"/w/a/1/adapter", "/w/b/1/adapter"})
+    async with running(engine):
+        with FaultProxy.of(engine.url) as proxy:
+            url = proxy.url(engine.url)
+            async with fleet_of(database, redis_url, url, adapters=2, answer_seconds=1) as fleet:
+                for run in "ab":
+                    fleet.set_target(TargetVersion(f"run-{run}", 1, f"/w/{run}/1", "hash"))
+                await until(lambda: fleet.trouble("run-b") is not None)
+                assert "run-a:1" in (fleet.trouble("run-a") or "") and "run-b" not in (fleet.trouble("run-a") or "")
+                proxy.trouble = Trouble(hang=True)
+                await until(lambda: "run-a:1" not in (fleet.trouble("run-a") or ""))
+                assert url in (fleet.trouble("run-a") or "")
