@@ -227,7 +227,7 @@ class EngineClient:
         limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
         answer = await self._http.post(self.url + path, json=body, timeout=limit, headers=self._control_headers)
         if answer.status_code >= 400:
-            raise EngineRefused(f"{path} answered {answer.status_code}: {answer.text[:500]}")
+            raise EngineRefused(f"{path} answered {answer.status_code}: {_cause_in(answer)[:500]}")
         return answer
 
 
@@ -261,6 +261,13 @@ def _buckets(tensors: Sequence[TensorShape]) -> Iterator[list[TensorShape]]:
 
 def _bearer(key: str | None) -> dict[str, str]:
     return {} if key is None else {"authorization": f"Bearer {key}"}
+
+
+def _cause_in(answer: httpx.Response) -> str:
+    """The message in an answer about an adapter; the whole answer where it has none."""
+    with contextlib.suppress(ValueError):
+        return str(_document(answer).get("error_message") or answer.text)
+    return answer.text
 
 
 def _document(answer: httpx.Response) -> dict[str, Any]:

@@ -264,7 +264,7 @@ class Fleet:
                     await self._load_adapter(member.client, target, name)
                 # TimeoutException: SGLang loads nothing while an adapter that it frees has calls in flight.
                 except (EngineRefused, WeightsLost, OSError, httpx.TimeoutException) as error:
-                    troubles[run_id] = f"{name}: {error or type(error).__name__}"[:200]
+                    troubles[run_id] = f"{name}: {error or type(error).__name__}"[:500]
                     served += self._still_served(member, target, before[:1], loaded)
                     continue
             recent[run_id] = (name, *(one for one in before if one != name))[:2]
