@@ -76,14 +76,19 @@ _PROGRESS = text(f"""
 """)  # noqa: S608  # constants alone
 
 
-# The parent, or a run that carries one of its policies.
-_UNBEGUN_CHILD = text("""
-    SELECT r.id FROM runs r LEFT JOIN run_status s ON s.run_id = r.id
-    WHERE r.parent_run_id IN (SELECT id FROM runs WHERE id = :run OR lead_run_id = :run)
-    AND r.intent NOT IN ('cancelled', 'deleted')
+UNBEGUN_CHILDREN = """
+    SELECT r.id, r.parent_run_id, r.parent_version FROM runs r LEFT JOIN run_status s ON s.run_id = r.id
+    WHERE r.parent_run_id IS NOT NULL AND r.intent NOT IN ('cancelled', 'deleted')
     AND coalesce(s.phase, 'pending') NOT IN ('completed', 'failed', 'cancelled')
-    AND NOT EXISTS (SELECT FROM policy_versions WHERE run_id = r.id) LIMIT 1
-""")
+    AND NOT EXISTS (SELECT FROM policy_versions WHERE run_id = r.id)
+"""
+"""Continued runs that have yet to copy their parent's version."""
+
+# The parent, or a run that carries one of its policies.
+_UNBEGUN_CHILD = text(f"""
+    SELECT id FROM ({UNBEGUN_CHILDREN}) AS child
+    WHERE parent_run_id IN (SELECT id FROM runs WHERE id = :run OR lead_run_id = :run) LIMIT 1
+""")  # noqa: S608  # constants alone
 
 
 async def create_run(

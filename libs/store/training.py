@@ -16,7 +16,7 @@ from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.rewards import REWARD
-from leyden.libs.store.runs import UnknownRun
+from leyden.libs.store.runs import UNBEGUN_CHILDREN, UnknownRun
 
 _MEASURED = """
     SELECT e.id, e.policy_version, e.dataset_id FROM evaluations e JOIN datasets d ON d.id = e.dataset_id
@@ -43,10 +43,9 @@ _PENDING_VERSIONS = text(f"""
     WHERE run_id = :run AND policy_version IS NOT NULL AND id NOT IN (SELECT id FROM ({_MEASURED}) AS measured)
 """)  # noqa: S608  # constants alone
 
-_UNCOPIED_VERSIONS = text("""
-    SELECT parent_version FROM runs AS child
-    WHERE parent_run_id = :run AND NOT EXISTS (SELECT FROM policy_versions WHERE run_id = child.id)
-""")
+_UNCOPIED_VERSIONS = text(f"""
+    SELECT parent_version FROM ({UNBEGUN_CHILDREN}) AS child WHERE parent_run_id = :run
+""")  # noqa: S608  # constants alone
 
 
 # Why `step` bounds the scan: a group's own step is at most max_policy_lag + 1 after its oldest token.

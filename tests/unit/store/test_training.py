@@ -177,3 +177,18 @@ async def test_a_version_that_a_continued_run_has_yet_to_copy_is_not_removed(dat
         assert await prune(database, parent.id, 4) == {0, 2, 4, 5}
         await builders.add_policy_version(database, child, 0)
         assert await prune(database, parent.id, 4) == {0, 4, 5}
+
+
+@pytest.mark.parametrize("ended", ["by its user", "by a failure"])
+async def test_a_continued_run_that_ended_before_it_copied_a_version_does_not_keep_it(
+    database: Database, ended: str
+) -> None:
+    parent, _ = await team(database)
+    child = await builders.add_run(database, dataset_id=parent.dataset_id, parent_run_id=parent.id, parent_version=2)
+    assert await prune(database, parent.id, 4) == {0, 2, 4, 5}
+    if ended == "by its user":
+        async with database.session() as session:
+            await runs.change_intent(session, child.id, "cancel")
+    else:
+        await builders.end_run(database, child, "failed")
+    assert await prune(database, parent.id, 4) == {0, 4, 5}
