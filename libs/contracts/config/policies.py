@@ -49,7 +49,7 @@ class Policy(Document):
     frozen: bool = False
     """The policy does not train: it answers with its version 0, the base model unless the run continues another."""
     lora: Lora | None = None
-    """Train LoRA adapters in place of the policy's weights."""
+    """Train LoRA adapters in place of the policy's weights. With `frozen`: the adapters that a run continues with."""
     algorithm: Algorithm | None = None
     """Null: the run's."""
     optimizer: Optimizer | None = None
@@ -72,7 +72,9 @@ class Policy(Document):
 
     @model_validator(mode="after")
     def _a_frozen_policy_trains_nothing(self) -> Policy:
-        given = [name for name in ("lora", "algorithm", "optimizer") if getattr(self, name) is not None]
+        # A policy with adapters keeps them when it is frozen in a continued run.
+        of_training = ("algorithm", "optimizer") if self.provider is None else ("lora", "algorithm", "optimizer")
+        given = [name for name in of_training if getattr(self, name) is not None]
         if not self.trains and given:
             kind = "frozen policy" if self.frozen else "provider's model"
             raise ValueError(f"a {kind} trains nothing: remove {', '.join(given)}")

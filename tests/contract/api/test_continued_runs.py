@@ -186,6 +186,22 @@ async def test_policies_are_added_removed_and_frozen_in_a_continued_run(
     assert (parent.version, checker.config.pool, checker.progress.steps) == (3, "twin", 0)
 
 
+async def test_a_policy_with_adapters_is_frozen_and_trains_again(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await ended_team(api_http, database, pool="shared", frozen=False, lora={"rank": 4})
+    for is_frozen, steps in ((True, 0), (False, 10)):
+        changes = {"policies": {"judge": {"frozen": is_frozen}}, "training": {"steps": 10}}
+        made = await resumed(api_http, run, changes=changes, from_version=0)
+        judge = (await carried(api_http, made))["judge"]
+        assert judge.config.training.lora is not None
+        assert (judge.config.pool, judge.progress.steps, judge.parent and judge.parent.version) == ("shared", steps, 0)
+        for run_id in (made["id"], *made["policy_runs"].values()):
+            await builders.add_policy_version(database, await row_of(database, run_id), 0)
+            await set_phase(database, run_id, "failed")
+        run = made
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [

@@ -54,8 +54,8 @@ def test_a_frozen_policy_has_no_steps() -> None:
         ({"policies": {}}, "['judge'] are none of the policies []: add them to policies"),
         ({"roles": []}, "no role names ['judge']: set roles[].policy, or remove them"),
         (
-            {"policies": {"judge": {"pool": "s", "frozen": True, "lora": {}}}},
-            "a frozen policy trains nothing: remove lora",
+            {"policies": {"judge": {"pool": "s", "frozen": True, "lora": {}, "optimizer": {}}}},
+            "a frozen policy trains nothing: remove optimizer",
         ),
         (
             {"policies": {"judge": {"pool": "s", "frozen": True}}, "train": ["checker"]},
