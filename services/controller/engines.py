@@ -45,6 +45,9 @@ UNSERVED = Gauge(
     "controller_runs_unserved", "Runs with a target version that no engine serves any version of.", ["pool"]
 )
 
+_PARTLY_LOADED = "incomplete unload"
+"""SGLang's words once a load or an unload failed on some of its ranks: it wants the adapter unloaded first."""
+
 
 @dataclass(eq=False)
 class FleetMember:
@@ -320,8 +323,10 @@ class Fleet:
         try:
             with UPDATE_SECONDS.time():
                 await client.load_adapter(name, str(Path(target.path) / ADAPTER_FOLDER))
-        except EngineRefused:
+        except EngineRefused as error:
             UPDATES.labels("refused").inc()
+            if _PARTLY_LOADED in str(error):
+                await client.unload_adapter(name)
             raise
         fault_point("controller.adapter_loaded")
         UPDATES.labels("done").inc()

@@ -26,7 +26,8 @@ class PoolSettings(BaseModel):
     engine_service: str | None = None
     adapters: int | None = Field(default=None, ge=1, le=1000)
     """So many runs share the engines, each with a LoRA adapter of its own: SGLang with `--enable-lora` and room for
-    three adapters a run (`--max-loaded-loras`). Unset: runs take turns, and the engines load a run's weights."""
+    three adapters a run (`--max-loaded-loras`), two of them and the base model in a batch (`--max-loras-per-batch`).
+    Unset: runs take turns, and the engines load a run's weights."""
     max_adapter_rank: int | None = Field(default=None, ge=1)
     """The engines' `--max-lora-rank`; a run with a larger rank is refused."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from aiohttp import web
 
 from leyden.libs.store.database import Database
 from leyden.services.controller.engine_client import TargetVersion
@@ -62,3 +63,32 @@ async def test_a_run_is_told_of_its_own_adapter_alone(database: Database, redis_
                 proxy.trouble = Trouble(hang=True)
                 await until(lambda: "run-a:1" not in (fleet.trouble("run-a") or ""))
                 assert url in (fleet.trouble("run-a") or "")
+
+
+class PartlyLoading(ScriptedEngine):
+    """An engine of several ranks, of which one cannot read an adapter the first time."""
+
+    tries = 0
+    is_partly_loaded = False
+
+    async def load_adapter(self, request: web.Request) -> web.Response:
+        self.tries += 1
+        if self.tries > 1 and not self.is_partly_loaded:
+            return await super().load_adapter(request)
+        self.is_partly_loaded = True
+        words = "no such file" if self.tries == 1 else "LoRA adapter 'run-a:1' has an incomplete unload. Retry it."
+        return web.json_response({"success": False, "error_message": words}, status=400)
+
+    async def unload_adapter(self, request: web.Request) -> web.Response:
+        self.is_partly_loaded = False
+        return web.json_response({"success": True, "error_message": ""})
+
+
+async def test_an_adapter_that_an_engine_has_in_part_is_unloaded_and_loaded_again(
+    database: Database, redis_url: str
+) -> None:
+    engine = PartlyLoading()
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+        fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
+        await until(lambda: fleet.served_version("run-a") == 1)
+        assert engine.tries == 3
