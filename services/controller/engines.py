@@ -313,7 +313,12 @@ class Fleet:
             try:
                 await member.client.unload_adapter(name)
             except (EngineRefused, httpx.HTTPError) as error:
-                limited_log.warning("adapter not unloaded", url=member.client.url, adapter=name, cause=str(error))
+                limited_log.warning(
+                    "adapter not unloaded",
+                    url=member.client.url,
+                    adapter=name,
+                    cause=str(error) or type(error).__name__,
+                )
                 if isinstance(error, httpx.TimeoutException):
                     member.freeing[name] = time.monotonic() + self.settings.engine_refusal_seconds
                     return
