@@ -17,9 +17,11 @@ COPY services services
 COPY examples examples
 RUN pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel .
 
-# torch's wheels carry the CUDA libraries; the base image carries what the NVIDIA container runtime asks for.
+# torch's wheels carry the CUDA libraries; the base image carries what the NVIDIA container runtime asks for. Triton
+# compiles with gcc and Python's headers: `training.compile`, and `training.attention: flex`.
 FROM ${CUDA_IMAGE} AS base-cuda
-RUN apt-get update && apt-get install --yes --no-install-recommends python3 python3-venv && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev python3-dev python3-venv \
+    && rm -rf /var/lib/apt/lists/*
 
 FROM ${PYTHON_IMAGE} AS base-cpu
 
@@ -31,6 +33,7 @@ ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS
 RUN python3 -m venv /opt/leyden
 ENV PATH=/opt/leyden/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
+    TORCHINDUCTOR_CACHE_DIR=/tmp/torchinductor \
     PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/src/constraints.txt
 WORKDIR /src
 # As in engine.Dockerfile down to the model libraries, so that a builder makes these layers once for both.

@@ -96,7 +96,7 @@ def test_moments_in_bfloat16_take_half_the_space(tiny_model: Path) -> None:
 
 def test_moments_in_8_bits_take_a_byte_and_a_scale_for_each_block(tiny_model: Path) -> None:
     learner = trained(tiny_model, config_of(**EIGHT), 1)
-    state = gathered_optimizer(learner)
+    state = optimizer_state(learner.optimizer)
     parameters = list(learner.policy.model.parameters())
     for number, parameter in enumerate(parameters):
         moment = state[f"{number}.exp_avg_sq"]
