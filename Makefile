@@ -39,7 +39,7 @@ FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help oracle test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-gpu bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help oracle test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -166,6 +166,9 @@ bench-page: $(VENV)/.ready ## write the figures of bench.json into docs/benchmar
 
 bench-gpu: setup ## measure the trainer's steps on this machine's accelerator; BENCH_ARGS="--shape 3B --page"
 	$(BIN)/python -m tests.bench.gpu $(BENCH_ARGS)
+
+bench-swap: setup $(SGLANG_VENV)/.ready ## how long SGLang holds requests for new weights, from disk and over the network
+	$(BIN)/python -m tests.bench.swap $(BENCH_ARGS)
 
 fuzz: setup ## send a thousand random examples of garbage to each operation and parser
 	$(BIN)/pytest --hypothesis-profile=fuzz --timeout=0 -k "fuzz or parsers" tests/contract tests/unit

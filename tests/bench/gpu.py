@@ -175,10 +175,10 @@ def check(accelerator: Accelerator, *, compiled: bool = False) -> None:
             torch.testing.assert_close(other[name], gradient, rtol=1e-2, atol=1e-3 * float(gradient.abs().max()))
 
 
-def make_model(shape: str) -> PreTrainedModel:
+def make_model(shape: str, seed: int = 0) -> PreTrainedModel:
     """A model of a Qwen2.5 model's shapes with random weights, float32."""
     hidden, intermediate, layers, heads, key_heads, vocabulary, tied = SHAPES[shape]
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = Qwen2Config(
         hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers, num_attention_heads=heads,
         num_key_value_heads=key_heads, vocab_size=vocabulary, tie_word_embeddings=tied, max_position_embeddings=32_768,

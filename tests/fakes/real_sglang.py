@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -35,14 +35,15 @@ def is_installed() -> bool:
 
 
 @contextlib.contextmanager
-def serving_sglang(model: Path, port: int, log: Path, *flags: str) -> Iterator[str]:
+def serving_sglang(model: Path, port: int, log: Path, *flags: str, on: Sequence[str] = ON_CPU) -> Iterator[str]:
     """A server of its own session; yields its address.
 
+    Args:   on: flags of the machine
     Raises: RuntimeError: it ended, or did not start in time; the message holds the end of its log
     """
     keys = ("--api-key", KEY, "--admin-api-key", ADMIN_KEY)
     address = ("--host", "127.0.0.1", "--port", str(port))
-    command = [PYTHON, "-m", "sglang.launch_server", "--model-path", model, *address, *ON_CPU, *keys, *flags]
+    command = [PYTHON, "-m", "sglang.launch_server", "--model-path", model, *address, *on, *keys, *flags]
     environment = {
         **os.environ,
         "HF_HUB_OFFLINE": "1",
