@@ -163,6 +163,13 @@ def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
     return train(learner, config)
 
 
+def as_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gives one process the sizes of `join`."""
+    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+    for name, least in zip(("LEAST_VALUES", "LEAST_ROW"), SMALL, strict=True):
+        monkeypatch.setattr(optimizers, name, least)
+
+
 def join(rank: int, size: int, port: int) -> Ranks:
     """Makes this process one of `size`, with the variables that `torchrun` sets."""
     torch.set_num_threads(1)

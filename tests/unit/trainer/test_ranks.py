@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from leyden.services.controller.kubernetes_trainers import RANK_LOST
-from leyden.services.trainer import optimizers, tree
+from leyden.services.trainer import tree
 from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.ranks import RankFailed, Ranks
 from leyden.services.trainer.step import optimizer_step
@@ -30,9 +30,7 @@ PER_RANK = ("computed_tokens", "row_tokens", "sharing_ratio")
 def test_weights_and_metrics_of_several_ranks_are_those_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
-    for name, least in zip(("LEAST_VALUES", "LEAST_ROW"), ranked.SMALL, strict=True):
-        monkeypatch.setattr(optimizers, name, least)
+    ranked.as_the_ranks(monkeypatch)
     for model in RESUMED:
         save(model, tmp_path / "one")
     run_forked(ranked.main, size, free_port(), tmp_path, processes=size)

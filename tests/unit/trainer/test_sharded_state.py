@@ -13,7 +13,6 @@ import torch
 from safetensors import safe_open
 
 from leyden.libs.store.locks import LockLost
-from leyden.services.trainer import tree
 from leyden.services.trainer.checkpoint import CheckpointDamaged, load_checkpoint, optimizer_state
 from leyden.services.trainer.ranks import RankLost
 from leyden.services.trainer.sharded_state import _ShardWriter, read_shards
@@ -62,7 +61,7 @@ def test_a_rank_writes_its_shards_alone_and_rank_0_what_is_not_sharded(of_two: P
 def test_four_ranks_continue_what_two_have_written(
     of_two: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree, "LEAST_TRUNK", 1)
+    ranked.as_the_ranks(monkeypatch)
     run_forked(ranked.resume_all, 4, free_port(), of_two, tmp_path, processes=4)
     for model in RESUMED:
         expected = train(*start(model))[1]
