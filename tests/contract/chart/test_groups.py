@@ -63,6 +63,9 @@ def open_to(case: str, component: str) -> list[set[str]]:
 
 def test_nodes_of_a_group_and_a_trainer_that_sends_weights_reach_each_other_on_every_port() -> None:
     assert open_to("gpu-multinode", "engine") == [{"engine", "trainer"}] * 2
-    assert open_to("gpu-multinode", "trainer") == [{"engine", "trainer"}] * 2
+    # The controller connects to it before it asks the engine.
+    assert open_to("gpu-multinode", "trainer") == [{"engine", "trainer", "controller"}, {"engine", "trainer"}]
+    assert open_to("gpu-multinode", "controller") == [set(), {"trainer"}]
+    assert open_to("pools", "controller") == [set(), set()]
     assert open_to("pools", "engine") == [set(), set()]
     assert open_to("pools", "trainer") == [{"trainer"}] * 2
