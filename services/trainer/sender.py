@@ -24,7 +24,7 @@ from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import pause
 from leyden.libs.store import training
-from leyden.libs.store.database import Database, StoreAway
+from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.transfers import Sender, TensorShape, WeightTransfer, accept_transfer, open_transfers
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.trainer.saving import PHASE_SECONDS
@@ -67,28 +67,26 @@ class WeightSender:
                 async with self._database.read() as session:
                     requests = await open_transfers(session, self._settings.run_id)
                 for transfer in requests:
-                    if (accepted := await self._accept(transfer)) is not None:
-                        self._start(transfer, *accepted)
-            except (StoreAway, OSError) as error:
-                limited_log.warning("transfers not accepted", cause=str(error))
+                    await self._accept(transfer)
+            # RuntimeError: torch's errors of connections. The next version may be sent.
+            except (StoreAway, Refused, OSError, RuntimeError, SafetensorError) as error:
+                limited_log.warning("transfers not accepted", cause=f"{type(error).__name__}: {error}")
             await self._notifications.wait(Topic.TRANSFERS, timeout_seconds=self._settings.poll_seconds)
 
-    async def _accept(self, transfer: WeightTransfer) -> tuple[TCPStore, Path] | None:
+    async def _accept(self, transfer: WeightTransfer) -> None:
         async with self._database.read() as session:
             version = await training.read_version(session, transfer.run_id, transfer.policy_version)
         if version is None:
-            return None
+            return
         folder = Path(version.path)
         tensors = tuple(await asyncio.to_thread(list_tensors, folder))
         address = self._settings.address or socket.gethostbyname(socket.gethostname())
-        store = TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=TRANSFER_TIMEOUT)
+        # It listens on every interface. This process itself may not reach `address`.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSFER_TIMEOUT)
         sender = Sender("nccl" if self._device.type == "cuda" else "gloo", address, store.port, tensors)
         async with self._database.session() as session:
             if not await accept_transfer(session, transfer, sender):
-                return None
-        return store, folder
-
-    def _start(self, transfer: WeightTransfer, store: TCPStore, folder: Path) -> None:
+                return
         # A daemon: a thread that waits for an engine must not delay the end of a process that was asked to stop.
         thread = threading.Thread(target=self._send, args=(transfer, store, folder), daemon=True)
         self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
@@ -110,9 +108,12 @@ class WeightSender:
 def list_tensors(folder: Path) -> Iterator[TensorShape]:
     """The tensors of a version in the order in which `send_tensors` sends them.
 
-    Raises: OSError: a file is gone, or holds a type that engines do not receive
+    Raises: OSError: a file is gone, or holds a type that engines do not receive; SafetensorError: it is damaged
     """
-    for file in _files(folder):
+    # An engine that receives nothing would serve its old weights under the version's label.
+    if not (files := _files(folder)):
+        raise OSError(f"{folder} has no weights")
+    for file in files:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118  # no mapping
                 part = tensors.get_slice(name)

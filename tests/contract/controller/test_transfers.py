@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from prometheus_client import REGISTRY
 from pydantic import SecretStr
 from safetensors.torch import save_file
 from sqlalchemy import func, select
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported at run time alone
 
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import FaultInjector
@@ -39,6 +41,7 @@ from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engine_discovery import StaticEngines
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import Settings
+from leyden.services.trainer import sender
 from leyden.services.trainer.settings import Settings as TrainerSettings
 from tests import builders
 from tests.contract.controller.test_engines import until
@@ -133,6 +136,10 @@ class Case:
 
     def is_served(self, fleet: Fleet) -> bool:
         return fleet.served_version(self.run.id) == 1 and not self.engine.paused
+
+    async def sender_of(self, transfer: WeightTransfer) -> Sender | None:
+        async with self.database.read() as session:
+            return await read_sender(session, transfer)
 
     async def requests(self) -> int:
         async with self.database.read() as session:
@@ -329,3 +336,70 @@ async def test_a_trainer_accepts_the_last_request_for_an_engine_once(database: D
         assert await read_sender(session, new) == sender
         await end_transfer(session, new)
         assert await read_sender(session, new) is None
+
+
+async def test_a_version_without_files_is_not_served(case: Case) -> None:
+    # The controller sees no folder of the run, and checks no files.
+    gone = f"{case.folder}/gone/versions/2"
+    await builders.add_policy_version(case.database, case.run, 2, path=gone, content_sha256="hash")
+    case.engine.bad_paths = {gone}
+    async with case.sender(), case.fleet() as fleet:
+        fleet.set_target(TargetVersion(case.run.id, 2, gone, "hash"))
+        await until(lambda: "no such file" in (fleet.trouble(case.run.id) or ""))
+        assert case.engine.weight_version != f"{case.run.id}:2"
+
+
+async def test_a_damaged_version_does_not_end_the_sender(case: Case) -> None:
+    damaged = case.folder / "versions" / "2"
+    damaged.mkdir()
+    (damaged / "model.safetensors").write_bytes(b"rubbish")
+    await builders.add_policy_version(case.database, case.run, 2, path=str(damaged), content_sha256="hash")
+    async with case.sender():
+        first, second = (WeightTransfer(f"http://{v}", case.run.id, v, f"group-{v}", 2) for v in (2, 1))
+        async with case.database.session() as session:
+            await request_transfer(session, first)
+        # It has met the request; a notification wakes nobody here.
+        await asyncio.sleep(1.5)
+        async with case.database.session() as session:
+            await end_transfer(session, first)
+            await request_transfer(session, second)
+        async with asyncio.timeout(10):
+            while await case.sender_of(second) is None:
+                await asyncio.sleep(0.05)
+
+
+async def test_the_port_closes_with_its_transfer(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    ports = list[int]()
+
+    def store(*arguments: Any, **options: Any) -> TCPStore:
+        made = TCPStore(*arguments, **options)
+        ports.append(made.port)
+        return made
+
+    monkeypatch.setattr(sender, "TCPStore", store)
+    async with case.sender(), case.fleet() as fleet:
+        fleet.set_target(case.target)
+        await until(lambda: case.is_served(fleet))
+        await until(lambda: not _is_open(ports[0]))
+
+
+def _is_open(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
+
+
+async def test_an_address_that_the_trainer_itself_cannot_reach_does_not_stop_it(case: Case) -> None:
+    settings = TrainerSettings(
+        run_id=case.run.id, database_url=case.database.dsn, redis_url=case.redis_url, address="192.0.2.1"
+    )
+    transfer = WeightTransfer(case.engine.url, case.run.id, 1, "group", 2)
+    async with case.database.session() as session:
+        await request_transfer(session, transfer)
+    task = asyncio.create_task(send_for_ever(settings))
+    try:
+        async with asyncio.timeout(10):
+            while await case.sender_of(transfer) is None:
+                await asyncio.sleep(0.05)
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
