@@ -182,8 +182,8 @@ class EngineClient:
         group = {"group_name": incoming.group_name}
         buckets = list(_buckets(incoming.sender.tensors))
         try:
-            self._is_partial = True
             await self._rename_weights(PARTIAL)
+            self._is_partial = True
             await self._post("/begin_weight_update", {})
             for number, bucket in enumerate(buckets, 1):
                 tensors = {

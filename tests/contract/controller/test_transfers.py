@@ -403,3 +403,17 @@ async def test_an_address_that_the_trainer_itself_cannot_reach_does_not_stop_it(
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+async def test_an_engine_that_kept_its_weights_continues(case: Case) -> None:
+    case.engine.failing = {"/update_weight_version"}
+    case.engine.bad_paths = {case.target.path}
+    async with case.sender(), case.fleet() as fleet:
+        first = TargetVersion(case.run.id, 0, f"{case.folder}/base", "hash")
+        fleet.set_target(first)
+        await until(lambda: fleet.served_version(case.run.id) == 0)
+        fleet.set_target(case.target)
+        await until(lambda: "no such file" in (fleet.trouble(case.run.id) or ""))
+        fleet.set_target(first)
+        await until(lambda: fleet.served_version(case.run.id) == 0)
+        assert not case.engine.paused
