@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from leyden.libs.queue.notifications import Notifications, Topic
-from leyden.libs.store.database import Database, StoreAway
+from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.transfers import WeightTransfer, end_transfer, read_sender, request_transfer
 from leyden.libs.telemetry import logger
 from leyden.services.controller.engine_client import EngineClient, IncomingWeights, TargetVersion
@@ -38,11 +38,8 @@ async def requested_transfer(
         return
     name = f"leyden-{secrets.token_hex(8)}"
     transfer = WeightTransfer(client.url, target.run_id, target.version, name, 1 + world_size)
-    async with database.session() as session:
-        await request_transfer(session, transfer)
-    await notifications.notify(Topic.TRANSFERS)
     try:
-        incoming = await _accepted(database, transfer)
+        incoming = await _requested(database, notifications, transfer)
         if incoming is None or not await client.join(incoming):
             yield None
             return
@@ -57,7 +54,16 @@ async def requested_transfer(
                 await end_transfer(session, transfer)
 
 
-async def _accepted(database: Database, transfer: WeightTransfer) -> IncomingWeights | None:
+async def _requested(
+    database: Database, notifications: Notifications, transfer: WeightTransfer
+) -> IncomingWeights | None:
+    try:
+        async with database.session() as session:
+            await request_transfer(session, transfer)
+    except Refused:
+        # The run is deleted.
+        return None
+    await notifications.notify(Topic.TRANSFERS)
     deadline = time.monotonic() + ACCEPT_SECONDS
     while time.monotonic() < deadline:
         async with database.read() as session:

@@ -417,3 +417,10 @@ async def test_an_engine_that_kept_its_weights_continues(case: Case) -> None:
         fleet.set_target(first)
         await until(lambda: fleet.served_version(case.run.id) == 0)
         assert not case.engine.paused
+
+
+async def test_a_version_of_a_deleted_run_is_asked_of_the_disk(case: Case) -> None:
+    async with case.fleet() as fleet:
+        fleet.set_target(case.target._replace(run_id="run-deleted"))
+        await until(lambda: fleet.served_version("run-deleted") == 1)
+    assert case.engine.weight_version == "run-deleted:1"
