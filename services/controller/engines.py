@@ -29,7 +29,7 @@ from leyden.libs.service import pause
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import Adapter, EngineStatus, forget_other_engines, serving_engines, write_engines
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
-from leyden.services.controller.engine_client import EngineClient, EngineRefused, TargetVersion
+from leyden.services.controller.engine_client import EngineClient, EngineRefused, IncomingWeights, TargetVersion
 from leyden.services.controller.engine_discovery import EngineDiscovery, FoundEngines
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.transfers import requested_transfer
@@ -234,9 +234,7 @@ class Fleet:
             if target is not None and (status.run_id, status.policy_version) != (target.run_id, target.version):
                 fault_point("controller.version_noticed")
                 await self._weights.check(target)
-                updating = EngineStatus(client.url, EngineState.UPDATING, detail=f"loading {target.version}")
-                await self._store(member, updating)
-                status = await self._update(client, target)
+                status = await self._update(member, target)
         # AttributeError: the HTTP client's answer to a connection that is reset while it opens.
         except (httpx.HTTPError, ValueError, AttributeError) as error:
             member.resumed = False
@@ -336,16 +334,21 @@ class Fleet:
         fault_point("controller.adapter_loaded")
         UPDATES.labels("done").inc()
 
-    async def _update(self, client: EngineClient, target: TargetVersion) -> EngineStatus:
+    async def _update(self, member: FleetMember, target: TargetVersion) -> EngineStatus:
         if self.settings.weights == "disk":
-            with UPDATE_SECONDS.time():
-                await client.update(target)
+            await self._load(member, target)
         else:
-            async with requested_transfer(self.database, self.notifications, client, target) as incoming:
-                with UPDATE_SECONDS.time():
-                    await client.update(target, incoming)
+            async with requested_transfer(self.database, self.notifications, member.client, target) as incoming:
+                await self._load(member, target, incoming)
         UPDATES.labels("done").inc()
-        return await _poll(client)
+        return await _poll(member.client)
+
+    async def _load(self, member: FleetMember, target: TargetVersion, incoming: IncomingWeights | None = None) -> None:
+        # From here on gateways send no new calls to it.
+        updating = EngineStatus(member.client.url, EngineState.UPDATING, detail=f"loading {target.version}")
+        await self._store(member, updating)
+        with UPDATE_SECONDS.time():
+            await member.client.update(target, incoming)
 
     async def _resume_once(self, member: FleetMember) -> None:
         """At the first poll: a controller that was killed between pause and continue left the engine paused."""

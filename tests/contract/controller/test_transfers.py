@@ -26,6 +26,7 @@ from leyden.libs.faults import FaultInjector
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.libs.store.engines import serving_engines
 from leyden.libs.store.transfers import (
     Sender,
     TensorShape,
@@ -336,6 +337,18 @@ async def test_a_trainer_accepts_the_last_request_for_an_engine_once(database: D
         assert await read_sender(session, new) == sender
         await end_transfer(session, new)
         assert await read_sender(session, new) is None
+
+
+async def test_an_engine_serves_until_it_has_joined(case: Case) -> None:
+    async with case.fleet() as fleet:
+        fleet.set_target(TargetVersion(case.run.id, 0, f"{case.folder}/base", "hash"))
+        await until(lambda: fleet.served_version(case.run.id) == 0)
+        fleet.set_target(case.target)
+        async with asyncio.timeout(10):
+            while not await case.requests():
+                await asyncio.sleep(0.01)
+        async with case.database.read() as session:
+            assert [row.policy_version for row in await serving_engines(session)] == [0]
 
 
 async def test_a_version_without_files_is_not_served(case: Case) -> None:
