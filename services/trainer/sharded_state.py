@@ -35,8 +35,9 @@ FILE_BYTES = 2**30
 def write_shards(state: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> list[str]:
     """Writes this rank's shards and, on rank 0, all that is not sharded. All ranks call it, in the same order.
 
+    Args:    folder: all ranks see it
     Returns: on rank 0, the names of all ranks' files, which are complete and on the disk
-    Raises:  OSError: a file of any rank cannot be written; RankLost
+    Raises:  OSError: a file of any rank cannot be written, or a rank does not see the folder; RankLost
     """
     writer = _ShardWriter(state, folder)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
@@ -72,6 +73,15 @@ class _ShardWriter(HuggingFaceStorageWriter):
         # Copying ahead would use the device of this thread, which is not that of the rank.
         self.per_thread_copy_ahead = 0
         self.names: list[str] = []
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        # torch makes a missing folder: this rank's files would then lie where neither rank 0 nor a resumed run looks.
+        if not Path(self.path).is_dir():
+            raise FileNotFoundError(
+                f"{self.path}: rank 0 made this folder, and rank {dist.get_rank()} does not see it:"
+                " check the storage that they share, TRAINER_FOLDER"
+            )
+        return super().prepare_local_plan(plan)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         written = super().write_data(plan, planner)

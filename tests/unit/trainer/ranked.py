@@ -118,9 +118,7 @@ def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
     learner, config = start(model, ranks)
     train(learner, config, until=2)
     weights = gather_weights(learner)
-    state, scratch = optimizer_state(learner.optimizer, learner.values), folder / ".checkpoint.partial"
-    if ranks.rank == 0:
-        scratch.mkdir(parents=True)
+    state, scratch = optimizer_state(learner.optimizer, learner.values), made(folder / ".checkpoint.partial", ranks)
     with nothing_gathered():
         write(state, scratch, folder / "checkpoint", ranks)
     if ranks.rank == 0:
@@ -129,6 +127,14 @@ def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
         torch.save(state | adapter_state(weights), folder / "exported.pt")
     # Rank 0 has written its files.
     ranks.any(flag=False)
+
+
+def made(scratch: Path, ranks: Ranks) -> Path:
+    """The folder, which rank 0 has made."""
+    if ranks.rank == 0:
+        scratch.mkdir(parents=True)
+    ranks.any(flag=False)
+    return scratch
 
 
 def write(

@@ -21,7 +21,7 @@ from tests.fakes.forked_trainer import run_forked
 from tests.shared import free_port
 from tests.unit.trainer import ranked
 from tests.unit.trainer.cases import agent_samples
-from tests.unit.trainer.ranked import PROGRESS, RESUMED, start, train, write
+from tests.unit.trainer.ranked import PROGRESS, RESUMED, made, start, train, write
 
 
 @pytest.fixture(scope="module")
@@ -112,18 +112,19 @@ def _fail_and_write_again(rank: int, size: int, port: int, folder: Path) -> None
     for failing in range(size):
         _ShardWriter.write_data = full_disk if rank == failing else real  # type: ignore[method-assign, assignment]
         with pytest.raises(OSError, match="no space left") as caught:
-            write(state, folder / f".{failing}.partial", folder / "1", ranks)
+            write(state, made(folder / f".{failing}.partial", ranks), folder / "1", ranks)
         assert caught.value.errno == errno.ENOSPC
     _ShardWriter.write_data = real  # type: ignore[method-assign]
+    scratch = made(folder / ".2.partial", ranks)
     if rank == 0:
         with pytest.raises(LockLost):
-            write(state, folder / ".2.partial", folder / "1", ranks, lost)
+            write(state, scratch, folder / "1", ranks, lost)
     else:
-        write(state, folder / ".2.partial", folder / "1", ranks)
+        write(state, scratch, folder / "1", ranks)
     ranks.any(flag=False)
     assert [path.name for path in folder.iterdir()] == []
     ranks.any(flag=False)
-    write(state, folder / ".3.partial", folder / "1", ranks)
+    write(state, made(folder / ".3.partial", ranks), folder / "1", ranks)
     ranks.any(flag=False)
     assert [path.name for path in folder.iterdir()] == ["1"]
     load_checkpoint(start("llama", ranks)[0].optimizer, folder / "1", PROGRESS)
@@ -134,26 +135,44 @@ def test_a_checkpoint_that_one_rank_cannot_write_is_none_and_the_next_is_complet
     run_forked(_fail_and_write_again, 2, free_port(), tmp_path, processes=2)
 
 
+def _write_into_two_storages(rank: int, size: int, port: int, folder: Path) -> None:
+    ranks = ranked.join(rank, size, port)
+    learner, config = start("llama", ranks)
+    train(learner, config, until=1)
+    scratch = made(folder / ".1.partial", ranks)
+    scratch = scratch if rank == 0 else folder / "another" / ".1.partial"
+    with pytest.raises(FileNotFoundError, match=r"rank 1 does not see it: check the storage"):
+        write(optimizer_state(learner.optimizer), scratch, folder / "1", ranks)
+    ranks.any(flag=False)
+    assert list(folder.iterdir()) == []
+    ranks.close()
+
+
+def test_no_folder_gets_its_name_if_a_rank_writes_into_another_storage(tmp_path: Path) -> None:
+    run_forked(_write_into_two_storages, 2, free_port(), tmp_path, processes=2)
+
+
 def _die_after_writing(rank: int, size: int, port: int, folder: Path) -> None:
     ranks = ranked.join(rank, size, port)
     learner, config = start("llama", ranks)
     train(learner, config, until=1)
     state, real = optimizer_state(learner.optimizer), _ShardWriter.write_data
+    scratch = made(folder / ".1.partial", ranks)
     if rank == 0:
         began = time.monotonic()
         with pytest.raises(RankLost):
-            write(state, folder / ".1.partial", folder / "1", ranks)
+            write(state, scratch, folder / "1", ranks)
         assert time.monotonic() - began < 30
         assert list(folder.iterdir()) == []
         os._exit(0)
 
     def die(*arguments: object) -> None:
         real(*arguments)  # type: ignore[arg-type]
-        assert list((folder / ".1.partial").glob("shard-00002-*"))
+        assert list(scratch.glob("shard-00002-*"))
         os._exit(0)
 
     _ShardWriter.write_data = die  # type: ignore[method-assign, assignment]
-    write(state, folder / ".1.partial", folder / "1", ranks)
+    write(state, scratch, folder / "1", ranks)
 
 
 def test_no_folder_gets_its_name_if_a_rank_dies_after_writing_its_part(tmp_path: Path) -> None:
@@ -175,7 +194,7 @@ def _write_during_a_step(rank: int, size: int, port: int, folder: Path) -> None:
         return real(*arguments)  # type: ignore[arg-type]
 
     _ShardWriter.write_data = slow  # type: ignore[method-assign, assignment]
-    thread = threading.Thread(target=write, args=(state, folder / ".1.partial", folder / "1", ranks))
+    thread = threading.Thread(target=write, args=(state, made(folder / ".1.partial", ranks), folder / "1", ranks))
     thread.start()
 
     def is_written(seconds: float) -> bool:
