@@ -16,6 +16,8 @@ BLOCK = 256
 """Values of a block; a row's last block may have fewer."""
 SMALLEST_SCALE = 2.0**-100
 """Products of codes and scales stay normal floats, which no device flushes to 0."""
+PART_VALUES = 2**24
+"""Rows are converted in parts of about so many values: a conversion takes 12 bytes a value beside its result."""
 
 
 def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
@@ -26,21 +28,32 @@ def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     Args: values: at least two axes, finite, on one device; signed: False for values that are never negative
     """
     rows = values.flatten(1)
+    parts = [_quantize(part, signed=signed) for part in torch.split(rows, _part_rows(rows))]
+    return torch.cat([codes for codes, _ in parts]).reshape(values.shape), torch.cat([scales for _, scales in parts])
+
+
+def _quantize(rows: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     blocks = -(-rows.shape[1] // BLOCK)
     padded = nn.functional.pad(rows, (0, blocks * BLOCK - rows.shape[1])).reshape(len(rows), blocks, BLOCK)
     scales = padded.abs().amax(2).clamp(min=SMALLEST_SCALE).float()
-    shares = padded / scales[..., None].to(values.dtype)
+    shares = padded / scales[..., None].to(rows.dtype)
     codes = torch.bucketize(shares, _boundaries(signed).to(shares), out_int32=True).to(torch.uint8)
     if not signed:
         codes = torch.maximum(codes, (padded > 0).to(torch.uint8))
-    return codes.flatten(1)[:, : rows.shape[1]].reshape(values.shape).contiguous(), scales
+    return codes.flatten(1)[:, : rows.shape[1]], scales
 
 
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype, *, signed: bool) -> Tensor:
     """The values of `quantize`'s codes."""
-    values = code_values(signed).to(codes.device, dtype)[codes.flatten(1).int()]
-    values *= scales.to(dtype).repeat_interleave(BLOCK, dim=1)[:, : values.shape[1]]
-    return values.reshape(codes.shape)
+    rows, table = codes.flatten(1), code_values(signed).to(codes.device, dtype)
+    found, size = torch.empty(rows.shape, dtype=dtype, device=codes.device), _part_rows(rows)
+    for into, part, own in zip(*(torch.split(one, size) for one in (found, rows, scales)), strict=True):
+        torch.mul(table[part.int()], own.to(dtype).repeat_interleave(BLOCK, dim=1)[:, : part.shape[1]], out=into)
+    return found.reshape(codes.shape)
+
+
+def _part_rows(rows: Tensor) -> int:
+    return max(1, PART_VALUES // rows.shape[1])
 
 
 @cache

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from leyden.services.trainer import quantization
 from leyden.services.trainer.quantization import BLOCK, code_values, dequantize, quantize
 
 HUGE = 3e38
@@ -36,6 +37,19 @@ def test_what_was_stored_is_stored_as_the_same_codes_again(
     assert scales.shape == (shape[0], -(-original[0].numel() // BLOCK))
     if not signed:
         assert torch.equal(stored == 0, original == 0)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("rows", [0, 1, 5, 7])
+def test_a_tensor_that_is_converted_in_parts_has_the_same_codes(
+    rows: int, signed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = values((7, 3, 200), 1.0, torch.float32, signed=signed)[:rows]
+    codes, scales = quantize(original, signed=signed)
+    stored = dequantize(codes, scales, torch.float32, signed=signed)
+    monkeypatch.setattr(quantization, "PART_VALUES", 1300)
+    assert all(map(torch.equal, quantize(original, signed=signed), (codes, scales)))
+    assert torch.equal(dequantize(codes, scales, torch.float32, signed=signed), stored)
 
 
 @pytest.mark.parametrize(("signed", "most"), [(True, 0.0107), (False, 0.0036)])
