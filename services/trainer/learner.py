@@ -34,7 +34,7 @@ from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.ranks import ALONE, Gather, Load, Ranks, Save
 from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.sharding import gather, replace_values, shard
-from leyden.services.trainer.step import Learner
+from leyden.services.trainer.step import Learner, naming_compiler
 from leyden.services.trainer.step_metrics import Metrics, gap_metrics
 from leyden.services.trainer.value_model import ValueModel, require_same_tokens
 
@@ -100,11 +100,13 @@ def resume_learner(
 
 
 def load_learner(load: Load, accelerator: Accelerator, ranks: Ranks) -> Learner:
-    """The learner that a message describes. All ranks call it. Raises: CheckpointDamaged"""
-    if load.resumed is None:
-        return start_learner(load.base, load.config, accelerator, ranks, load.start)
-    where = load.base, *load.resumed
-    return resume_learner(*where, load.config, accelerator, ranks, step=load.step, reference=load.reference)
+    """The learner that a message describes. All ranks call it. Raises: CheckpointDamaged; CompilationFailed"""
+    # Several ranks make a pass, which is compiled, to shard a model.
+    with naming_compiler():
+        if load.resumed is None:
+            return start_learner(load.base, load.config, accelerator, ranks, load.start)
+        where = load.base, *load.resumed
+        return resume_learner(*where, load.config, accelerator, ranks, step=load.step, reference=load.reference)
 
 
 def model_of(learner: Learner) -> PreTrainedModel:

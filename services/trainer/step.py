@@ -231,15 +231,20 @@ def _listed(ids: Iterable[str], most: int = 8) -> str:
 
 
 @contextmanager
-def naming_settings(training: Training, optimizer: Optimizer, critic: Critic | None = None) -> Iterator[None]:
-    """Adds to an accelerator's out-of-memory error which settings of the run need less; names the compiler's setting.
-
-    Raises: CompilationFailed
-    """
+def naming_compiler() -> Iterator[None]:
+    """Names the setting of the compiler in its errors. Raises: CompilationFailed"""
     try:
         yield
     except TorchDynamoException as error:
         raise CompilationFailed(f"torch.compile failed: write training.compile false; {error}") from error
+
+
+@contextmanager
+def naming_settings(training: Training, optimizer: Optimizer, critic: Critic | None = None) -> Iterator[None]:
+    """`naming_compiler`, and adds to an accelerator's out-of-memory error which settings of the run need less."""
+    try:
+        with naming_compiler():
+            yield
     except torch.OutOfMemoryError as error:
         remedies = [f"lower training.micro_batch_tokens ({training.micro_batch_tokens})"]
         remedies += [] if training.activation_checkpointing else ["set training.activation_checkpointing"]

@@ -1,6 +1,7 @@
 """`training.compile`: the same gradients, from code that is compiled once for packs of all sizes."""
 
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,14 +9,16 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
-from leyden.libs.contracts.config import Optimizer, PpoClip, Training
-from leyden.services.trainer import tree
+from leyden.libs.contracts.config import Optimizer, PpoClip, RunConfig, Training
+from leyden.services.trainer import learner, tree
 from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
 from leyden.services.trainer.compute import accumulate_gradients
 from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import make_accelerator
+from leyden.services.trainer.ranks import ALONE, Load
 from leyden.services.trainer.step import CompilationFailed, naming_settings
+from tests.builders import run_document
 from tests.unit.trainer.cases import agent_samples, tiny_qwen
 
 CPU = make_accelerator("cpu", "float32")
@@ -63,3 +66,13 @@ def test_a_part_that_cannot_be_compiled_names_the_setting() -> None:
     failing = partial(naming_settings, Training(compile=True), Optimizer())
     with pytest.raises(CompilationFailed, match=r"write training.compile false.*no compiler"), failing():
         raise TorchDynamoException("no compiler")
+
+
+def test_a_learner_that_cannot_be_compiled_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise TorchDynamoException("no compiler")
+
+    monkeypatch.setattr(learner, "start_learner", fail)
+    load = Load(Path("base"), RunConfig.model_validate(run_document()))
+    with pytest.raises(CompilationFailed, match=r"write training.compile false.*no compiler"):
+        learner.load_learner(load, CPU, ALONE)
