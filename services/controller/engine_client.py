@@ -65,7 +65,6 @@ class EngineClient:
         admin_key = read_secret(settings.engine_admin_key, settings.engine_admin_key_file)
         # SGLang's control routes refuse the API key where there is an admin key.
         self._headers, self._control_headers = _bearer(api_key), _bearer(admin_key or api_key)
-        self._is_partial = False
 
     async def weight_version(self) -> str:
         """Returns the label of the weights that the engine serves.
@@ -74,9 +73,7 @@ class EngineClient:
         """
         answer = await self._http.get(f"{self.url}/model_info", headers=self._headers)
         answer.raise_for_status()
-        label = str(_document(answer).get("weight_version"))
-        self._is_partial = label == PARTIAL
-        return label
+        return str(_document(answer).get("weight_version"))
 
     async def processes(self) -> int | None:
         """Returns how many processes of the engine receive weights; None where it receives none over the network.
@@ -174,7 +171,7 @@ class EngineClient:
 
         An engine that has a part of a version stays paused: the next update loads a complete one.
         """
-        if not self._is_partial:
+        if await self.weight_version() != PARTIAL:
             await self._post("/continue_generation", {})
 
     async def _receive(self, target: TargetVersion, incoming: IncomingWeights) -> bool:
@@ -183,7 +180,6 @@ class EngineClient:
         buckets = list(_buckets(incoming.sender.tensors))
         try:
             await self._rename_weights(PARTIAL)
-            self._is_partial = True
             await self._post("/begin_weight_update", {})
             for number, bucket in enumerate(buckets, 1):
                 tensors = {
@@ -203,7 +199,6 @@ class EngineClient:
             with contextlib.suppress(EngineRefused, httpx.HTTPError):
                 await self._post("/end_weight_update", {})
             return False
-        self._is_partial = False
         return True
 
     async def _rename_weights(self, label: str) -> None:
@@ -221,7 +216,6 @@ class EngineClient:
         result = _document(answer)
         if not result.get("success"):
             raise EngineRefused(str(result.get("message"))[:500])
-        self._is_partial = False
 
     async def _post(self, path: str, body: Mapping[str, object], seconds: float | None = None) -> httpx.Response:
         limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)

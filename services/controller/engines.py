@@ -353,8 +353,6 @@ class Fleet:
     async def _resume_once(self, member: FleetMember) -> None:
         """At the first poll: a controller that was killed between pause and continue left the engine paused."""
         if not member.resumed:
-            # An engine that has a part of a version stays paused.
-            await member.client.weight_version()
             await member.client.resume()
             member.resumed = True
 

@@ -40,12 +40,13 @@ async def requested_transfer(
     transfer = WeightTransfer(client.url, target.run_id, target.version, name, 1 + world_size)
     try:
         incoming = await _requested(database, notifications, transfer)
-        if incoming is None or not await client.join(incoming):
+        if incoming is None:
             yield None
             return
         try:
-            yield incoming
+            yield incoming if await client.join(incoming) else None
         finally:
+            # After a join that failed, too: some processes of the engine may have joined.
             await client.leave(incoming)
     finally:
         # The next request for this engine replaces a row that stays.

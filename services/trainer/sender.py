@@ -80,7 +80,9 @@ class WeightSender:
             return
         folder = Path(version.path)
         tensors = tuple(await asyncio.to_thread(list_tensors, folder))
-        address = self._settings.address or socket.gethostbyname(socket.gethostname())
+        address = self._settings.address
+        if address is None:
+            address = await asyncio.to_thread(socket.gethostbyname, socket.gethostname())
         # It listens on every interface. This process itself may not reach `address`.
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TRANSFER_TIMEOUT)
         sender = Sender("nccl" if self._device.type == "cuda" else "gloo", address, store.port, tensors)

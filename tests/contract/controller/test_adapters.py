@@ -49,7 +49,7 @@ async def test_the_base_model_is_no_version_of_a_run_that_it_did_not_serve(
             assert await served_adapters(database) == set()
 
 
-async def test_a_run_is_told_of_its_own_adapter_alone(database: Database, redis_url: str) -> None:
+async def test_the_trouble_of_a_run_names_its_own_adapter_alone(database: Database, redis_url: str) -> None:
     engine = ScriptedEngine(bad_paths={"/w/a/1/adapter", "/w/b/1/adapter"})
     async with running(engine):
         with FaultProxy.of(engine.url) as proxy:

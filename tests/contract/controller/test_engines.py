@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
@@ -38,7 +39,9 @@ async def fleet_of(
     refusal_seconds: float = 0.3,
     adapters: int | None = None,
     assigned: bool = True,
+    **others: Any,
 ) -> AsyncIterator[Fleet]:
+    """Args: others: further settings"""
     notifications = Notifications(redis_url)
     settings = Settings(
         engine_urls=list(urls),
@@ -46,6 +49,7 @@ async def fleet_of(
         engine_answer_seconds=answer_seconds,
         engine_refusal_seconds=refusal_seconds,
         engine_update_seconds=update_seconds,
+        **others,
     )
     engines = StaticEngines(frozenset(settings.engine_urls))
     fleet = Fleet(settings, engines, database, notifications, adapters=adapters)

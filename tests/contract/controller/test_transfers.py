@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # exported
 
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import FaultInjector
-from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import serving_engines
@@ -39,13 +38,11 @@ from leyden.libs.store.transfers import (
 )
 from leyden.services.controller import engine_client, transfers
 from leyden.services.controller.engine_client import TargetVersion
-from leyden.services.controller.engine_discovery import StaticEngines
 from leyden.services.controller.engines import Fleet
-from leyden.services.controller.settings import Settings
 from leyden.services.trainer import sender
 from leyden.services.trainer.settings import Settings as TrainerSettings
 from tests import builders
-from tests.contract.controller.test_engines import until
+from tests.contract.controller.test_engines import fleet_of, until
 from tests.contract.controller.test_leader import start
 from tests.fakes.engine_client import ADMIN_KEY, KEY, EngineClient
 from tests.fakes.receiver import Receiver
@@ -86,29 +83,10 @@ class Case:
     def loaded_from_disk(self) -> bool:
         return f"update {self.target.path} {self.label} flush=True" in self.engine.journal
 
-    @asynccontextmanager
-    async def fleet(self, url: str | None = None) -> AsyncIterator[Fleet]:
+    def fleet(self, url: str | None = None) -> AbstractAsyncContextManager[Fleet]:
         """Args: url: of another engine than the scripted one, with keys"""
-        notifications = Notifications(self.redis_url)
-        settings = Settings(
-            engine_urls=[url or self.engine.url],
-            engine_api_key=SecretStr(KEY),
-            engine_admin_key=SecretStr(ADMIN_KEY),
-            engine_poll_seconds=0.05,
-            engine_refusal_seconds=0.3,
-            weights="network",
-        )
-        engines = StaticEngines(frozenset(settings.engine_urls))
-        fleet = Fleet(settings, engines, self.database, notifications)
-        fleet.retain_targets(())
-        task = asyncio.create_task(fleet.run())
-        try:
-            yield fleet
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            await notifications.close()
+        keys = {"engine_api_key": SecretStr(KEY), "engine_admin_key": SecretStr(ADMIN_KEY)}
+        return fleet_of(self.database, self.redis_url, url or self.engine.url, weights="network", **keys)
 
     @asynccontextmanager
     async def sender(self) -> AsyncIterator[None]:
@@ -134,6 +112,18 @@ class Case:
                 **self.injector.environment,
             },
         )
+
+    async def bring(self, url: str) -> None:
+        """Brings version 1 to an engine, beside a process that sends."""
+        process = await self.sender_process()
+        try:
+            async with self.fleet(url) as fleet:
+                fleet.set_target(self.target)
+                await until(lambda: fleet.served_version(self.run.id) == 1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
 
     def is_served(self, fleet: Fleet) -> bool:
         return fleet.served_version(self.run.id) == 1 and not self.engine.paused
@@ -186,6 +176,12 @@ async def test_a_version_arrives_over_the_network_bit_for_bit(case: Case, monkey
     assert await case.requests() == 0
 
 
+async def greedy(engine: EngineClient) -> Any:
+    """An answer that depends on the weights alone."""
+    prompt = {"input_ids": [72, 69, 76, 76, 79], "return_logprob": True}
+    return await engine.generate(**prompt, sampling_params={"temperature": 0, "max_new_tokens": 12})
+
+
 async def test_weights_of_the_network_answer_as_those_of_the_disk(
     database: Database,
     redis_url: str,
@@ -196,35 +192,23 @@ async def test_weights_of_the_network_answer_as_those_of_the_disk(
 ) -> None:
     """On SGLang, which receives them; the CPU engine has no such routes and reads the disk."""
 
-    async def answer() -> Any:
-        prompt = {"input_ids": [72, 69, 76, 76, 79], "return_logprob": True}
-        return await engine.generate(**prompt, sampling_params={"temperature": 0, "max_new_tokens": 12})
-
     case, url = Case(database, redis_url, tmp_path), str(engine.http.base_url).rstrip("/")
     await case.open(new_weights)
     receives = "tp_size" in (await engine.http.get("/server_info")).json()
     monkeypatch.setattr(transfers, "ACCEPT_SECONDS", 60.0)
-    first, outcomes = await answer(), list[str]()
+    first, outcomes = await greedy(engine), list[str]()
     for point in ("trainer.tensor_sent", None) if receives else (None,):
         before = REGISTRY.get_sample_value(FAILURES)
         if point:
             case.injector.arm(point)
-        process = await case.sender_process()
-        try:
-            async with case.fleet(url) as fleet:
-                fleet.set_target(case.target)
-                await until(lambda fleet=fleet: fleet.served_version(case.run.id) == 1)
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await case.bring(url)
         outcomes.append("disk" if REGISTRY.get_sample_value(FAILURES) != before else "network")
-        found = await answer()
+        found = await greedy(engine)
         assert found["meta_info"]["weight_version"] == case.label
         # From the disk, without a trainer.
         body = {"model_path": str(new_weights), "weight_version": "other:0", "flush_cache": True}
         assert (await engine.control("/update_weights_from_disk", **body)).status_code == 200
-        expected = await answer()
+        expected = await greedy(engine)
         assert found["output_ids"] == expected["output_ids"] != first["output_ids"]
         logprobs = [one["meta_info"]["output_token_logprobs"] for one in (found, expected)]
         assert [entry[0] for entry in logprobs[0]] == pytest.approx([entry[0] for entry in logprobs[1]], abs=1e-6)
@@ -418,7 +402,7 @@ async def test_an_address_that_the_trainer_itself_cannot_reach_does_not_stop_it(
         await asyncio.wait({task})
 
 
-async def test_an_engine_that_kept_its_weights_continues(case: Case) -> None:
+async def test_an_engine_with_its_old_weights_continues(case: Case) -> None:
     case.engine.failing = {"/update_weight_version"}
     case.engine.bad_paths = {case.target.path}
     async with case.sender(), case.fleet() as fleet:

@@ -26,7 +26,7 @@ from tests.unit.trainer.ranked import PROGRESS, RESUMED, made, start, train, wri
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two ranks have saved of each model."""
+    """The folder in which two ranks save a checkpoint of each model."""
     folder = tmp_path_factory.mktemp("two")
     run_forked(ranked.save_all, 2, free_port(), folder, processes=2)
     return folder
