@@ -169,7 +169,13 @@ async def test_stop_tokens_are_in_the_ids_but_not_in_the_text(engine: EngineClie
 
 
 async def test_the_next_turn_finds_the_last_one_cached(engine: EngineClient) -> None:
-    first = await engine.generate(text="a question nobody asked before", return_prompt_token_ids=True)
+    # A completion that ends at its limit: the last token is sampled and never computed.
+    # SGLang starts the next step before it sees a stop token, so there the stop token is computed and cached, too.
+    first = await engine.generate(
+        text="a question nobody asked before",
+        sampling_params={"ignore_eos": True, "max_new_tokens": 20},
+        return_prompt_token_ids=True,
+    )
     ids = first["prompt_token_ids"] + first["output_ids"]
     second = await engine.generate(input_ids=[*ids, 5, 6])
     assert second["meta_info"]["cached_tokens"] == len(ids) - 1
