@@ -1,7 +1,8 @@
 """Weights and optimiser state on disk. A folder gets its name only once its files are complete and on the disk.
 
     <root>/<run>/versions/<n>/      a Hugging Face folder: engines serve it, and a resumed trainer reads its weights
-    <root>/<run>/checkpoints/<n>/   optimiser moments, random state, and progress.json: the high-water mark
+    <root>/<run>/checkpoints/<n>/   optimiser moments, random state, and progress.json: the high-water mark; the
+                                    weights in float32, where the version rounds them
 
 The trainer writes a version before it records the step, and the checkpoint only afterwards: engines need not wait for
 it. A crash before the step's transaction leaves a version that no row names; the trainer replaces it when it makes the
@@ -47,6 +48,7 @@ from leyden.services.trainer.sharding import divided_like, replace_values
 WEIGHTS_NAME = "model.safetensors"
 STATE_NAME = "optimizer.safetensors"
 VALUES = "value_head."
+WEIGHTS = "weights."
 
 LockCheck = Callable[[], None]
 """Raises where this process may no longer write into the run's folder."""
@@ -95,22 +97,24 @@ def export_weights(
     check_lock: LockCheck = no_lock,
     *,
     gathered: Mapping[str, torch.Tensor] | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Export:
     """Writes a Hugging Face folder: the model's weights, and a copy of every other file of the base model.
 
     LoRA adapters are merged into the weights, and written on their own beside them.
 
-    Args: gathered: the model's complete state, where its own tensors are sharded
-
+    Args:   gathered: the model's complete state, where its own tensors are sharded; dtype: the type of the weights,
+                None for the model's own. Adapters alone have the model's own.
     Raises: OSError: the folder cannot be written, or another one has its name by the end; whatever `check_lock` raises
     """
     with _named(new_scratch(folder, check_lock), folder, check_lock, moment="trainer.version_unnamed") as scratch:
         # The names that `save_pretrained` would give.
         own = model.state_dict() if gathered is None else gathered
         state = merged_state(model, own) if has_adapters(model) else dict(own)
-        _save(
-            revert_weight_conversion(model, remove_tied_weights_from_state_dict(state, model)), scratch / WEIGHTS_NAME
-        )
+        state = remove_tied_weights_from_state_dict(state, model)
+        if dtype is not None:
+            state = {name: tensor.to(dtype) for name, tensor in state.items()}
+        _save(revert_weight_conversion(model, state), scratch / WEIGHTS_NAME)
         if has_adapters(model):
             adapter = scratch / ADAPTER_FOLDER
             save_adapter_config(model, adapter)
@@ -174,10 +178,15 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    optimizer: torch.optim.Optimizer, folder: Path, expected: Progress, values: nn.Module | None = None
+    optimizer: torch.optim.Optimizer,
+    folder: Path,
+    expected: Progress,
+    values: nn.Module | None = None,
+    weights: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Restores optimiser and random state, and a critic's own weights; of what is sharded, this rank's shards.
 
+    Args:   weights: the policy's. They are restored, too, where the checkpoint has them.
     Raises: CheckpointDamaged: files are missing, or belong to another run, step or weights than `expected`.
     """
     file = folder / "progress.json"
@@ -193,18 +202,23 @@ def load_checkpoint(
     if found != expected:
         raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
     try:
-        _restore(optimizer, folder, values)
+        _restore(optimizer, folder, values, weights or {})
     except (LookupError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
         raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
 
 
-def _restore(optimizer: torch.optim.Optimizer, folder: Path, values: nn.Module | None) -> None:
+def _restore(
+    optimizer: torch.optim.Optimizer, folder: Path, values: nn.Module | None, weights: Mapping[str, Tensor]
+) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     own: dict[str, Tensor] = {} if values is None else values.state_dict(prefix=VALUES)
+    master = {WEIGHTS + name: tensor for name, tensor in weights.items()}
+    named = {**own, **master}
     numbered = {str(number): parameter for number, parameter in enumerate(parameters)}
-    state = read_shards(folder, lambda key: own.get(key, numbered.get(key.partition(".")[0])))
+    state = read_shards(folder, lambda key: named.get(key, numbered.get(key.partition(".")[0])))
     torch.set_rng_state(state.pop("random"))
-    for key, tensor in own.items():
+    # A version that rounds no weights has them all.
+    for key, tensor in (own if master.keys().isdisjoint(state) else named).items():
         replace_values(tensor, state.pop(key))
     for key, tensor in state.items():
         number, _, name = key.partition(".")
@@ -214,10 +228,13 @@ def _restore(optimizer: torch.optim.Optimizer, folder: Path, values: nn.Module |
             restore_moment(optimizer, like, name, tensor.to(like.device), scales)
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, values: nn.Module | None = None) -> dict[str, torch.Tensor]:
+def optimizer_state(
+    optimizer: torch.optim.Optimizer, values: nn.Module | None = None, weights: Mapping[str, Tensor] | None = None
+) -> dict[str, torch.Tensor]:
     """Maps `<parameter number>.<name>` to the optimiser's own tensor, and `random` to a copy of the random state.
 
-    A critic's value head, or its model, which no version exports, is in it as `value_head.<name>`.
+    A critic's value head, or its model, which no version exports, is in it as `value_head.<name>`, and weights that a
+    version rounds as `weights.<name>`.
 
     The optimiser's next update changes the tensors in place. Rates and betas are not state: they come from the run's
     document.
@@ -225,7 +242,8 @@ def optimizer_state(optimizer: torch.optim.Optimizer, values: nn.Module | None =
     moments = optimizer.state_dict()["state"].items()
     flat = {f"{number}.{name}": tensor for number, named in moments for name, tensor in named.items()}
     own = values.state_dict(prefix=VALUES) if values is not None else {}
-    return {**flat, **own, "random": torch.get_rng_state()}
+    master = {WEIGHTS + name: tensor for name, tensor in (weights or {}).items()}
+    return {**flat, **own, **master, "random": torch.get_rng_state()}
 
 
 def remove_folder(folder: Path) -> None:

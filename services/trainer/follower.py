@@ -12,9 +12,15 @@ import torch
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import fault_point
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.checkpoint import CheckpointDamaged, optimizer_state
+from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.compute import Interrupted
-from leyden.services.trainer.learner import adopt_weights, gather_weights, load_learner, make_accelerator
+from leyden.services.trainer.learner import (
+    adopt_weights,
+    checkpoint_state,
+    gather_weights,
+    load_learner,
+    make_accelerator,
+)
 from leyden.services.trainer.ranks import Adopt, Gather, Leave, Load, RankFailed, Ranks, Save, Step
 from leyden.services.trainer.settings import Settings
 from leyden.services.trainer.sharded_state import write_shards
@@ -62,7 +68,7 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                 gather_weights(run[1])
             elif isinstance(message, Save) and run is not None:
                 # Rank 0 waits until all have written, and raises their errors.
-                thread.submit(write_shards, optimizer_state(run[1].optimizer, run[1].values), message.folder, ranks)
+                thread.submit(write_shards, checkpoint_state(run[1]), message.folder, ranks)
             elif isinstance(message, Adopt) and run is not None:
                 _adopt(run[1], message)
         except (CheckpointDamaged, Interrupted, RankFailed, TrainingDiverged) as error:

@@ -94,7 +94,7 @@ def resume_learner(
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
-        load_checkpoint(learner.optimizer, checkpoint, expected, learner.values)
+        load_checkpoint(learner.optimizer, checkpoint, expected, learner.values, policy_weights(learner))
         learner.step = expected.step if step is None else step
         return learner
 
@@ -138,12 +138,15 @@ def compare_at(
 
 
 def adopt_weights(learner: Learner, weights: Path) -> float:
-    """Copies a folder's weights into the learner. Returns the largest change of any weight."""
+    """Copies a version's weights into the learner. Returns the largest change of any weight.
+
+    Weights that round to those of a version in bfloat16 stay as they are.
+    """
     if has_adapters(model_of(learner)):
         return load_adapter(model_of(learner), weights)
     own, largest = model_of(learner).state_dict(), 0.0
     for name, loaded in load_model(weights).state_dict().items():
-        largest = max(largest, replace_values(own[name], loaded))
+        largest = max(largest, replace_values(own[name], loaded, learner.export_dtype))
     return largest
 
 
@@ -151,22 +154,38 @@ def export_learner(learner: Learner, base: Path, folder: Path, check_lock: LockC
     """`export_weights` of the learner's model, from all ranks. Rank 0 calls it."""
     with learner.ranks.sending(Gather()):
         gathered = gather_weights(learner)
-    return export_weights(model_of(learner), base, folder, check_lock, gathered=gathered)
+    return export_weights(model_of(learner), base, folder, check_lock, gathered=gathered, dtype=learner.export_dtype)
 
 
 def gather_weights(learner: Learner) -> dict[str, Tensor]:
-    """The complete weights on rank 0, and nothing on other ranks. All ranks call it."""
+    """The complete weights on rank 0, as a version has them, and nothing on other ranks. All ranks call it.
+
+    Adapters and the weights that they are added to are not rounded yet.
+    """
+    model = model_of(learner)
+    dtype = None if has_adapters(model) else learner.export_dtype
+    found = gather(policy_weights(learner), wanted=learner.ranks.rank == 0, dtype=dtype)
+    tied: dict[str, str] = model.all_tied_weights_keys
+    return found | {name: found[source] for name, source in tied.items() if source in found}
+
+
+def policy_weights(learner: Learner) -> dict[str, Tensor]:
+    """The policy's own tensors, sharded where they are, without the second names of tied weights."""
     model = model_of(learner)
     tied: dict[str, str] = model.all_tied_weights_keys
-    own = model.state_dict()
-    found = gather({name: tensor for name, tensor in own.items() if name not in tied}, wanted=learner.ranks.rank == 0)
-    return found | {name: found[source] for name, source in tied.items() if source in found}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+
+
+def checkpoint_state(learner: Learner) -> dict[str, Tensor]:
+    """`optimizer_state` and, where versions round the weights, the weights."""
+    rounded = learner.export_dtype is not None and not has_adapters(model_of(learner))
+    return optimizer_state(learner.optimizer, learner.values, policy_weights(learner) if rounded else None)
 
 
 def begin_checkpoint(
     learner: Learner, folder: Path, check_lock: LockCheck = no_lock
 ) -> tuple[dict[str, Tensor], Path | None]:
-    """The optimiser's state, and the scratch folder where the other ranks begin to write theirs, if there are others.
+    """The learner's state, and the scratch folder where the other ranks begin to write theirs, if there are others.
 
     Rank 0 calls it. It must then give both to `save_checkpoint`: the others wait for it.
     """
@@ -175,7 +194,7 @@ def begin_checkpoint(
         scratch = new_scratch(folder.absolute(), check_lock)
         with learner.ranks.sending(Save(scratch)):
             pass
-    return optimizer_state(learner.optimizer, learner.values), scratch
+    return checkpoint_state(learner), scratch
 
 
 def _learner(
@@ -200,7 +219,14 @@ def _learner(
     if config.algorithm.kl_coefficient > 0:
         found = _reference(base, reference, policy, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
-    return Learner(policy, optimizer, accelerator, found, ranks=ranks, value_model=values)
+    dtype = _export_dtype(config)
+    return Learner(policy, optimizer, accelerator, found, ranks=ranks, value_model=values, export_dtype=dtype)
+
+
+def _export_dtype(config: RunConfig) -> torch.dtype | None:
+    """The type to which versions round the weights."""
+    training = config.training
+    return torch.bfloat16 if (training.export_dtype or training.precision) == "bfloat16" else None
 
 
 def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> ValueModel:
@@ -226,7 +252,7 @@ def _reference(
         frozen = _frozen(base if every is None else weights, config, accelerator)
         if ranks.size > 1:
             _shard(frozen, config, accelerator, ranks)
-        return Reference(frozen, every)
+        return Reference(frozen, every, dtype=_export_dtype(config))
     if every is None:
         return Reference(BasePolicy(policy))
     # Adapters of zeros are the base model.

@@ -22,22 +22,31 @@ class Reference:
     """A policy whose weights do not change within a step.
 
     every: n, for the version of step floor(step / n) · n; None for weights that never change. adapter: with LoRA and
-    `every`, the reference's adapters by parameter name, and `policy` is then the one that is trained.
+    `every`, the reference's adapters by parameter name, and `policy` is then the one that is trained. dtype: the type
+    to which versions round the weights; None where they do not.
     """
 
     policy: Policy
     every: int | None = None
     adapter: dict[str, Tensor] | None = None
+    dtype: torch.dtype | None = None
 
     @torch.no_grad()
     def refresh(self, policy: Policy, step: int) -> None:
-        """Copies the trained weights, those after `step`, if they are the reference of the steps that follow."""
-        if self.every is None or step % self.every:
+        """Copies the trained weights, those after `step`, if they are the reference of the steps that follow.
+
+        Version 0 is not copied: the reference begins with it, and the trained weights may be those that it rounds.
+        """
+        if self.every is None or step == 0 or step % self.every:
             return
         if self.adapter is not None:
             self.adapter = copied(adapter_parameters(self.policy.model))
         else:
-            _replace(self.policy.model.state_dict(), policy.model.state_dict())
+            trained = policy.model.state_dict().items()
+            _replace(
+                self.policy.model.state_dict(),
+                {name: tensor if self.dtype is None else tensor.to(self.dtype) for name, tensor in trained},
+            )
 
     @contextmanager
     def weights(self) -> Iterator[Policy]:

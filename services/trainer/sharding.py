@@ -76,13 +76,14 @@ def sum_gradients(policy: Policy, *, values_alone: bool = False) -> None:
     torch.autograd.backward(_equal_pass(policy, values_alone=values_alone) * 0)
 
 
-def gather(tensors: Mapping[str, Tensor], *, wanted: bool) -> dict[str, Tensor]:
+def gather(tensors: Mapping[str, Tensor], *, wanted: bool, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """The complete tensors, on the CPU those that were sharded; one at a time on the device. All ranks call it.
 
-    Args: wanted: whether this rank keeps them; the others get an empty dictionary
+    Args: wanted: whether this rank keeps them; the others get an empty dictionary; dtype: None for each tensor's own
     """
     found = {}
-    for name, tensor in tensors.items():
+    for name, stored in tensors.items():
+        tensor = stored if dtype is None else stored.to(dtype)
         complete = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if wanted:
             found[name] = complete.cpu() if isinstance(tensor, DTensor) else complete
@@ -101,11 +102,16 @@ def divided_like(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def replace_values(own: Tensor, complete: Tensor) -> float:
-    """Copies a complete tensor into one that may be sharded. Returns the largest change of a value on this rank."""
+def replace_values(own: Tensor, complete: Tensor, dtype: torch.dtype | None = None) -> float:
+    """Copies a complete tensor into one that may be sharded. Returns the largest change of a value on this rank.
+
+    Args: dtype: the type to which `complete` was rounded: a value that rounds to the same one stays
+    """
     new = divided_like(complete, own)
     if isinstance(own, DTensor) and isinstance(new, DTensor):
         own, new = own.to_local(), new.to_local()
+    if dtype is not None:
+        new = torch.where(own.to(dtype) == new, own, new)
     difference = (own - new).abs()
     own.copy_(new)
     return float(difference.max()) if difference.numel() else 0.0

@@ -51,7 +51,8 @@ class TrainingDiverged(ArithmeticError):
 class Learner:
     """The policy's weights and the optimiser's moments, which every step changes; `step` counts the steps made.
 
-    value_model: the critic, where it is a model of its own.
+    value_model: the critic, where it is a model of its own. export_dtype: the type to which versions round the weights;
+    None where they do not.
     """
 
     policy: Policy
@@ -61,6 +62,7 @@ class Learner:
     step: int = 0
     ranks: Ranks = ALONE
     value_model: ValueModel | None = None
+    export_dtype: torch.dtype | None = None
 
     @property
     def values(self) -> nn.Module | None:

@@ -17,12 +17,11 @@ from leyden.services.trainer.checkpoint import (
     Progress,
     load_checkpoint,
     no_lock,
-    optimizer_state,
     save_checkpoint,
 )
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.learner import gather_weights, model_of
+from leyden.services.trainer.learner import checkpoint_state, gather_weights, model_of, policy_weights
 from leyden.services.trainer.lora import (
     BasePolicy,
     adapter_parameters,
@@ -56,8 +55,8 @@ MODELS = {
     "refreshed lora": (tiny_llama, {"mini_batches": 2}),
 }
 """Models and how they differ: Qwen makes four updates a step; those with critics two, and only values learn in their
-first step; `lora` trains adapters behind a frozen first layer, and its base model is its reference; that of `refreshed
-lora` and of `qwen` is the version of every second step."""
+first step; versions of `critic` are in bfloat16; `lora` trains adapters behind a frozen first layer, and its base model
+is its reference; that of `refreshed lora` and of `qwen` is the version of every second step."""
 SMALL = 512, 16
 """Sizes from which these models' parameters take 8-bit moments."""
 RESUMED = ("critic", "own critic", "lora")
@@ -93,7 +92,11 @@ def start(model: str, ranks: Ranks = ALONE) -> tuple[Learner, RunConfig]:
     }
     reference = references.get(model, Reference(other))
     optimizer = make_optimizer(policy, config.optimizer, config.algorithm.critic, values)
-    return Learner(policy, optimizer, Accelerator(cpu=True), reference, ranks=ranks, value_model=values), config
+    dtype = torch.bfloat16 if model == "critic" else None
+    learner = Learner(
+        policy, optimizer, Accelerator(cpu=True), reference, ranks=ranks, value_model=values, export_dtype=dtype
+    )
+    return learner, config
 
 
 def train(learner: Learner, config: RunConfig, until: int = STEPS, *, asked: bool = False) -> Found:
@@ -118,7 +121,7 @@ def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
     learner, config = start(model, ranks)
     train(learner, config, until=2)
     weights = gather_weights(learner)
-    state, scratch = optimizer_state(learner.optimizer, learner.values), made(folder / ".checkpoint.partial", ranks)
+    state, scratch = checkpoint_state(learner), made(folder / ".checkpoint.partial", ranks)
     with nothing_gathered():
         write(state, scratch, folder / "checkpoint", ranks)
     if ranks.rank == 0:
@@ -165,7 +168,8 @@ def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
         replace_values(own, weights[name])
     learner.step = 2
     with nothing_gathered():
-        load_checkpoint(learner.optimizer, folder / "checkpoint", PROGRESS, learner.values)
+        own = policy_weights(learner) if learner.export_dtype else None
+        load_checkpoint(learner.optimizer, folder / "checkpoint", PROGRESS, learner.values, own)
     return train(learner, config)
 
 

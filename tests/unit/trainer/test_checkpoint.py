@@ -12,6 +12,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store.locks import LockLost
 from leyden.services.trainer import checkpoint
 from leyden.services.trainer.checkpoint import (
+    WEIGHTS_NAME,
     CheckpointDamaged,
     LockCheck,
     Progress,
@@ -23,7 +24,14 @@ from leyden.services.trainer.checkpoint import (
     remove_folder,
     save_checkpoint,
 )
-from leyden.services.trainer.learner import make_accelerator, resume_learner, start_learner
+from leyden.services.trainer.learner import (
+    adopt_weights,
+    begin_checkpoint,
+    export_learner,
+    make_accelerator,
+    resume_learner,
+    start_learner,
+)
 from leyden.services.trainer.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples
 
@@ -52,6 +60,51 @@ def test_a_resumed_run_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -
     assert step(resumed, 1) == expected_loss
     pairs = zip(straight.policy.state_dict().values(), resumed.policy.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_run_whose_versions_round_the_weights_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
+    config = RunConfig.model_validate({**CONFIG.model_dump(exclude_unset=True), "training": {"precision": "bfloat16"}})
+    straight = start_learner(tiny_model, config, CPU)
+    optimizer_step(straight, agent_samples(0), config)
+    export = export_learner(straight, tiny_model, tmp_path / "1")
+    version = load_file(export.path / WEIGHTS_NAME)
+    weights = straight.policy.model.state_dict()
+    assert all(torch.equal(tensor, weights[name].bfloat16()) for name, tensor in version.items())
+    assert any(not torch.equal(tensor.float(), weights[name]) for name, tensor in version.items())
+    # Two steps whose weights round to the same: the version changes nothing, and another version all that differs.
+    before = {name: tensor.clone() for name, tensor in weights.items()}
+    assert adopt_weights(straight, export.path) == 0
+    assert adopt_weights(straight, tiny_model) > 0
+    adopt_weights(straight, export.path)
+    assert all(torch.equal(tensor.bfloat16(), before[name].bfloat16()) for name, tensor in weights.items())
+    for name, tensor in weights.items():
+        tensor.copy_(before[name])
+
+    progress = Progress("run-a", 1, export.content_sha256)
+    state, _ = begin_checkpoint(straight, tmp_path / "c")
+    save_checkpoint(state, progress, tmp_path / "c")
+    expected_loss = optimizer_step(straight, agent_samples(1), config)["loss"]
+    # A document may change the type: the weights are still those of the checkpoint.
+    for dtype in (None, "float32"):
+        changed = config.model_copy(update={"training": config.training.model_copy(update={"export_dtype": dtype})})
+        resumed = resume_learner(tiny_model, export.path, tmp_path / "c", progress, changed, CPU)
+        assert optimizer_step(resumed, agent_samples(1), changed)["loss"] == expected_loss
+        pairs = zip(straight.policy.state_dict().values(), resumed.policy.state_dict().values(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_checkpoint_that_lacks_one_of_its_weights_is_damaged(tiny_model: Path, tmp_path: Path) -> None:
+    config = RunConfig.model_validate(
+        {**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": "bfloat16"}}
+    )
+    learner = start_learner(tiny_model, config, CPU)
+    export = export_learner(learner, tiny_model, tmp_path / "1")
+    state, _ = begin_checkpoint(learner, tmp_path / "c")
+    del state["weights.model.norm.weight"]
+    progress = Progress("run-a", 1, export.content_sha256)
+    save_checkpoint(state, progress, tmp_path / "c")
+    with pytest.raises(CheckpointDamaged, match=r"weights\.model\.norm\.weight"):
+        resume_learner(tiny_model, export.path, tmp_path / "c", progress, config, CPU)
 
 
 def test_an_export_is_a_complete_hugging_face_folder(tiny_model: Path, tmp_path: Path) -> None:
