@@ -44,7 +44,7 @@ def lock_check(lock: AdvisoryLock) -> LockCheck:
 
 
 class Saver:
-    """Saves one step after another: writes its checkpoint, then removes all but the newest `keep_checkpoints`."""
+    """Saves one step after another: writes its checkpoint, then removes old versions and their checkpoints."""
 
     def __init__(
         self, settings: Settings, config: RunConfig, database: Database, lock: AdvisoryLock, ranks: Ranks = ALONE
@@ -126,8 +126,11 @@ class Saver:
         async with self._database.session() as session:
             unmarked = await training.prune_versions(session, run_id, oldest, reference)
         fault_point("trainer.versions_marked")
-        folders = [version_folder(folder, run_id, old) for old in _numbers(folder / run_id / "versions") - unmarked]
-        folders += [checkpoint_folder(folder, run_id, old) for old in _numbers(folder / run_id / "checkpoints")]
+        folders = [
+            of_number(folder, run_id, old)
+            for of_number, name in ((version_folder, "versions"), (checkpoint_folder, "checkpoints"))
+            for old in _numbers(folder / run_id / name) - unmarked
+        ]
         for found in folders:
             if int(found.name) < oldest:
                 await asyncio.to_thread(remove_folder, found)

@@ -599,6 +599,21 @@ async def test_old_files_are_removed_and_the_newest_remain(case: Case) -> None:
     assert [f.name for f in (case.folder / case.run.id / "checkpoints").iterdir()] == ["3"]
 
 
+async def test_the_best_version_stays_with_its_checkpoint(case: Case) -> None:
+    await case.open(steps=4, keep_checkpoints=1)
+    for number in range(8):
+        await case.add_group(number, version=number // 2)
+    for version, reward in ((1, 1.0), (2, 2.0), (3, 0.5)):
+        _, rollouts = await builders.add_group(
+            case.database, case.run, 50 + version, admitted_version=version, state="complete"
+        )
+        await builders.finish_rollout(case.database, rollouts[0], reward=reward)
+    await case.train()
+    # Version 1 was the best one before there was version 2.
+    folders = {path.relative_to(case.folder / case.run.id) for path in (case.folder / case.run.id).glob("*/*")}
+    assert folders == {Path(kind, str(number)) for kind in ("versions", "checkpoints") for number in (2, 4)}
+
+
 async def test_a_step_with_a_large_logprob_gap_is_never_committed(case: Case) -> None:
     await case.open(steps=3, max_logprob_gap=1e-12)
     for number in range(6):
