@@ -56,6 +56,19 @@ def check_policies(config: RunConfig, pools: Mapping[str, Pool]) -> None:
             )
 
 
+def check_frozen_policies(config: RunConfig) -> None:
+    """Passes a new run whose frozen policies have no adapters. A continued run's may have those that it continues with.
+
+    Raises: Problem
+    """
+    for name, policy in config.policies.items():
+        if policy.frozen and policy.lora is not None:
+            raise refusal(
+                f"policies.{name}.lora",
+                "a frozen policy trains nothing, and a new run has no adapters for it yet: remove lora",
+            )
+
+
 def _check_adapters(config: RunConfig, pool: Pool, path: str) -> None:
     lora, place = config.training.lora, f"{path}lora" if path else "training.lora"
     if pool.adapters is None:

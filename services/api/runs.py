@@ -19,7 +19,14 @@ from leyden.libs.store.training import best_version, weights_bytes
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
-from leyden.services.api.models import check_model, check_policies, check_pool, check_task_fields, check_trainable
+from leyden.services.api.models import (
+    check_frozen_policies,
+    check_model,
+    check_policies,
+    check_pool,
+    check_task_fields,
+    check_trainable,
+)
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=GuardedRoute)
@@ -33,6 +40,7 @@ async def create_run(
 ) -> Response:
     """Create a run from its document; it begins as soon as an engine is free."""
     _check_runner(request, config)
+    check_frozen_policies(config)
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
         await _check_references(session, config)

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from transformers import AutoTokenizer
 
 from leyden.libs.cli.platform import Platform
 from leyden.libs.cli.watch import watch_run
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import ResumeRequest, RunParent
+from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import FaultInjector
 from tests.e2e.pools import platform_with_pools
 from tests.invariants import violations
@@ -32,9 +34,13 @@ def injector(tmp_path_factory: pytest.TempPathFactory) -> FaultInjector:
 def platform(tmp_path_factory: pytest.TempPathFactory, injector: FaultInjector) -> Iterator[Platform]:
     """A platform with two pools, whose models have other weights and other vocabularies."""
     folder = tmp_path_factory.mktemp("policies")
-    one, other = make_tiny_model(folder / "one"), make_tiny_model(folder / "other", seed=1, vocab_size=384)
+    one, other = make_tiny_model(folder / "one"), make_checker(folder / "other")
     with platform_with_pools(folder, {"default": one, "second": other}, injector.environment) as running:
         yield running
+
+
+def make_checker(folder: Path) -> Path:
+    return make_tiny_model(folder, seed=1, vocab_size=384)
 
 
 def pair_run(steps: int, **checker: Any) -> dict[str, Any]:
@@ -116,8 +122,11 @@ def go_on(platform: Platform, client: Client, injector: FaultInjector, parents: 
 
 
 @pytest.mark.timeout(900)
-def test_a_policy_alone_learns_only_as_much_as_its_frozen_partner_allows(platform: Platform, client: Client) -> None:
-    run = watch_run(client, client.create_run(pair_run(12, frozen=True)).id, Console(quiet=True))
+def test_a_policy_alone_learns_only_as_much_as_its_frozen_partner_allows(
+    platform: Platform, client: Client, tmp_path: Path
+) -> None:
+    document = {**pair_run(12, frozen=True), "train": ["writer"]}
+    run = watch_run(client, client.create_run(document).id, Console(quiet=True))
     assert (run.phase, run.reason) == ("completed", None)
     before, after = (
         {fact.name: fact.statistic.mean for fact in one.results.facts if fact.statistic is not None}
@@ -127,7 +136,14 @@ def test_a_policy_alone_learns_only_as_much_as_its_frozen_partner_allows(platfor
     assert after["checker"] < 0.7
     checker = client.run(run.policy_runs["checker"])
     assert (checker.phase, checker.progress.step) == ("completed", 0)
-    assert [version.version for version in client.policies(checker.id)] == [0]
+    (version,) = client.policies(checker.id)
+    # Its weights are the bytes of before.
+    assert (version.version, version.content_sha256) == (0, weights_sha256(make_checker(tmp_path)))
+    assert weights_sha256(Path(version.path)) == version.content_sha256
     assert list(client.samples(checker.id)) == []
+    tokenizer = AutoTokenizer.from_pretrained(version.path)
+    trained = [tokenizer.decode(sample.token_ids) for sample in client.samples(run.id, tokens=True)]
+    assert trained
+    assert {("the writer" in text, "the checker" in text) for text in trained} == {(True, False)}
     for one in (run, checker):
         assert violations(platform.facts.database_url, one.id) == {}
