@@ -123,5 +123,5 @@ class Training(Document):
     `mask`: their tokens train, except those that the grammar left a probability of at least 0.999. `train`: all train.
     The engine's log-probabilities of such tokens are not the policy's, which `max_logprob_gap` sees."""
     keep_checkpoints: int = Field(default=2, ge=1, le=1_000_000)
-    """Newest versions whose weights and checkpoints stay on disk. The best version stays with its checkpoint, too, as do
-    version 0, a KL reference and a version that is being evaluated."""
+    """Newest versions whose weights and checkpoints stay on disk. The best version stays with its checkpoint, too, as
+    do version 0, a KL reference and a version that is being evaluated."""
