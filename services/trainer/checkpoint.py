@@ -18,7 +18,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,8 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
-from transformers.modeling_utils import remove_tied_weights_from_state_dict
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from leyden.libs.contracts.weights import ADAPTER_FOLDER, WEIGHT_SUFFIXES, weight_files, weights_sha256
 from leyden.libs.faults import fault_point
@@ -38,6 +37,7 @@ from leyden.services.trainer.lora import (
     adapter_state,
     has_adapters,
     merged_state,
+    of_adapter,
     save_adapter_config,
 )
 from leyden.services.trainer.optimizers import SCALES, restore_moment
@@ -46,6 +46,8 @@ from leyden.services.trainer.sharded_state import read_shards, write_shards
 from leyden.services.trainer.sharding import divided_like, replace_values
 
 WEIGHTS_NAME = "model.safetensors"
+FILE_BYTES = 2**30
+"""The most of a version's weights that are gathered at a time: they lie twice in host memory while they are written."""
 STATE_NAME = "optimizer.safetensors"
 VALUES = "value_head."
 WEIGHTS = "weights."
@@ -96,29 +98,33 @@ def export_weights(
     folder: Path,
     check_lock: LockCheck = no_lock,
     *,
-    gathered: Mapping[str, torch.Tensor] | None = None,
+    parts: Iterable[Mapping[str, torch.Tensor]] | None = None,
     dtype: torch.dtype | None = None,
 ) -> Export:
     """Writes a Hugging Face folder: the model's weights, and a copy of every other file of the base model.
 
     LoRA adapters are merged into the weights, and written on their own beside them.
 
-    Args:   gathered: the model's complete state, where its own tensors are sharded; dtype: the type of the weights,
-                None for the model's own. Adapters alone have the model's own.
+    Args:   parts: complete tensors of the model's state by `parts_of`, each for a file; None for the model's own;
+                dtype: the type of the weights, None for the model's own, which adapters have in any case
     Raises: OSError: the folder cannot be written, or another one has its name by the end; whatever `check_lock` raises
     """
     with _named(new_scratch(folder, check_lock), folder, check_lock, moment="trainer.version_unnamed") as scratch:
-        # The names that `save_pretrained` would give.
-        own = model.state_dict() if gathered is None else gathered
-        state = merged_state(model, own) if has_adapters(model) else dict(own)
-        state = remove_tied_weights_from_state_dict(state, model)
-        if dtype is not None:
-            state = {name: tensor.to(dtype) for name, tensor in state.items()}
-        _save(revert_weight_conversion(model, state), scratch / WEIGHTS_NAME)
-        if has_adapters(model):
-            adapter = scratch / ADAPTER_FOLDER
-            save_adapter_config(model, adapter)
-            _save(adapter_state(own), adapter / ADAPTER_WEIGHTS)
+        adapter, files = dict[str, Tensor](), list[dict[str, int]]()
+        for part in parts or [own_weights(model)]:
+            adapter |= {name: tensor for name, tensor in part.items() if of_adapter(name)}
+            state = merged_state(model, part, adapter) if has_adapters(model) else dict(part)
+            if dtype is not None:
+                state = {name: tensor.to(dtype) for name, tensor in state.items()}
+            if state:
+                # The names that `save_pretrained` would give.
+                state = revert_weight_conversion(model, state)
+                _save(state, scratch / _part_name(len(files)))
+                files.append({name: tensor.nbytes for name, tensor in state.items()})
+        _name_parts(scratch, files)
+        if adapter:
+            save_adapter_config(model, scratch / ADAPTER_FOLDER)
+            _save(adapter_state(adapter), scratch / ADAPTER_FOLDER / ADAPTER_WEIGHTS)
         fault_point("trainer.weights_written")
         for file in base.iterdir():
             if file.is_file() and file.suffix not in WEIGHT_SUFFIXES and not file.name.endswith(".index.json"):
@@ -126,6 +132,52 @@ def export_weights(
         export = replace(describe(scratch), path=folder)
     fault_point("trainer.exported")
     return export
+
+
+def own_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """A model's state without the second names of tied weights. Adapters come first."""
+    tied: dict[str, str] = model.all_tied_weights_keys
+    own = {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    return dict(sorted(own.items(), key=lambda item: not of_adapter(item[0])))
+
+
+def parts_of(model: PreTrainedModel) -> Iterator[list[str]]:
+    """Names of the model's weights in parts of at most `FILE_BYTES`, or of one tensor."""
+    # transformers joins tensors for some of its conversions: they must be in one part.
+    joins = any(isinstance(one, WeightConverter) for one in getattr(model, "_weight_conversions", None) or ())
+    names, size = list[str](), 0
+    for name, tensor in own_weights(model).items():
+        # Of all ranks, where it is sharded.
+        own = tensor.numel() * tensor.element_size()
+        if names and size + own > FILE_BYTES and not joins:
+            yield names
+            names, size = [], 0
+        names.append(name)
+        size += own
+    yield names
+
+
+def _part_name(number: int) -> str:
+    return f"{number}.partial"
+
+
+def _name_parts(folder: Path, files: Sequence[Mapping[str, int]]) -> None:
+    """Gives files of weights the names that transformers reads, with an index if there are several.
+
+    Args: files: the size of each tensor in bytes, by its name
+    """
+    if len(files) == 1:
+        (folder / _part_name(0)).rename(folder / WEIGHTS_NAME)
+        return
+    stem, _, suffix = WEIGHTS_NAME.rpartition(".")
+    weights = dict[str, str]()
+    for number, sizes in enumerate(files):
+        name = f"{stem}-{number + 1:05}-of-{len(files):05}.{suffix}"
+        (folder / _part_name(number)).rename(folder / name)
+        weights |= dict.fromkeys(sizes, name)
+    size = sum(sum(sizes.values()) for sizes in files)
+    index = {"metadata": {"total_size": size}, "weight_map": weights}
+    (folder / f"{WEIGHTS_NAME}.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 def copy_version(source: Path, folder: Path, content_sha256: str, check_lock: LockCheck = no_lock) -> None:

@@ -65,7 +65,7 @@ def _follow(settings: Settings, ranks: Ranks, asked: Callable[[], bool]) -> None
                     learner, message.samples, load.config, zero_variance=message.zero_variance, interrupted=asked
                 )
             elif isinstance(message, Gather) and run is not None:
-                gather_weights(run[1])
+                gather_weights(run[1], message.names)
             elif isinstance(message, Save) and run is not None:
                 # Rank 0 waits until all have written, and raises their errors.
                 thread.submit(write_shards, checkpoint_state(run[1]), message.folder, ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -24,6 +24,8 @@ from leyden.services.trainer.checkpoint import (
     new_scratch,
     no_lock,
     optimizer_state,
+    own_weights,
+    parts_of,
 )
 from leyden.services.trainer.compute import batch_logprobs, plan_batch
 from leyden.services.trainer.cpu.products import use_fast_products
@@ -94,7 +96,7 @@ def resume_learner(
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
-        load_checkpoint(learner.optimizer, checkpoint, expected, learner.values, policy_weights(learner))
+        load_checkpoint(learner.optimizer, checkpoint, expected, learner.values, own_weights(model_of(learner)))
         learner.step = expected.step if step is None else step
         return learner
 
@@ -152,34 +154,31 @@ def adopt_weights(learner: Learner, weights: Path) -> float:
 
 def export_learner(learner: Learner, base: Path, folder: Path, check_lock: LockCheck = no_lock) -> Export:
     """`export_weights` of the learner's model, from all ranks. Rank 0 calls it."""
-    with learner.ranks.sending(Gather()):
-        gathered = gather_weights(learner)
-    return export_weights(model_of(learner), base, folder, check_lock, gathered=gathered, dtype=learner.export_dtype)
+
+    def gathered() -> Iterator[dict[str, Tensor]]:
+        for names in parts_of(model_of(learner)):
+            with learner.ranks.sending(Gather(names)):
+                part = gather_weights(learner, names)
+            yield part
+
+    return export_weights(model_of(learner), base, folder, check_lock, parts=gathered(), dtype=learner.export_dtype)
 
 
-def gather_weights(learner: Learner) -> dict[str, Tensor]:
-    """The complete weights on rank 0, as a version has them, and nothing on other ranks. All ranks call it.
+def gather_weights(learner: Learner, names: Sequence[str]) -> dict[str, Tensor]:
+    """These weights, complete on rank 0, and nothing on other ranks. All ranks call it.
 
-    Adapters and the weights that they are added to are not rounded yet.
+    They have the type of a version, except adapters and weights that adapters are added to.
     """
     model = model_of(learner)
+    own = own_weights(model)
     dtype = None if has_adapters(model) else learner.export_dtype
-    found = gather(policy_weights(learner), wanted=learner.ranks.rank == 0, dtype=dtype)
-    tied: dict[str, str] = model.all_tied_weights_keys
-    return found | {name: found[source] for name, source in tied.items() if source in found}
-
-
-def policy_weights(learner: Learner) -> dict[str, Tensor]:
-    """The policy's own tensors, sharded where they are, without the second names of tied weights."""
-    model = model_of(learner)
-    tied: dict[str, str] = model.all_tied_weights_keys
-    return {name: tensor for name, tensor in model.state_dict().items() if name not in tied}
+    return gather({name: own[name] for name in names}, wanted=learner.ranks.rank == 0, dtype=dtype)
 
 
 def checkpoint_state(learner: Learner) -> dict[str, Tensor]:
     """`optimizer_state` and, where versions round the weights, the weights."""
     rounded = learner.export_dtype is not None and not has_adapters(model_of(learner))
-    return optimizer_state(learner.optimizer, learner.values, policy_weights(learner) if rounded else None)
+    return optimizer_state(learner.optimizer, learner.values, own_weights(model_of(learner)) if rounded else None)
 
 
 def begin_checkpoint(

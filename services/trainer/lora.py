@@ -105,25 +105,31 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
             module.enable_adapters(enabled=True)
 
 
-def merged_state(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Adds a model's adapters to its weights, under the base model's names. state: the model's, complete tensors."""
-    merged = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not _of_adapter(name)}
+def merged_state(
+    model: PreTrainedModel, state: Mapping[str, Tensor], adapter: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Adds adapters to weights, under the base model's names.
+
+    Args: state, adapter: parts of the model's state, complete tensors; `adapter` is all of its adapters
+    """
+    merged = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not of_adapter(name)}
     for name, layer in _adapted_layers(model):
-        narrow, wide = (state[f"{name}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
-        merged[f"{name}.weight"] = merged[f"{name}.weight"] + wide @ narrow * layer.scaling[_ADAPTER]
+        if f"{name}.weight" in merged:
+            narrow, wide = (adapter[f"{name}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
+            merged[f"{name}.weight"] = merged[f"{name}.weight"] + wide @ narrow * layer.scaling[_ADAPTER]
     return merged
 
 
 def adapter_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The adapters' tensors of a model's state, under the names of peft's files."""
     return {
-        _FILE_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in state.items() if _of_adapter(name)
+        _FILE_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor for name, tensor in state.items() if of_adapter(name)
     }
 
 
 def adapter_parameters(model: nn.Module) -> dict[str, Tensor]:
     """The adapters' parameters by name, sharded where the model's are."""
-    return {name: parameter for name, parameter in model.named_parameters() if _of_adapter(name)}
+    return {name: parameter for name, parameter in model.named_parameters() if of_adapter(name)}
 
 
 def save_adapter_config(model: PreTrainedModel, folder: Path) -> None:
@@ -144,7 +150,8 @@ def load_adapter(model: PreTrainedModel, weights: Path) -> float:
     return largest
 
 
-def _of_adapter(name: str) -> bool:
+def of_adapter(name: str) -> bool:
+    """Whether a tensor of a model's state belongs to an adapter."""
     return ".lora_A." in name or ".lora_B." in name
 
 

@@ -78,7 +78,9 @@ class Adopt:
 
 @dataclass(frozen=True)
 class Gather:
-    """Send rank 0 the parts of the learner's weights."""
+    """Send rank 0 your parts of some of the learner's weights."""
+
+    names: Sequence[str]
 
 
 @dataclass(frozen=True)

@@ -11,27 +11,26 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
 from leyden.libs.contracts.config import Lora, RunConfig
-from leyden.services.trainer import optimizers, sharded_state, tree
+from leyden.services.trainer import checkpoint, optimizers, sharded_state, tree
 from leyden.services.trainer.checkpoint import (
     LockCheck,
     Progress,
     load_checkpoint,
     no_lock,
+    own_weights,
+    parts_of,
     save_checkpoint,
 )
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.learner import checkpoint_state, gather_weights, model_of, policy_weights
+from leyden.services.trainer.learner import checkpoint_state, export_learner, gather_weights, model_of
 from leyden.services.trainer.lora import (
     BasePolicy,
     adapter_parameters,
-    adapter_state,
     add_adapters,
-    has_adapters,
-    merged_state,
 )
 from leyden.services.trainer.optimizers import make_optimizer
-from leyden.services.trainer.ranks import ALONE, Ranks, join_ranks
+from leyden.services.trainer.ranks import ALONE, Gather, Ranks, join_ranks
 from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.sharded_state import write_shards
 from leyden.services.trainer.sharding import gather, replace_values, shard
@@ -120,14 +119,18 @@ def save(model: str, folder: Path, ranks: Ranks = ALONE) -> None:
     folder = folder / model
     learner, config = start(model, ranks)
     train(learner, config, until=2)
-    weights = gather_weights(learner)
+    weights = gather_weights(learner, list(own_weights(model_of(learner))))
     state, scratch = checkpoint_state(learner), made(folder / ".checkpoint.partial", ranks)
     with nothing_gathered():
         write(state, scratch, folder / "checkpoint", ranks)
     if ranks.rank == 0:
         torch.save(weights, folder / "weights.pt")
-        state = merged_state(model_of(learner), weights) if has_adapters(model_of(learner)) else weights
-        torch.save(state | adapter_state(weights), folder / "exported.pt")
+        export_learner(learner, folder / "checkpoint", folder / "version")
+    else:
+        for _ in parts_of(model_of(learner)):
+            message = ranks.receive()
+            assert isinstance(message, Gather)
+            assert gather_weights(learner, message.names) == {}
     # Rank 0 has written its files.
     ranks.any(flag=False)
 
@@ -164,11 +167,11 @@ def resume(model: str, folder: Path, ranks: Ranks = ALONE) -> Found:
     folder = folder / model
     learner, config = start(model, ranks)
     weights = torch.load(folder / "weights.pt")
-    for name, own in learner.policy.model.state_dict().items():
+    for name, own in own_weights(model_of(learner)).items():
         replace_values(own, weights[name])
     learner.step = 2
     with nothing_gathered():
-        own = policy_weights(learner) if learner.export_dtype else None
+        own = own_weights(model_of(learner)) if learner.export_dtype else None
         load_checkpoint(learner.optimizer, folder / "checkpoint", PROGRESS, learner.values, own)
     return train(learner, config)
 
@@ -183,7 +186,7 @@ def as_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 def join(rank: int, size: int, port: int) -> Ranks:
     """Makes this process one of `size`, with the variables that `torchrun` sets."""
     torch.set_num_threads(1)
-    tree.LEAST_TRUNK, sharded_state.FILE_BYTES = 1, 4000
+    tree.LEAST_TRUNK, sharded_state.FILE_BYTES, checkpoint.FILE_BYTES = 1, 4000, 4000
     optimizers.LEAST_VALUES, optimizers.LEAST_ROW = SMALL
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"})

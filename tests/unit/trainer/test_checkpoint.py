@@ -1,4 +1,5 @@
 import errno
+import json
 import resource
 import shutil
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.weights import weight_files
 from leyden.libs.store.locks import LockLost
 from leyden.services.trainer import checkpoint
 from leyden.services.trainer.checkpoint import (
@@ -32,6 +34,7 @@ from leyden.services.trainer.learner import (
     resume_learner,
     start_learner,
 )
+from leyden.services.trainer.model import load_model
 from leyden.services.trainer.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples
 
@@ -118,6 +121,29 @@ def test_an_export_is_a_complete_hugging_face_folder(tiny_model: Path, tmp_path:
     pairs = zip(learner.policy.state_dict().values(), again.policy.state_dict().values(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
     assert [entry.name for entry in tmp_path.iterdir()] == ["1"]
+
+
+def test_a_large_version_has_files_of_bounded_size_and_an_index(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    whole = load_file(export_learner(learner, tiny_model, tmp_path / "1").path / WEIGHTS_NAME)
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100_000)
+    version = export_learner(learner, tiny_model, tmp_path / "2").path
+    files = weight_files(version)
+    assert files[0].name == f"model-00001-of-{len(files):05}.safetensors"
+    parts = [load_file(file) for file in files]
+    assert len(parts) > 3
+    assert all(sum(tensor.nbytes for tensor in part.values()) <= 100_000 or len(part) == 1 for part in parts)
+    found = {name: tensor for part in parts for name, tensor in part.items()}
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in found.items())
+    index = json.loads((version / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+    assert {name: tensor.shape for name, tensor in load_model(version).state_dict().items()} == {
+        name: tensor.shape for name, tensor in learner.policy.model.state_dict().items()
+    }
+    assert adopt_weights(learner, version) == 0
 
 
 def test_the_hash_covers_only_the_weights(tiny_model: Path, tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 
+from leyden.libs.contracts.weights import weight_files
 from leyden.services.controller.kubernetes_trainers import RANK_LOST
 from leyden.services.trainer import tree
 from leyden.services.trainer.checkpoint import CheckpointDamaged
@@ -42,13 +44,17 @@ def test_weights_and_metrics_of_several_ranks_are_those_of_one(
         third: Found = (metrics[-1:], weights)
         expected[f"resumed {model}"] = third
         _assert_same(f"{model} resumed at one", resume(model, tmp_path / "several"), third)
-        one, several = (torch.load(tmp_path / name / model / "exported.pt") for name in ("one", "several"))
+        one, several = (_exported(tmp_path / name / model / "version") for name in ("one", "several"))
         _assert_same(f"{model} exported", ([], several), ([], one))
         assert one.keys() == several.keys()
     for name, found in of_ranks[0].items():
         _assert_same(name, found, expected[name])
         for other in of_ranks[1:]:
             assert all(torch.equal(other[name][1][key], weight) for key, weight in found[1].items()), name
+
+
+def _exported(version: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in weight_files(version) for name, tensor in load_file(file).items()}
 
 
 def _assert_same(name: str, found: Found, expected: Found) -> None:
