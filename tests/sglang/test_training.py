@@ -69,7 +69,10 @@ def train(platform: Platform, folder: Path) -> None:
 
     assert (run.phase, run.reason) == ("completed", None)
     assert [version.version for version in versions] == list(range(1 + STEPS))
-    assert [step.metrics["logprob_gap_max"] for step in steps] == pytest.approx([0.0] * STEPS, abs=LARGEST_GAP)
+    # A step whose groups all have equal rewards computes no log-probabilities.
+    gaps = [step.metrics["logprob_gap_max"] for step in steps if "logprob_gap_max" in step.metrics]
+    assert gaps
+    assert gaps == pytest.approx([0.0] * len(gaps), abs=LARGEST_GAP)
     assert violations(platform.facts.database_url, run.id) == {}
     # One rollout after another begins with the weights of the step before it.
     assert sampled_versions(platform, run.id) == set(range(STEPS))
