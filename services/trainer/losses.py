@@ -68,10 +68,10 @@ def gspo(
     """PPO's clip on the row's ratio s = exp(mean Δ), whose gradient reaches each token through its own log-probability.
 
     Args: rows_K: int64, the row of each token; a call needs all tokens of its rows.
-    Source: GSPO (arXiv 2507.18071) equations 7 and 14 (the token variant, straight-through).
+    Source: GSPO (arXiv 2507.18071) equations 7 and 14 (the token variant, straight-through). As in verl, log s is
+        clamped to at most 10, and no token's Δ is; TRL clamps neither.
     """
-    difference_K = (logprobs_K - anchor_logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).detach()
-    mean_K = row_means(difference_K, rows_K)
+    mean_K = row_means((logprobs_K - anchor_logprobs_K).detach(), rows_K)
     log_ratio_K = logprobs_K - logprobs_K.detach() + mean_K
     ratio_K = log_ratio_K.clamp(max=GSPO_LOG_RATIO_LIMIT).exp()
     unclipped_K = -advantages_K * ratio_K

@@ -20,13 +20,14 @@ from torch import Tensor
 
 sys.path.append(str(Path(__file__).parents[2] / ".cache" / "oracle"))
 
-from leyden.libs.contracts.config import Critic, DecoupledCorrection, Weighting
+from leyden.libs.contracts.config import Critic, DecoupledCorrection, Overlong, Weighting
 from leyden.libs.contracts.samples import RowCall
 from leyden.services.credit import baselines
+from leyden.services.credit.shaping import overlong_reward
 from leyden.services.trainer import losses
 from leyden.services.trainer.batch import to_go, trained_tokens, whitened
 from leyden.services.trainer.corrections import importance_weights
-from leyden.services.trainer.critic import estimate
+from leyden.services.trainer.critic import estimate, value_loss
 from leyden.services.trainer.head import sampled_outputs
 from leyden.services.trainer.weights import token_weights
 from tests.oracle import references
@@ -53,13 +54,14 @@ class Case:
 
     @classmethod
     def random(cls, random: np.random.Generator) -> Case:
-        """Ratios from nearly 1 to far beyond every clip; one case in ten goes beyond the clamp of e^20."""
+        """Ratios from nearly 1 to far beyond every clip; one case in ten goes beyond e^20 and below e^-20."""
         rows, width = int(random.integers(1, 9)), int(random.integers(1, 13))
         mask = random.random((rows, width)) < random.uniform(0.3, 1.0)
         mask[np.arange(rows), random.integers(0, width, rows)] = True
         extreme = bool(random.random() < 0.1)
-        spread = 15.0 if extreme else float(random.choice([0.01, 0.1, 0.5, 1.5]))
-        old = -np.abs(random.normal(1.0, 2.0, (rows, width)))
+        spread = 30.0 if extreme else float(random.choice([0.01, 0.1, 0.5, 1.5]))
+        # A log-probability is at most 0, so a ratio beyond e^20 needs an old one below -20.
+        old = -np.abs(random.normal(1.0, max(2.0, spread), (rows, width)))
         near = [np.minimum(old + random.normal(0.0, spread, old.shape), -1e-6) for _ in range(3)]
         groups_B = np.sort(random.integers(0, max(1, rows // 2), rows))
         columns = [torch.from_numpy(c) for c in (old, *near)]
@@ -82,10 +84,14 @@ class Case:
         return torch.from_numpy(found)
 
     def verl_weights(self, weighting: Weighting) -> Tensor:
-        """The same with verl's mean over a row, which divides by T + 1e-8."""
         weights_K = self.token_weights(weighting)
-        lengths_K = losses.row_sums(torch.ones_like(weights_K), self.row_numbers)
-        return weights_K * lengths_K / (lengths_K + 1e-8) if weighting == "seq_mean_token_mean" else weights_K
+        return as_in_verl(weights_K, self.row_numbers) if weighting == "seq_mean_token_mean" else weights_K
+
+
+def as_in_verl(weights_K: Tensor, units_K: Tensor) -> Tensor:
+    """The weights of a mean over a unit's T tokens, which verl divides by T + 1e-8."""
+    lengths_K = losses.row_sums(torch.ones_like(weights_K), units_K)
+    return weights_K * lengths_K / (lengths_K + 1e-8)
 
 
 Loss = Callable[[Case, Tensor], losses.TokenLoss]
@@ -145,6 +151,10 @@ def reinforce(case: Case, logprobs_K: Tensor) -> losses.TokenLoss:
     return losses.reinforce(logprobs_K, case.flat(case.advantages))
 
 
+def importance_sampling(case: Case, logprobs_K: Tensor) -> losses.TokenLoss:
+    return losses.importance_sampling(logprobs_K, case.flat(case.old), case.flat(case.advantages))
+
+
 def dppo_tv(case: Case, logprobs_K: Tensor) -> losses.TokenLoss:
     low, high = case.clips
     return losses.dppo_tv(
@@ -169,8 +179,7 @@ def against_verl(case: Case) -> Result:
         if options.get("weights") is not None:
             weights_K = weights_K * correction(case, "tis_token", cap=2.0)
         mine, other = ours(case, loss, weights_K), theirs(case, reference)
-        if name != "dppo_tv":
-            found[f"verl {name} {weighting}"] = mine[0], other[0]
+        found[f"verl {name} {weighting}"] = mine[0], other[0]
         found[f"verl {name} {weighting} gradient"] = mine[1], other[1]
 
     for weighting in VERL_MODES:
@@ -180,12 +189,64 @@ def against_verl(case: Case) -> Result:
     compare("cispo tis_token", "cispo", cispo(low, high), "token_mean", weights=weights, **clips)
     compare("sapo", "sapo", sapo(1.05), "seq_mean_token_mean")
     compare("reinforce", "gpg", reinforce, "token_mean")
-    if not case.extreme:
-        # Beyond e^20 the two differ: ours clamps each token's ratio before the mean, and dppo_tv's is no weight.
-        compare("gspo", "gspo", gspo, "token_mean", **clips)
-        compare("gspo", "gspo", gspo, "seq_mean_token_mean", **clips)
-        # verl writes the detached ratio times log π: other values, the same gradients.
-        compare("dppo_tv", "dppo_tv", dppo_tv, "token_mean", clip_ratio_c=1e9, **clips)
+    compare("gspo", "gspo", gspo, "token_mean", **clips)
+    compare("gspo", "gspo", gspo, "seq_mean_token_mean", **clips)
+    # verl has no such loss; its PPO with clips that no ratio reaches is this one.
+    unclipped = {"clip_ratio_low": 1.0, "clip_ratio_high": 1e9, "clip_ratio_c": 1e9}
+    compare("importance_sampling", "vanilla", importance_sampling, "token_mean", **unclipped)
+    return found
+
+
+def divergences(case: Case) -> Result:
+    """DPPO-TV. verl's loss is the detached ratio times log π: over log π it has our value, and within the clamp its
+    gradient is ours. A token beyond the clamp has no gradient here, and in verl that of the clamped ratio. verl has no
+    drift penalty.
+    """
+
+    def verl(logprobs: Tensor, weights: Tensor | None = None) -> Tensor:
+        low, high = case.clips
+        options = {"weights": weights, "clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 1e9}
+        return references.verl_loss("dppo_tv", case.old, logprobs, case.advantages, case.mask.double(), **options)
+
+    mine, other = ours(case, dppo_tv, case.token_weights("token_mean")), theirs(case, verl)
+    within_K = case.flat((case.logprobs - case.old).abs() <= losses.LOG_RATIO_LIMIT)
+    return {
+        "verl dppo_tv": (mine[0], verl(case.logprobs, 1 / case.logprobs)),
+        "verl dppo_tv gradient": (mine[1], other[1] * within_K),
+    }
+
+
+def units(case: Case) -> Result:
+    """Weights of rollouts with several rows, and of groups. verl knows rows alone: here its row is all rows of a unit,
+    one behind the other.
+    """
+    units_B = torch.from_numpy(np.unique(case.groups_B, return_inverse=True)[1])
+    members_UB = units_B == torch.arange(int(units_B.max()) + 1)[:, None]
+    mask = (members_UB[:, :, None] & case.mask).flatten(1).double()
+    rows_K, units_K = case.row_numbers, units_B[case.row_numbers]
+    low, high = case.clips
+
+    def joined(column: Tensor) -> Tensor:
+        return column.expand(len(members_UB), -1, -1).flatten(1)
+
+    def weights(weighting: Weighting, rollouts_K: Tensor) -> Tensor:
+        numbers = rows_K.numpy(), rollouts_K.numpy(), units_K.numpy()
+        return torch.from_numpy(token_weights(weighting, *numbers, sum_constant=mask.shape[1]))
+
+    found: Result = {}
+    for name, mode, weights_K in (
+        ("rollout_mean", "seq-mean-token-mean", as_in_verl(weights("rollout_mean", units_K), units_K)),
+        ("prompt_mean", "seq-mean-token-mean", as_in_verl(weights("prompt_mean", rows_K), units_K)),
+        ("rollout_sum_const", "seq-mean-token-sum-norm", weights("rollout_sum_const", units_K)),
+    ):
+
+        def verl(logprobs: Tensor, mode: str = mode) -> Tensor:
+            columns = joined(case.old), joined(logprobs), joined(case.advantages), mask
+            clips = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 3.0}
+            return references.verl_loss("vanilla", *columns, mode=mode, **clips)
+
+        mine, other = ours(case, ppo(3.0), weights_K), theirs(case, verl)
+        found[f"verl units {name}"], found[f"verl units {name} gradient"] = (mine[0], other[0]), (mine[1], other[1])
     return found
 
 
@@ -195,7 +256,11 @@ def correction(case: Case, kind: str, **bounds: float) -> Tensor:
 
 
 def corrections(case: Case) -> Result:
-    """Importance weights. TRL's `sequence_mask` stands between its sampling and its loss: its formula is repeated."""
+    """Importance weights. TRL's `sequence_mask` stands between its sampling and its loss: its formula is repeated.
+
+    TRL has no clamp, so extreme products are left out. verl has: its IcePop over a row, whose floor no clamped product
+    reaches, is the same mask.
+    """
     mask, log_ratio = case.mask.double(), case.old - case.generator
 
     def verl(level: str, threshold: float | str) -> Tensor:
@@ -204,6 +269,7 @@ def corrections(case: Case) -> Result:
     found = {
         "verl tis_token": (correction(case, "tis_token", cap=1.5), verl("token", 1.5)),
         "verl tis_seq": (correction(case, "tis_seq", cap=4.0), verl("sequence", 4.0)),
+        "verl seq_mask": (correction(case, "seq_mask"), verl("sequence", "1e-9_3.0")),
         "verl icepop": (correction(case, "icepop", floor=0.5, cap=5.0), verl("token", "0.5_5.0")),
         # verl bounds the mean of -Δ: the band is the inverse one.
         "verl mis_geo": (
@@ -386,6 +452,34 @@ def critics(case: Case) -> Result:
     return {f"verl gae {name}": (torch.from_numpy(own), case.flat(other)) for name, own, other in columns}
 
 
+def value_losses(case: Case) -> Result:
+    """The critic's loss and its gradient by the values, for which log-probabilities stand in."""
+    found: Result = {}
+    for name, clip in (("value_loss", None), ("value_loss clip", case.clips[1])):
+
+        def mine(values: Tensor, clip: float | None = clip) -> Tensor:
+            columns = case.flat(values), case.flat(case.old), case.flat(case.generator)
+            return value_loss(*columns, case.token_weights("token_mean"), clip)
+
+        def verl(values: Tensor, clip: float | None = clip) -> Tensor:
+            return references.verl_value_loss(values, case.old, case.generator, case.mask.double(), clip or 1e9)
+
+        own, other = theirs(case, mine), theirs(case, verl)
+        found[f"verl {name}"], found[f"verl {name} gradient"] = (own[0], other[0]), (own[1], other[1])
+    return found
+
+
+def lengths(case: Case) -> Result:
+    """The penalty for long answers, to beyond the most tokens."""
+    random = np.random.default_rng(int(case.mask.sum()))
+    max_tokens = int(random.integers(1, case.mask.shape[1] + 1))
+    overlong = Overlong(max_tokens=max_tokens, buffer_tokens=int(random.integers(1, max_tokens + 1)))
+    tokens_B = case.mask.sum(1).tolist()
+    mine = torch.tensor([overlong_reward(tokens, overlong) for tokens in tokens_B], dtype=torch.float64)
+    trl = references.trl_overlong(tokens_B, overlong.max_tokens, overlong.buffer_tokens)
+    return {"trl overlong": (mine, torch.tensor(trl, dtype=torch.float64))}
+
+
 def states(case: Case) -> Result:
     """GiGPO (arXiv 2505.10978) equations 3, 7 and 8: its two normalised groups are each verl's GRPO.
 
@@ -419,7 +513,10 @@ def states(case: Case) -> Result:
     return found
 
 
-COMPARISONS = (critics, states, bonuses, penalties, against_verl, corrections, against_trl, estimators)
+COMPARISONS = (
+    *(against_verl, divergences, units, corrections, penalties, bonuses, against_trl),
+    *(estimators, states, critics, value_losses, lengths),
+)
 
 
 def main() -> int:

@@ -39,6 +39,7 @@ import transformers  # noqa: E402, F401
 
 sys.meta_path.append(_Stubs())
 
+from trl.rewards import get_soft_overlong_punishment  # type: ignore[import-not-found]  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # type: ignore[import-not-found]  # noqa: E402
 from verl.trainer.ppo import core_algos, rollout_corr_helper  # type: ignore[import-not-found]  # noqa: E402
 from verl.workers.config import ActorConfig  # type: ignore[import-not-found]  # noqa: E402
@@ -99,6 +100,18 @@ def verl_entropy(logits: Tensor, mask: Tensor, mode: str) -> Tensor:
 def verl_gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, gae_lambda: float) -> tuple[Tensor, Tensor]:
     """Whitened advantages and value targets, [B, T]; TRL's PPO has the same recursion, without observations."""
     found: tuple[Tensor, Tensor] = core_algos.compute_gae_advantage_return(rewards, values, mask, gamma, gae_lambda)
+    return found
+
+
+def verl_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float) -> Tensor:
+    """The clipped value loss, a mean over tokens."""
+    found: Tensor = core_algos.compute_value_loss(values, returns, old_values, mask, clip)[0]
+    return found
+
+
+def trl_overlong(lengths: Sequence[int], max_tokens: int, buffer_tokens: int) -> list[float]:
+    """DAPO's penalty for each length, which verl's reward manager does not bound above `max_tokens`."""
+    found: list[float] = get_soft_overlong_punishment(max_tokens, buffer_tokens)([[0] * n for n in lengths])
     return found
 
 

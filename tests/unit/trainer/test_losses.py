@@ -300,12 +300,31 @@ def test_effective_sample_share_by_hand() -> None:
     assert effective_sample_share(torch.zeros(0)) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("differences", "loss", "gradient"),
+    [
+        ([60.0, -64.0], math.exp(-2), math.exp(-2)),
+        ([60.0, -42.0], math.exp(9), math.exp(9)),
+        ([60.0, 0.0], math.exp(10), 0.0),
+    ],
+)
+def test_gspo_clamps_the_mean_of_a_row_and_no_token(differences: list[float], loss: float, gradient: float) -> None:
+    logprobs_K = torch.tensor(differences, dtype=torch.float64, requires_grad=True)
+    zeros_K, rows_K = torch.zeros(2, dtype=torch.float64), torch.tensor([0, 0])
+    result = losses.gspo(logprobs_K, zeros_K, zeros_K - 1, rows_K, clip_low=1.0, clip_high=0.2)
+    result.losses_K.sum().backward()
+    assert result.losses_K.tolist() == pytest.approx([loss] * 2)
+    assert logprobs_K.grad is not None
+    assert logprobs_K.grad.tolist() == pytest.approx([gradient] * 2)
+
+
 def test_extreme_ratios_stay_finite() -> None:
     logprobs_K = torch.tensor([-1e4, 0.0], requires_grad=True)
     anchor_K = torch.tensor([0.0, -1e4])
     advantages_K = torch.tensor([1.0, -1.0])
     for loss in (
         losses.ppo_clip(logprobs_K, anchor_K, advantages_K, clip_low=0.2, clip_high=0.2, dual_clip=None).losses_K,
+        losses.gspo(logprobs_K, anchor_K, advantages_K, torch.arange(2), clip_low=0.2, clip_high=0.2).losses_K,
         losses.cispo(logprobs_K, anchor_K, advantages_K, clip_low=1.0, clip_high=4.0).losses_K,
         losses.sapo(logprobs_K, anchor_K, advantages_K, tau_positive=1.0, tau_negative=1.05).losses_K,
         losses.dppo_tv(
