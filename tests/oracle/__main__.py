@@ -242,7 +242,7 @@ def units(case: Case) -> Result:
 
         def verl(logprobs: Tensor, mode: str = mode) -> Tensor:
             columns = joined(case.old), joined(logprobs), joined(case.advantages), mask
-            clips = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 3.0}
+            clips: dict[str, Any] = {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": 3.0}
             return references.verl_loss("vanilla", *columns, mode=mode, **clips)
 
         mine, other = ours(case, ppo(3.0), weights_K), theirs(case, verl)

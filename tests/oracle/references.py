@@ -39,7 +39,7 @@ import transformers  # noqa: E402, F401
 
 sys.meta_path.append(_Stubs())
 
-from trl.rewards import get_soft_overlong_punishment  # type: ignore[import-not-found]  # noqa: E402
+from trl.rewards.other_rewards import get_soft_overlong_punishment  # type: ignore[import-not-found]  # noqa: E402
 from trl.trainer.grpo_trainer import GRPOTrainer  # type: ignore[import-not-found]  # noqa: E402
 from verl.trainer.ppo import core_algos, rollout_corr_helper  # type: ignore[import-not-found]  # noqa: E402
 from verl.workers.config import ActorConfig  # type: ignore[import-not-found]  # noqa: E402
