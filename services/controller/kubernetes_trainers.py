@@ -14,10 +14,12 @@ from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, RUN, 
 from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainer_backend import (
+    LESS_MEMORY,
     TrainerAttempt,
     TrainerRefused,
     TrainerState,
     TrainerStatus,
+    end_of,
     last_line,
 )
 from leyden.services.controller.trainer_job import CONTAINER, trainer_job
@@ -28,6 +30,7 @@ POLL_SECONDS = 1.0
 RANK_LOST = "another process of this trainer ended"
 """Words of the trainer's RankLost."""
 SIGNALS_FROM = 128
+MORE_MEMORY = "raise trainer.resources.limits.memory in the chart's values"
 
 
 class Snapshot(NamedTuple):
@@ -122,7 +125,7 @@ def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> Trai
     # A process that loses another one ends, too: the other's end is the cause.
     causes = [pod for pod in failed if RANK_LOST not in pod.message]
     if causes:
-        return _end_of(min(causes, key=lambda pod: not pod.out_of_memory))
+        return _end_of_pod(min(causes, key=lambda pod: not pod.out_of_memory))
     if failed and not job.over and sum(pod.is_over for pod in pods) < expected:
         return TrainerStatus(TrainerState.RUNNING, "a pod has ended")
     if failed:
@@ -142,11 +145,9 @@ def _was_killed(pod: PodStatus) -> bool:
     return pod.disrupted is not None or pod.evicted_for_limit is not None
 
 
-def _end_of(pod: PodStatus) -> TrainerStatus:
+def _end_of_pod(pod: PodStatus) -> TrainerStatus:
     line = last_line(pod.start_error or pod.message) or "no output"
     code = pod.exit_code or 0
     if pod.out_of_memory:
-        return TrainerStatus(TrainerState.KILLED, f"out of memory: {line}")
-    if code > SIGNALS_FROM:
-        return TrainerStatus(TrainerState.KILLED, f"killed by signal {code - SIGNALS_FROM}: {line}")
-    return TrainerStatus(TrainerState.ENDED, f"exit code {code}: {line}")
+        return TrainerStatus(TrainerState.KILLED, f"out of memory: {MORE_MEMORY}, or {LESS_MEMORY}: {line}")
+    return end_of(SIGNALS_FROM - code if code > SIGNALS_FROM else code, line, MORE_MEMORY)

@@ -17,6 +17,7 @@ from leyden.services.controller.trainer_backend import (
     TrainerRefused,
     TrainerState,
     TrainerStatus,
+    end_of,
     last_line,
 )
 
@@ -54,9 +55,7 @@ class ProcessTrainers:
         if code is None:
             return TrainerStatus(TrainerState.RUNNING, f"process {process.pid}")
         line = await asyncio.to_thread(_last_line_of, self._log_file(attempt.run_id))
-        if code < 0:
-            return TrainerStatus(TrainerState.KILLED, f"killed by signal {-code}: {line}")
-        return TrainerStatus(TrainerState.ENDED, f"exit code {code}: {line}")
+        return end_of(code, line, "give this machine more memory")
 
     async def stop(self, attempt: TrainerAttempt) -> None:
         process = self._processes.get(attempt)

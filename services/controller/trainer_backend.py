@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from enum import StrEnum
 from typing import NamedTuple, Protocol
+
+LESS_MEMORY = (
+    "lower training.micro_batch_tokens, write optimizer.moments 8bit, train adapters with training.lora, or unset"
+    " optimizer.offload"
+)
+"""Settings of a run by which its trainer needs less memory of the host."""
+WORKER_KILLED = "Signal 9 (SIGKILL) received by PID"
+"""Words of torchrun, which exits with 1 itself."""
 
 
 class TrainerAttempt(NamedTuple):
@@ -46,6 +55,19 @@ def last_line(output: str) -> str:
     """
     lines = (line.strip() for line in reversed(output.splitlines()))
     return next((line[:1000] for line in lines if any(map(str.isalnum, line))), "")
+
+
+def end_of(code: int, line: str, more_memory: str) -> TrainerStatus:
+    """The status of a trainer that is over.
+
+    Args: code: of its exit, or -n for signal n; line: its last one; more_memory: how a user gives it more memory
+    """
+    state, how = TrainerState.ENDED, f"exit code {code}"
+    if code < 0:
+        state, how = TrainerState.KILLED, f"killed by signal {-code}"
+    if code == -signal.SIGKILL or WORKER_KILLED in line:
+        how += f", probably out of memory: {more_memory}, or {LESS_MEMORY}"
+    return TrainerStatus(state, f"{how}: {line}")
 
 
 class TrainerRefused(Exception):

@@ -42,6 +42,7 @@ from leyden.services.trainer.lora import (
 )
 from leyden.services.trainer.optimizers import SCALES, restore_moment
 from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.remedies import raising_host_memory
 from leyden.services.trainer.sharded_state import read_shards, write_shards
 from leyden.services.trainer.sharding import divided_like, replace_values
 
@@ -239,7 +240,8 @@ def load_checkpoint(
     """Restores optimiser and random state, and a critic's own weights; of what is sharded, this rank's shards.
 
     Args:   weights: the policy's. They are restored, too, where the checkpoint has them.
-    Raises: CheckpointDamaged: files are missing, or belong to another run, step or weights than `expected`.
+    Raises: CheckpointDamaged: files are missing, or belong to another run, step or weights than `expected`;
+                torch.OutOfMemoryError
     """
     file = folder / "progress.json"
     try:
@@ -254,7 +256,10 @@ def load_checkpoint(
     if found != expected:
         raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
     try:
-        _restore(optimizer, folder, values, weights or {})
+        with raising_host_memory():
+            _restore(optimizer, folder, values, weights or {})
+    except torch.OutOfMemoryError:
+        raise
     except (LookupError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
         raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
 

@@ -35,8 +35,9 @@ from leyden.services.trainer.model import freeze, load_model
 from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.ranks import ALONE, Gather, Load, Ranks, Save
 from leyden.services.trainer.reference import Reference, copied
+from leyden.services.trainer.remedies import naming_settings, raising_host_memory
 from leyden.services.trainer.sharding import gather, replace_values, shard
-from leyden.services.trainer.step import Learner, naming_compiler
+from leyden.services.trainer.step import Learner
 from leyden.services.trainer.step_metrics import Metrics, gap_metrics
 from leyden.services.trainer.value_model import ValueModel, require_same_tokens
 
@@ -102,9 +103,11 @@ def resume_learner(
 
 
 def load_learner(load: Load, accelerator: Accelerator, ranks: Ranks) -> Learner:
-    """The learner that a message describes. All ranks call it. Raises: CheckpointDamaged; CompilationFailed"""
-    # Several ranks make a pass, which is compiled, to shard a model.
-    with naming_compiler():
+    """The learner that a message describes. All ranks call it.
+
+    Raises: CheckpointDamaged; torch.OutOfMemoryError; CompilationFailed: several ranks make a pass to shard a model
+    """
+    with naming_settings(load.config, "the learner"):
         if load.resumed is None:
             return start_learner(load.base, load.config, accelerator, ranks, load.start)
         where = load.base, *load.resumed
@@ -130,9 +133,10 @@ def compare_at(
             rows, size = [*rows, sample], size + len(sample.token_ids)
     tokens = trained_tokens(rows)
     try:
-        policy = _frozen(weights, config, accelerator)
-        plan = plan_batch(rows, tokens, config.training.micro_batch_tokens)
-        logprobs_K = batch_logprobs(policy, plan, len(tokens), accelerator)
+        with raising_host_memory():
+            policy = _frozen(weights, config, accelerator)
+            plan = plan_batch(rows, tokens, config.training.micro_batch_tokens)
+            logprobs_K = batch_logprobs(policy, plan, len(tokens), accelerator)
     except (OSError, torch.OutOfMemoryError) as error:
         log.warning("version not compared with the engine", version=version, cause=str(error))
         return {}

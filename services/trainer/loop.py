@@ -28,7 +28,7 @@ from leyden.services.trainer.resume import decode_samples, export_again
 from leyden.services.trainer.saving import PHASE_SECONDS, Saver, lock_check
 from leyden.services.trainer.selection import Selection, select_groups
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.step import Learner, naming_settings, optimizer_step
+from leyden.services.trainer.step import Learner, optimizer_step
 from leyden.services.trainer.step_metrics import Metrics
 
 log = logger()
@@ -222,9 +222,7 @@ class Trainer:
         """Runs in a thread: the part of a step that needs no database."""
         # The run's first step reports whether it continues with the moments of another run.
         moments = {"optimizer_inherited": float(bool(self.learner.optimizer.state))} if self.learner.step == 0 else {}
-        step = Step(samples, zero_variance)
-        settings = self.config.training, self.config.optimizer, self.config.algorithm.critic
-        with self.learner.ranks.sending(step), naming_settings(*settings):
+        with self.learner.ranks.sending(Step(samples, zero_variance)):
             metrics = optimizer_step(
                 self.learner,
                 samples,

@@ -234,7 +234,11 @@ class Ranks:
         own: Exception | None = None
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # raised below, after the collective that every rank takes part in
+        except Exception as error:
+            if isinstance(error, MemoryError | RuntimeError) and not isinstance(error, kind):
+                # The others may be inside another collective, which ends once this process does.
+                raise
+            # Raised below, after the collective that every rank takes part in.
             own = error
         shared = own if own is None or isinstance(own, kind) else RankFailed(f"rank {self.rank}: {own!r}")
         errors = [shared] * self.size

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,9 +12,8 @@ import torch
 from accelerate import Accelerator
 from numpy.typing import NDArray
 from torch import nn
-from torch._dynamo.exc import TorchDynamoException
 
-from leyden.libs.contracts.config import Critic, Optimizer, RunConfig, Training
+from leyden.libs.contracts.config import Optimizer, RunConfig
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.batch import (
     Sample,
@@ -34,13 +32,10 @@ from leyden.services.trainer.losses import kl
 from leyden.services.trainer.optimizers import learning_rate
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.reference import Reference
+from leyden.services.trainer.remedies import naming_settings
 from leyden.services.trainer.sharding import complete_number
 from leyden.services.trainer.step_metrics import Batch, Metrics, Update, step_metrics
 from leyden.services.trainer.value_model import ValueModel
-
-
-class CompilationFailed(RuntimeError):
-    """torch.compile could not compile a part of the model: the message names the setting to turn off."""
 
 
 class TrainingDiverged(ArithmeticError):
@@ -87,15 +82,17 @@ def optimizer_step(
 
     Args:   interrupted: asked before every pack; is_written: waits at most so many seconds and returns whether the last
                 step's state is on the disk. No rank changes weights or moments before that.
-    Raises: TrainingDiverged: loss or gradient norm is not finite; Interrupted; whatever `is_written` raises, and
-                RankFailed on other ranks. `step` is then unchanged, and before the first update weights and moments
-                are, too. After it the learner must be loaded again.
+    Raises: TrainingDiverged: loss or gradient norm is not finite; Interrupted; torch.OutOfMemoryError;
+                CompilationFailed; whatever `is_written` raises, and RankFailed on other ranks. `step` is then
+                unchanged, and before the first update weights and moments are, too. After it the learner must be
+                loaded again.
     """
     started = time.perf_counter()
-    if learner.reference is not None:
-        learner.reference.refresh(learner.policy, learner.step)
-    batch = _prepare(learner, samples, zero_variance, config)
-    updates = _make_updates(learner, batch, config, interrupted, is_written)
+    with naming_settings(config, "the step"):
+        if learner.reference is not None:
+            learner.reference.refresh(learner.policy, learner.step)
+        batch = _prepare(learner, samples, zero_variance, config)
+        updates = _make_updates(learner, batch, config, interrupted, is_written)
     learner.step += 1
     return step_metrics(batch, updates, learner.step, started)
 
@@ -230,30 +227,6 @@ def _require_finite(learner: Learner, batch: Batch, update: Update) -> None:
 def _listed(ids: Iterable[str], most: int = 8) -> str:
     names = list(ids)
     return (", ".join(names[:most]) or "none") + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-@contextmanager
-def naming_compiler() -> Iterator[None]:
-    """Names the setting of the compiler in its errors. Raises: CompilationFailed"""
-    try:
-        yield
-    except TorchDynamoException as error:
-        raise CompilationFailed(f"torch.compile failed: write training.compile false; {error}") from error
-
-
-@contextmanager
-def naming_settings(training: Training, optimizer: Optimizer, critic: Critic | None = None) -> Iterator[None]:
-    """`naming_compiler`, and adds to an accelerator's out-of-memory error which settings of the run need less."""
-    try:
-        with naming_compiler():
-            yield
-    except torch.OutOfMemoryError as error:
-        remedies = [f"lower training.micro_batch_tokens ({training.micro_batch_tokens})"]
-        remedies += [] if training.activation_checkpointing else ["set training.activation_checkpointing"]
-        remedies += [] if optimizer.offload else ["set optimizer.offload"]
-        remedies += [] if training.lora else ["train adapters with training.lora"]
-        remedies += ["write algorithm.critic.trunk shared"] if critic is not None and critic.trunk == "own" else []
-        raise torch.OutOfMemoryError(f"the step needs too much memory: {', or '.join(remedies)}; {error}") from error
 
 
 def _apply(learner: Learner, config: Optimizer, steps: int) -> float:

@@ -9,12 +9,14 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
+from leyden.services.controller.trainer_backend import last_line
 from tests.contract.trainer.test_kills import STEPS, prepared, with_own_critic
 from tests.contract.trainer.test_steps import Case
 
@@ -22,14 +24,31 @@ SECONDS = 150
 
 POINTS = (STEP, SHARDS) = ("trainer.follower_step", "trainer.follower_shards_written")
 
+EXHAUSTED = """
+import os, runpy, torch
+from leyden.services.trainer import learner, step
+if os.environ["RANK"] == "1":
+    {part} = lambda *_: torch.empty(2**50)
+runpy.run_module("leyden.services.trainer", run_name="__main__", alter_sys=True)
+"""
+"""A trainer whose second process runs out of memory."""
+
 
 @asynccontextmanager
-async def trainer(case: Case, injector: FaultInjector, **changes: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """`torchrun` with two processes of a run's trainer."""
+async def trainer(
+    case: Case, injector: FaultInjector, *, program: Path | None = None, output: BinaryIO | None = None, **changes: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """`torchrun` with two processes of a run's trainer, or of a program that becomes one.
+
+    Args: output: of both processes and `torchrun`
+    """
     settings = case.settings()
+    module = ("-m", "leyden.services.trainer") if program is None else (str(program),)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-        *("-m", "leyden.services.trainer", "--run-id", case.run.id),
+        *(*module, "--run-id", case.run.id),
+        stdout=output,
+        stderr=output,
         cwd=Path(__file__).parents[3],
         env={
             "PATH": os.environ["PATH"],
@@ -102,6 +121,32 @@ async def test_a_trainer_of_which_one_process_dies_ends_and_resumes_with_the_wei
     assert await train(killed, injector) == 0
     assert {number: one.content_sha256 for number, one in (await killed.versions()).items()} == wanted
     assert sorted(step.number for step in await killed.rows(tables.Step)) == list(range(1, STEPS + 1))  # type: ignore[attr-defined]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ("step._prepare", "the step needs too much memory: lower training.micro_batch_tokens (4096)"),
+        ("learner._shard", "the learner needs too much memory: train adapters with training.lora"),
+    ],
+)
+async def test_the_settings_that_a_process_without_memory_names_are_the_trainers_last_words(
+    database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str, part: str, words: str
+) -> None:
+    case = await Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url).open(steps=1)
+    for number in range(2):
+        await case.add_group(number)
+    program, injector = tmp_path / "program.py", FaultInjector(tmp_path / "faults")
+    program.write_text(EXHAUSTED.format(part=part))
+    with (tmp_path / "output").open("w+b") as output:
+        changes = {"TRAINER_RANK_TIMEOUT_SECONDS": "600"}
+        async with trainer(case, injector, program=program, output=output, **changes) as process:
+            pass
+        output.seek(0)
+        line = last_line(output.read().decode())
+    assert process.returncode == 1
+    assert words in line
 
 
 @pytest.mark.timeout(300)

@@ -172,6 +172,10 @@ async def test_a_crash_is_blamed_on_the_run_with_its_last_line(server: FakeKuber
     assert found == (TrainerState.ENDED, "exit code 1: ValueError: loss is nan")
 
 
+OUT_OF_MEMORY = (
+    "out of memory: raise trainer.resources.limits.memory in the chart's values, or lower training.micro_batch_tokens,"
+    " write optimizer.moments 8bit, train adapters with training.lora, or unset optimizer.offload: no output"
+)
 LOST = f"RankLost: rank 0 of 2: {RANK_LOST}, or did not answer"
 
 
@@ -179,7 +183,7 @@ LOST = f"RankLost: rank 0 of 2: {RANK_LOST}, or did not answer"
     ("code", "details", "expected"),
     [
         (1, {"message": "ValueError: loss is nan"}, (TrainerState.ENDED, "exit code 1: ValueError: loss is nan")),
-        (137, {"reason": "OOMKilled"}, (TrainerState.KILLED, "out of memory: no output")),
+        (137, {"reason": "OOMKilled"}, (TrainerState.KILLED, OUT_OF_MEMORY)),
         (1, {"message": LOST}, (TrainerState.KILLED, LOST)),
     ],
 )
@@ -199,7 +203,8 @@ async def test_a_pod_that_lost_another_one_is_not_the_cause(
     ("code", "details", "reason"),
     [
         (1, {"conditions": [EVICTED]}, "EvictionByEvictionAPI: drained"),
-        (137, {"reason": "OOMKilled"}, "out of memory: no output"),
+        (137, {"reason": "OOMKilled"}, OUT_OF_MEMORY),
+        (137, {}, f"killed by signal 9, probably {OUT_OF_MEMORY}"),
         (143, {"message": "stopping"}, "killed by signal 15: stopping"),
     ],
 )

@@ -16,7 +16,14 @@ import pytest
 from leyden.services.controller import launch, trainers
 from leyden.services.controller.process_trainers import ProcessTrainers
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerState, TrainerStatus, last_line
+from leyden.services.controller.trainer_backend import (
+    LESS_MEMORY,
+    TrainerAttempt,
+    TrainerState,
+    TrainerStatus,
+    end_of,
+    last_line,
+)
 from leyden.services.controller.trainers import TrainerSupervisor
 
 NOTE = "import os, sys, time; open('pids', 'a').write(f'{os.getpid()}\\n'); "
@@ -117,8 +124,30 @@ async def test_being_killed_is_no_failure_of_a_trainer_yet_not_for_ever(tmp_path
         made.reconcile({"run-a": 0})
         failed: dict[str, str] = {}
         await until(lambda: failed.update(made.pop_failures()) or failed)
-        assert failed == {"run-a": "the trainer ended 5 times without a step: killed by signal 9: at work"}
+        assert failed == {
+            "run-a": "the trainer ended 5 times without a step: killed by signal 9, probably out of memory: give this"
+            f" machine more memory, or {LESS_MEMORY}: at work"
+        }
         assert len(pids(tmp_path)) == 5
+
+
+@pytest.mark.parametrize(
+    ("code", "line", "reason"),
+    [
+        (-9, "at work", f"killed by signal 9, probably out of memory: add some, or {LESS_MEMORY}: at work"),
+        (-15, "at work", "killed by signal 15: at work"),
+        (1, "ValueError: no", "exit code 1: ValueError: no"),
+        (
+            1,
+            "traceback : Signal 9 (SIGKILL) received by PID 7",
+            f"exit code 1, probably out of memory: add some, or {LESS_MEMORY}: traceback : Signal 9 (SIGKILL) received"
+            " by PID 7",
+        ),
+    ],
+)
+def test_a_trainer_that_was_killed_for_memory_names_the_settings(code: int, line: str, reason: str) -> None:
+    state = TrainerState.KILLED if code < 0 else TrainerState.ENDED
+    assert end_of(code, line, "add some") == (state, reason)
 
 
 async def test_a_step_in_between_forgives_a_crash(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """`training.compile`: the same gradients, from code that is compiled once for packs of all sizes."""
 
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,7 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
-from leyden.libs.contracts.config import Optimizer, PpoClip, RunConfig, Training
+from leyden.libs.contracts.config import PpoClip, RunConfig
 from leyden.services.trainer import learner, tree
 from leyden.services.trainer.batch import Sample, trained_tokens, weights_of
 from leyden.services.trainer.compute import accumulate_gradients
@@ -17,7 +16,7 @@ from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import make_accelerator
 from leyden.services.trainer.ranks import ALONE, Load
-from leyden.services.trainer.step import CompilationFailed, naming_settings
+from leyden.services.trainer.remedies import CompilationFailed, naming_settings
 from tests.builders import run_document
 from tests.unit.trainer.cases import agent_samples, tiny_qwen
 
@@ -63,8 +62,9 @@ def test_compiled_layers_have_the_same_gradients_and_are_compiled_once(monkeypat
 
 
 def test_a_part_that_cannot_be_compiled_names_the_setting() -> None:
-    failing = partial(naming_settings, Training(compile=True), Optimizer())
-    with pytest.raises(CompilationFailed, match=r"write training.compile false.*no compiler"), failing():
+    config = RunConfig.model_validate(run_document())
+    failing = pytest.raises(CompilationFailed, match=r"write training.compile false.*no compiler")
+    with failing, naming_settings(config, "the step"):
         raise TorchDynamoException("no compiler")
 
 

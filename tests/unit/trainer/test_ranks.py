@@ -3,6 +3,7 @@
 import inspect
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +113,22 @@ def _disagree(rank: int, folder: str) -> None:
 
 def test_an_error_of_one_rank_is_an_error_of_all(tmp_path: Path) -> None:
     run_forked(_disagree, str(tmp_path), processes=2)
+
+
+def _exhaust(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", f"file://{folder}/store", timeout=timedelta(seconds=60), rank=rank, world_size=2)
+    ranks = Ranks(rank, 2)
+    # Rank 0 loads on, into the collectives that shard a model.
+    load = partial(ranks.add, torch.ones(1000)) if rank == 0 else partial(torch.empty, 2**50)
+    with pytest.raises(RuntimeError) as raised, ranks.agreeing_on(CheckpointDamaged):
+        load()
+    Path(folder, str(rank)).write_text(f"{raised.type.__name__} {raised.value}")
+
+
+def test_a_rank_that_runs_out_of_memory_ends_at_once_with_its_own_error(tmp_path: Path) -> None:
+    run_forked(_exhaust, str(tmp_path), processes=2)
+    assert (tmp_path / "0").read_text().startswith("RankLost")
+    assert "can't allocate memory" in (tmp_path / "1").read_text()
 
 
 def test_the_controller_knows_the_end_of_a_rank_that_lost_another_one() -> None:
