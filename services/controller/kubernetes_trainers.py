@@ -29,6 +29,8 @@ log = logger()
 POLL_SECONDS = 1.0
 RANK_LOST = "another process of this trainer ended"
 """Words of the trainer's RankLost."""
+PEER_LOST = "typically caused by a remote worker crashing"
+"""Words of gloo, where the collective was torch's own."""
 SIGNALS_FROM = 128
 MORE_MEMORY = "raise trainer.resources.limits.memory in the chart's values"
 
@@ -123,7 +125,7 @@ def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> Trai
     if disrupted is not None:
         return TrainerStatus(TrainerState.KILLED, disrupted)
     # A process that loses another one ends, too: the other's end is the cause.
-    causes = [pod for pod in failed if RANK_LOST not in pod.message]
+    causes = [pod for pod in failed if not any(words in pod.message for words in (RANK_LOST, PEER_LOST))]
     if causes:
         return _end_of_pod(min(causes, key=lambda pod: not pod.out_of_memory))
     if failed and not job.over and sum(pod.is_over for pod in pods) < expected:

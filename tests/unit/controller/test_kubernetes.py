@@ -13,7 +13,7 @@ import pytest
 from leyden.libs.kubernetes import cluster as cluster_module
 from leyden.services.controller import kubernetes_trainers, trainers
 from leyden.services.controller.kubernetes_engines import KubernetesEngines, engine_urls
-from leyden.services.controller.kubernetes_trainers import RANK_LOST, KubernetesTrainers
+from leyden.services.controller.kubernetes_trainers import PEER_LOST, RANK_LOST, KubernetesTrainers
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerRefused, TrainerState
 from leyden.services.controller.trainers import TrainerSupervisor
@@ -197,6 +197,15 @@ async def test_a_pod_that_lost_another_one_is_not_the_cause(
     assert (await backend.status(FIRST)).state is TrainerState.RUNNING
     server.ended(FIRST.name, code, 1, "trainer", **details)
     assert tuple(await backend.status(FIRST)) == expected
+
+
+async def test_a_pod_whose_collective_lost_another_one_is_not_the_cause(server: FakeKubernetes, make: Make) -> None:
+    backend = make(trainer_pods=2)
+    await backend.start(FIRST)
+    server.ended(FIRST.name, 1, 0, "trainer", message=f"RuntimeError: Connection closed by peer. This is {PEER_LOST}.")
+    server.ended(FIRST.name, 1, 1, "trainer", message="HostOutOfMemory: lower training.micro_batch_tokens")
+    reason = "exit code 1: HostOutOfMemory: lower training.micro_batch_tokens"
+    assert tuple(await backend.status(FIRST)) == (TrainerState.ENDED, reason)
 
 
 @pytest.mark.parametrize(
