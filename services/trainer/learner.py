@@ -134,7 +134,7 @@ def compare_at(
     tokens = trained_tokens(rows)
     try:
         with raising_host_memory():
-            policy = _frozen(weights, config, accelerator)
+            policy = _frozen(weights, config, accelerator).to(accelerator.device)
             plan = plan_batch(rows, tokens, config.training.micro_batch_tokens)
             logprobs_K = batch_logprobs(policy, plan, len(tokens), accelerator)
     except (OSError, torch.OutOfMemoryError) as error:
@@ -212,9 +212,9 @@ def _learner(
         kernel=config.training.attention,
         compiled=config.training.compile,
     )
-    if ranks.size > 1:
-        _shard(policy, config, accelerator, ranks)
-    else:
+    _place(policy, config, accelerator, ranks)
+    if ranks.size == 1:
+        # Autocast.
         policy = accelerator.prepare_model(policy, evaluation_mode=True)
     values = _value_model(base, critic, config, accelerator, ranks) if critic and critic.trunk == "own" else None
     optimizer = accelerator.prepare_optimizer(make_optimizer(policy, config.optimizer, critic, values))
@@ -241,10 +241,8 @@ def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Acc
         kernel=config.training.attention,
         compiled=config.training.compile,
     )
-    if ranks.size > 1:
-        _shard(found, config, accelerator, ranks)
-        return found
-    return found.to(accelerator.device)
+    _place(found, config, accelerator, ranks)
+    return found
 
 
 def _reference(
@@ -253,8 +251,7 @@ def _reference(
     every = config.algorithm.kl_reference_every
     if not config.training.lora:
         frozen = _frozen(base if every is None else weights, config, accelerator)
-        if ranks.size > 1:
-            _shard(frozen, config, accelerator, ranks)
+        _place(frozen, config, accelerator, ranks)
         return Reference(frozen, every, dtype=_export_dtype(config))
     if every is None:
         return Reference(BasePolicy(policy))
@@ -269,10 +266,9 @@ def _reference(
 
 
 def _frozen(weights: Path, config: RunConfig, accelerator: Accelerator) -> Policy:
-    """A policy that computes log-probabilities alone."""
+    """A policy that computes log-probabilities alone, in host memory."""
     model = _load(weights, config, accelerator.device).requires_grad_(requires_grad=False)
-    policy = Policy(model, kernel=config.training.attention, compiled=config.training.compile)
-    return policy.to(accelerator.device)
+    return Policy(model, kernel=config.training.attention, compiled=config.training.compile)
 
 
 def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
@@ -288,9 +284,13 @@ def _trained_model(base: Path, weights: Path, config: RunConfig, device: torch.d
     return _with_precision(model, config, device)
 
 
-def _shard(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:
-    bfloat16 = config.training.precision == "bfloat16" and accelerator.device.type != "cpu"
-    shard(policy, accelerator.device, ranks.size, bfloat16=bfloat16)
+def _place(policy: Policy, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> None:
+    """Moves a policy from host memory to the device; of several ranks' devices, each gets its shards alone."""
+    if ranks.size == 1:
+        policy.to(accelerator.device)
+    else:
+        bfloat16 = config.training.precision == "bfloat16" and accelerator.device.type != "cpu"
+        shard(policy, accelerator.device, ranks.size, bfloat16=bfloat16)
 
 
 def _load(folder: Path, config: RunConfig, device: torch.device) -> PreTrainedModel:
