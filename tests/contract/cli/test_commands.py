@@ -95,9 +95,16 @@ def test_an_ended_team_continues_with_its_policies(leyden: Leyden, document: Pat
     asyncio.run(end_with_versions(postgres_dsn, runs, 3))
     wrong = leyden("run", "resume", "team", "--policy-version", "checker")
     assert (wrong.exit_code, "write --policy-version checker=17" in wrong.stderr) == (Exit.USAGE, True)
-    shown = leyden("run", "resume", "team", "--policy-version", "checker=1", "--steps", "5").stdout
+    options = ("--policy-version", "checker=1", "--steps", "5", "--set", "optimizer.learning_rate=5e-7")
+    shown = leyden("run", "resume", "team", *options).stdout
     assert f"{runs[0]}, version 2" in shown
     assert f"from {runs[1]}, version 1" in shown
+    (child,) = (
+        one
+        for one in json.loads(leyden("run", "list", "--json").stdout)
+        if one["parent"] == {"run_id": runs[0], "version": 2}
+    )
+    assert (child["config"]["optimizer"]["learning_rate"], child["progress"]["steps"]) == (5e-7, 5)
 
 
 async def add_second_pool(dsn: str) -> None:
