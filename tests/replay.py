@@ -59,7 +59,7 @@ async def _reproduces(
     session: ReadSession, run_id: str, config: RunConfig, learner: Learner, step: int, base: Path
 ) -> bool:
     """Makes one step and returns whether its weights are those on record."""
-    from leyden.services.trainer.checkpoint import export_weights
+    from leyden.services.trainer.learner import export_learner
     from leyden.services.trainer.resume import decode_samples
     from leyden.services.trainer.step import optimizer_step
 
@@ -71,8 +71,7 @@ async def _reproduces(
     optimizer_step(learner, samples, config, zero_variance=zero_variance)
     recorded = await training.read_version(session, run_id, step)
     with tempfile.TemporaryDirectory() as folder:
-        model = learner.accelerator.unwrap_model(learner.policy).model
-        export = export_weights(model, base, Path(folder) / "version")
+        export = export_learner(learner, base, Path(folder) / "version")
     return recorded is not None and export.content_sha256 == recorded.content_sha256
 
 

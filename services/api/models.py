@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from leyden.libs.contracts.api import FieldProblem
@@ -56,17 +56,15 @@ def check_policies(config: RunConfig, pools: Mapping[str, Pool]) -> None:
             )
 
 
-def check_frozen_policies(config: RunConfig) -> None:
-    """Passes a new run whose frozen policies have no adapters. A continued run's may have those that it continues with.
+def check_frozen_policies(config: RunConfig, continued: Collection[str] = ()) -> None:
+    """Passes a run whose frozen policies have no adapters, except those that it continues with.
 
+    Args:   continued: the policies that a continued run had before
     Raises: Problem
     """
     for name, policy in config.policies.items():
-        if policy.frozen and policy.lora is not None:
-            raise refusal(
-                f"policies.{name}.lora",
-                "a frozen policy trains nothing, and a new run has no adapters for it yet: remove lora",
-            )
+        if policy.frozen and policy.lora is not None and name not in continued:
+            raise refusal(f"policies.{name}.lora", "a frozen policy that is new has no adapters: remove lora")
 
 
 def _check_adapters(config: RunConfig, pool: Pool, path: str) -> None:

@@ -125,7 +125,9 @@ async def resume_run(
         config = amended(ended, version, asked, await read_pools(session))
         _check_runner(request, config)
         await _check_references(session, config)
-        parents = await runs.policy_parents(session, ended, version, continued_policies(ended, config, asked))
+        continued = continued_policies(ended, config, asked)
+        check_frozen_policies(config, continued)
+        parents = await runs.policy_parents(session, ended, version, continued)
         return await runs.create_run(session, config, api.RunParent(run_id=run_id, version=version), parents), True
 
     return await create_once(store, create_request(request, caller, idempotency_key, asked), work)

@@ -41,7 +41,8 @@ class Model:
 
     def hidden(self, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
         """Computes final hidden states: [N] ids at [N] positions -> [N, E], normalised for `logits`."""
-        x = F.embedding(token_ids, self.weights.embedding)
+        # The table has the type of its file.
+        x = F.embedding(token_ids, self.weights.embedding).to(torch.float32)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.weights.layers):
             x += layer.output(self._attend(index, layer, self._norm(x, layer.input_norm), cos, sin, attention))

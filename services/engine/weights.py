@@ -110,7 +110,7 @@ def _read(reader: Reader) -> Weights:
     embedding = reader.tensor(_EMBEDDING, *table)
     return Weights(
         # A fresh mapping has no pages in memory; the reader's mapping, which was read completely, is released.
-        embedding=_read_tensors(reader.folder)[_EMBEDDING].to(torch.float32),
+        embedding=_read_tensors(reader.folder)[_EMBEDDING],
         layers=tuple(reader.layer(index) for index in range(config.layers)),
         norm=reader.vector("model.norm.weight", config.hidden_size),
         head=Linear(embedding if config.tied else reader.tensor("lm_head.weight", *table)),

@@ -48,7 +48,7 @@ from leyden.services.trainer.sharding import divided_like, replace_values
 
 WEIGHTS_NAME = "model.safetensors"
 FILE_BYTES = 2**30
-"""The most of a version's weights that are gathered at a time: they lie twice in host memory while they are written."""
+"""The most that is gathered for a version, or written in one file: it lies twice in host memory meanwhile."""
 STATE_NAME = "optimizer.safetensors"
 VALUES = "value_head."
 WEIGHTS = "weights."
@@ -146,11 +146,16 @@ def parts_of(model: PreTrainedModel) -> Iterator[list[str]]:
     """Names of the model's weights in parts of at most `FILE_BYTES`, or of one tensor."""
     # transformers joins tensors for some of its conversions: they must be in one part.
     joins = any(isinstance(one, WeightConverter) for one in getattr(model, "_weight_conversions", None) or ())
+    own = own_weights(model)
+    return iter([list(own)]) if joins else _parts(own)
+
+
+def _parts(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
     names, size = list[str](), 0
-    for name, tensor in own_weights(model).items():
+    for name, tensor in tensors.items():
         # Of all ranks, where it is sharded.
         own = tensor.numel() * tensor.element_size()
-        if names and size + own > FILE_BYTES and not joins:
+        if names and size + own > FILE_BYTES:
             yield names
             names, size = [], 0
         names.append(name)
@@ -213,7 +218,7 @@ def save_checkpoint(
     ranks: Ranks = ALONE,
     scratch: Path | None = None,
 ) -> None:
-    """Writes what a resumed trainer needs beside the weights, in one file or in the files of all ranks.
+    """Writes what a resumed trainer needs beside the weights, in files of `FILE_BYTES`, or in those of all ranks.
 
     Args:   state, scratch: see `begin_checkpoint`
     Raises: OSError: a file of any rank cannot be written; RankLost; whatever `check_lock` raises
@@ -223,9 +228,14 @@ def save_checkpoint(
         document = asdict(progress)
         # No pickle: reading a checkpoint runs no code.
         if ranks.size > 1:
-            document["files"] = write_shards(state, scratch, ranks)
+            files = write_shards(state, scratch, ranks)
         else:
-            _save(state, scratch / STATE_NAME)
+            files = []
+            for names in _parts(state):
+                files.append(f"{len(files)}-{STATE_NAME}" if files else STATE_NAME)
+                _save({name: state[name] for name in names}, scratch / files[-1])
+        if files != [STATE_NAME]:
+            document["files"] = files
         fault_point("trainer.state_written")
         (scratch / "progress.json").write_text(json.dumps(document, indent=2) + "\n")
 

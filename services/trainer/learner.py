@@ -222,14 +222,15 @@ def _learner(
     if config.algorithm.kl_coefficient > 0:
         found = _reference(base, reference, policy, config, accelerator, ranks)
     torch.manual_seed(config.sampling.seed)
-    dtype = _export_dtype(config)
+    dtype = _export_dtype(config, accelerator.device)
     return Learner(policy, optimizer, accelerator, found, ranks=ranks, value_model=values, export_dtype=dtype)
 
 
-def _export_dtype(config: RunConfig) -> torch.dtype | None:
-    """The type to which versions round the weights."""
-    training = config.training
-    return torch.bfloat16 if (training.export_dtype or training.precision) == "bfloat16" else None
+def _export_dtype(config: RunConfig, device: torch.device) -> torch.dtype | None:
+    """The type to which versions round the weights; None where they do not."""
+    # On a CPU bfloat16 rounds the factors of some products and no weights, in trainer and engine alike.
+    by_default = config.training.precision if device.type != "cpu" else "float32"
+    return torch.bfloat16 if (config.training.export_dtype or by_default) == "bfloat16" else None
 
 
 def _value_model(base: Path, critic: Critic, config: RunConfig, accelerator: Accelerator, ranks: Ranks) -> ValueModel:
@@ -252,7 +253,7 @@ def _reference(
     if not config.training.lora:
         frozen = _frozen(base if every is None else weights, config, accelerator)
         _place(frozen, config, accelerator, ranks)
-        return Reference(frozen, every, dtype=_export_dtype(config))
+        return Reference(frozen, every, dtype=_export_dtype(config, accelerator.device))
     if every is None:
         return Reference(BasePolicy(policy))
     # Adapters of zeros are the base model.

@@ -42,11 +42,7 @@ class Reference:
         if self.adapter is not None:
             self.adapter = copied(adapter_parameters(self.policy.model))
         else:
-            trained = policy.model.state_dict().items()
-            _replace(
-                self.policy.model.state_dict(),
-                {name: tensor if self.dtype is None else tensor.to(self.dtype) for name, tensor in trained},
-            )
+            _replace(self.policy.model.state_dict(), policy.model.state_dict(), self.dtype)
 
     @contextmanager
     def weights(self) -> Iterator[Policy]:
@@ -69,6 +65,7 @@ def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _replace(own: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+def _replace(own: Mapping[str, Tensor], new: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:
+    """Copies one tensor after the other, rounded to `dtype`."""
     for name, tensor in new.items():
-        own[name].copy_(tensor)
+        own[name].copy_(tensor if dtype is None else tensor.to(dtype))

@@ -81,7 +81,8 @@ def export_again(learner: Learner, base: Path, version: training.Version, check_
     if export_learner(learner, base, folder, check_lock).content_sha256 != version.content_sha256:
         remove_folder(folder)
         raise CheckpointDamaged(
-            f"{folder} is damaged or lost, and this machine computes other weights than those on record: restore it"
+            f"{folder} is damaged or lost, and this machine or release writes other weights than those on record:"
+            " restore it"
         )
     VERSIONS_EXPORTED_AGAIN.inc()
     log.warning("version exported again", version=version.version, path=version.path)

@@ -96,8 +96,9 @@ class Training(Document):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products; master weights stay float32."""
     export_dtype: Literal["float32", "bfloat16"] | None = None
-    """Type of the weights in versions, which engines load; null for that of `precision`. With `bfloat16` a version has
-    half the size, and checkpoints hold the weights in float32, too. Adapters are float32."""
+    """Type of the weights in versions, which engines load; null for that of `precision`, on a CPU for `float32`. With
+    `bfloat16` a version has half the size, and without LoRA its checkpoint holds the weights in float32, too. Adapters
+    are float32."""
     frozen: list[Word] = Field(default_factory=list, max_length=1000)
     """Patterns (fnmatch) of parameter names that are not trained, such as `model.layers.[0-9].*`. With `lora`, layers
     whose weights match get no adapter."""

@@ -217,6 +217,16 @@ async def test_a_policy_with_adapters_is_frozen_and_trains_again(
             422,
             "changes.policies.checker.pool: this pool serves adapters",
         ),
+        (
+            {
+                "changes": {
+                    "roles": [*ROLES[:2], {"name": "critic", "policy": "critic"}],
+                    "policies": {"judge": None, "critic": {"pool": "fourth", "frozen": True, "lora": {}}},
+                }
+            },
+            422,
+            "policies.critic.lora: a frozen policy that is new has no adapters",
+        ),
         ({"changes": {"policies": {"judge": None}}}, 422, "roles: ['judge'] are none of the policies ['checker']"),
         ({"changes": {"roles": ROLES[:2]}}, 422, "policies: no role names ['judge']"),
         ({"changes": {"policies": None}}, 422, "changes.policies: "),

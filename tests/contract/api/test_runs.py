@@ -381,4 +381,4 @@ async def test_a_run_with_policies_makes_a_run_for_each(api_http: httpx.AsyncCli
     assert "policies: 2 policies name pool 'default', whose engines serve 1 at a time" in await problem(pool="default")
     assert "policies.judge.lora: the engines of pool 'shared' serve LoRA adapters" in await problem(pool="shared")
     frozen = {"pool": "shared", "frozen": True, "lora": {"rank": 4}}
-    assert "policies.judge.lora: a frozen policy trains nothing, and a new run has no ad" in await problem(**frozen)
+    assert "policies.judge.lora: a frozen policy that is new has no adapters: remove lora" in await problem(**frozen)

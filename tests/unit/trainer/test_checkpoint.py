@@ -65,8 +65,12 @@ def test_a_resumed_run_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-def test_a_run_whose_versions_round_the_weights_continues_bit_for_bit(tiny_model: Path, tmp_path: Path) -> None:
-    config = RunConfig.model_validate({**CONFIG.model_dump(exclude_unset=True), "training": {"precision": "bfloat16"}})
+def test_a_run_whose_versions_round_the_weights_continues_bit_for_bit(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig.model_validate(
+        {**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": "bfloat16"}}
+    )
     straight = start_learner(tiny_model, config, CPU)
     optimizer_step(straight, agent_samples(0), config)
     export = export_learner(straight, tiny_model, tmp_path / "1")
@@ -85,10 +89,12 @@ def test_a_run_whose_versions_round_the_weights_continues_bit_for_bit(tiny_model
 
     progress = Progress("run-a", 1, export.content_sha256)
     state, _ = begin_checkpoint(straight, tmp_path / "c")
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 300_000)
     save_checkpoint(state, progress, tmp_path / "c")
+    assert len(weight_files(tmp_path / "c")) > 3
     expected_loss = optimizer_step(straight, agent_samples(1), config)["loss"]
     # A document may change the type: the weights are still those of the checkpoint.
-    for dtype in (None, "float32"):
+    for dtype in ("bfloat16", "float32"):
         changed = config.model_copy(update={"training": config.training.model_copy(update={"export_dtype": dtype})})
         resumed = resume_learner(tiny_model, export.path, tmp_path / "c", progress, changed, CPU)
         assert optimizer_step(resumed, agent_samples(1), changed)["loss"] == expected_loss
