@@ -15,6 +15,7 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.recipes import RECIPES
 from tests.builders import run_document
 from tests.fakes.served_api import TOKEN
+from tests.shared import refusing_port
 
 
 @pytest.fixture
@@ -87,9 +88,12 @@ def test_each_refusal_is_an_exception_of_its_own_with_the_problem(leyden: Client
         next(revoked.runs())
 
 
-def test_an_unreachable_api_is_reported_with_the_start_command(unused_port: int) -> None:
-    address = f"http://127.0.0.1:{unused_port}"
-    with Client(address, patience_seconds=0.0) as client, pytest.raises(Unreachable, match="leyden up"):
+def test_an_unreachable_api_is_reported_with_the_start_command() -> None:
+    with (
+        refusing_port() as port,
+        Client(f"http://127.0.0.1:{port}", patience_seconds=0.0) as client,
+        pytest.raises(Unreachable, match="leyden up"),
+    ):
         client.health()
 
 
@@ -121,12 +125,3 @@ def test_a_create_is_retried_with_its_key_while_the_platform_is_down() -> None:
     assert len(keys) == 3
     assert keys[0]
     assert set(keys) == {keys[0]}
-
-
-@pytest.fixture
-def unused_port() -> int:
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

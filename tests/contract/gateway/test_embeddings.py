@@ -7,9 +7,10 @@ from typing import Any
 import openai
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer, unused_port
+from aiohttp.test_utils import TestServer
 
 from tests.fakes.gateway import scene
+from tests.shared import refusing_port
 
 
 async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path, database):
@@ -47,9 +48,10 @@ async def test_a_request_and_its_answer_pass_unchanged_with_another_key(tmp_path
 
 @pytest.mark.parametrize("configured", [False, True])
 async def test_without_a_server_the_answer_names_the_remedy(tmp_path, database, configured):
-    url = f"http://127.0.0.1:{unused_port()}/v1" if configured else None
-    async with scene(tmp_path, database, embeddings_url=url) as stage, stage.client() as client:
-        with pytest.raises(openai.APIStatusError) as caught:
-            await client.embeddings.create(model="e", input="text")
+    with refusing_port() as port:
+        url = f"http://127.0.0.1:{port}/v1" if configured else None
+        async with scene(tmp_path, database, embeddings_url=url) as stage, stage.client() as client:
+            with pytest.raises(openai.APIStatusError) as caught:
+                await client.embeddings.create(model="e", input="text")
     expected = (404, "GATEWAY_EMBEDDINGS_URL") if not configured else (503, "does not answer")
     assert (caught.value.status_code, expected[1] in caught.value.message) == (expected[0], True)
