@@ -153,7 +153,7 @@ def parts_of(model: PreTrainedModel) -> Iterator[list[str]]:
 def _parts(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
     names, size = list[str](), 0
     for name, tensor in tensors.items():
-        # Of all ranks, where it is sharded.
+        # This counts the shards of all ranks, so that every rank gets the same parts.
         own = tensor.numel() * tensor.element_size()
         if names and size + own > FILE_BYTES:
             yield names

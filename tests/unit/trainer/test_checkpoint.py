@@ -27,6 +27,7 @@ from leyden.services.trainer.checkpoint import (
     save_checkpoint,
 )
 from leyden.services.trainer.learner import (
+    _export_dtype,
     adopt_weights,
     begin_checkpoint,
     export_learner,
@@ -133,7 +134,7 @@ def test_a_large_version_has_files_of_bounded_size_and_an_index(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = start_learner(tiny_model, CONFIG, CPU)
-    whole = load_file(export_learner(learner, tiny_model, tmp_path / "1").path / WEIGHTS_NAME)
+    single = load_file(export_learner(learner, tiny_model, tmp_path / "1").path / WEIGHTS_NAME)
     monkeypatch.setattr(checkpoint, "FILE_BYTES", 100_000)
     version = export_learner(learner, tiny_model, tmp_path / "2").path
     files = weight_files(version)
@@ -142,14 +143,31 @@ def test_a_large_version_has_files_of_bounded_size_and_an_index(
     assert len(parts) > 3
     assert all(sum(tensor.nbytes for tensor in part.values()) <= 100_000 or len(part) == 1 for part in parts)
     found = {name: tensor for part in parts for name, tensor in part.items()}
-    assert found.keys() == whole.keys()
-    assert all(torch.equal(tensor, whole[name]) for name, tensor in found.items())
+    assert found.keys() == single.keys()
+    assert all(torch.equal(tensor, single[name]) for name, tensor in found.items())
     index = json.loads((version / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in whole.values())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in single.values())
     assert {name: tensor.shape for name, tensor in load_model(version).state_dict().items()} == {
         name: tensor.shape for name, tensor in learner.policy.model.state_dict().items()
     }
     assert adopt_weights(learner, version) == 0
+
+
+@pytest.mark.parametrize(
+    ("training", "device", "dtype"),
+    [
+        ({"precision": "bfloat16"}, "cuda", torch.bfloat16),
+        ({"precision": "bfloat16"}, "cpu", None),
+        ({}, "cuda", None),
+        ({"precision": "bfloat16", "export_dtype": "float32"}, "cuda", None),
+        ({"export_dtype": "bfloat16"}, "cpu", torch.bfloat16),
+    ],
+)
+def test_versions_have_the_precision_of_a_gpu_unless_the_document_names_a_type(
+    training: dict[str, str], device: str, dtype: torch.dtype | None
+) -> None:
+    config = RunConfig.model_validate({**CONFIG.model_dump(exclude_unset=True), "training": training})
+    assert _export_dtype(config, torch.device(device)) == dtype
 
 
 def test_the_hash_covers_only_the_weights(tiny_model: Path, tmp_path: Path) -> None:
