@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from sqlalchemy import delete, func, select, text, true
@@ -56,10 +56,7 @@ class Adapter(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """The version that an engine serves, or the adapters of several runs, or why it serves none.
-
-    `troubles`: by run why its adapter was not loaded; the table has them in `detail`.
-    """
+    """The version that an engine serves, or the adapters of several runs, or why it serves none."""
 
     url: str
     state: EngineState
@@ -67,7 +64,6 @@ class EngineStatus:
     policy_version: int | None = None
     detail: str | None = None
     adapters: tuple[Adapter, ...] = ()
-    troubles: Mapping[str, str] = field(default_factory=dict)
 
 
 async def write_pools(session: Session, pools: Sequence[Pool]) -> None:

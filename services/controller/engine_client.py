@@ -155,7 +155,9 @@ class EngineClient:
                 await self._resume_shielded()
             raise
         except Exception:
-            await self._resume_shielded()
+            # One that does not continue now is asked again at the next poll.
+            with contextlib.suppress(EngineRefused, httpx.HTTPError, ValueError):
+                await self._resume_shielded()
             raise
         await self._resume_shielded()
 
@@ -219,7 +221,11 @@ class EngineClient:
 
     async def _post(self, path: str, body: Mapping[str, object], seconds: float | None = None) -> httpx.Response:
         limit = httpx.USE_CLIENT_DEFAULT if seconds is None else httpx.Timeout(seconds)
-        answer = await self._http.post(self.url + path, json=body, timeout=limit, headers=self._control_headers)
+        try:
+            answer = await self._http.post(self.url + path, json=body, timeout=limit, headers=self._control_headers)
+        except httpx.ReadTimeout as error:
+            waited = (error.request.extensions.get("timeout") or {}).get("read")
+            raise httpx.ReadTimeout(f"{path} had no answer within {waited:g} s", request=error.request) from error
         if answer.status_code >= 400:
             raise EngineRefused(f"{path} answered {answer.status_code}: {_cause_in(answer)[:500]}")
         return answer

@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 import httpx
@@ -31,6 +32,7 @@ from leyden.libs.store.engines import Adapter, EngineStatus, forget_other_engine
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
 from leyden.services.controller.engine_client import EngineClient, EngineRefused, IncomingWeights, TargetVersion
 from leyden.services.controller.engine_discovery import EngineDiscovery, FoundEngines
+from leyden.services.controller.offers import Offer, since, utc_now
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.transfers import requested_transfer
 from leyden.services.controller.weights import WeightCheck, WeightsLost
@@ -51,7 +53,7 @@ _PARTLY_LOADED = "incomplete unload"
 
 @dataclass(eq=False)
 class FleetMember:
-    """One engine: its status at the last poll, and the target that it last refused, with the time to offer it again."""
+    """One engine: its status at the last poll, and by run the version that it was offered and does not serve."""
 
     client: EngineClient
     target_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,8 +63,32 @@ class FleetMember:
     """By run the adapter that it was last served with, and the one before; None before the first poll."""
     freeing: dict[str, float] = field(default_factory=dict)
     """Adapters that the engine has not freed in time, and when to ask again."""
-    refused: TargetVersion | None = None
-    retry_at: float = 0.0
+    offers: dict[str, Offer] = field(default_factory=dict)
+    away_since: datetime | None = None
+
+    def offer(self, target: TargetVersion) -> Offer:
+        """The offer of this version, which stays until the engine serves it."""
+        last = self.offers.get(target.run_id)
+        if last is None or last.target != target:
+            self.offers[target.run_id] = Offer(target) if last is None else last.replaced(target)
+        return self.offers[target.run_id]
+
+    def trouble(self, run_id: str, target: TargetVersion | None, patience_seconds: float) -> str | None:
+        """Says, for users, why the engine does not serve the run's target; None where it does or soon will."""
+        status = self.status
+        if status is None or (target is not None and (run_id, target.version) in _served(status)):
+            return None
+        if self.away_since is not None:
+            return f"{status.detail} ({since(self.away_since)})"
+        offer = self.offers.get(run_id)
+        return None if offer is None else offer.trouble(patience_seconds)
+
+    def went_away(self) -> None:
+        """Notes that the engine does not answer as one: it may restart, and is then offered its version at once."""
+        self.resumed = False
+        self.away_since = self.away_since or utc_now()
+        for offer in self.offers.values():
+            offer.retry_now()
 
 
 @dataclass
@@ -138,19 +164,9 @@ class Fleet:
         """Says, for users, why no engine serves the run's target or will soon; None when one does."""
         if self._found is not None and not self._found.urls:
             return f"pool {self.pool} has no engine"
-        statuses = self._statuses()
-        if self.adapters is None:
-            if any(status.state is not EngineState.UNREACHABLE for status in statuses):
-                return None
-            found = {status.url: status.detail for status in statuses}
-        else:
-            target, served = self._targets.get(run_id), [one for status in self._serving() for one in _served(status)]
-            if self._serving() and (target is None or (run_id, target.version) in served):
-                return None
-            away = [] if run_id in dict(served) else [one for one in statuses if one.state is not EngineState.SERVING]
-            found = {status.url: status.detail for status in away}
-            found |= {status.url: status.troubles[run_id] for status in statuses if run_id in status.troubles}
-        return "; ".join(f"{url}: {detail}" for url, detail in found.items() if detail) or None
+        target, patience = self._targets.get(run_id), self.settings.engine_answer_seconds
+        found = {url: member.trouble(run_id, target, patience) for url, member in self._members.items()}
+        return None if None in found.values() else "; ".join(f"{url}: {why}" for url, why in found.items()) or None
 
     async def run(self) -> None:
         """Follows discovery for ever. Each engine has a task of its own, so that one that hangs delays no other."""
@@ -181,9 +197,6 @@ class Fleet:
         """Makes an engine a member; whoever adds it reconciles it."""
         self._members[client.url] = FleetMember(client)
         return self._members[client.url]
-
-    def _statuses(self) -> list[EngineStatus]:
-        return [member.status for member in self._members.values() if member.status is not None]
 
     def _serving(self, besides: FleetMember | None = None) -> list[EngineStatus]:
         found = [one.status for one in self._members.values() if one is not besides and one.status is not None]
@@ -219,8 +232,6 @@ class Fleet:
     async def _reconcile(self, member: FleetMember) -> None:
         """Polls an engine, updates it where it serves another version than the target, and stores its status."""
         target, client = self._target, member.client
-        if target == member.refused and time.monotonic() < member.retry_at:
-            return
         if self.adapters and member.recent is None:
             # Before this poll stores another status.
             member.recent = await self._served_by_base(client.url)
@@ -230,24 +241,43 @@ class Fleet:
                 if self._is_assigned:
                     await self._share(member)
                 return
-            status = await _poll(client)
-            if target is not None and (status.run_id, status.policy_version) != (target.run_id, target.version):
-                fault_point("controller.version_noticed")
-                await self._weights.check(target)
-                status = await self._update(member, target)
+            label = await client.weight_version()
         # AttributeError: the HTTP client's answer to a connection that is reset while it opens.
         except (httpx.HTTPError, ValueError, AttributeError) as error:
-            member.resumed = False
+            member.went_away()
             detail = f"{type(error).__name__}: {error}"[:500]
-            status = EngineStatus(client.url, EngineState.UNREACHABLE, detail=detail)
+            await self._store(member, EngineStatus(client.url, EngineState.UNREACHABLE, detail=detail))
+            return
+        member.away_since = None
+        if target is None or label == weight_version(target.run_id, target.version):
+            member.offers.clear()
+            await self._store(member, _status_of(client.url, label))
+        elif member.offer(target).is_due(label):
+            await self._offer(member, target, label)
+
+    async def _offer(self, member: FleetMember, target: TargetVersion, label: str) -> None:
+        """Brings an engine to the target and stores its status: that it serves it, or why it does not.
+
+        Args: label: the weights that it serves
+        """
+        fault_point("controller.version_noticed")
+        offer = member.offer(target)
+        try:
+            await self._weights.check(target)
+            label = await self._update(member, target)
+            member.offers.clear()
+            status = _status_of(member.client.url, label)
         except (WeightsLost, OSError) as error:
-            status = EngineStatus(client.url, EngineState.UNREACHABLE, detail=str(error)[:500])
-        except EngineRefused as error:
-            UPDATES.labels("refused").inc()
-            if target is not None:
-                member.refused = target
-                member.retry_at = time.monotonic() + self.settings.engine_refusal_seconds
-            status = EngineStatus(client.url, EngineState.UNREACHABLE, detail=str(error))
+            offer.wait_for_files(str(error)[:500])
+            status = EngineStatus(member.client.url, EngineState.UNREACHABLE, detail=offer.cause)
+        except (EngineRefused, httpx.HTTPError, ValueError, AttributeError) as error:
+            UPDATES.labels("refused" if isinstance(error, EngineRefused) else "failed").inc()
+            # A failed update may have left it paused.
+            member.resumed = False
+            offer.fail(str(error)[:500] or type(error).__name__, self.settings.engine_refusal_seconds, label)
+            detail = offer.trouble(0)
+            log.warning("version not loaded", url=member.client.url, version=target.version, cause=detail)
+            status = EngineStatus(member.client.url, EngineState.UNREACHABLE, detail=detail)
         await self._store(member, status)
 
     async def _share(self, member: FleetMember) -> None:
@@ -255,25 +285,25 @@ class Fleet:
 
         The version before a target stays: a gateway may send calls to it until it reads of the new one.
         """
-        loaded, served, troubles = await member.client.adapters(), list[Adapter](), dict[str, str]()
+        loaded, served, troubles = await member.client.adapters(), list[Adapter](), list[str]()
+        member.away_since = None
+        member.offers = {run_id: offer for run_id, offer in member.offers.items() if run_id in self._targets}
         last, recent = member.recent or {}, dict[str, tuple[str | None, ...]]()
         for run_id, target in list(self._targets.items()):
             name, before = _adapter_of(target), last.get(run_id) or _adapters_of(run_id, loaded)
             recent[run_id] = before
-            if name is not None and name not in loaded:
-                try:
-                    await self._load_adapter(member.client, target, name)
-                # TimeoutException: SGLang loads nothing while an adapter that it frees has calls in flight.
-                except (EngineRefused, WeightsLost, OSError, httpx.TimeoutException) as error:
-                    troubles[run_id] = f"{name}: {error or type(error).__name__}"[:500]
-                    served += self._still_served(member, target, before[:1], loaded)
-                    continue
+            if name is None or name in loaded:
+                member.offers.pop(run_id, None)
+            elif member.offer(target).is_due():
+                await self._offer_adapter(member, target, name)
+            if (offer := member.offers.get(run_id)) is not None:
+                troubles.append(offer.trouble(0) or "")
+                served += self._still_served(member, target, before[:1], loaded)
+                continue
             recent[run_id] = (name, *(one for one in before if one != name))[:2]
             served.append(Adapter(run_id, target.version, name))
-        detail = "; ".join(troubles.values()) or None
-        status = EngineStatus(
-            member.client.url, EngineState.SERVING, detail=detail, adapters=tuple(served), troubles=troubles
-        )
+        detail = "; ".join(troubles) or None
+        status = EngineStatus(member.client.url, EngineState.SERVING, detail=detail, adapters=tuple(served))
         await self._store(member, status)
         member.recent = recent
         await self._free_adapters(member, loaded.difference(*recent.values()))
@@ -321,27 +351,50 @@ class Fleet:
                     member.freeing[name] = time.monotonic() + self.settings.engine_refusal_seconds
                     return
 
+    async def _offer_adapter(self, member: FleetMember, target: TargetVersion, name: str) -> None:
+        """Loads the target's adapter, or notes in its offer why the engine does not have it."""
+        offer = member.offer(target)
+        try:
+            await self._load_adapter(member.client, target, name)
+            del member.offers[target.run_id]
+        except (WeightsLost, OSError) as error:
+            offer.wait_for_files(f"{name}: {error}"[:500])
+        except (EngineRefused, httpx.TimeoutException) as error:
+            UPDATES.labels("refused" if isinstance(error, EngineRefused) else "failed").inc()
+            # SGLang loads nothing while an adapter that it frees has calls in flight, and is asked again at once.
+            is_freeing = isinstance(error, httpx.TimeoutException) and bool(member.freeing)
+            pause_seconds = 0.0 if is_freeing else self.settings.engine_refusal_seconds
+            offer.fail(f"{name}: {error or type(error).__name__}"[:500], pause_seconds)
+
     async def _load_adapter(self, client: EngineClient, target: TargetVersion, name: str) -> None:
         await self._weights.check(target)
         try:
             with UPDATE_SECONDS.time():
                 await client.load_adapter(name, str(Path(target.path) / ADAPTER_FOLDER))
         except EngineRefused as error:
-            UPDATES.labels("refused").inc()
             if _PARTLY_LOADED in str(error):
                 await client.unload_adapter(name)
             raise
         fault_point("controller.adapter_loaded")
+        if name not in await client.adapters():
+            raise EngineRefused("it answered that it loaded the adapter, and does not list it")
         UPDATES.labels("done").inc()
 
-    async def _update(self, member: FleetMember, target: TargetVersion) -> EngineStatus:
+    async def _update(self, member: FleetMember, target: TargetVersion) -> str:
+        """Loads the target; returns its label, which the engine then serves.
+
+        Raises: EngineRefused: the weights could not be loaded, or the engine said that they were and serves others
+        """
         if self.settings.weights == "disk":
             await self._load(member, target)
         else:
             async with requested_transfer(self.database, self.notifications, member.client, target) as incoming:
                 await self._load(member, target, incoming)
+        label = await member.client.weight_version()
+        if label != weight_version(target.run_id, target.version):
+            raise EngineRefused(f"it answered that it loaded version {target.version}, and still serves {label!r}")
         UPDATES.labels("done").inc()
-        return await _poll(member.client)
+        return label
 
     async def _load(self, member: FleetMember, target: TargetVersion, incoming: IncomingWeights | None = None) -> None:
         # From here on gateways send no new calls to it.
@@ -396,10 +449,9 @@ def _adapters_of(run_id: str, loaded: Collection[str]) -> tuple[str, ...]:
     return tuple(weight_version(run_id, number) for number in numbers)
 
 
-async def _poll(client: EngineClient) -> EngineStatus:
-    label = await client.weight_version()
+def _status_of(url: str, label: str) -> EngineStatus:
     try:
         run_id, version = parse_weight_version(label)
     except ValueError:
-        return EngineStatus(client.url, EngineState.UPDATING, detail=f"serves {label!r}, which no run gave it")
-    return EngineStatus(client.url, EngineState.SERVING, run_id, version)
+        return EngineStatus(url, EngineState.UPDATING, detail=f"serves {label!r}, which no run gave it")
+    return EngineStatus(url, EngineState.SERVING, run_id, version)

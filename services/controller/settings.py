@@ -66,7 +66,8 @@ class Settings(ServiceSettings):
     engine_answer_seconds: float = Field(default=5.0, gt=0)
     """An engine that does not answer within this time is unreachable."""
     engine_refusal_seconds: float = Field(default=5.0, ge=0)
-    """Pause before weights are offered again to an engine that refused them."""
+    """Pause before weights are offered again to an engine that did not load them; doubles with each failure, to five
+    minutes."""
     engine_update_seconds: float = Field(default=600.0, gt=0)
     """Bound on loading new weights."""
     weights: Literal["disk", "network"] = "disk"

@@ -44,7 +44,7 @@ TRANSFER_ROUTES = (
 )
 SCRIPTABLE = {
     *("weight_version", "delay_seconds", "pace_seconds", "dies_after", "refuses", "tokens_per_chunk"),
-    *("is_incremental", "paused", "bad_paths", "log"),
+    *("is_incremental", "paused", "bad_paths", "log", "updates"),
 }
 
 
@@ -76,7 +76,8 @@ class ScriptedEngine:
     `pace` is called before each chunk with the number of tokens so far and may wait; `delay_seconds` pass before each
     answer and `pace_seconds` before each chunk. A weight version set during an answer counts for the tokens after it.
     After `dies_after` tokens the connection is cut, once. `damage` changes the first `damaged` answers. `refuses` is a
-    status with a body for every request. Weights at `bad_paths` cannot be loaded. `receiver`: receives
+    status with a body for every request. Weights at `bad_paths` cannot be loaded. `updates`: "never"
+    leaves an update without an answer, "ignored" answers 200 and keeps the weights. `receiver`: receives
     weights over the network; its routes in `failing` refuse. `adapters`: folders of loaded LoRA
     adapters by name; the engine refuses requests of others. `frees`: unloading waits for it, and other changes of
     adapters for that, as in SGLang. `inspects`: whether requests are checked and retained, and the tokens of each
@@ -99,6 +100,7 @@ class ScriptedEngine:
     damaged: int = 0
     paused: bool = False
     bad_paths: set[str] = field(default_factory=set)
+    updates: str = "loaded"
     receiver: Receiver | None = None
     failing: set[str] = field(default_factory=set)
     adapters: dict[str, str] = field(default_factory=dict)
@@ -290,7 +292,10 @@ class ScriptedEngine:
         self.journal.append(f"update {body['model_path']} {body['weight_version']} flush={body['flush_cache']}")
         if body["model_path"] in self.bad_paths:
             return _json({"success": False, "message": "no such file"}, 400)
-        self.weight_version = body["weight_version"]
+        if self.updates == "never":
+            await asyncio.Event().wait()
+        if self.updates != "ignored":
+            self.weight_version = body["weight_version"]
         return _json({"success": True, "message": "", "num_paused_requests": 0})
 
     async def receive(self, request: web.Request) -> web.Response:
@@ -314,7 +319,8 @@ class ScriptedEngine:
             if body["lora_name"] in self.adapters or body["lora_path"] in self.bad_paths:
                 message = "already loaded" if body["lora_name"] in self.adapters else "no such file"
                 return _json({"success": False, "error_message": message}, 400)
-            self.adapters[body["lora_name"]] = body["lora_path"]
+            if self.updates != "ignored":
+                self.adapters[body["lora_name"]] = body["lora_path"]
             return _json({"success": True, "error_message": "", "loaded_adapters": self.adapters})
 
     async def unload_adapter(self, request: web.Request) -> web.Response:

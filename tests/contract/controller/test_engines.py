@@ -283,6 +283,68 @@ async def test_unloadable_weights_are_reported_and_the_engine_continues(database
         await until(lambda: fleet.served_version("run-a") == 1)
 
 
+@pytest.mark.parametrize(
+    ("updates", "cause"),
+    [
+        ("ignored", "it answered that it loaded version 1, and still serves 'run-a:0'"),
+        ("never", "/update_weights_from_disk had no answer within 0.2 s"),
+    ],
+)
+async def test_an_engine_that_stays_at_its_version_is_named_and_asked_at_growing_pauses(
+    database: Database, redis_url: str, updates: str, cause: str
+) -> None:
+    engine = ScriptedEngine(weight_version="run-a:0", updates=updates)
+    async with running(engine), fleet_of(database, redis_url, engine.url, update_seconds=0.2) as fleet:
+        fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
+        await until(lambda: fleet.trouble("run-a") is not None)
+        seen, ends = set[str | None](), time.monotonic() + 4
+        while time.monotonic() < ends:
+            seen.add(fleet.trouble("run-a"))
+            await asyncio.sleep(0.01)
+        # Pauses of 0.3, 0.6, 1.2 and 2.4 s, instead of one of 0.05 s each time.
+        assert 3 <= len([line for line in engine.journal if line.startswith("update")]) <= 5
+        assert None not in seen and all(cause in str(one) and " since " in str(one) for one in seen)
+        assert "tries" in str(fleet.trouble("run-a")) and not engine.paused
+        assert fleet.served_version("run-a") is None
+        engine.updates = "loaded"
+        await until(lambda: fleet.served_version("run-a") == 1)
+        assert fleet.trouble("run-a") is None
+
+
+async def test_a_first_load_that_lasts_is_named_with_its_beginning(database: Database, redis_url: str) -> None:
+    engine = ScriptedEngine(updates="never")
+    async with running(engine), fleet_of(database, redis_url, engine.url, answer_seconds=1) as fleet:
+        fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
+        await until(lambda: engine.paused)
+        assert fleet.trouble("run-a") is None
+        await until(lambda: "loading version 1 since" in (fleet.trouble("run-a") or ""))
+
+
+async def test_an_engine_that_restarted_is_offered_its_version_at_once(database: Database, redis_url: str) -> None:
+    engine = ScriptedEngine(updates="ignored")
+    async with (
+        running(engine),
+        fleet_of(database, redis_url, engine.url, refusal_seconds=300) as fleet,
+    ):
+        fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
+        await until(lambda: fleet.trouble("run-a") is not None)
+        engine.updates, engine.weight_version = "loaded", "restarted"
+        await until(lambda: fleet.served_version("run-a") == 1)
+
+
+async def test_an_engine_that_has_no_adapter_after_loading_it_is_asked_at_growing_pauses(
+    database: Database, redis_url: str
+) -> None:
+    engine = ScriptedEngine(updates="ignored")
+    async with running(engine), fleet_of(database, redis_url, engine.url, adapters=2) as fleet:
+        fleet.set_target(TargetVersion("run-a", 1, "/w/1", "hash"))
+        await until(lambda: "does not list it (1 try since" in (fleet.trouble("run-a") or ""))
+        await asyncio.sleep(2)
+        assert 2 <= engine.journal.count("load run-a:1 /w/1/adapter") <= 4
+        engine.updates = "loaded"
+        await until(lambda: fleet.served_version("run-a") == 1)
+
+
 def written(folder: Path, content: bytes) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_bytes(content)
