@@ -1,51 +1,18 @@
-"""The settings of every service: its own have its prefix (`GATEWAY_PORT`), shared ones have `LEYDEN_`.
-
-The types of addresses refuse a malformed one at the start, not at the first connection. Their messages never show the
-address, which may hold a password.
-"""
+"""The settings of every service: its own have its prefix (`GATEWAY_PORT`), shared ones have `LEYDEN_`."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from leyden.libs.contracts.addresses import HttpAddress, PostgresServer, RedisServer
 from leyden.libs.service.limits import Limits
 
-_ACCOUNT = r"([^@\s]*@)?"
-_HOST = r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/?#@\[\]]+)"
-_PORT = r"(:(?P<port>\d{1,5}))?"
-_REST = r"(/[^\s?#]*)?(\?\S*)?"
 
-
-def _address(pattern: str, example: str) -> AfterValidator:
-    compiled = re.compile(pattern, re.ASCII)
-
-    def check(address: str) -> str:
-        found = compiled.fullmatch(address)
-        if found is None or int(found.groupdict().get("port") or 0) > 65535:
-            raise ValueError(f"should be an address such as {example}")
-        return address
-
-    return AfterValidator(check)
-
-
-HttpAddress = Annotated[str, _address(rf"https?://{_ACCOUNT}{_HOST}{_PORT}(/\S*)?", "http://host:4318")]
-PostgresAddress = Annotated[
-    str,
-    _address(
-        rf"postgres(ql)?(\+psycopg)?://{_ACCOUNT}{_HOST}?{_PORT}{_REST}", "postgresql://user:password@host:5432/name"
-    ),
-]
-RedisAddress = Annotated[
-    str, _address(rf"rediss?://{_ACCOUNT}{_HOST}?{_PORT}(/\d*)?(\?\S*)?|unix://{_ACCOUNT}/\S+", "redis://host:6379/0")
-]
-
-
-class ServiceSettings(BaseSettings):
+class ServiceSettings(BaseSettings, PostgresServer, RedisServer):
     """Base of the settings classes: a service adds its fields and `SettingsConfigDict(env_prefix="GATEWAY_")`.
 
     The environment names a shared field `LEYDEN_…`; code names it as the class does.
@@ -71,14 +38,8 @@ class ServiceSettings(BaseSettings):
     """Descriptor of a pipe on which the process reports its readiness; a supervisor sets it."""
     shutdown_seconds: float = Field(default=20.0, gt=0)
     """After SIGTERM: time for work in progress to finish. Then, or at a second SIGTERM, the process cancels it."""
-    database_url: PostgresAddress = Field(
-        default="postgresql://leyden@127.0.0.1:5432/leyden", validation_alias="LEYDEN_DATABASE_URL", repr=False
-    )
-    """Postgres, as `postgresql://user:password@host:port/name`; settings of libpq may follow: `?connect_timeout=3`."""
     database_answer_seconds: float = Field(default=30.0, gt=0, validation_alias="LEYDEN_DATABASE_ANSWER_SECONDS")
     """Bound on one statement. The process closes the connection of a Postgres that is silent for longer."""
-    redis_url: RedisAddress = Field(default="redis://127.0.0.1:6379/0", validation_alias="LEYDEN_REDIS_URL", repr=False)
-    """Redis, as `redis://host:port/number` or `unix:///path`; the number must be this platform's alone."""
     redis_answer_seconds: float = Field(default=5.0, gt=0, validation_alias="LEYDEN_REDIS_ANSWER_SECONDS")
     """Bound on one command to the task queue. A Redis that is silent for longer counts as away."""
     capability_keys_file: Path = Field(

@@ -221,7 +221,7 @@ def sqlalchemy_url(dsn: str) -> str:
     scheme, separator, rest = dsn.partition("://")
     if scheme not in {"postgresql", "postgres", "postgresql+psycopg"} or not separator:
         raise ValueError(
-            f"a DSN must start with postgresql://, not {scheme!r}: set LEYDEN_DATABASE_URL to postgresql://user@host/name"
+            "a DSN must start with postgresql://: set LEYDEN_DATABASE_URL to postgresql://user:password@host/name"
         )
     return f"postgresql+psycopg://{rest}"
 

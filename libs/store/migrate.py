@@ -21,6 +21,7 @@ from sqlalchemy import Connection, create_engine, text
 from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import SetColumnComment, SetTableComment
 
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.store.database import sqlalchemy_url
 from leyden.libs.store.schema import MIGRATIONS, newest_revision
 from leyden.libs.store.settings import StoreSettings
@@ -108,13 +109,15 @@ def _check_revision(found: str | None) -> None:
         )
 
 
+@exit_on_config_error(StoreSettings)
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--new", metavar="MESSAGE", help="write a migration instead of applying them")
     arguments = parser.parse_args()
-    dsn = StoreSettings().database_url
-    if not dsn:
+    settings = StoreSettings()
+    dsn = settings.database_url
+    if not settings.is_set():
         parser.error("set LEYDEN_DATABASE_URL to postgresql://user:password@host/name")
     try:
         if arguments.new:

@@ -14,6 +14,7 @@ from typing import Literal
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from leyden.libs.service.startup import exit_on_config_error
 from leyden.libs.store.database import Database
 from leyden.libs.store.schema import SchemaOutdated, check_schema
 from leyden.libs.store.settings import StoreSettings
@@ -50,6 +51,7 @@ async def _missing(database: Database, until: Literal["server", "schema"]) -> st
     return None
 
 
+@exit_on_config_error(StoreSettings)
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)

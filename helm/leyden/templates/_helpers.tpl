@@ -121,7 +121,7 @@ key: {{ .key }}
 {{- if eq .Values.postgres.mode "external" }}{{ .Values.postgres.external.host }}{{ else }}{{ include "leyden.fullname" . }}-postgres.{{ .Release.Namespace }}.svc{{ end -}}
 {{- end }}
 
-{{/* LEYDEN_DATABASE_URL; Kubernetes puts the password in, so that it is in no object but a Secret. */}}
+{{/* Where Postgres is: the whole address from a Secret, or its parts, of which the password alone is in a Secret. */}}
 {{- define "leyden.databaseEnv" -}}
 {{- $postgres := .Values.postgres -}}
 {{- if eq $postgres.mode "cnpg" -}}
@@ -136,41 +136,45 @@ key: {{ .key }}
     secretKeyRef:
       {{- toYaml $postgres.external.urlSecret | nindent 6 }}
 {{- else -}}
-- name: LEYDEN_DATABASE_PASSWORD
-  valueFrom:
-    secretKeyRef:
-      {{- include "leyden.secretRef" (dict "root" . "secret" $postgres.password "key" "postgres-password") | nindent 6 }}
-- name: LEYDEN_DATABASE_URL
-  {{- if eq $postgres.mode "external" }}
-  {{- $external := $postgres.external }}
-  value: "postgresql://{{ $external.user }}:$(LEYDEN_DATABASE_PASSWORD)@{{ $external.host }}:{{ $external.port }}/{{ $external.database }}{{ with $external.parameters }}?{{ . }}{{ end }}"
-  {{- else }}
-  value: "postgresql://leyden:$(LEYDEN_DATABASE_PASSWORD)@{{ include "leyden.postgresHost" . }}:5432/leyden"
-  {{- end }}
+{{- range $name, $value := include "leyden.databaseParts" . | fromYaml }}
+- name: LEYDEN_DATABASE_{{ $name }}
+  value: {{ $value | toString | quote }}
 {{- end }}
+{{ include "leyden.secretEnv" (dict "root" . "variable" "LEYDEN_DATABASE_PASSWORD" "secret" $postgres.password "key" "postgres-password") }}
+{{- end }}
+{{- end }}
+
+{{/* As YAML, by the end of the setting's name. */}}
+{{- define "leyden.databaseParts" -}}
+{{- $external := .Values.postgres.external -}}
+{{- $inside := dict "HOST" (include "leyden.postgresHost" .) "PORT" "5432" "USER" "leyden" "NAME" "leyden" -}}
+{{- if eq .Values.postgres.mode "external" -}}
+{{- dict "HOST" $external.host "PORT" ($external.port | toString) "USER" $external.user "NAME" $external.database "PARAMETERS" $external.parameters | toYaml -}}
+{{- else -}}
+{{- toYaml $inside -}}
+{{- end -}}
 {{- end }}
 
 {{- define "leyden.redisEnv" -}}
 {{- $redis := .Values.redis -}}
-{{- if and (eq $redis.mode "external") $redis.external.urlSecret.name -}}
+{{- $external := eq $redis.mode "external" -}}
+{{- if and $external $redis.external.urlSecret.name -}}
 - name: LEYDEN_REDIS_URL
   valueFrom:
     secretKeyRef:
       {{- toYaml $redis.external.urlSecret | nindent 6 }}
-{{- else if and (eq $redis.mode "external") (not $redis.password.existingSecret) -}}
-- name: LEYDEN_REDIS_URL
-  value: "redis://{{ $redis.external.host }}:{{ $redis.external.port }}/{{ $redis.external.number }}"
 {{- else -}}
-- name: LEYDEN_REDIS_PASSWORD
-  valueFrom:
-    secretKeyRef:
-      {{- include "leyden.secretRef" (dict "root" . "secret" $redis.password "key" "redis-password") | nindent 6 }}
-- name: LEYDEN_REDIS_URL
-  {{- if eq $redis.mode "external" }}
-  value: "redis://:$(LEYDEN_REDIS_PASSWORD)@{{ $redis.external.host }}:{{ $redis.external.port }}/{{ $redis.external.number }}"
-  {{- else }}
-  value: "redis://:$(LEYDEN_REDIS_PASSWORD)@{{ include "leyden.fullname" . }}-redis:6379/0"
-  {{- end }}
+- name: LEYDEN_REDIS_HOST
+  value: {{ ternary $redis.external.host (printf "%s-redis" (include "leyden.fullname" .)) $external | quote }}
+{{- if $external }}
+- name: LEYDEN_REDIS_PORT
+  value: {{ $redis.external.port | quote }}
+- name: LEYDEN_REDIS_NUMBER
+  value: {{ $redis.external.number | quote }}
+{{- end }}
+{{- if or (not $external) $redis.password.existingSecret $redis.password.value }}
+{{ include "leyden.secretEnv" (dict "root" . "variable" "LEYDEN_REDIS_PASSWORD" "secret" $redis.password "key" "redis-password") }}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -19,8 +19,24 @@ spec:
   triggers:
   - type: postgresql
     metadata:
-      connectionFromEnv: LEYDEN_DATABASE_URL
+      {{- include "leyden.kedaPostgres" .root | nindent 6 }}
       query: {{ .query | quote }}
       targetQueryValue: {{ .target | quote }}
+{{- end -}}
+{{- end }}
+
+{{/* KEDA reads the variables of the scaled pods. */}}
+{{- define "leyden.kedaPostgres" -}}
+{{- $postgres := .Values.postgres -}}
+{{- if or (eq $postgres.mode "cnpg") (and (eq $postgres.mode "external") $postgres.external.urlSecret.name) -}}
+connectionFromEnv: LEYDEN_DATABASE_URL
+{{- else -}}
+{{- $parts := include "leyden.databaseParts" . | fromYaml -}}
+host: {{ $parts.HOST | quote }}
+port: {{ $parts.PORT | quote }}
+userName: {{ $parts.USER | quote }}
+dbName: {{ $parts.NAME | quote }}
+sslmode: {{ regexFind "sslmode=[a-z-]+" ($parts.PARAMETERS | default "") | trimPrefix "sslmode=" | default "prefer" }}
+passwordFromEnv: LEYDEN_DATABASE_PASSWORD
 {{- end -}}
 {{- end }}

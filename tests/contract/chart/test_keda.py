@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from leyden.libs.store.database import Database
 from tests import builders
-from tests.contract.chart.chart import FULLNAME, Object, of_kind
+from tests.contract.chart.chart import FULLNAME, NAMESPACE, Object, of_kind
 
 
 def scaler(name: str) -> Object:
@@ -34,7 +34,12 @@ def test_keda_scales_the_deployments_alone() -> None:
         container = deployments[spec["scaleTargetRef"]["name"]]["template"]["spec"]["containers"][0]
         variables = {one["name"]: one for one in container["env"]}
         # KEDA calls from a namespace of its own, where a short name means nothing.
-        assert ".svc:5432/" in variables[trigger["metadata"]["connectionFromEnv"]]["value"]
+        assert (
+            trigger["metadata"]["host"]
+            == variables["LEYDEN_DATABASE_HOST"]["value"]
+            == f"{FULLNAME}-postgres.{NAMESPACE}.svc"
+        )
+        assert "secretKeyRef" in variables[trigger["metadata"]["passwordFromEnv"]]["valueFrom"]
     assert not list(of_kind("keda", "HorizontalPodAutoscaler"))
 
 

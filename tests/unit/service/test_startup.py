@@ -94,9 +94,9 @@ def test_an_invalid_address_is_reported_without_its_password(
     ("name", "address"),
     [
         ("database_url", "postgresql://leyden@127.0.0.1:5432/leyden"),
-        ("database_url", "postgres://u:p%40:/x@[::1]:5432/x?connect_timeout=3"),
+        ("database_url", "postgres://u:p%40%3A%2Fx@[::1]:5432/x?connect_timeout=3"),
         ("database_url", "postgresql+psycopg:///leyden?host=/run/postgresql"),
-        ("redis_url", "redis://:p/w@127.0.0.1:6379/0"),
+        ("redis_url", "redis://:p%2Fw@127.0.0.1:6379/0"),
         ("redis_url", "rediss://cache.example:6380/3?health_check_interval=5"),
         ("redis_url", "unix:///run/redis.sock?db=1"),
         ("otlp_endpoint", "https://otel.example/base"),
