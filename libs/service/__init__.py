@@ -5,11 +5,12 @@ A service builds its application with `app.create_app` and runs it with `run_htt
 FastAPI: workers do without. Depends on `leyden.libs.telemetry`, and on `leyden.libs.contracts` for reading JSON.
 """
 
+from leyden.libs.contracts.addresses import HttpAddress
 from leyden.libs.service.errors import JsonResponse, Problem, problem_response
 from leyden.libs.service.health import Checks, add_health, create_internal_app
 from leyden.libs.service.limits import Budget, Limits, Overloaded, Share
 from leyden.libs.service.server import run_http, serving
-from leyden.libs.service.settings import HttpAddress, HttpSettings, ServiceSettings
+from leyden.libs.service.settings import HttpSettings, ServiceSettings
 from leyden.libs.service.worker import pause, run_worker
 
 __all__ = [
