@@ -18,6 +18,8 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from leyden.libs.contracts.api import Statistic
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Count = Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of rows.")]
 Part = Table | Text | str
@@ -50,6 +52,13 @@ def _plain(value: object) -> object:
 def as_text(value: object, style: str = "") -> Text:
     """A value's characters, with control characters as `\\x1b`."""
     return Text(format_value(value).translate(_CONTROL), style)
+
+
+def mean_and_interval(statistic: Statistic, form: str) -> str:
+    """`0.500 [0.250, 0.750]`, the mean alone without an interval. Args: form: of a number, such as `.3f`"""
+    if statistic.low is None or statistic.high is None:
+        return f"{statistic.mean:{form}}"
+    return f"{statistic.mean:{form}} [{statistic.low:{form}}, {statistic.high:{form}}]"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, justify: JustifyMethod = "left") -> Table:

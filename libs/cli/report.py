@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import PurePath
 
+from leyden.libs.cli.output import mean_and_interval
 from leyden.libs.contracts.api import Call, Evaluation, Fact, RolloutDetail, Run, Span, Statistic, Step
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 36
@@ -185,8 +186,8 @@ def _statistic(statistic: Statistic | None, *, share: bool = False) -> str:
         return "–"
     if share:
         count = round(statistic.mean * statistic.count)
-        return f"{count} of {statistic.count}: {statistic.mean:.1%} [{statistic.low:.1%}, {statistic.high:.1%}]"
-    return f"{statistic.mean:.3f} [{statistic.low:.3f}, {statistic.high:.3f}]"
+        return f"{count} of {statistic.count}: {mean_and_interval(statistic, '.1%')}"
+    return mean_and_interval(statistic, ".3f")
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from leyden.libs.cli.output import as_text, print_json_line, table
+from leyden.libs.cli.output import as_text, mean_and_interval, print_json_line, table
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Evaluation, Run, Step
 
@@ -121,7 +121,7 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
     for evaluation in evaluations:
         results = evaluation.results
         shares = [
-            f"{fact.name} {fact.statistic.mean:.1%} [{fact.statistic.low:.1%}, {fact.statistic.high:.1%}]"
+            f"{fact.name} {mean_and_interval(fact.statistic, '.1%')}"
             for fact in results.facts
             if fact.kind == "share" and fact.statistic is not None
         ]
@@ -132,7 +132,7 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
                 evaluation.number,
                 evaluation.measured_version,
                 ", ".join(f"{count} {state}" for state, count in sorted(results.rollouts.items())),
-                f"{reward.mean:.3f} [{reward.low:.3f}, {reward.high:.3f}]" if reward else "–",
+                mean_and_interval(reward, ".3f") if reward else "–",
                 "\n".join([*shares, *texts]),
             )
         )

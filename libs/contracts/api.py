@@ -206,12 +206,20 @@ class EvaluationRequest(_Request):
 
 
 class Statistic(_Body):
-    """Mean of a number over rollouts, with a 95 % interval: Wilson's where all values are 0 or 1, else normal."""
+    """Mean of a number over rollouts, with a 95 % interval: Wilson's where all values are 0 or 1, else Student's.
+
+    The interval takes tasks as the sample: the rollouts of one task are alike, and repeating them narrows it less than
+    more tasks do.
+    """
 
     count: int
+    """Rollouts that have the number."""
+    tasks: int
+    """Their tasks."""
     mean: float
-    low: float
-    high: float
+    low: float | None
+    """Null, as `high`, where one task has a number that is no share: nothing tells how tasks differ."""
+    high: float | None
 
 
 class Fact(_Body):

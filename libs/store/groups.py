@@ -18,7 +18,7 @@ from leyden.libs.contracts.ids import rollout_id
 from leyden.libs.contracts.states import OutcomeKind, RolloutState, RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.rewards import REWARD
+from leyden.libs.store.rewards import REWARD, SOLVE_RATE
 
 WAITING_SHARE = 0.2
 """Share of an attempt's time: a timeout counts as the platform's when model calls waited longer for an engine.
@@ -323,14 +323,14 @@ _STEP_REWARDS = text(f"""
     WHERE s.run_id = :run AND s.step IS NOT NULL GROUP BY 1 ORDER BY 1
 """)  # noqa: S608  # constants alone
 
-_SOLVE_RATES = text("""
-    SELECT g.task_number, avg((r.reward >= :solved_at)::int)::double precision AS rate
+_SOLVE_RATES = text(f"""
+    SELECT g.task_number, {SOLVE_RATE} AS rate
     FROM (
         SELECT id, task_number FROM groups WHERE run_id = :run AND evaluation_id IS NULL AND state = 'complete'
         ORDER BY number DESC LIMIT :window
-    ) g JOIN rollouts r ON r.group_id = g.id AND r.state = 'finished' AND NOT r.greedy
+    ) g JOIN rollouts ON rollouts.group_id = g.id AND rollouts.state = 'finished' AND NOT rollouts.greedy
     GROUP BY g.task_number
-""")
+""")  # noqa: S608  # constants alone
 
 _PHASES = text("""
     INSERT INTO run_status AS s (run_id, phase, reason, started_at, finished_at)

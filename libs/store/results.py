@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, cast
 
 from sqlalchemy import select, text
@@ -13,42 +13,52 @@ from leyden.libs.contracts import api
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
+from leyden.libs.store.intervals import TaskSums, statistic
 from leyden.libs.store.paging import decode_cursor, page
 from leyden.libs.store.rewards import REWARD
 
-Z95 = 1.959963984540054
 MAX_TEXTS = 20
 """Shown values of a text fact, most frequent first."""
 
 # The reward of the line is a part of `rollouts.reward`, with the policy for failures applied. Numbers too large for
-# statistics are left out: JSON has no bound, double precision has.
-_EVALUATION_FACTS = text("""
-    SELECT groups.evaluation_id, fact.key AS name, jsonb_typeof(fact.value) AS kind,
+# statistics are left out: JSON has no bound, double precision has, and sums of squares have it sooner.
+_FACTS_OF_TASKS = """
+    SELECT groups.evaluation_id, groups.id, fact.key AS name, jsonb_typeof(fact.value) = 'string' AS is_text,
         CASE WHEN jsonb_typeof(fact.value) = 'string' THEN left(fact.value #>> '{}', 100) END AS text,
-        CASE WHEN jsonb_typeof(fact.value) = 'string' THEN count(*) ELSE count(number.value) END AS count,
-        sum(number.value) AS sum,
-        sum(number.value * number.value) AS squares,
-        bool_and(number.value IN (0, 1)) AS binary
+        CASE WHEN jsonb_typeof(fact.value) = 'string' THEN count(*) ELSE count(number.value) END AS n,
+        sum(number.value) AS s, bool_and(number.value IN (0, 1)) AS is_binary
     FROM groups JOIN rollouts ON rollouts.group_id = groups.id AND rollouts.state = 'finished'
     JOIN outcomes ON outcomes.rollout_id = rollouts.id AND outcomes.attempt = rollouts.attempt
     CROSS JOIN LATERAL jsonb_each(outcomes.facts) AS fact
     CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(fact.value)
-        WHEN 'number' THEN CASE WHEN abs((fact.value #>> '{}')::numeric) < 1e150 THEN (fact.value #>> '{}')::float8 END
+        WHEN 'number' THEN CASE WHEN abs((fact.value #>> '{}')::numeric) < 1e100 THEN (fact.value #>> '{}')::float8 END
         WHEN 'boolean' THEN (fact.value #>> '{}')::boolean::int::float8 END AS value) AS number
     WHERE groups.evaluation_id = ANY(:evaluation_ids)
         AND jsonb_typeof(fact.value) IN ('number', 'boolean', 'string') AND fact.key NOT IN ('reward', 'rewards')
-    GROUP BY groups.evaluation_id, fact.key, jsonb_typeof(fact.value),
-        CASE WHEN jsonb_typeof(fact.value) = 'string' THEN left(fact.value #>> '{}', 100) END
-""")
+    GROUP BY 1, 2, 3, 4, 5
+"""
+
+# Over tasks, of which each has n rollouts with a number and s as the sum of their numbers: `TaskSums`.
+_SUMS = """
+    count(*) FILTER (WHERE n > 0) AS tasks, sum(n)::bigint AS count, sum(s) AS total, sum(s * s) AS squares,
+    sum(n * s) AS products, sum(n * n)::float8 AS counts, bool_and(is_binary) AS is_binary
+"""
+
+_EVALUATION_FACTS = text(f"""
+    SELECT evaluation_id, name, is_text, text, {_SUMS} FROM ({_FACTS_OF_TASKS}) AS of_tasks
+    GROUP BY evaluation_id, name, is_text, text
+""")  # noqa: S608  # constants alone
 
 _EARNED = f"CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned"
 
 _EVALUATION_ROLLOUTS = text(f"""
-    SELECT groups.evaluation_id, {ROLLOUT_STATE} AS state, count(*) AS count, sum(earned.reward) AS sum,
-        sum(earned.reward * earned.reward) AS squares, count(earned.reward) AS rewarded,
-        bool_and(earned.reward IN (0, 1)) AS binary, min(groups.admitted_version) AS version
-    FROM groups JOIN rollouts ON rollouts.group_id = groups.id {_EARNED}
-    WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY 1, 2
+    SELECT evaluation_id, state, sum(rollouts)::bigint AS rollouts, min(version) AS version, {_SUMS} FROM (
+        SELECT groups.evaluation_id, groups.id, {ROLLOUT_STATE} AS state, count(*) AS rollouts,
+            count(earned.reward) AS n, sum(earned.reward) AS s, bool_and(earned.reward IN (0, 1)) AS is_binary,
+            min(groups.admitted_version) AS version
+        FROM groups JOIN rollouts ON rollouts.group_id = groups.id {_EARNED}
+        WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY 1, 2, 3
+    ) AS of_tasks GROUP BY 1, 2
 """)  # noqa: S608  # constants alone
 
 _EXPECTED = text("""
@@ -108,39 +118,20 @@ _OWN_ROLES = text("""
     WHERE runs.id = :run_id AND role ->> 'policy' IS NOT DISTINCT FROM runs.policy GROUP BY lead.id
 """)
 
+# The mean over rollouts of the mean of their calls: one that made more calls does not weigh more.
 _ROLE_RETURNS = text("""
-    SELECT step_groups.step, calls.role, avg(credits.return) AS return_mean, count(*) AS calls
-    FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'
-    JOIN model_calls AS calls ON calls.run_id = :lead AND calls.rollout_id = rollouts.id
-        AND calls.attempt = rollouts.attempt AND calls.role = ANY(:roles)
-    JOIN credits ON credits.run_id = :lead AND credits.call_id = calls.id
-    WHERE step_groups.run_id = :run_id AND step_groups.step IS NOT NULL
-    GROUP BY step_groups.step, calls.role ORDER BY step_groups.step, calls.role
+    SELECT step, role, avg(mean) AS return_mean, sum(calls)::bigint AS calls FROM (
+        SELECT step_groups.step, calls.role, rollouts.id, avg(credits.return) AS mean, count(*) AS calls
+        FROM step_groups JOIN rollouts ON rollouts.group_id = step_groups.group_id AND rollouts.state = 'finished'
+        JOIN model_calls AS calls ON calls.run_id = :lead AND calls.rollout_id = rollouts.id
+            AND calls.attempt = rollouts.attempt AND calls.role = ANY(:roles)
+        JOIN credits ON credits.run_id = :lead AND credits.call_id = calls.id
+        WHERE step_groups.run_id = :run_id AND step_groups.step IS NOT NULL
+        GROUP BY 1, 2, 3
+    ) AS of_rollouts GROUP BY step, role ORDER BY step, role
 """)
 
 Record = Mapping[Any, Any]
-
-
-def wilson(successes: float, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share (E. B. Wilson, 1927); within [0, 1] at every count.
-
-    Example: 8 of 10 give (0.4902, 0.9433).
-    """
-    share, z2 = successes / count, Z95 * Z95
-    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
-    half = Z95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
-    return max(0.0, centre - half), min(1.0, centre + half)
-
-
-def statistic(count: int, total: float, squares: float, *, binary: bool) -> api.Statistic:
-    """Mean and 95 % interval from a count, a sum and a sum of squares."""
-    mean = total / count
-    if binary:
-        low, high = wilson(total, count)
-        return api.Statistic(count=count, mean=mean, low=low, high=high)
-    variance = max(0.0, squares - count * mean * mean) / (count - 1) if count > 1 else 0.0
-    half = Z95 * math.sqrt(variance / count)
-    return api.Statistic(count=count, mean=mean, low=mean - half, high=mean + half)
 
 
 async def list_evaluations(
@@ -173,9 +164,9 @@ async def _with_results(session: ReadSession, rows: Sequence[tables.Evaluation])
 def _evaluation(
     row: tables.Evaluation, states: Sequence[Record], facts: Sequence[Record], expected: int
 ) -> api.Evaluation:
-    counts = {record["state"]: record["count"] for record in states}
+    counts = {record["state"]: record["rollouts"] for record in states}
     terminal = sum(count for state, count in counts.items() if state not in ("queued", "running"))
-    finished = next((record for record in states if record["state"] == "finished" and record["rewarded"]), None)
+    finished = next((record for record in states if record["state"] == "finished" and record["count"]), None)
     return api.Evaluation(
         id=row.id,
         run_id=row.run_id,
@@ -189,7 +180,7 @@ def _evaluation(
         results=api.EvaluationResults(
             rollouts=counts,
             complete=terminal >= expected,
-            reward=_statistic(finished, "rewarded") if finished else None,
+            reward=statistic(_sums(finished)) if finished else None,
             facts=_facts(facts),
         ),
     )
@@ -198,10 +189,12 @@ def _evaluation(
 def _facts(records: Sequence[Record]) -> list[api.Fact]:
     found = []
     for name, values in sorted(_grouped(records, "name").items()):
-        numbers = [record for record in values if record["kind"] != "string" and record["count"]]
-        texts = [record for record in values if record["kind"] == "string"]
-        if numbers:
-            found.append(_number_fact(name, numbers))
+        # A grader may write true in one rollout and 1 in another: both are one fact.
+        number = next((record for record in values if not record["is_text"] and record["count"]), None)
+        texts = [record for record in values if record["is_text"]]
+        if number is not None:
+            kind = "share" if number["is_binary"] else "number"
+            found.append(api.Fact(name=name, kind=kind, statistic=statistic(_sums(number))))
         elif texts:
             ordered = sorted(texts, key=lambda record: (-record["count"], record["text"]))[:MAX_TEXTS]
             counts = {record["text"]: record["count"] for record in ordered}
@@ -209,16 +202,8 @@ def _facts(records: Sequence[Record]) -> list[api.Fact]:
     return found
 
 
-def _number_fact(name: str, records: Sequence[Record]) -> api.Fact:
-    # A grader may write true in one rollout and 1 in another: both are one fact.
-    merged = {part: sum(record[part] for record in records) for part in ("count", "sum", "squares")}
-    binary = all(record["binary"] for record in records)
-    numbers = statistic(merged["count"], merged["sum"], merged["squares"], binary=binary)
-    return api.Fact(name=name, kind="share" if binary else "number", statistic=numbers)
-
-
-def _statistic(record: Record, count: str) -> api.Statistic:
-    return statistic(record[count], record["sum"], record["squares"], binary=record["binary"])
+def _sums(record: Record) -> TaskSums:
+    return TaskSums(**{field.name: record[field.name] for field in fields(TaskSums)})
 
 
 async def list_steps(session: ReadSession, run_id: str, *, cursor: str | None, limit: int) -> api.Page[api.Step]:

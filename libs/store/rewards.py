@@ -4,3 +4,6 @@ REWARD = """(rollouts.reward
     + coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt), 0)
     + coalesce((SELECT sum(value) FROM external_rewards WHERE rollout_id = rollouts.id), 0))"""
 """SQL over `rollouts`; null unless the rollout is finished."""
+
+SOLVE_RATE = f"avg(({REWARD} >= :solved_at)::int)::double precision"
+"""SQL over grouped `rollouts` that are finished: the share with at least the reward `:solved_at`."""

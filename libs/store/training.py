@@ -15,7 +15,7 @@ from leyden.libs.contracts.config import RunConfig, Sampling
 from leyden.libs.contracts.states import ConsumptionVerdict, GroupVerdict
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.rewards import REWARD
+from leyden.libs.store.rewards import REWARD, SOLVE_RATE
 from leyden.libs.store.runs import UNBEGUN_CHILDREN, UnknownRun
 
 _MEASURED = """
@@ -49,7 +49,7 @@ _UNCOPIED_VERSIONS = text(f"""
 
 
 # Why `step` bounds the scan: a group's own step is at most max_policy_lag + 1 after its oldest token.
-_REPLAYABLE = text("""
+_REPLAYABLE = text(f"""
     SELECT t.group_id
     FROM step_groups t
     JOIN group_credits c ON c.group_id = t.group_id AND c.run_id = t.run_id
@@ -64,11 +64,11 @@ _REPLAYABLE = text("""
             SELECT -avg(abs(a.advantage)) FROM rollouts r JOIN credits a ON a.rollout_id = r.id AND a.run_id = g.run_id
             WHERE r.group_id = t.group_id)
         WHEN 'solve_rate' THEN (
-            SELECT abs(avg((r.reward >= :solved_at)::int) - 0.5) FROM rollouts r
-            WHERE r.group_id = t.group_id AND r.state = 'finished' AND NOT r.greedy)
+            SELECT abs({SOLVE_RATE} - 0.5) FROM rollouts
+            WHERE group_id = t.group_id AND state = 'finished' AND NOT greedy)
     END, g.number DESC
     LIMIT :count
-""")
+""")  # noqa: S608  # constants alone
 
 _ADD_REPLAYS = text("""
     INSERT INTO step_replays (group_id, use, run_id, step)

@@ -81,9 +81,9 @@ async def test_an_evaluation_reports_shares_numbers_and_texts_with_intervals(
     assert by_name["first_tool"]["counts"] == {"memory": 3, "search": 1}
     share = by_name["success"]["statistic"]
     assert by_name["success"]["kind"] == "share"
-    # Wilson's interval of 2 in 4.
-    assert (share["count"], share["mean"]) == (4, 0.5)
-    assert (share["low"], share["high"]) == pytest.approx((0.150039, 0.849961), abs=1e-6)
+    # The siblings of each task say the same: Wilson's interval of 1 in 2.
+    assert (share["count"], share["tasks"], share["mean"]) == (4, 2, 0.5)
+    assert (share["low"], share["high"]) == pytest.approx((0.094531, 0.905469), abs=1e-6)
     # A number beyond double precision is left out.
     assert (by_name["calls"]["statistic"]["count"], by_name["calls"]["statistic"]["mean"]) == (3, 2.0)
 
@@ -152,6 +152,23 @@ async def test_each_run_has_the_learning_curves_of_its_own_policy(
     assert await role_curves(api_http, second) == {
         "role.checker.return_mean": [(1, 20.0), (2, 10.0)],
         "role.checker.calls": [(1, 2.0), (2, 2.0)],
+    }
+
+
+async def test_a_rollout_with_more_calls_of_a_role_weighs_no_more_in_its_curve(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    """Losers take more turns: 4 rollouts, 3 of them right, one of which took 8 calls to be wrong."""
+    run = await builders.add_run(database, config=builders.run_document(roles=[{"name": "writer"}]))
+    group, rollouts = await builders.add_group(database, run, size=4)
+    for rollout, reward, calls in zip(rollouts, (1.0, 1.0, 0.0, 1.0), (1, 1, 8, 2), strict=True):
+        for _ in range(calls):
+            await add_credit(database, await builders.add_call(database, rollout, role="writer"), reward)
+        await finish(database, rollout, reward, {})
+    await add_step(database, run, 1, {group.id: "trained"})
+    assert await role_curves(api_http, run) == {
+        "role.writer.return_mean": [(1, 0.75)],
+        "role.writer.calls": [(1, 12.0)],
     }
 
 

@@ -674,3 +674,20 @@ async def test_a_curriculum_reads_the_solve_rates_of_earlier_groups(scene: Scene
     assert len(tasks) == 9
     # Each pair has both, since none comes twice while there are others.
     assert tasks[2:4] in ([0, 1], [1, 0])
+
+
+async def test_a_curriculum_counts_rewards_that_were_given_beside_the_outcome(scene: Scene) -> None:
+    """As an agent whose judge posts its rewards: the outcome itself has none."""
+    run = await add_run(scene, config=document(steps=9), tasks=3)
+    for number in range(3):
+        _, rollouts = await builders.add_group(scene.database, run, number, task_number=number, state="complete")
+        for rollout in rollouts:
+            await builders.finish_rollout(scene.database, rollout, reward=0.0)
+            async with scene.database.session() as session:
+                if number == 1:
+                    given = {"attempt": 1, "run_id": run.id, "source": "endpoint", "name": "judge"}
+                    session.add(tables.Reward(rollout_id=rollout.id, key="judge", value=1.0, **given))
+                if number == 2:
+                    session.add(tables.ExternalReward(rollout_id=rollout.id, key="a", name="person", value=1.0))
+    async with scene.database.read() as session:
+        assert await solve_rates(session, run.id, 1.0, 10) == {0: 0.0, 1: 1.0, 2: 1.0}

@@ -44,7 +44,7 @@ def step(number: int, reward: float | None, **facts: float) -> Step:
 
 
 def evaluation(version: int, share: float) -> Evaluation:
-    statistic = Statistic(count=100, mean=share, low=share - 0.1, high=share + 0.1)
+    statistic = Statistic(count=100, tasks=100, mean=share, low=share - 0.1, high=share + 0.1)
     facts = [
         Fact(name="success", kind="share", statistic=statistic),
         Fact(name="first_tool", kind="text", counts={"memory": 75, "search": 25}),

@@ -1,0 +1,94 @@
+"""Means of numbers over rollouts, with 95 % intervals that count tasks.
+
+Rollouts of one task are alike: eight of them say less than eight tasks do. The interval takes tasks as the sample
+(Miller, "Adding Error Bars to Evals", arXiv 2411.00640, section 2.2: standard errors clustered by question).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from leyden.libs.contracts import api
+
+Z95 = 1.959963984540054
+_STUDENT_95 = {1: 12.706205, 2: 4.302653, 3: 3.182446, 4: 2.776445}
+"""Student's t at 97.5 %, by degrees of freedom, where the expansion of `student_95` is too coarse."""
+
+
+@dataclass(frozen=True)
+class TaskSums:
+    """A number over the rollouts of several tasks. With n rollouts of a task that have it, and s the sum of theirs:
+
+    count: Σ n; total: Σ s; squares: Σ s²; products: Σ n · s; counts: Σ n²; tasks: their number; is_binary: whether
+    every number is 0 or 1.
+    """
+
+    tasks: int
+    count: int
+    total: float
+    squares: float
+    products: float
+    counts: float
+    is_binary: bool
+
+    @property
+    def mean(self) -> float:
+        """The mean over rollouts."""
+        return self.total / self.count
+
+    @property
+    def spread(self) -> float:
+        """Σ over tasks of (s - n · mean)² / count²: the variance of the mean, but for T / (T - 1)."""
+        of_tasks = self.squares - 2 * self.mean * self.products + self.mean * self.mean * self.counts
+        return max(0.0, of_tasks) / (self.count * self.count)
+
+
+def statistic(sums: TaskSums) -> api.Statistic:
+    """Mean and 95 % interval: Wilson's for a share, else Student's; one task has no interval but that of a share.
+
+    Example: two tasks of two rollouts each, all right and all wrong, give the interval of 1 in 2, not that of 2 in 4.
+    """
+    mean, found = sums.mean, {"count": sums.count, "tasks": sums.tasks}
+    if sums.is_binary:
+        low, high = wilson(mean, _effective_count(sums))
+        return api.Statistic(mean=mean, low=low, high=high, **found)
+    if sums.tasks < 2:
+        return api.Statistic(mean=mean, low=None, high=None, **found)
+    half = student_95(sums.tasks - 1) * math.sqrt(sums.spread * sums.tasks / (sums.tasks - 1))
+    return api.Statistic(mean=mean, low=mean - half, high=mean + half, **found)
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """The 95 % interval of a share (E. B. Wilson, 1927); within [0, 1] at every count.
+
+    Example: 0.8 of 10 gives (0.4902, 0.9433).
+    """
+    z2 = Z95 * Z95
+    centre = (share + z2 / (2 * count)) / (1 + z2 / count)
+    half = Z95 / (1 + z2 / count) * math.sqrt(share * (1 - share) / count + z2 / (4 * count * count))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def student_95(freedom: int) -> float:
+    """Student's t at 97.5 %: Fisher's expansion around the normal distribution, within 0.004.
+
+    >>> [round(student_95(freedom), 2) for freedom in (1, 2, 3, 9, 1000)]
+    [12.71, 4.3, 3.18, 2.26, 1.96]
+    """
+    z, v = Z95, float(freedom)
+    expanded = (
+        z
+        + (z**3 + z) / (4 * v)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+    )
+    return _STUDENT_95.get(freedom, expanded)
+
+
+def _effective_count(sums: TaskSums) -> float:
+    """The number of independent rollouts that say as much: at most all, and the tasks where all say the same."""
+    variance = sums.mean * (1 - sums.mean)
+    if variance <= 0:
+        return sums.tasks
+    return sums.count if sums.spread <= 0 else min(float(sums.count), variance / sums.spread)
