@@ -1,10 +1,10 @@
 {{- define "leyden.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else if contains "leyden" .Release.Name -}}
+{{- else if contains (.Values.nameOverride | default "leyden") .Release.Name -}}
 {{- .Release.Name | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-leyden" .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (.Values.nameOverride | default "leyden") | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 {{- end }}
 
@@ -59,7 +59,11 @@ annotations:
 {{- if .image.digest -}}
 {{- printf "%s/%s@%s" $registry .image.repository .image.digest -}}
 {{- else -}}
-{{- printf "%s/%s:%s" $registry .image.repository (.image.tag | default .root.Values.imageTag | default .root.Chart.AppVersion) -}}
+{{- $tag := .image.tag | default .root.Values.imageTag | default .root.Chart.AppVersion -}}
+{{- if eq $tag "latest" -}}
+{{- fail (printf "%s has the tag latest, which nodes do not pull again: name a version or a digest in its image, or in imageTag" .image.repository) -}}
+{{- end -}}
+{{- printf "%s/%s:%s" $registry .image.repository $tag -}}
 {{- end -}}
 {{- end }}
 

@@ -45,6 +45,10 @@ WRONG = [
     ("gateway.ingress.enabled=true,gateway.ingress.host=x", "networkPolicy.gatewayFrom"),
     ("rollouts.namespace=platform", "need a namespace that holds nothing else"),
     ("gateway.image.tag=latest", "name a version or a digest"),
+    ("imageTag=latest", "name a version or a digest"),
+    ("engine.cpuImage.tag=latest,engine.backend=cpu,model.source=none", "name a version or a digest"),
+    ("redis.internal.image.tag=latest", "name a version or a digest"),
+    ("credit.terminationGracePeriodSeconds=5,credit.preStopSeconds=5", "credit.preStopSeconds"),
     ("gateway.terminationGracePeriodSeconds=15", "gateway.preStopSeconds"),
 ]
 
@@ -62,6 +66,9 @@ def test_a_combination_that_cannot_work_is_refused_with_the_remedy(values: str, 
     [
         "gatway=2", "gateway.replica=2", "gateway.replicas=two", "engine.backend=vllm", "postgres.mode=mysql",
         "api.ingress.hosts=x", "logLevel=loud", "storage.accessModes={Everyone}", "rollouts.tmpSize=big",
+        "api.service.type=Foo", "gateway.replicas=0", "engine.replicas=0", "trainer.nodes=0", "runner.concurrency=0",
+        "imageTag=a/b", "storage.accessModes={ReadOnlyMany}", "postgres.external.host=db/leyden", "model.revision=",
+        "secrets.adminToken.existingSecret=Not_A_Name", "monitoring.podMonitor.interval=often",
     ],
 )  # fmt: skip
 def test_a_misspelled_or_impossible_value_is_refused(values: str, helm: str) -> None:

@@ -9,6 +9,13 @@ metadata:
     # The controller copies it to the Job, where Kueue finds it.
     kueue.x-k8s.io/queue-name: {{ . }}
     {{- end }}
+    {{- with $trainer.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with $trainer.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
 spec:
   restartPolicy: Never
   automountServiceAccountToken: false
@@ -54,6 +61,9 @@ spec:
       mountPath: /dev/shm
     - name: storage
       mountPath: /var/lib/leyden
+    {{- with $trainer.extraVolumeMounts }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
   volumes:
   - name: tmp
     emptyDir: {}
@@ -62,6 +72,9 @@ spec:
       medium: Memory
       sizeLimit: {{ $trainer.shmSize }}
   {{- include "leyden.storageVolume" . | nindent 2 }}
+  {{- with $trainer.extraVolumes }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
 {{- end }}
 
 {{/* Writable places of caches; without them kernels' compilers write to the root. */}}
