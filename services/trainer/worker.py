@@ -27,6 +27,7 @@ from leyden.services.trainer.checkpoint import (
 from leyden.services.trainer.compute import Interrupted
 from leyden.services.trainer.learner import make_accelerator
 from leyden.services.trainer.loop import Trainer, version_of
+from leyden.services.trainer.model import check_family
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.resume import LearnerLoader
 from leyden.services.trainer.saving import lock_check
@@ -143,6 +144,8 @@ async def _open_trainer(
             fault_point("trainer.version_copied")
         inherited = _inherited(parent, config)
     if version_0 is None:
+        if config.training.steps > 0:
+            await asyncio.to_thread(_check_families, base, config)
         export = await asyncio.to_thread(describe, start or base)
         async with database.session() as session:
             await training.add_base_version(session, run_id, version_of(0, export))
@@ -154,6 +157,13 @@ async def _open_trainer(
     learner = await loader.load(stop.is_set)
     log.info("learner ready", step=learner.step, device=str(accelerator.device), ranks=ranks.size)
     return Trainer(settings, config, base, database, notifications, lock, learner)
+
+
+def _check_families(base: Path, config: RunConfig) -> None:
+    """Asks of each model that the run's document names whether it can be trained. Raises: UnsupportedModel"""
+    critic = config.algorithm.critic
+    for folder in dict.fromkeys([base, *([Path(critic.model)] if critic and critic.model else [])]):
+        check_family(folder)
 
 
 def _inherited(parent: training.Parent, config: RunConfig) -> tuple[Path, Progress] | None:

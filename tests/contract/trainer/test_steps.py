@@ -34,6 +34,7 @@ from leyden.services.trainer.checkpoint import (
     version_folder,
 )
 from leyden.services.trainer.learner import make_accelerator
+from leyden.services.trainer.model import UnsupportedModel
 from leyden.services.trainer.resume import LearnerLoader
 from leyden.services.trainer.settings import Settings
 from tests import builders
@@ -127,6 +128,12 @@ async def wait_until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+async def until_rows(case: Case, table: type[tables.Base], count: int) -> None:
+    async with asyncio.timeout(60):
+        while len(await case.rows(table)) < count:
+            await asyncio.sleep(0.05)
+
+
 @pytest.fixture
 def case(database: Database, postgres_dsn: str, tiny_model: Path, tmp_path: Path, redis_url: str) -> Case:
     return Case(database, postgres_dsn, tiny_model, tmp_path / "runs", redis_url)
@@ -143,6 +150,43 @@ async def test_a_run_without_steps_records_version_0_of_a_model_that_no_trainer_
     for _ in range(2):
         await case.train(model_path=model)
     assert [(number, one.path) for number, one in (await case.versions()).items()] == [(0, str(model))]
+
+
+async def test_a_model_that_cannot_be_trained_is_refused_before_version_0(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[Path]()
+
+    def refuse(folder: Path) -> None:
+        asked.append(folder)
+        raise UnsupportedModel("llama: choose another model")
+
+    monkeypatch.setattr(worker, "check_family", refuse)
+    await case.open(steps=1)
+    with pytest.raises(UnsupportedModel):
+        await case.train()
+    assert (asked, await case.versions()) == ([case.model], {})
+
+
+async def test_a_run_asks_once_whether_its_models_can_be_trained(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a restart, nor a critic, nor a KL reference, nor a comparison with an older version asks again."""
+    asked, check = list[Path](), worker.check_family
+    monkeypatch.setattr(worker, "check_family", lambda folder: (asked.append(folder), check(folder)))
+    await case.open(
+        steps=2, algorithm={"critic": {"trunk": "own"}, "kl_coefficient": 0.1, "kl_reference_every": 1},
+    )  # fmt: skip
+    for number in range(2):
+        await case.add_group(number)
+    stop = asyncio.Event()
+    training = asyncio.create_task(case.train(stop))
+    await until_rows(case, tables.Step, 1)
+    stop.set()
+    await training
+    for number in range(2, 4):
+        await case.add_group(number)
+    await case.train()
+    assert asked == [case.model]
+    assert (await case.rows(tables.Step))[1].metrics["logprob_gap_tokens"] > 0  # type: ignore[attr-defined]
 
 
 async def test_one_step_trains_each_sample_and_each_step_writes_a_version(case: Case) -> None:

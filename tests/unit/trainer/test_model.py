@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,17 @@ from transformers import (
     PreTrainedModel,
 )
 
-from leyden.services.trainer.model import UnsupportedModel, check_supported, freeze
+from leyden.services.trainer.model import (
+    UnsupportedModel,
+    _lowest_layers,
+    _ordinary_ids,
+    _tree_gap,
+    check_arithmetic,
+    check_family,
+    check_structure,
+    freeze,
+    load_model,
+)
 from tests.unit.trainer.cases import tiny_llama
 
 SIZES = {
@@ -36,12 +47,17 @@ def tiny(family: str, **changes: Any) -> PreTrainedModel:
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
 
 
+def check(model: PreTrainedModel) -> None:
+    check_structure(model)
+    check_arithmetic(model.double().eval())
+
+
 def test_capped_logits_and_untested_windows_are_refused() -> None:
     with pytest.raises(UnsupportedModel, match="sliding window"):
-        check_supported(Gemma2ForCausalLM(Gemma2Config(**SIZES)))
+        check(Gemma2ForCausalLM(Gemma2Config(**SIZES)))
     full = Gemma2Config(**SIZES, layer_types=["full_attention"] * 2, final_logit_softcapping=0.01)
     with pytest.raises(UnsupportedModel, match="logits differ"):
-        check_supported(Gemma2ForCausalLM(full))
+        check(Gemma2ForCausalLM(full))
 
 
 @pytest.mark.parametrize(
@@ -62,7 +78,7 @@ def test_capped_logits_and_untested_windows_are_refused() -> None:
     ],
 )
 def test_families_that_trees_compute_right_are_accepted(family: str, changes: dict[str, Any]) -> None:
-    check_supported(tiny(family, **changes))
+    check(tiny(family, **changes))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +103,46 @@ def test_families_that_trees_compute_wrong_are_refused_by_name(
     family: str, changes: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(UnsupportedModel, match=f"^{family}: .*{reason}"):
-        check_supported(tiny(family, **changes))
+        check(tiny(family, **changes))
+
+
+def test_a_model_that_amplifies_rounding_is_supported(tmp_path: Path) -> None:
+    """As SmolLM2 does for its control tokens: float32 would take the rounding for another computation."""
+    model = tiny("llama", vocab_size=64, hidden_size=64)
+    with torch.no_grad():
+        model.lm_head.weight *= 1e4
+        assert _tree_gap(model) > 1e-3
+    model.save_pretrained(tmp_path)
+    check_family(tmp_path)
+
+
+def test_the_check_asks_tokens_of_the_middle_of_the_vocabulary() -> None:
+    ids = _ordinary_ids(tiny("llama", vocab_size=49152), 12)
+    assert (ids.min(), ids.max(), len(set(ids))) == (12288, 34816, 12)
+
+
+def test_weights_that_a_run_made_are_loaded_without_a_question(tmp_path: Path) -> None:
+    tiny("stablelm").save_pretrained(tmp_path)
+    assert load_model(tmp_path).dtype is torch.float32
+    with pytest.raises(UnsupportedModel, match="nats"):
+        check_family(tmp_path)
+
+
+def test_the_check_reads_the_lowest_layers_up_to_the_first_of_each_kind(tmp_path: Path) -> None:
+    kinds = ["sliding_attention"] * 3 + ["full_attention", "sliding_attention", "full_attention"]
+    model = tiny("gemma3_text", num_hidden_layers=6, layer_types=kinds, sliding_window=16)
+    lowest = _lowest_layers(model.config)
+    assert (lowest.num_hidden_layers, lowest.layer_types) == (4, kinds[:4])
+    assert _lowest_layers(tiny("llama", num_hidden_layers=6).config).num_hidden_layers == 2
+    model.save_pretrained(tmp_path)
+    check_family(tmp_path)
+
+
+def test_experts_above_the_lowest_layers_are_found(tmp_path: Path) -> None:
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "mlp_only_layers": [0, 1, 2]}
+    tiny("qwen3_moe", num_hidden_layers=4, **sizes).save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match="mixture of experts"):
+        check_family(tmp_path)
 
 
 def test_freezing_by_pattern() -> None:
