@@ -683,6 +683,20 @@ class Step(Base):
     created_at: Mapped[datetime] = _created()
 
 
+class DamagedStep(Base):
+    """Writer: trainer. A step whose files were not those that had been written, each time that a trainer found it."""
+
+    __tablename__ = "damaged_steps"
+    run_id: Mapped[str] = mapped_column(
+        ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True, comment="The trained run."
+    )
+    step: Mapped[int] = mapped_column(primary_key=True, comment="Number of the step.")
+    cause: Mapped[str] = mapped_column(comment="The file, and how it differs.")
+    created_at: Mapped[datetime] = mapped_column(
+        primary_key=True, server_default=func.now(), comment="The start of the transaction that wrote the row."
+    )
+
+
 class StepGroup(Base):
     """Writer: trainer. The verdict of a run's trainer on a credited group, at most one, in the step's transaction."""
 

@@ -295,6 +295,11 @@ async def commit_step(session: Session, record: StepRecord) -> None:
         await session.execute(insert(tables.StepSample), samples)
 
 
+async def record_damage(session: Session, run_id: str, step: int, cause: str) -> None:
+    """Records that a trainer found a step's files damaged. A repeat adds a row: it is found at every load."""
+    session.add(tables.DamagedStep(run_id=run_id, step=step, cause=cause))
+
+
 async def best_version(session: ReadSession, run_id: str) -> int | None:
     """The version from 1, not removed, that earned most in complete evaluations, else in training; None before any
     reward. A tie goes to the newer version.

@@ -1,10 +1,10 @@
-"""Reasons for which a run does not learn, read from its newest attempts: most of them fail in the same way."""
+"""Reasons for which a run does not learn: its newest attempts fail in the same way, or its steps met trouble."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import text
@@ -17,6 +17,16 @@ MIN_ATTEMPTS, MIN_GROUPS = 4, 4
 SHARE = 0.5
 """A warning is about more than this share of the attempts, or of their model calls."""
 MAX_CAUSE = 300
+
+STEPS = 20
+_UNCOMPARED = text("""
+    SELECT count(*) AS steps, count(*) FILTER (WHERE (metrics ->> 'logprob_gap_tokens')::float = 0) AS uncompared
+    FROM (SELECT metrics FROM steps WHERE run_id = :run_id ORDER BY number DESC LIMIT :steps) newest
+""")
+_DAMAGED = text("""
+    SELECT count(*), (array_agg(step ORDER BY created_at DESC))[1], (array_agg(cause ORDER BY created_at DESC))[1]
+    FROM damaged_steps WHERE run_id = :run_id
+""")
 
 _NEWEST = text("""
     SELECT o.kind, o.detail, right(o.stderr_tail, 2000) AS stderr, r.group_id, r.reason, v.has_variance,
@@ -36,7 +46,22 @@ _NEWEST = text("""
 async def run_warnings(session: ReadSession, run_id: str) -> list[str]:
     """The warnings of a run that is not pruned, each with its remedy; empty when most attempts are well."""
     rows = await session.execute(_NEWEST, {"run_id": run_id, "attempts": ATTEMPTS})
-    return warnings_of([dict(row) for row in rows.mappings()])
+    return [*warnings_of([dict(row) for row in rows.mappings()]), *[one async for one in _of_steps(session, run_id)]]
+
+
+async def _of_steps(session: ReadSession, run_id: str) -> AsyncIterator[str]:
+    steps, uncompared = (await session.execute(_UNCOMPARED, {"run_id": run_id, "steps": STEPS})).one()
+    if uncompared:
+        yield (
+            f"in {uncompared} of the last {steps} steps trainer and engine were not compared: the weights that sampled"
+            " the tokens are gone, or there is no memory for a second model; the trainer's log names the cause"
+        )
+    times, step, cause = (await session.execute(_DAMAGED, {"run_id": run_id})).one()
+    if times:
+        yield (
+            f"a trainer found files of steps damaged, {times} times, and went back to an older checkpoint: check the"
+            f" storage of TRAINER_FOLDER. The last, of step {step}: {cause[:MAX_CAUSE]}"
+        )
 
 
 def warnings_of(attempts: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,8 +1,8 @@
 """Weights and optimiser state on disk. A folder gets its name only once its files are complete and on the disk.
 
     <root>/<run>/versions/<n>/      a Hugging Face folder: engines serve it, and a resumed trainer reads its weights
-    <root>/<run>/checkpoints/<n>/   optimiser moments, random state, and progress.json: the high-water mark; the
-                                    weights in float32, where the version rounds them
+    <root>/<run>/checkpoints/<n>/   optimiser moments, random state, and progress.json: the high-water mark and the
+                                    hash of each file; the weights in float32, where the version rounds them
 
 The trainer writes a version before it records the step, and the checkpoint only afterwards: engines need not wait for
 it. A crash before the step's transaction leaves a version that no row names; the trainer replaces it when it makes the
@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
-from leyden.libs.contracts.weights import ADAPTER_FOLDER, WEIGHT_SUFFIXES, weight_files, weights_sha256
+from leyden.libs.contracts.weights import ADAPTER_FOLDER, WEIGHT_SUFFIXES, file_sha256, weight_files, weights_sha256
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.lora import (
     ADAPTER_WEIGHTS,
@@ -44,12 +44,14 @@ from leyden.services.trainer.optimizers import SCALES, restore_moment
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.remedies import raising_host_memory
 from leyden.services.trainer.sharded_state import read_shards, write_shards
-from leyden.services.trainer.sharding import divided_like, replace_values
+from leyden.services.trainer.sharding import divided_like, replace_values, rounds_to
 
 WEIGHTS_NAME = "model.safetensors"
 FILE_BYTES = 2**30
 """The most that is gathered for a version, or written in one file: it lies twice in host memory meanwhile."""
 STATE_NAME = "optimizer.safetensors"
+ROUNDED = torch.bfloat16
+"""The type of versions whose checkpoint has the weights, too."""
 VALUES = "value_head."
 WEIGHTS = "weights."
 
@@ -225,19 +227,21 @@ def save_checkpoint(
     """
     scratch = scratch or new_scratch(folder, check_lock)
     with _named(scratch, folder, check_lock, moment="trainer.checkpoint_unnamed"):
-        document = asdict(progress)
         # No pickle: reading a checkpoint runs no code.
-        if ranks.size > 1:
-            files = write_shards(state, scratch, ranks)
-        else:
-            files = []
-            for names in _parts(state):
-                files.append(f"{len(files)}-{STATE_NAME}" if files else STATE_NAME)
-                _save({name: state[name] for name in names}, scratch / files[-1])
-        if files != [STATE_NAME]:
-            document["files"] = files
+        files = write_shards(state, scratch, ranks) if ranks.size > 1 else _write_parts(state, scratch)
         fault_point("trainer.state_written")
+        document = {**asdict(progress), "files": files}
         (scratch / "progress.json").write_text(json.dumps(document, indent=2) + "\n")
+
+
+def _write_parts(state: Mapping[str, torch.Tensor], folder: Path) -> dict[str, str]:
+    """Returns the hash of each file by its name."""
+    files = dict[str, str]()
+    for names in _parts(state):
+        file = folder / (f"{len(files)}-{STATE_NAME}" if files else STATE_NAME)
+        _save({name: state[name] for name in names}, file)
+        files[file.name] = file_sha256(file)
+    return files
 
 
 def load_checkpoint(
@@ -246,25 +250,16 @@ def load_checkpoint(
     expected: Progress,
     values: nn.Module | None = None,
     weights: Mapping[str, Tensor] | None = None,
+    ranks: Ranks = ALONE,
 ) -> None:
     """Restores optimiser and random state, and a critic's own weights; of what is sharded, this rank's shards.
 
-    Args:   weights: the policy's. They are restored, too, where the checkpoint has them.
-    Raises: CheckpointDamaged: files are missing, or belong to another run, step or weights than `expected`;
-                torch.OutOfMemoryError
+    Args:   weights: the policy's, as the version of the step has them. A checkpoint that has them, too, has what the
+                version rounded, and they are restored; ranks: each hashes its share of the files
+    Raises: CheckpointDamaged: files are missing, or differ from those that were written, or belong to another run, step
+                or weights than `expected`; torch.OutOfMemoryError
     """
-    file = folder / "progress.json"
-    try:
-        document = dict(json.loads(file.read_text()))
-        files = [folder / name for name in document.pop("files", [STATE_NAME])]
-        found = Progress(**document)
-        # torch would leave out what a missing file held.
-        for file in files:
-            safe_open(file, "pt")
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
-        raise CheckpointDamaged(f"{file} cannot be read ({error}): restore it from a backup") from error
-    if found != expected:
-        raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
+    _check_files(folder, _read_manifest(folder, expected), ranks)
     try:
         with raising_host_memory():
             _restore(optimizer, folder, values, weights or {})
@@ -272,6 +267,35 @@ def load_checkpoint(
         raise
     except (LookupError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
         raise CheckpointDamaged(f"{folder} holds no such state ({error}): restore it from a backup") from error
+
+
+def _read_manifest(folder: Path, expected: Progress) -> dict[str, str | None]:
+    """The hash of each file of a checkpoint by its name; None where a release wrote it that knew no hashes."""
+    file = folder / "progress.json"
+    try:
+        document = dict(json.loads(file.read_text()))
+        files = document.pop("files", [STATE_NAME])
+        hashes = dict(files) if isinstance(files, dict) else dict.fromkeys(map(str, files))
+        found = Progress(**document)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointDamaged(f"{file} cannot be read ({error}): restore it from a backup") from error
+    if found != expected:
+        raise CheckpointDamaged(f"{folder} holds {found}, but the store recorded {expected}: restore it from a backup")
+    return hashes
+
+
+def _check_files(folder: Path, hashes: Mapping[str, str | None], ranks: Ranks) -> None:
+    """Raises CheckpointDamaged unless all files are there and this rank's share of them has the recorded hashes."""
+    for number, (name, sha256) in enumerate(sorted(hashes.items())):
+        file = folder / name
+        try:
+            # torch would leave out what a missing file held.
+            safe_open(file, "pt")
+            damaged = number % ranks.size == ranks.rank and sha256 is not None and sha256 != file_sha256(file)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointDamaged(f"{file} cannot be read ({error}): restore it from a backup") from error
+        if damaged:
+            raise CheckpointDamaged(f"{file} is not the file that was written, by its hash: restore it from a backup")
 
 
 def _restore(
@@ -286,6 +310,8 @@ def _restore(
     torch.set_rng_state(state.pop("random"))
     # A version that rounds no weights has them all.
     for key, tensor in (own if master.keys().isdisjoint(state) else named).items():
+        if key in master and not rounds_to(state[key], tensor, ROUNDED):
+            raise ValueError(f"{key} does not round to the weights of the version")
         replace_values(tensor, state.pop(key))
     for key, tensor in state.items():
         number, _, name = key.partition(".")

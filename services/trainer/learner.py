@@ -97,7 +97,8 @@ def resume_learner(
         # The hash covers the weights alone: transformers reports a damaged config with one of these errors.
         except (OSError, LookupError, TypeError, ValueError) as error:
             raise CheckpointDamaged(f"{weights} cannot be loaded ({error}): restore it from a backup") from error
-        load_checkpoint(learner.optimizer, checkpoint, expected, learner.values, own_weights(model_of(learner)))
+        weights_of = own_weights(model_of(learner))
+        load_checkpoint(learner.optimizer, checkpoint, expected, learner.values, weights_of, ranks)
         learner.step = expected.step if step is None else step
         return learner
 

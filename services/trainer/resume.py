@@ -4,6 +4,9 @@ A step is recorded before its checkpoint is written. If a trainer died between t
 again from the checkpoint before it and the samples on record, to recompute the optimiser's state. The weights are not
 recomputed but read: engines may serve them already. Only where the step's files are damaged or lost are its weights
 exported again, and they must be the recorded ones.
+
+Every file has a hash on record. A step whose files differ is never the start: the newest step before it whose files are
+whole is, and the steps after that one are made again.
 """
 
 from __future__ import annotations
@@ -88,6 +91,12 @@ def export_again(learner: Learner, base: Path, version: training.Version, check_
     log.warning("version exported again", version=version.version, path=version.path)
 
 
+def _steps_with_checkpoint(checkpoint: Path, oldest: int, last: int) -> list[int]:
+    """The steps of these that have one beside `checkpoint`, newest first, and 0 where only one step was made."""
+    steps = [step for step in range(last, max(0, oldest - 1), -1) if checkpoint.with_name(str(step)).is_dir()]
+    return [*steps, 0] if last == 1 else steps
+
+
 @dataclass(frozen=True)
 class LearnerLoader:
     """Loads a run's learner from the store's record, the base model and the run's files.
@@ -116,26 +125,40 @@ class LearnerLoader:
             last = await training.last_committed_step(session, self.run_id)
         if last is None:
             return await asyncio.to_thread(self._start)
-        checkpoint = Path(last.checkpoint)
-        if not await asyncio.to_thread(checkpoint.exists):
-            return await self._make_again(last.number, checkpoint, interrupted)
-        try:
-            return await self._load_step(last.number, checkpoint)
-        except CheckpointDamaged as damage:
-            log.warning("files of a step damaged", step=last.number, cause=str(damage))
+        learner = await self._load_newest(last.number, Path(last.checkpoint))
+        while learner.step < last.number:
+            await self._make_again(learner, Path(last.checkpoint), interrupted)
+        return learner
+
+    async def _load_newest(self, last: int, checkpoint: Path) -> Learner:
+        """Returns the learner right after the newest step whose files are whole: `last`, or one before it.
+
+        Raises: CheckpointDamaged: with the reason of each step that was tried
+        """
+        oldest, reasons = last - self.config.training.keep_checkpoints, list[str]()
+        for step in await asyncio.to_thread(_steps_with_checkpoint, checkpoint, oldest, last):
             try:
-                return await self._make_again(last.number, checkpoint, interrupted)
-            except CheckpointDamaged as error:
-                raise CheckpointDamaged(f"{damage}; step {last.number} cannot be made again: {error}") from error
+                return await asyncio.to_thread(self._start) if step == 0 else await self._load_step(step, checkpoint)
+            except CheckpointDamaged as damage:
+                log.warning("files of a step damaged", step=step, cause=str(damage))
+                reasons.append(str(damage))
+                async with self.database.session() as session:
+                    await training.record_damage(session, self.run_id, step, str(damage))
+        reasons = reasons or [f"{checkpoint} is missing: restore it from a backup"]
+        raise CheckpointDamaged(
+            f"{'; '.join(reasons)}; step {last} cannot be made again without an older checkpoint: restore one, or"
+            " resume the run from an older version"
+        )
 
     async def _load_step(self, step: int, checkpoint: Path) -> Learner:
+        """Args: checkpoint: the folder of any step's"""
         version = await self._version(step)
         expected = Progress(self.run_id, step, version.content_sha256)
         number, reference = self.config.algorithm.reference_version(step), None
         if number is not None and number != step:
             found = await self._version(number)
             reference = Path(found.path), found.content_sha256
-        resumed = Path(version.path), checkpoint, expected
+        resumed = Path(version.path), checkpoint.with_name(str(step)), expected
         return await asyncio.to_thread(self._load, Load(self.base, self.config, resumed, reference=reference))
 
     def _start(self) -> Learner:
@@ -150,13 +173,9 @@ class LearnerLoader:
         with self.ranks.sending(load):
             return load_learner(load, self.accelerator, self.ranks)
 
-    async def _make_again(self, step: int, checkpoint: Path, interrupted: Callable[[], bool]) -> Learner:
-        """Makes a recorded step again, with the samples on record, and writes its missing checkpoint."""
-        before = step - 1
-        if before == 0:
-            learner = await asyncio.to_thread(self._start)
-        else:
-            learner = await self._load_step(before, checkpoint.with_name(str(before)))
+    async def _make_again(self, learner: Learner, checkpoint: Path, interrupted: Callable[[], bool]) -> None:
+        """Makes the next recorded step again, with the samples on record, and writes its missing checkpoint."""
+        step = learner.step + 1
         async with self.database.read() as session:
             verdicts = await training.consumed_groups(session, self.run_id, step)
             replayed = await training.replayed_groups(session, self.run_id, step)
@@ -166,8 +185,8 @@ class LearnerLoader:
         rows = [row for row in rows if row.group_id not in replaced]
         samples, zero_variance = decode_samples(rows, trained | set(replayed))
         await asyncio.to_thread(self._make_step, learner, samples, zero_variance, interrupted)
-        await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), checkpoint)
-        return learner
+        folder = checkpoint.with_name(str(step))
+        await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), folder)
 
     def _make_step(
         self,

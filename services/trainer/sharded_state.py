@@ -9,7 +9,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 from torch.futures import Future
 
+from leyden.libs.contracts.weights import file_sha256
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.ranks import Ranks
 
@@ -32,18 +35,18 @@ FILE_BYTES = 2**30
 """A rank begins a new file after so many bytes: torch holds two copies of a file in host memory while it writes it."""
 
 
-def write_shards(state: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> list[str]:
+def write_shards(state: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> dict[str, str]:
     """Writes this rank's shards and, on rank 0, all that is not sharded. All ranks call it, in the same order.
 
     Args:    folder: all ranks see it
-    Returns: on rank 0, the names of all ranks' files, which are complete and on the disk
+    Returns: on rank 0, the hashes of all ranks' files by name; the files are complete and on the disk
     Raises:  OSError: a file of any rank cannot be written, or a rank does not see the folder; RankLost
     """
     writer = _ShardWriter(state, folder)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     with _causes(), ranks.answering():
         save(dict(state), storage_writer=writer, planner=planner, process_group=ranks.background)
-    return writer.names
+    return writer.hashes
 
 
 def read_shards(folder: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
@@ -65,14 +68,21 @@ def read_shards(folder: Path, like: Callable[[str], Tensor | None]) -> dict[str,
     return found
 
 
+class _Written(NamedTuple):
+    """A file of some rank."""
+
+    name: str
+    sha256: str
+
+
 class _ShardWriter(HuggingFaceStorageWriter):
-    """torch's writer of safetensors, which names on rank 0 the files of all ranks."""
+    """torch's writer of safetensors, which knows on rank 0 the files of all ranks and their hashes."""
 
     def __init__(self, state: Mapping[str, Tensor], folder: Path) -> None:
         super().__init__(str(folder), _file_numbers(state), save_distributed=True)
         # Copying ahead would use the device of this thread, which is not that of the rank.
         self.per_thread_copy_ahead = 0
-        self.names: list[str] = []
+        self.hashes: dict[str, str] = {}
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         # torch makes a missing folder: this rank's files would then lie where neither rank 0 nor a resumed run looks.
@@ -84,13 +94,22 @@ class _ShardWriter(HuggingFaceStorageWriter):
         return super().prepare_local_plan(plan)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        written = super().write_data(plan, planner)
+        results = super().write_data(plan, planner).wait()
+        names = {one.storage_data.relative_path for one in results}
+        hashes = {name: file_sha256(Path(self.path) / name) for name in names}
+        written = Future[list[WriteResult]]()
+        written.set_result(
+            [
+                replace(one, storage_data=_Written(path := one.storage_data.relative_path, hashes[path]))
+                for one in results
+            ]
+        )
         if dist.get_rank() > 0:
             fault_point("trainer.follower_shards_written")
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        self.names = sorted({one.storage_data.relative_path for of_rank in results for one in of_rank})
+        self.hashes = {one.storage_data.name: one.storage_data.sha256 for of_rank in results for one in of_rank}
 
 
 def _file_numbers(state: Mapping[str, Tensor]) -> dict[str, int]:

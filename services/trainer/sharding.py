@@ -102,6 +102,14 @@ def divided_like(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
+def rounds_to(complete: Tensor, rounded: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a tensor, complete or sharded, rounds to one that may be sharded, by this rank's values of it."""
+    new = divided_like(complete, rounded)
+    if isinstance(rounded, DTensor) and isinstance(new, DTensor):
+        rounded, new = rounded.to_local(), new.to_local()
+    return torch.equal(new.to(dtype), rounded.to(dtype))
+
+
 def replace_values(own: Tensor, complete: Tensor, dtype: torch.dtype | None = None) -> float:
     """Copies a complete tensor into one that may be sharded. Returns the largest change of a value on this rank.
 

@@ -21,6 +21,7 @@ from leyden.libs.service import Checks
 from leyden.libs.store import retention, runs, tables, training
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
+from leyden.libs.store.warnings import run_warnings
 from leyden.services.trainer import loop as trainer_loop
 from leyden.services.trainer import saving, worker
 from leyden.services.trainer.checkpoint import (
@@ -100,6 +101,10 @@ class Case:
         async with asyncio.timeout(60):
             await worker.run_trainer(self.settings(**changes), stop or asyncio.Event(), Checks())
 
+    async def warnings(self) -> list[str]:
+        async with self.database.read() as session:
+            return await run_warnings(session, self.run.id)
+
     async def rows(self, table: type[tables.Base]) -> list[tables.Base]:
         async with self.database.read() as session:
             query = select(table).where(table.run_id == self.run.id)  # type: ignore[attr-defined]
@@ -126,6 +131,11 @@ async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+def flip_a_bit(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
 async def until_rows(case: Case, table: type[tables.Base], count: int) -> None:
@@ -455,7 +465,7 @@ async def test_a_recorded_step_without_files_is_an_error(case: Case) -> None:
         await case.train()
 
 
-@pytest.mark.parametrize("damage", ["weights", "no weights", "checkpoint", "adapter"])
+@pytest.mark.parametrize("damage", ["weights", "no weights", "checkpoint", "bit", "adapter"])
 async def test_a_restarted_trainer_makes_damaged_files_again(case: Case, damage: str) -> None:
     await case.open(steps=2, lora={"rank": 4} if damage == "adapter" else None)
     for number in range(4):
@@ -468,21 +478,48 @@ async def test_a_restarted_trainer_makes_damaged_files_again(case: Case, damage:
         file.write_bytes(file.read_bytes()[:-4] + b"abcd")
     elif damage == "no weights":
         remove_folder(folder / "versions" / "2")
-    else:
+    elif damage == "checkpoint":
         (folder / "checkpoints" / "2" / "optimizer.safetensors").write_bytes(b"PK")
+    else:
+        flip_a_bit(folder / "checkpoints" / "2" / "optimizer.safetensors")
     await case.train()
     assert describe(Path(version.path)).content_sha256 == version.content_sha256
     assert sorted(path.name for path in folder.glob("*/*")) == ["1", "1", "2", "2"]
     assert len(await case.rows(tables.Step)) == 2
+    [warning] = await case.warnings()
+    assert warning.startswith("a trainer found files of steps damaged, 1 times, and went back")
 
 
-async def test_damaged_files_that_cannot_be_made_again_are_an_error_with_both_reasons(case: Case) -> None:
+async def test_a_trainer_goes_back_to_the_newest_checkpoint_that_is_whole(case: Case, tmp_path: Path) -> None:
+    """Two of three are damaged: it makes both steps again, and the run goes on to the same weights."""
+    made = {}
+    for damaged in (False, True):
+        await case.open(steps=4, keep_checkpoints=3)
+        for number in range(6):
+            await case.add_group(number, version=number // 2)
+        stop = asyncio.Event()
+        training = asyncio.create_task(case.train(stop))
+        await until_rows(case, tables.Step, 3)
+        stop.set()
+        await training
+        folder = case.folder / case.run.id / "checkpoints"
+        for step in (2, 3) if damaged else ():
+            flip_a_bit(folder / str(step) / "optimizer.safetensors")
+        for number in (6, 7):
+            await case.add_group(number, version=3)
+        await case.train()
+        made[damaged] = [(await case.versions())[step].content_sha256 for step in range(1, 5)]
+        assert len(await case.warnings()) == damaged
+    assert made[True] == made[False]
+
+
+async def test_damaged_files_that_cannot_be_made_again_are_an_error_with_the_remedy(case: Case) -> None:
     await case.open(steps=2, keep_checkpoints=1)
     for number in range(4):
         await case.add_group(number, version=number // 2)
     await case.train()
     remove_folder(case.folder / case.run.id / "versions" / "2")
-    with pytest.raises(CheckpointDamaged, match=r"versions/2 .*; step 2 cannot be made again: .*versions/1 .*restore"):
+    with pytest.raises(CheckpointDamaged, match=r"versions/2 .*; step 2 cannot be made again .*: restore one, or"):
         await case.train()
 
 

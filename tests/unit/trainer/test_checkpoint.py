@@ -434,3 +434,46 @@ def test_truncated_files_and_garbage_are_errors_and_never_trained(
     damage(tmp_path)
     with pytest.raises(CheckpointDamaged, match="restore it"):
         resume_learner(tiny_model, export.path, tmp_path / "c", expected, CONFIG, CPU)
+
+
+def flipped(file: Path, place: int) -> None:
+    """Flips the lowest bit of a byte."""
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("place", [-1, -5000])
+def test_a_flipped_bit_is_never_trained(tiny_model: Path, tmp_path: Path, dtype: str, place: int) -> None:
+    """Neither of a moment nor of a weight that the version rounds."""
+    config = RunConfig.model_validate({**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": dtype}})
+    learner = start_learner(tiny_model, config, CPU)
+    step(learner, 0)
+    export = export_learner(learner, tiny_model, tmp_path / "v")
+    expected = Progress("run-a", 1, export.content_sha256)
+    state, scratch = begin_checkpoint(learner, tmp_path / "c")
+    save_checkpoint(state, expected, tmp_path / "c", scratch=scratch)
+    flipped(tmp_path / "c" / "optimizer.safetensors", place)
+    with pytest.raises(CheckpointDamaged, match=r"optimizer.safetensors is not the file that was written"):
+        resume_learner(tiny_model, export.path, tmp_path / "c", expected, config, CPU)
+
+
+def test_weights_that_do_not_round_to_those_of_the_version_are_never_trained(tiny_model: Path, tmp_path: Path) -> None:
+    """A release without hashes wrote the checkpoint, whose other state is whole."""
+    config = RunConfig.model_validate(
+        {**CONFIG.model_dump(exclude_unset=True), "training": {"export_dtype": "bfloat16"}}
+    )
+    learner = start_learner(tiny_model, config, CPU)
+    step(learner, 0)
+    export = export_learner(learner, tiny_model, tmp_path / "v")
+    expected, file = Progress("run-a", 1, export.content_sha256), tmp_path / "c" / "optimizer.safetensors"
+    save_checkpoint(begin_checkpoint(learner, tmp_path / "c")[0], expected, tmp_path / "c")
+    manifest = tmp_path / "c" / "progress.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "files": [file.name]}))
+    resume_learner(tiny_model, export.path, tmp_path / "c", expected, config, CPU)
+    state = load_file(file)
+    state["weights.model.norm.weight"][3] *= 1.01
+    save_file(state, file)
+    with pytest.raises(CheckpointDamaged, match=r"weights.model.norm.weight does not round to the weights of the"):
+        resume_learner(tiny_model, export.path, tmp_path / "c", expected, config, CPU)

@@ -215,3 +215,29 @@ def _write_during_a_step(rank: int, size: int, port: int, folder: Path) -> None:
 
 def test_no_rank_updates_its_moments_while_another_one_writes(tmp_path: Path) -> None:
     run_forked(_write_during_a_step, 2, free_port(), tmp_path, processes=2)
+
+
+def _read_a_flipped_bit(rank: int, size: int, port: int, folder: Path) -> None:
+    ranks = ranked.join(rank, size, port)
+    learner, config = start("llama", ranks)
+    train(learner, config, until=1)
+    write(optimizer_state(learner.optimizer), made(folder / ".1.partial", ranks), folder / "1", ranks)
+    ranks.any(flag=False)
+    for file in sorted((folder / "1").glob("shard-*")):
+        content = file.read_bytes()
+        if rank == 0:
+            file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        ranks.any(flag=False)
+        with (
+            pytest.raises(CheckpointDamaged, match=f"{file.name} is not the file"),
+            ranks.agreeing_on(CheckpointDamaged),
+        ):
+            load_checkpoint(start("llama", ranks)[0].optimizer, folder / "1", PROGRESS, ranks=ranks)
+        if rank == 0:
+            file.write_bytes(content)
+        ranks.any(flag=False)
+    ranks.close()
+
+
+def test_a_flipped_bit_in_any_ranks_file_is_damage_on_all_ranks(tmp_path: Path) -> None:
+    run_forked(_read_a_flipped_bit, 2, free_port(), tmp_path, processes=2)
