@@ -397,3 +397,10 @@ CROSS JOIN LATERAL (
     SELECT count(*) AS done FROM steps s WHERE s.run_id = t.run_id AND s.created_at <= t.created_at) n
 WHERE t.run_id = :'run' AND t.verdict = 'stale'
 AND NOT coalesce(n.done - c.min_policy_version > (r.config #>> '{sampling,max_policy_lag}')::integer, false);
+
+\echo question: groups that replace one that was not lost, or sample another task than it
+SELECT g.id, g.replaces FROM groups g LEFT JOIN groups l ON l.id = g.replaces AND l.run_id = g.run_id
+WHERE g.run_id = :'run' AND g.replaces IS NOT NULL AND NOT coalesce(
+    l.replaces IS NULL AND l.evaluation_id IS NULL AND l.task_number = g.task_number AND l.number < g.number
+    AND (EXISTS (SELECT FROM group_credits c WHERE c.group_id = l.id AND c.run_id = l.run_id AND c.verdict = 'excluded')
+         OR EXISTS (SELECT FROM step_groups s WHERE s.group_id = l.id AND s.run_id = l.run_id AND s.verdict = 'stale')), false);

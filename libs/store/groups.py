@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import select, text
+from sqlalchemy import func, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from leyden.libs.contracts.config import RunConfig
@@ -154,7 +154,7 @@ class Phase:
 class NewGroup:
     """A group to be admitted; ids are deterministic, so admitting it twice makes one row.
 
-    `has_greedy`: its last sibling is decoded greedily.
+    `has_greedy`: its last sibling is decoded greedily; `replaces`: the lost group whose task it samples again.
     """
 
     id: str
@@ -166,11 +166,28 @@ class NewGroup:
     size: int
     admitted_version: int
     has_greedy: bool = False
+    replaces: str | None = None
 
     @property
     def rollout_ids(self) -> list[str]:
         """The siblings, in order."""
         return [rollout_id(self.id, sibling) for sibling in range(self.size)]
+
+
+@dataclass(frozen=True)
+class LostGroup:
+    """A training group that credit excluded, or that the trainer refused as too old."""
+
+    id: str
+    task_number: int
+
+
+@dataclass(frozen=True)
+class Replacements:
+    """The run's groups that sample a lost group's task again: `made` so far, and the lost groups that still `wait`."""
+
+    made: int = 0
+    waiting: tuple[LostGroup, ...] = ()
 
 
 # Why: training groups have consecutive numbers from 0, so the largest number counts them, and partial indexes count the
@@ -331,6 +348,18 @@ _SOLVE_RATES = text(f"""
     ) g JOIN rollouts ON rollouts.group_id = g.id AND rollouts.state = 'finished' AND NOT rollouts.greedy
     GROUP BY g.task_number
 """)  # noqa: S608  # constants alone
+
+# A task that is lost twice is not sampled a third time before its next turn: it may be the task that is broken.
+_LOST = text("""
+    SELECT g.id, g.task_number FROM (
+        SELECT group_id FROM group_credits WHERE run_id = :run AND verdict = 'excluded'
+        UNION
+        SELECT group_id FROM step_groups WHERE run_id = :run AND verdict = 'stale'
+    ) lost JOIN groups g ON g.id = lost.group_id
+    WHERE g.run_id = :run AND g.evaluation_id IS NULL AND g.replaces IS NULL
+    AND NOT EXISTS (SELECT FROM groups other WHERE other.run_id = :run AND other.replaces = g.id)
+    ORDER BY g.number
+""")
 
 _PHASES = text("""
     INSERT INTO run_status AS s (run_id, phase, reason, started_at, finished_at)
@@ -503,6 +532,14 @@ async def solve_rates(session: ReadSession, run_id: str, solved_at: float, windo
     training groups."""
     scope = {"run": run_id, "solved_at": solved_at, "window": window}
     return {row.task_number: row.rate for row in await session.execute(_SOLVE_RATES, scope)}
+
+
+async def replacements(session: ReadSession, run_id: str) -> Replacements:
+    """The run's lost groups whose task no other group has sampled since, in their order, and the number of others."""
+    table = tables.Group
+    made = select(func.count()).where(table.run_id == run_id, table.replaces.is_not(None))
+    lost = await session.execute(_LOST, {"run": run_id})
+    return Replacements(await session.scalar(made) or 0, tuple(LostGroup(*row) for row in lost))
 
 
 async def runs_without_success(session: ReadSession, groups: int) -> dict[str, str]:

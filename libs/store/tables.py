@@ -229,6 +229,9 @@ class Group(Base):
     task_number: Mapped[int] = mapped_column(comment="Its task within the dataset.")
     size: Mapped[int] = mapped_column(comment="Siblings.")
     admitted_version: Mapped[int] = mapped_column(comment="The policy version that engines served at the admission.")
+    replaces: Mapped[str | None] = mapped_column(
+        comment="The lost group whose task it samples again; null for a task whose turn it was."
+    )
     state: Mapped[str] = mapped_column(default=GroupState.OPEN, comment=_transitions(GROUP_TRANSITIONS))
     created_at: Mapped[datetime] = _created()
     finished_at: Mapped[datetime | None] = mapped_column(comment="The time of completion or cancellation.")
@@ -237,6 +240,7 @@ class Group(Base):
         Index("ix_groups_run_open", "run_id", postgresql_where="state = 'open'"),
         Index("ix_groups_training", "run_id", "number", postgresql_where="evaluation_id IS NULL"),
         Index("ix_groups_complete", "finished_at", postgresql_where="state = 'complete' AND evaluation_id IS NULL"),
+        Index("ix_groups_replaces", "run_id", "replaces", unique=True, postgresql_where="replaces IS NOT NULL"),
         Index("ix_groups_cancelled", "run_id", postgresql_where="state = 'cancelled' AND evaluation_id IS NULL"),
         Index(None, "run_id", "created_at"),
         UniqueConstraint("run_id", "evaluation_id", "number", postgresql_nulls_not_distinct=True),

@@ -18,13 +18,14 @@ from types import MappingProxyType
 from leyden.libs.contracts.config import Curriculum, Sampling
 from leyden.libs.contracts.ids import group_id
 from leyden.libs.contracts.states import RunPhase
-from leyden.libs.store.groups import EvaluationFacts, NewGroup, RunFacts
+from leyden.libs.store.groups import EvaluationFacts, NewGroup, Replacements, RunFacts
 from leyden.services.controller.phases import due_evaluation, policy_target
 
 MAX_DRAWS = 100
 """Draws for a task that the batch does not have yet."""
 MAX_EVALUATION_GROUPS = 1000
 """Groups of an evaluation admitted in one tick."""
+NO_REPLACEMENTS = Replacements()
 
 
 def groups_to_admit(
@@ -32,6 +33,7 @@ def groups_to_admit(
     served_version: int,
     solve_rates: Mapping[int, float] | None = None,
     others: Sequence[tuple[RunFacts, int]] = (),
+    replacements: Replacements = NO_REPLACEMENTS,
 ) -> list[NewGroup]:
     """Returns the groups to admit: those of the due evaluation, else those of training.
 
@@ -39,7 +41,8 @@ def groups_to_admit(
     most of them as stale gets others.
 
     Args: served_version: the oldest version of the run that an engine serves; solve_rates: of tasks with complete
-        groups, for a curriculum; others: the runs that carry the run's further policies, with their served versions
+        groups, for a curriculum; others: the runs that carry the run's further policies, with their served versions;
+        replacements: see `training_groups`
     """
     due = due_evaluation(run)
     if run.phase is RunPhase.EVALUATING and due is not None:
@@ -55,7 +58,7 @@ def groups_to_admit(
         served_version=min((served_version, *(served for _, served in training))),
         counting=min((run.counting_groups, *(one.counting_groups for one, _ in training))),
     )
-    return training_groups(run, count, served_version, solve_rates or {})
+    return training_groups(run, count, served_version, solve_rates or {}, replacements)
 
 
 def training_groups_wanted(sampling: Sampling, *, steps: int, served_version: int, counting: int) -> int:
@@ -77,12 +80,23 @@ def training_groups_wanted(sampling: Sampling, *, steps: int, served_version: in
 
 
 def training_groups(
-    run: RunFacts, count: int, served_version: int, solve_rates: Mapping[int, float] = MappingProxyType({})
+    run: RunFacts,
+    count: int,
+    served_version: int,
+    solve_rates: Mapping[int, float] = MappingProxyType({}),
+    replacements: Replacements = NO_REPLACEMENTS,
 ) -> list[NewGroup]:
-    """Returns the run's next groups: every epoch is a new seeded shuffle of all tasks, or a curriculum draws them."""
+    """Returns the run's next groups: every epoch is a new seeded shuffle of all tasks, or a curriculum draws them.
+
+    Args: replacements: the tasks of lost groups come first, since the groups that are lost are not a fair draw: those
+        of long rollouts go stale. A curriculum draws such tasks again by itself.
+    """
     sampling, numbers = run.config.sampling, range(run.next_group, run.next_group + count)
+    lost = replacements.waiting[:count] if sampling.curriculum is None else ()
     if sampling.curriculum is None:
-        tasks = [task_of(sampling.seed, number, run.task_count) for number in numbers]
+        turn = run.next_group - replacements.made
+        turns = range(turn, turn + count - len(lost))
+        tasks = [*(one.task_number for one in lost), *(task_of(sampling.seed, one, run.task_count) for one in turns)]
     else:
         tasks = drawn_tasks(sampling.curriculum, sampling.seed, numbers, run.task_count, solve_rates)
     has_greedy = run.config.credit.baseline.type == "remax"
@@ -97,8 +111,9 @@ def training_groups(
             size=sampling.group_size + has_greedy,
             admitted_version=served_version,
             has_greedy=has_greedy,
+            replaces=lost[place].id if place < len(lost) else None,
         )
-        for number, task in zip(numbers, tasks, strict=True)
+        for place, (number, task) in enumerate(zip(numbers, tasks, strict=True))
     ]
 
 
@@ -119,9 +134,9 @@ def evaluation_groups(run_id: str, evaluation: EvaluationFacts, version: int) ->
     ]
 
 
-def task_of(seed: int, number: int, task_count: int) -> int:
-    """Returns the task of the run's group `number`: position `number mod task_count` in the shuffle of its epoch."""
-    epoch, position = divmod(number, task_count)
+def task_of(seed: int, turn: int, task_count: int) -> int:
+    """Returns the task whose turn it is: position `turn mod task_count` in the shuffle of its epoch."""
+    epoch, position = divmod(turn, task_count)
     return _shuffled(seed, epoch, task_count)[position]
 
 

@@ -258,10 +258,9 @@ class Controller:
         if served is None or len(with_versions) < len(run.config.carried_policies):
             return []
         groups = admission.groups_to_admit(run, served, others=with_versions)
-        if groups and groups[0].evaluation_id is None and (curriculum := run.config.sampling.curriculum) is not None:
-            async with self.database.read() as session:
-                rates = await store.solve_rates(session, run.id, curriculum.solved_at, curriculum.window)
-            groups = admission.groups_to_admit(run, served, rates, with_versions)
+        if groups and groups[0].evaluation_id is None:
+            rates, replacements = await self._past_of(run)
+            groups = admission.groups_to_admit(run, served, rates, with_versions, replacements)
         if not groups:
             return []
         rollout_ids = [rollout_id for group in groups for rollout_id in group.rollout_ids]
@@ -272,6 +271,16 @@ class Controller:
         GROUPS_ADMITTED.labels("training" if groups[0].evaluation_id is None else "evaluation").inc(len(groups))
         log.info("groups admitted", run_id=run.id, groups=len(groups), first=groups[0].id, version=served)
         return [store.QueuedRollout(one, 0, None, run.config.runner.type) for one in rollout_ids]
+
+    async def _past_of(self, run: store.RunFacts) -> tuple[dict[int, float], store.Replacements]:
+        """The facts of earlier groups that decide on the tasks of the next ones."""
+        curriculum = run.config.sampling.curriculum
+        async with self.database.read() as session:
+            if curriculum is None:
+                return {}, await store.replacements(session, run.id)
+            return await store.solve_rates(
+                session, run.id, curriculum.solved_at, curriculum.window
+            ), store.Replacements()
 
     async def enqueue(self, queued: Sequence[store.QueuedRollout], admitted: Sequence[store.QueuedRollout]) -> None:
         """Enqueues waiting rollouts: new ones at once, all of them every few seconds, since Redis may be wiped."""

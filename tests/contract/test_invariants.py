@@ -25,6 +25,7 @@ BROKEN = [
     ("groups that are open though the run is over", "UPDATE groups SET state = 'open'"),
     ("groups without all their siblings, or complete before all of them ended", "DELETE FROM rollouts"),
     ("gaps between the numbers of groups", "UPDATE groups SET number = 1"),
+    ("groups that replace one that was not lost, or sample another task than it", "UPDATE groups SET replaces = id"),
     ("groups or rollouts that were cancelled while their run went on", "UPDATE groups SET state = 'cancelled'"),
     ("finished rollouts whose counted attempt has no outcome, or is not their last", "DELETE FROM outcomes"),
     ("rewards out of infrastructure failures", "UPDATE outcomes SET kind = 'infra_error'"),

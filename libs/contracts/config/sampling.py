@@ -61,7 +61,8 @@ class Sampling(Document):
     """Policy for an attempt that succeeded although a model call failed on the platform's side without a successful
     retry: `retry` repeats the attempt like any infrastructure failure, `accept` counts its reward."""
     min_siblings: int = Field(default=2, ge=1, le=1024)
-    """A group with fewer counted rollouts than this is excluded, and a group of the next task replaces it."""
+    """A group with fewer counted rollouts than this is excluded. Its task is sampled again, once; after that the next
+    task takes its place."""
     refill_zero_variance: int = Field(default=0, ge=0, le=100)
     """Dynamic sampling: k lets a step replace up to k · `groups_per_step` groups without variance by groups of further
     tasks; those after them count, so that no step waits for ever. 0 replaces none."""

@@ -323,18 +323,28 @@ async def test_a_posted_reward_replaces_a_missing_outcome_reward(scene: Scene) -
     ]
 
 
-async def test_excluded_and_stale_groups_are_replaced_by_new_tasks(scene: Scene) -> None:
-    run = await add_run(scene)
+async def test_the_tasks_of_excluded_and_stale_groups_are_sampled_again_once(scene: Scene) -> None:
+    run = await add_run(scene, config=document(steps=4), tasks=6)
     await scene.tick(2)
-    await scene.finish_all(run)
-    await scene.tick()
-    excluded, stale, *_ = await scene.groups(run)
-    async with scene.database.session() as session:
-        session.add_all([_credited(excluded, "excluded"), _credited(stale)])
-        await session.flush()
-        session.add(tables.StepGroup(group_id=stale.id, run_id=run.id, step=None, verdict="stale"))
-    await scene.tick()
-    assert [group.number for group in await scene.groups(run)] == [0, 1, 2, 3, 4, 5]
+
+    async def lose(excluded: tables.Group, stale: tables.Group) -> None:
+        await scene.finish_all(run)
+        await scene.tick()
+        async with scene.database.session() as session:
+            session.add_all([_credited(excluded, "excluded"), _credited(stale)])
+            await session.flush()
+            session.add(tables.StepGroup(group_id=stale.id, run_id=run.id, step=None, verdict="stale"))
+        await scene.tick(2)
+
+    await lose(*(await scene.groups(run))[1:3])
+    groups = await scene.groups(run)
+    assert [(group.number, group.replaces) for group in groups[4:]] == [(4, groups[1].id), (5, groups[2].id)]
+    assert [group.task_number for group in groups[4:]] == [group.task_number for group in groups[1:3]]
+    # What is lost twice may be broken: the shuffle goes on with the tasks whose turn it is.
+    await lose(*groups[4:])
+    further = (await scene.groups(run))[6:]
+    assert [group.replaces for group in further] == [None, None]
+    assert {group.task_number for group in [*groups[:4], *further]} == set(range(6))
 
 
 async def test_flushing_redis_delays_rollouts_by_one_poll(scene: Scene, redis_url: str) -> None:

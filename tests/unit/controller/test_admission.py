@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leyden.libs.contracts.config import Baseline, Credit, Curriculum, Sampling
+from leyden.libs.store.groups import LostGroup, NewGroup, Replacements
 from leyden.libs.store.training import ReadyGroup
 from leyden.services.controller.admission import (
     drawn_tasks,
@@ -112,6 +113,28 @@ def test_the_order_of_tasks_is_seeded_and_changes_with_the_epoch() -> None:
     assert order == [task_of(7, number, 100) for number in range(100)]
     assert order != [task_of(8, number, 100) for number in range(100)]
     assert order != [task_of(7, number, 100) for number in range(100, 200)]
+
+
+@given(seed=st.integers(0, 3), tasks=st.integers(1, 9), losses=st.lists(st.sets(st.integers(0, 9)), max_size=12))
+def test_lost_tasks_come_again_and_cost_no_other_its_turn(seed: int, tasks: int, losses: list[set[int]]) -> None:
+    """Plays admissions of which some groups are lost; each task but those lost twice counts once an epoch."""
+    config = CONFIG.model_copy(update={"sampling": Sampling(group_size=2, seed=seed)})
+    admitted, lost = list[NewGroup](), set[str]()
+    for places in losses:
+        replaced = {group.replaces for group in admitted}
+        waiting = [group for group in admitted if group.id in lost - replaced and group.replaces is None]
+        past = Replacements(
+            sum(group.replaces is not None for group in admitted),
+            tuple(LostGroup(group.id, group.task_number) for group in waiting),
+        )
+        made = training_groups(run(config=config, task_count=tasks, next_group=len(admitted)), 10, 0, replacements=past)
+        assert [group.replaces for group in made[: len(waiting)]] == [group.id for group in waiting][:10]
+        admitted += made
+        lost |= {made[place].id for place in places}
+    by_id = {group.id: group for group in admitted}
+    assert all(by_id[one.replaces].task_number == one.task_number for one in admitted if one.replaces is not None)
+    turns = [group.task_number for group in admitted if group.replaces is None]
+    assert turns == [task_of(seed, turn, tasks) for turn in range(len(turns))]
 
 
 def test_ids_of_groups_are_deterministic() -> None:
