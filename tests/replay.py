@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from leyden.libs.contracts.config import RunConfig
-from leyden.libs.contracts.states import ConsumptionVerdict
 from leyden.libs.store import training
 from leyden.libs.store.database import Database, ReadSession
 from tests.shared import ROOT
@@ -60,14 +59,10 @@ async def _reproduces(
 ) -> bool:
     """Makes one step and returns whether its weights are those on record."""
     from leyden.services.trainer.learner import export_learner
-    from leyden.services.trainer.resume import decode_samples
+    from leyden.services.trainer.resume import recorded_samples
     from leyden.services.trainer.step import optimizer_step
 
-    verdicts = await training.consumed_groups(session, run_id, step)
-    rows = await training.load_samples(session, run_id, list(verdicts))
-    samples, zero_variance = decode_samples(
-        rows, {group for group, one in verdicts.items() if one is ConsumptionVerdict.TRAINED}
-    )
+    samples, zero_variance = await recorded_samples(session, run_id, step, config.sampling)
     optimizer_step(learner, samples, config, zero_variance=zero_variance)
     recorded = await training.read_version(session, run_id, step)
     with tempfile.TemporaryDirectory() as folder:

@@ -20,12 +20,12 @@ import numpy as np
 from accelerate import Accelerator
 from prometheus_client import Counter
 
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.config import RunConfig, Sampling
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import ConsumptionVerdict
 from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import tables, training
-from leyden.libs.store.database import Database
+from leyden.libs.store.database import Database, ReadSession
 from leyden.libs.telemetry import logger
 from leyden.services.trainer.batch import Sample
 from leyden.services.trainer.checkpoint import (
@@ -73,6 +73,21 @@ def decode_samples(rows: Iterable[tables.Sample], trained: set[str]) -> tuple[li
     """Decodes rows and separates the samples of the groups in `trained` from those of the zero-variance groups."""
     samples = [decode_sample(row) for row in rows]
     return [one for one in samples if one.group_id in trained], [one for one in samples if one.group_id not in trained]
+
+
+async def recorded_samples(
+    session: ReadSession, run_id: str, step: int, sampling: Sampling
+) -> tuple[list[Sample], list[Sample]]:
+    """Returns the samples of a recorded step as the step had them: those that it trained, of its own groups and of
+    those that it used again, and those of its groups without variance that the denominators count."""
+    verdicts = await training.consumed_groups(session, run_id, step)
+    replayed = await training.replayed_groups(session, run_id, step)
+    trained = {group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.TRAINED}
+    without_variance = [group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.NO_VARIANCE]
+    # The first of them were replaced by others, which count in their place.
+    counted = without_variance[sampling.refills :]
+    rows = await training.load_samples(session, run_id, [*trained, *replayed, *counted])
+    return decode_samples(rows, trained | set(replayed))
 
 
 def export_again(learner: Learner, base: Path, version: training.Version, check_lock: LockCheck) -> None:
@@ -177,13 +192,7 @@ class LearnerLoader:
         """Makes the next recorded step again, with the samples on record, and writes its missing checkpoint."""
         step = learner.step + 1
         async with self.database.read() as session:
-            verdicts = await training.consumed_groups(session, self.run_id, step)
-            replayed = await training.replayed_groups(session, self.run_id, step)
-            rows = await training.load_samples(session, self.run_id, [*verdicts, *replayed])
-        trained = {group for group, verdict in verdicts.items() if verdict is ConsumptionVerdict.TRAINED}
-        replaced = [group for group in verdicts if group not in trained][: self.config.sampling.refills]
-        rows = [row for row in rows if row.group_id not in replaced]
-        samples, zero_variance = decode_samples(rows, trained | set(replayed))
+            samples, zero_variance = await recorded_samples(session, self.run_id, step, self.config.sampling)
         await asyncio.to_thread(self._make_step, learner, samples, zero_variance, interrupted)
         folder = checkpoint.with_name(str(step))
         await asyncio.to_thread(self._adopt_and_save, learner, await self._version(step), folder)
