@@ -250,7 +250,12 @@ async def add_tool_span(
 
 
 async def add_credited_group(
-    database: Database, group: tables.Group, *, min_policy_version: int = 0, has_variance: bool = True, **columns: Any
+    database: Database,
+    group: tables.Group,
+    *,
+    min_policy_version: int | None = 0,
+    has_variance: bool = True,
+    **columns: Any,
 ) -> tables.GroupCredit:
     """The verdict of credit on a group; its samples are added by `add_sample`."""
     values = {

@@ -336,8 +336,9 @@ CROSS JOIN LATERAL (
     FROM runs u WHERE u.id = t.run_id
 ) has
 WHERE t.run_id = :'run' AND NOT coalesce(c.verdict = 'credited' AND CASE t.verdict
-    WHEN 'trained' THEN (c.has_variance OR has.every_group) AND t.step IS NOT NULL
-    WHEN 'no_variance' THEN NOT c.has_variance AND t.step IS NOT NULL
+    WHEN 'trained' THEN (c.has_variance OR has.every_group) AND c.min_policy_version IS NOT NULL AND t.step IS NOT NULL
+    WHEN 'no_variance' THEN NOT c.has_variance AND c.min_policy_version IS NOT NULL AND t.step IS NOT NULL
+    WHEN 'untrainable' THEN c.min_policy_version IS NULL AND t.step IS NOT NULL
     ELSE t.step IS NULL END, false);
 
 \echo question: numbers of a step that are missing, not finite, or not those of its samples
@@ -373,6 +374,25 @@ SELECT s.phase, count(t.number) FROM run_status s JOIN runs u ON u.id = s.run_id
 LEFT JOIN steps t ON t.run_id = s.run_id WHERE s.run_id = :'run' AND s.phase = 'completed'
 AND coalesce(s.reason, '') NOT LIKE 'stopped early%'
 GROUP BY s.phase, u.config HAVING count(t.number) <> (u.config #>> '{training,steps}')::integer;
+
+\echo question: completed runs whose last steps had no token that can be trained
+SELECT s.run_id, count(*) FROM run_status s JOIN runs u ON u.id = s.run_id
+CROSS JOIN LATERAL (SELECT number FROM steps WHERE run_id = s.run_id ORDER BY number DESC LIMIT 2) n
+WHERE s.run_id = :'run' AND s.phase = 'completed'
+GROUP BY s.run_id, u.config HAVING count(*) >= least(2, (u.config #>> '{training,steps}')::integer) AND bool_and(
+    NOT EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = n.number AND g.verdict <> 'untrainable')
+    AND NOT EXISTS (SELECT FROM step_replays g WHERE g.run_id = s.run_id AND g.step = n.number));
+
+\echo question: groups whose calls were counted otherwise than they are stored
+SELECT c.group_id, c.calls, m.calls, m.untrainable FROM group_credits c
+CROSS JOIN LATERAL (
+    SELECT count(*) AS calls, count(*) FILTER (WHERE m.status <> 'completed' OR NOT m.trainable) AS untrainable
+    FROM rollouts r JOIN model_calls m ON m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt
+    WHERE r.group_id = c.group_id AND r.state = 'finished' AND NOT r.greedy) m
+WHERE c.run_id = :'run' AND c.calls IS NOT NULL
+AND NOT EXISTS (SELECT FROM runs WHERE lead_run_id = c.run_id) AND NOT EXISTS (SELECT FROM runs WHERE id = c.run_id AND lead_run_id IS NOT NULL)
+AND ((c.calls ->> 'calls')::bigint <> m.calls
+     OR (SELECT coalesce(sum(value::bigint), 0) FROM jsonb_each_text(c.calls -> 'untrainable')) < m.untrainable);
 
 \echo question: tokens older than the lag allows
 SELECT t.sample_id, t.step, s.min_policy_version FROM step_samples t

@@ -13,6 +13,7 @@ from rich.text import Text
 from leyden.libs.cli.output import as_text, mean_and_interval, print_json_line, table
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Evaluation, Run, Step
+from leyden.libs.contracts.call_counts import why_nothing_trains
 
 ENDED = frozenset({"completed", "failed", "cancelled"})
 ROWS = 30
@@ -112,7 +113,14 @@ def line(step: Step) -> str:
     parts += [f"{title} {_metric(step, name)}" for name, title in metrics.items()]
     parts += [f"replayed {_replayed(step)}"] if step.metrics.get("samples_replayed") else []
     parts += [f"tokens {_count(step)}", f"seconds {_seconds(step.metrics.get('step_seconds'))}"]
-    return ", ".join(parts)
+    return ", ".join(parts + idle(step))
+
+
+def idle(step: Step) -> list[str]:
+    """Says that none of a step's tokens can be trained, and why."""
+    if step.metrics.get("trainable_tokens", 1):
+        return []
+    return [f"no token can be trained: {why_nothing_trains(step.calls)}"]
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.conversation import Dialect, Json, Turn
 from leyden.libs.contracts.rewards import RewardValue
@@ -154,6 +155,8 @@ class Run(_Body):
     """Whether the run's calls, spans, credits and samples have been deleted."""
     warnings: list[str] = []
     """Reasons for which most of its newest attempts teach nothing; only in the answer about one run."""
+    calls: CallCounts | None = None
+    """Counts of the model calls of its credited groups; only in the answer about one run."""
     best_version: int | None = None
     """The version from 1 that earned most in evaluations, else in training; that of a further policy has the number of
     the leading run's. Only in the answer about one run."""
@@ -464,7 +467,10 @@ class Step(_Body):
     metrics: dict[str, float | None]
     """The trainer's metrics: loss, gradient norm, tokens, seconds per phase."""
     groups: dict[str, int]
-    """Number of groups by verdict: trained, no_variance, stale; and `replayed`, those of earlier steps used again."""
+    """Number of groups by verdict: trained, no_variance, untrainable, stale; and `replayed`, those of earlier steps
+    that were used again."""
+    calls: CallCounts = CallCounts()
+    """Counts of the model calls of its groups; none for steps of an older version."""
     rollouts: int
     reward_mean: float | None
     reward_std: float | None

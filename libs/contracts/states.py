@@ -102,10 +102,15 @@ class GroupVerdict(StrEnum):
 
 
 class ConsumptionVerdict(StrEnum):
-    """The trainer's use of a credited group."""
+    """The trainer's use of a credited group.
+
+    `no_variance`: its rewards teach nothing, so it counts without training; `untrainable`: none of its tokens can be
+    trained, whatever its rewards.
+    """
 
     TRAINED = "trained"
     NO_VARIANCE = "no_variance"
+    UNTRAINABLE = "untrainable"
     STALE = "stale"
 
 

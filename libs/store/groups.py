@@ -372,22 +372,36 @@ _PHASES = text("""
         updated_at = CASE WHEN s.phase = excluded.phase THEN s.updated_at ELSE now() END
 """)
 
+# A run whose groups never had a success ends after all its groups, where it has fewer than the limit. Otherwise the
+# groups of the present phase count, so that a resumed run has a chance.
 _WITHOUT_SUCCESS = text("""
     SELECT s.run_id, (array_agg(latest.detail ORDER BY r.finished_at DESC))[1] AS detail
     FROM run_status s
+    JOIN runs u ON u.id = s.run_id
+    CROSS JOIN LATERAL (
+        SELECT least(:groups, greatest(1, (u.config #>> '{training,steps}')::bigint
+                                          * (u.config #>> '{sampling,groups_per_step}')::bigint)) AS groups
+    ) AS needed
+    CROSS JOIN LATERAL (
+        SELECT NOT EXISTS (
+            SELECT FROM groups g JOIN rollouts o ON o.group_id = g.id
+            WHERE g.run_id = s.run_id AND g.evaluation_id IS NULL AND o.reason = 'succeeded') AS always
+    ) AS failed
     CROSS JOIN LATERAL (
         SELECT id FROM groups g
-        WHERE g.run_id = s.run_id AND g.evaluation_id IS NULL AND g.state = 'complete' AND g.created_at >= s.updated_at
+        WHERE g.run_id = s.run_id AND g.evaluation_id IS NULL AND g.state = 'complete'
+            AND (failed.always OR g.created_at >= s.updated_at)
         ORDER BY number DESC LIMIT :groups
     ) g
     JOIN rollouts r ON r.group_id = g.id
     LEFT JOIN LATERAL (
-        SELECT concat_ws(': ', o.kind, o.detail, nullif(right(o.stderr_tail, 500), '')) AS detail
+        SELECT concat_ws(': ', coalesce(nullif(r.reason, 'succeeded'), o.kind), o.detail,
+                         nullif(right(o.stderr_tail, 500), '')) AS detail
         FROM outcomes o WHERE o.rollout_id = r.id ORDER BY o.attempt DESC LIMIT 1
     ) latest ON true
     WHERE s.phase = 'running'
-    GROUP BY s.run_id
-    HAVING count(DISTINCT g.id) >= :groups AND NOT bool_or(r.reason = 'succeeded')
+    GROUP BY s.run_id, needed.groups
+    HAVING count(DISTINCT g.id) >= needed.groups AND NOT bool_or(r.reason = 'succeeded')
 """)
 
 

@@ -10,7 +10,8 @@ from typing import Any, cast
 from sqlalchemy import select, text
 
 from leyden.libs.contracts import api
-from leyden.libs.store import tables
+from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.store import call_counts, tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.intervals import TaskSums, statistic
@@ -221,16 +222,18 @@ async def _with_rewards(
     session: ReadSession, run_id: str, rows: Sequence[tables.Step], rollouts: str
 ) -> list[api.Step]:
     """Args: rollouts: the SQL that joins rollouts to the groups of the steps"""
-    scope = {"run_id": run_id, "steps": [row.number for row in rows]}
+    scope: dict[str, Any] = {"run_id": run_id, "steps": [row.number for row in rows]}
     of_steps, of_facts = (text(query.replace("{rollouts}", rollouts)) for query in (_STEP_REWARDS, _STEP_FACTS))
     rewards = {record["step"]: record for record in (await session.execute(of_steps, scope)).mappings()}
     verdicts = _grouped((await session.execute(_STEP_VERDICTS, scope)).mappings(), "step")
     facts = _grouped((await session.execute(of_facts, scope)).mappings(), "step")
+    calls = await call_counts.of_steps(session, run_id, scope["steps"])
     return [
         api.Step(
             number=row.number,
             metrics={name: value for name, value in row.metrics.items() if _is_number(value)},
             groups={record["verdict"]: record["count"] for record in verdicts[row.number]},
+            calls=calls.get(row.number, CallCounts()),
             rollouts=rewards[row.number]["rollouts"] if row.number in rewards else 0,
             reward_mean=rewards[row.number]["reward_mean"] if row.number in rewards else None,
             reward_std=rewards[row.number]["reward_std"] if row.number in rewards else None,
@@ -272,6 +275,8 @@ async def _role_returns(session: ReadSession, run_id: str) -> Sequence[Record]:
 
 def _values(step: api.Step) -> Iterable[tuple[str, float]]:
     yield from ((name, value) for name, value in step.metrics.items() if value is not None)
+    if step.calls.calls:
+        yield "untrainable_calls", sum(step.calls.untrainable.values())
     yield from ((f"fact.{name}", value) for name, value in step.facts.items())
     if step.reward_mean is not None:
         yield "reward_mean", step.reward_mean

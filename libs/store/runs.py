@@ -14,6 +14,7 @@ from leyden.libs.contracts.ids import evaluation_id, new_id
 from leyden.libs.contracts.states import RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
+from leyden.libs.store.call_counts import of_run
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.paging import decode_cursor, page
@@ -162,7 +163,8 @@ async def get_run(session: ReadSession, run_id: str) -> api.Run:
     Raises: UnknownRun
     """
     run = (await _with_progress(session, [await check_run(session, run_id)]))[0]
-    return run if run.pruned else run.model_copy(update={"warnings": await run_warnings(session, run_id)})
+    warnings = [] if run.pruned else await run_warnings(session, run_id)
+    return run.model_copy(update={"warnings": warnings, "calls": await of_run(session, run_id)})
 
 
 async def check_run(session: ReadSession, run_id: str) -> tables.Run:

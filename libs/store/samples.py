@@ -34,11 +34,11 @@ class SiblingRows(NamedTuple):
     """The records of the counted attempts of finished siblings, each list in a stable order.
 
     rollouts: id, group_id, greedy, reward, ended (the kind of its outcome, or null)
-    calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable, masks_forced,
-        prompt_ids (after the shared tokens), prompt_tokens (of the complete prompt), sampled_ids, generator_logprobs,
-        policy_versions, temperature, role (or null), offers_tools (null where it has the tools of its parent),
-        answer (a turn or null), results (of tools, in the turns of the row:
-        [{id, text, is_error}]; id is null for a user's text with a result in it; text is its beginning; or null)
+    calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable,
+        untrainable_reason, finish_reason, masks_forced, prompt_ids (after the shared tokens), prompt_tokens (of the
+        complete prompt), sampled_ids, generator_logprobs, policy_versions, temperature, role (or null), offers_tools
+        (null where it has the tools of its parent), answer (a turn or null), results (of tools, in the turns of the
+        row: [{id, text, is_error}]; id is null for a user's text with a result in it; text is its beginning; or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
         tool spans
     rewards: rollout_id, value, response_id, tool_call_id, call_id; of agents, telemetry and people
@@ -64,6 +64,7 @@ class NewGroupCredit(NamedTuple):
     reward_mean: float | None
     reward_std: float | None
     averages: Mapping[str, float] | None = None
+    calls: Mapping[str, object] | None = None
 
 
 class NewCallCredit(NamedTuple):
@@ -144,7 +145,7 @@ _USERS_RESULT = r".*(?:^|\n)((?:Observation|Error):\n.*)"
 
 _CALLS = text(f"""
     SELECT c.rollout_id, c.id, c.parent_call_id, c.shared_tokens, c.request_id, c.choice, c.sequence, c.status,
-           c.trainable, c.masks_forced,
+           c.trainable, c.untrainable_reason, c.finish_reason, c.masks_forced,
            c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions,
            c.temperature, c.role, json_array_length(c.tools) > 0 AS offers_tools, c.answer, (
                SELECT jsonb_agg(jsonb_build_object(
@@ -184,10 +185,10 @@ _REWARDS = text("""
 # clock_timestamp orders the groups of one transaction, too, as a moving average over them needs.
 _VERDICTS = text("""
     INSERT INTO group_credits (group_id, run_id, verdict, reason, credit_version, counted_siblings, has_variance,
-                               min_policy_version, reward_mean, reward_std, averages, created_at)
+                               min_policy_version, reward_mean, reward_std, averages, calls, created_at)
     VALUES (:group_id, :run_id, :verdict, :reason, :credit_version, :counted_siblings, :has_variance,
-            :min_policy_version, :reward_mean, :reward_std, :averages, clock_timestamp())
-""").bindparams(bindparam("averages", type_=JSONB(none_as_null=True)))
+            :min_policy_version, :reward_mean, :reward_std, :averages, :calls, clock_timestamp())
+""").bindparams(*(bindparam(name, type_=JSONB(none_as_null=True)) for name in ("averages", "calls")))
 
 _AVERAGES = text("""
     SELECT averages FROM group_credits WHERE run_id = :run AND averages IS NOT NULL ORDER BY created_at DESC LIMIT 1

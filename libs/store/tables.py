@@ -603,6 +603,11 @@ class GroupCredit(Base):
         comment="With baseline ema: the run's moving averages after this group, by role, or one under the empty name;"
         " else null.",
     )
+    calls: Mapped[Json | None] = mapped_column(
+        JSONB(none_as_null=True),
+        comment="Counts of its calls for this run: {calls, untrainable by reason, malformed, empty, cut, tools by tool"
+        " and status}; null for an excluded group.",
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("verdict", GroupVerdict),
@@ -708,7 +713,9 @@ class StepGroup(Base):
     group_id: Mapped[str] = mapped_column(ForeignKey("groups.id"), primary_key=True, comment="The credited group.")
     run_id: Mapped[str] = mapped_column(primary_key=True, comment="Run of the trainer.")
     step: Mapped[int | None] = mapped_column(comment="Null for a group refused as stale.")
-    verdict: Mapped[str] = mapped_column(comment="trained, no_variance (counted without training) or stale (refused).")
+    verdict: Mapped[str] = mapped_column(
+        comment="trained, no_variance (its rewards teach nothing), untrainable (no token can train) or stale (refused)."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (
         _one_of("verdict", ConsumptionVerdict),

@@ -85,6 +85,11 @@ class ReadyGroup:
     min_policy_version: int | None
     has_variance: bool
 
+    @property
+    def is_trainable(self) -> bool:
+        """Whether any of its tokens can be trained, whatever its rewards."""
+        return self.min_policy_version is not None
+
 
 @dataclass(frozen=True)
 class Version:
@@ -128,6 +133,7 @@ class StepRecord:
     zero_variance_groups: Sequence[str]
     sample_ids: Sequence[str]
     version: Version
+    untrainable_groups: Sequence[str] = ()
 
 
 async def read_run_config(session: ReadSession, run_id: str) -> RunConfig:
@@ -276,6 +282,7 @@ async def commit_step(session: Session, record: StepRecord) -> None:
     run_id, number = record.run_id, record.number
     verdicts = [(group, ConsumptionVerdict.TRAINED) for group in record.trained_groups]
     verdicts += [(group, ConsumptionVerdict.NO_VARIANCE) for group in record.zero_variance_groups]
+    verdicts += [(group, ConsumptionVerdict.UNTRAINABLE) for group in record.untrainable_groups]
     session.add(
         tables.Step(
             run_id=run_id,

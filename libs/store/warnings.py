@@ -7,8 +7,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 
+from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
+from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
+from leyden.libs.store import tables
+from leyden.libs.store.call_counts import of_steps
 from leyden.libs.store.database import ReadSession
 
 ATTEMPTS = 100
@@ -30,6 +34,7 @@ _DAMAGED = text("""
 
 _NEWEST = text("""
     SELECT o.kind, o.detail, right(o.stderr_tail, 2000) AS stderr, r.group_id, r.reason, v.has_variance,
+           v.min_policy_version IS NOT NULL AS is_trainable,
            c.calls, c.untrainable, c.untrainable_reason
     FROM (SELECT * FROM outcomes WHERE run_id = :run_id AND kind <> 'cancelled'
           ORDER BY created_at DESC LIMIT :attempts) o
@@ -46,7 +51,8 @@ _NEWEST = text("""
 async def run_warnings(session: ReadSession, run_id: str) -> list[str]:
     """The warnings of a run that is not pruned, each with its remedy; empty when most attempts are well."""
     rows = await session.execute(_NEWEST, {"run_id": run_id, "attempts": ATTEMPTS})
-    return [*warnings_of([dict(row) for row in rows.mappings()]), *[one async for one in _of_steps(session, run_id)]]
+    attempts = warnings_of([dict(row) for row in rows.mappings()])
+    return [*await _idle_step(session, run_id), *attempts, *[one async for one in _of_steps(session, run_id)]]
 
 
 async def _of_steps(session: ReadSession, run_id: str) -> AsyncIterator[str]:
@@ -78,10 +84,20 @@ def warnings_of(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
         found.append(f"{_count(mute, attempts)} made no model call: does the agent use OPENAI_BASE_URL?")
     calls, untrainable = (sum(one[name] for one in attempts) for name in ("calls", "untrainable"))
     if untrainable > SHARE * calls:
-        reasons = Counter(one["untrainable_reason"] for one in attempts if one["untrainable"])
+        reasons = Counter(one["untrainable_reason"] or UNKNOWN for one in attempts if one["untrainable"])
         why = reasons.most_common(1)[0][0]
-        found.append(f"{untrainable} of the last {calls} model calls cannot be trained because of their {why}")
+        found.append(f"{untrainable} of the last {calls} model calls do not train: {why}: {remedy_of(why)}")
     return found + _equal_rewards(attempts)
+
+
+async def _idle_step(session: ReadSession, run_id: str) -> list[str]:
+    """Says that the newest step had no token that can be trained."""
+    query = select(tables.Step).where(tables.Step.run_id == run_id).order_by(tables.Step.number.desc()).limit(1)
+    step = (await session.scalars(query)).one_or_none()
+    if step is None or step.metrics.get("trainable_tokens", 1):
+        return []
+    counts = (await of_steps(session, run_id, [step.number])).get(step.number, CallCounts())
+    return [f"step {step.number} had no token that can be trained: {why_nothing_trains(counts)}"]
 
 
 def _failures(attempts: Sequence[Mapping[str, Any]]) -> Iterable[str]:
@@ -102,8 +118,8 @@ def _cause(attempt: Mapping[str, Any]) -> str:
 
 
 def _equal_rewards(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Credit decided it, from every kind of reward."""
-    groups = {one["group_id"]: one["has_variance"] for one in attempts if one["has_variance"] is not None}
+    """Credit decided it, from every kind of reward. A group without a token that can be trained shows nothing."""
+    groups = {one["group_id"]: one["has_variance"] for one in attempts if one["is_trainable"]}
     if len(groups) < MIN_GROUPS or any(groups.values()):
         return []
     return [f"in each of the last {len(groups)} groups all rewards are equal: there is nothing to learn from them"]

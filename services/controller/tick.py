@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from prometheus_client import Counter, Gauge
 
+from leyden.libs.contracts.call_counts import why_nothing_trains
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.connection import QueueUnavailable
@@ -16,6 +17,7 @@ from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.queue.stream import RolloutQueue
 from leyden.libs.store import groups as store
 from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.call_counts import runs_that_train_nothing
 from leyden.libs.store.database import Database, Session
 from leyden.libs.store.engines import Assignment, Pool, write_assignments, write_pools
 from leyden.libs.store.training import read_version
@@ -127,6 +129,7 @@ class Controller:
     async def move_runs(self, session: Session) -> tuple[list[store.RunFacts], list[store.Phase]]:
         """Writes changed phases and cancels the work of runs that ended early; returns the runs as they are now."""
         await _fail(session, self.trainers.pop_failures())
+        await _fail(session, await _idle_runs(session))
         runs = await self._load_runs(session)
         moved = self._changed_phases(runs)
         if moved:
@@ -306,6 +309,15 @@ class Controller:
         if queued.waited_seconds is None:
             return True
         return queued.waited_seconds >= settling.retry_seconds(queued.attempt, self.settings.retry_seconds)
+
+
+async def _idle_runs(session: Session) -> dict[str, str]:
+    """Returns the runs whose newest steps had nothing to train, with the reason and the remedy."""
+    return {
+        run_id: f"no token of {'steps' if len(steps) > 1 else 'step'} {' and '.join(map(str, steps))} can be trained:"
+        f" {why_nothing_trains(counts)}"
+        for run_id, (steps, counts) in (await runs_that_train_nothing(session)).items()
+    }
 
 
 def _trace(rollout_id: str) -> str:

@@ -8,16 +8,18 @@ call counts for the rollout. With AIR's α, calls earn α · status and outcomes
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Air, Baseline, Credit, TokenDiscountedCredit
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
 from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo, moved, values
+from leyden.services.credit.counts import counts_by_policy
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
 from leyden.services.credit.paths import Path, paths, row_calls
 from leyden.services.credit.records import TOKEN, Reward, Rollout
@@ -51,13 +53,14 @@ class Credited:
     """A group with credit.
 
     `rewards` holds one number per counted sibling, and `averages` the moving averages after the group with baseline
-    `ema`: by role, or one under the empty name.
+    `ema`: by role, or one under the empty name. `counts` are those of the calls of each policy.
     """
 
     credits: list[CallCredit]
     samples: dict[str, list[Path]]
     rewards: list[float]
     averages: dict[str, float] | None = None
+    counts: Mapping[str | None, CallCounts] = field(default_factory=dict)
 
     def has_variance(self, policy: str | None = None) -> bool:
         """Whether any token that the policy may train has an advantage."""
@@ -124,7 +127,8 @@ def credit_group(
         for one in earned
     }
     after = _averages_after(call_credits, credit.baseline, averages or {}) if credit.baseline.type == "ema" else None
-    return Credited(call_credits, samples, rewards, after)
+    counts = counts_by_policy(rollouts, {one.call_id: one.uses for one in call_credits})
+    return Credited(call_credits, samples, rewards, after, counts)
 
 
 def _averages_after(

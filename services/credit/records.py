@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.states import OutcomeKind
 
 TOKEN = np.dtype("<i4")
@@ -48,7 +49,8 @@ class ToolResult:
 class Call:
     """One model call. Arrays are bytes as stored: prompt int32[P]; sampled, versions int32[S]; logprobs float32[S].
 
-    `policy` is None for the run's own model, `offers_tools` where the call has the tools of its parent. `asked` and
+    `policy` is None for the run's own model, `offers_tools` where the call has the tools of its parent. `is_cut`: the
+    answer ended for its length. `recorded_reason`: the gateway's, for a call that is not `trainable`. `asked` and
     `text` are the sampled answer's tool calls and its text beside them; `results` are those of earlier calls' tools,
     which the conversation adds.
 
@@ -66,7 +68,9 @@ class Call:
     logprobs: bytes
     versions: bytes
     temperature: float
+    recorded_reason: str | None = None
     masks_forced: bool = False
+    is_cut: bool = False
     role: str | None = None
     policy: str | None = None
     offers_tools: bool | None = None
@@ -93,8 +97,22 @@ class Call:
     @property
     def learnable(self) -> bool:
         """True when the loss may see its tokens: completed, reproducible by a trainer, sampled from a distribution."""
-        may_train = self.completed and self.trainable and self.temperature > 0 and len(self.prompt) > 0
-        return may_train and (not self.masks_forced or len(self.trained_places()) > 0)
+        return self.untrainable_reason is None
+
+    @property
+    def untrainable_reason(self) -> str | None:
+        """Why the loss may not see its tokens; None when it may."""
+        if not self.completed:
+            return untrainable.UNFINISHED
+        if not self.trainable:
+            return self.recorded_reason or untrainable.UNKNOWN
+        if self.temperature <= 0:
+            return untrainable.of_parameters(["temperature"])
+        if not self.prompt:
+            return untrainable.UNKNOWN
+        if self.masks_forced and not len(self.trained_places()):
+            return untrainable.FORCED
+        return None
 
     def trained_places(self) -> NDArray[np.intp]:
         """The sampled tokens that train, as indices: all, or those that a grammar left a choice."""

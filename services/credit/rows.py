@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from leyden.libs.contracts.call_counts import CallCounts, total, why_nothing_trains
 from leyden.libs.contracts.conversation import parse_turn
 from leyden.libs.contracts.ids import sample_id
 from leyden.libs.contracts.states import CallStatus, GroupVerdict, OutcomeKind
@@ -70,7 +71,7 @@ def verdict_row(group: PendingGroup, result: Credited | Excluded, policy: str | 
         group_id=group.id,
         run_id=_run_of(group, policy),
         verdict=GroupVerdict.CREDITED if credited else GroupVerdict.EXCLUDED,
-        reason=_reason(result, policy),
+        reason=_reason(result, policy, group),
         credit_version=CREDIT_VERSION,
         counted_siblings=len(rewards),
         has_variance=credited.has_variance(policy) if credited else False,
@@ -78,6 +79,7 @@ def verdict_row(group: PendingGroup, result: Credited | Excluded, policy: str | 
         reward_mean=float(rewards.mean()) if len(rewards) else None,
         reward_std=float(rewards.std()) if len(rewards) else None,
         averages=credited.averages if credited and policy is None else None,
+        calls=_counts(credited, policy, group).model_dump() if credited else None,
     )
 
 
@@ -93,10 +95,16 @@ def sample_rows(group: PendingGroup, result: Credited | Excluded) -> list[NewSam
     return [_sample_row(group, rollout, path) for rollout, rows in result.samples.items() for path in rows]
 
 
-def _reason(result: Credited | Excluded, policy: str | None) -> str | None:
+def _reason(result: Credited | Excluded, policy: str | None, group: PendingGroup) -> str | None:
     if isinstance(result, Excluded):
         return result.reason
-    return None if result.paths(policy) else "no call of its rollouts can be trained"
+    return None if result.paths(policy) else why_nothing_trains(_counts(result, policy, group))
+
+
+def _counts(result: Credited, policy: str | None, group: PendingGroup) -> CallCounts:
+    """The counts of a policy's calls. The run's own counts have those of policies without a run, too."""
+    own = {policy} if policy is not None else result.counts.keys() - group.policy_runs.keys()
+    return total(counts for name, counts in result.counts.items() if name in own)
 
 
 def _run_of(group: PendingGroup, policy: str | None) -> str:
@@ -118,6 +126,8 @@ def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:
         sequence=row.sequence,
         completed=row.status == CallStatus.COMPLETED,
         trainable=row.trainable,
+        recorded_reason=row.untrainable_reason,
+        is_cut=row.finish_reason == "length",
         masks_forced=row.masks_forced,
         prompt=prompt,
         sampled=row.sampled_ids,

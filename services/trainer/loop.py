@@ -146,6 +146,7 @@ class Trainer:
             metrics |= await self._compare_older(samples, metrics)
         metrics |= {
             "groups_replaced": len(selection.replaced),
+            "groups_untrainable": len(selection.untrainable),
             "groups_replayed": len(replayed),
             "samples_replayed": sum(sample.group_id in replayed for sample in samples),
             "load_seconds": loaded - started,
@@ -164,6 +165,7 @@ class Trainer:
             zero_variance_groups=selection.zero_variance + selection.replaced,
             sample_ids=[sample.id for sample in samples if sample.group_id not in replayed],
             version=version_of(number, export),
+            untrainable_groups=selection.untrainable,
         )
         await self._commit(record, replayed)
         await self.saver.finish()
@@ -241,6 +243,7 @@ class Trainer:
         TOKENS.inc(metrics["trained_tokens"])
         GROUPS.labels("trained").inc(len(selection.trained))
         GROUPS.labels("no_variance").inc(len(selection.zero_variance))
+        GROUPS.labels("untrainable").inc(len(selection.untrainable))
         GROUPS.labels("replaced").inc(len(selection.replaced))
         GROUPS.labels("replayed").inc(metrics["groups_replayed"])
         for name, value in metrics.items():
@@ -250,6 +253,8 @@ class Trainer:
                 STEP_METRIC.labels(name).set(value)
         if "logprob_gap_mean" in metrics:
             LOGPROB_GAP.set(metrics["logprob_gap_mean"])
+        if not metrics["trainable_tokens"]:
+            log.warning("step without a trainable token", step=self.learner.step, groups=selection.untrainable)
         log.info("step committed", step=self.learner.step, **{name: round(value, 6) for name, value in metrics.items()})
 
 

@@ -10,7 +10,8 @@ from leyden.libs.store import training
 
 @dataclass(frozen=True)
 class Selection:
-    """Group ids by verdict: too old, trained, or consumed untrained because all their advantages are zero.
+    """Group ids by verdict: too old, trained, or consumed untrained because all their advantages are zero
+    (`zero_variance`) or because none of their tokens can be trained, whatever their rewards (`untrainable`).
 
     `replaced` groups have no variance either; others of the step stand for them. All but `stale` stay empty until a
     step has enough groups.
@@ -19,12 +20,13 @@ class Selection:
     stale: list[str]
     trained: list[str]
     zero_variance: list[str]
+    untrainable: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
         """Whether a step can be made."""
-        return bool(self.trained or self.zero_variance)
+        return bool(self.trained or self.zero_variance or self.untrainable)
 
 
 def select_groups(
@@ -50,13 +52,14 @@ def select_groups(
         if group.min_policy_version is not None and step - 1 - group.min_policy_version > max_lag
     ]
     usable = [group for group in ready if group.group_id not in set(stale)]
-    without_variance = [group.group_id for group in usable if not group.has_variance]
+    without_variance = [group.group_id for group in usable if group.is_trainable and not group.has_variance]
     replaced = set(without_variance[:refills])
     fresh = [group for group in usable if group.group_id not in replaced][:groups_per_step]
     if len(fresh) < groups_per_step:
         return Selection(stale, [], [])
     last = usable.index(fresh[-1])
     passed = [group.group_id for group in usable[:last] if group.group_id in replaced]
-    trained = [group.group_id for group in fresh if group.has_variance or every_group]
-    zero_variance = [group.group_id for group in fresh if group.group_id not in trained]
-    return Selection(stale, trained, zero_variance, passed)
+    untrainable = [group.group_id for group in fresh if not group.is_trainable]
+    trained = [group.group_id for group in fresh if group.is_trainable and (group.has_variance or every_group)]
+    zero_variance = [group.group_id for group in fresh if group.group_id not in {*trained, *untrainable}]
+    return Selection(stale, trained, zero_variance, untrainable, passed)

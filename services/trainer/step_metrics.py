@@ -66,6 +66,8 @@ def _batch_metrics(batch: Batch, step: int) -> Metrics:
         "groups": len(groups),
         "groups_without_variance": len(batch.groups - groups),
         "trained_tokens": sum(int(sample.mask.sum()) for sample in samples),
+        # With those of groups whose rewards teach nothing; 0: nothing that was sampled can be trained.
+        "trainable_tokens": sum(int(sample.mask.sum()) for sample in (*samples, *batch.zero_variance)),
         "policy_lag_mean": _mean(lags_K),
         "policy_lag_max": int(lags_K.max()) if len(lags_K) else 0,
     }

@@ -119,6 +119,14 @@ BROKEN = [
     ("gaps between versions", "DELETE FROM policy_versions WHERE version = 0"),
     ("steps or versions out of order", "UPDATE policy_versions SET created_at = '2000-01-01'"),
     ("completed runs with other steps than were asked for", "DELETE FROM steps"),
+    (
+        "completed runs whose last steps had no token that can be trained",
+        "UPDATE step_groups SET verdict = 'untrainable'",
+    ),
+    (
+        "groups whose calls were counted otherwise than they are stored",
+        """UPDATE group_credits SET calls = '{"calls": 7, "untrainable": {}}'""",
+    ),
     ("tokens older than the lag allows", "UPDATE samples SET min_policy_version = -2"),
     (
         "groups used again that no earlier step trained, that are too old, or too often",

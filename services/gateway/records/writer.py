@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.states import CallStatus, Continuation
 from leyden.libs.store.calls import CallDefaults, NewCall, write_calls
 from leyden.libs.store.database import Database, Refused, StoreAway
@@ -90,13 +91,11 @@ def untrainable_reason(call: CallContext) -> str | None:
     Greedy decoding does not sample from the policy. None: the call trains.
     """
     if call.attempt.is_greedy:
-        return "greedy rollout: the baseline of its siblings"
-    if call.role in call.defaults.frozen:
-        return f"the policy of role {call.role} does not train"
+        return untrainable.GREEDY_ROLLOUT
+    if call.role is not None and call.role in call.defaults.frozen:
+        return untrainable.of_frozen_policy(call.role)
     if call.defaults.train is not None and call.role not in call.defaults.train:
-        return (
-            f"role {call.role} does not train" if call.role else "no role, and the run's train names those that train"
-        )
+        return untrainable.of_role(call.role)
     request, sampling = call.request, call.request.sampling
     leaves_out = call.defaults.constrained_calls == "leave_out"
     changed = {
@@ -113,7 +112,7 @@ def untrainable_reason(call: CallContext) -> str | None:
         "tool_choice": leaves_out and bool(request.required_tools),
     }
     names = [name for name, is_changed in changed.items() if is_changed]
-    return f"sampled with {', '.join(names)}" if names else None
+    return untrainable.of_parameters(names) if names else None
 
 
 def call_row(

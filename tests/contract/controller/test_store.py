@@ -125,7 +125,9 @@ class Scene:
         for rollout in await self.rollouts(run, "queued"):
             await self.attempt(rollout, kind="succeeded", reward=reward)
 
-    async def credit_and_train(self, run: tables.Run, step: int) -> None:
+    async def credit_and_train(
+        self, run: tables.Run, step: int, verdict: str = "trained", calls: dict[str, Any] | None = None
+    ) -> None:
         """What credit and trainer write for a step: every complete training group is consumed by it."""
         groups = [
             group for group in await self.groups(run) if group.evaluation_id is None and group.state == "complete"
@@ -137,9 +139,9 @@ class Scene:
             session.add(tables.Step(run_id=run.id, number=step, metrics={}, checkpoint="c", started_at=now))
             for group in groups[: step * run.config["sampling"]["groups_per_step"]]:
                 if group.id not in consumed:
-                    session.add(_credited(group))
+                    session.add(_credited(group, calls=calls))
                     await session.flush()
-                    session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=step, verdict="trained"))
+                    session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=step, verdict=verdict))
         await builders.add_policy_version(self.database, run, step)
 
     async def intend(self, run: tables.Run, intent: str) -> None:
@@ -151,7 +153,9 @@ class Scene:
         await self.notifications.close()
 
 
-def _credited(group: tables.Group, verdict: str = "credited") -> tables.GroupCredit:
+def _credited(
+    group: tables.Group, verdict: str = "credited", calls: dict[str, Any] | None = None
+) -> tables.GroupCredit:
     return tables.GroupCredit(
         group_id=group.id,
         run_id=group.run_id,
@@ -159,6 +163,7 @@ def _credited(group: tables.Group, verdict: str = "credited") -> tables.GroupCre
         credit_version=1,
         counted_siblings=group.size,
         has_variance=True,
+        calls=calls,
     )
 
 
@@ -454,6 +459,50 @@ async def test_a_run_whose_agent_never_works_fails_with_the_cause(database: Data
         "no rollout succeeds: agent_error: exited with code 1: no module x",
     )
     await scene.close()
+
+
+async def test_a_short_run_whose_agent_never_works_fails_with_the_cause(scene: Scene) -> None:
+    run = await add_run(scene, config=document(steps=1))
+    await scene.tick(2)
+    for rollout in await scene.rollouts(run):
+        await scene.attempt(rollout, kind="agent_error", reward=None)
+    await scene.tick()
+    assert await scene.phase(run) == ("failed", "no rollout succeeds: agent_error")
+
+
+SILENT = {"calls": 4, "untrainable": {"sampled with temperature": 4}}
+
+
+async def test_two_steps_in_a_row_without_a_trainable_token_end_the_run(scene: Scene) -> None:
+    run = await add_run(scene, config=document(steps=4))
+    await scene.tick(2)
+    for step, verdict in ((1, "untrainable"), (2, "no_variance"), (3, "untrainable"), (4, "untrainable")):
+        await scene.finish_all(run)
+        await scene.tick()
+        await scene.credit_and_train(run, step, verdict, SILENT)
+        assert (await scene.phase(run))[0] == "running"
+        await scene.tick()
+    phase, reason = await scene.phase(run)
+    assert phase == "failed"
+    assert reason == (
+        "no token of steps 3 and 4 can be trained: of 16 model calls 16 sampled with temperature: let the agent leave"
+        " out these parameters; a temperature must be above 0, best 1 (`sampling.temperature` sets that of calls"
+        " without one)"
+    )
+
+
+async def test_a_run_of_one_step_without_a_trainable_token_fails(scene: Scene) -> None:
+    run = await add_run(scene, config=document(steps=1))
+    await scene.tick(2)
+    await scene.finish_all(run)
+    await scene.tick()
+    await scene.credit_and_train(run, 1, "untrainable", {"calls": 0})
+    await scene.tick()
+    assert await scene.phase(run) == (
+        "failed",
+        "no token of step 1 can be trained: its rollouts made no model call of this policy: does the agent use"
+        " OPENAI_BASE_URL?",
+    )
 
 
 async def test_a_run_fails_when_its_trainer_cannot_be_restarted(scene: Scene) -> None:

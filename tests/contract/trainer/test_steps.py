@@ -40,6 +40,7 @@ from leyden.services.trainer.resume import LearnerLoader
 from leyden.services.trainer.settings import Settings
 from tests import builders
 from tests.faults.proxy import FaultProxy, Trouble
+from tests.replay import differing_versions
 
 
 class Case:
@@ -239,6 +240,26 @@ async def test_a_group_without_variance_is_consumed_but_not_trained(case: Case) 
     await case.train()
     assert await case.verdicts() == {zero_variance: (1, "no_variance"), moving: (1, "trained")}
     assert set(await case.consumed()) == {f"{moving}.0:0", f"{moving}.1:0"}
+
+
+@pytest.mark.parametrize("algorithm", [{}, {"kl_coefficient": 0.1}])
+async def test_groups_without_a_trainable_token_make_a_step_that_says_so(
+    case: Case, algorithm: dict[str, object]
+) -> None:
+    await case.open(steps=2, algorithm=algorithm)
+    still = await case.add_group(0, has_variance=False)
+    silent = [(await builders.add_group(case.database, case.run, number))[0] for number in (1, 2, 3)]
+    for group in silent:
+        await builders.add_credited_group(case.database, group, has_variance=False, min_policy_version=None)
+    await case.train()
+    first = "trained" if algorithm else "no_variance"
+    steps = {group.id: (2 if group.number > 1 else 1, "untrainable") for group in silent}
+    assert await case.verdicts() == {still: (1, first), **steps}
+    metrics = [step.metrics for step in sorted(await case.rows(tables.Step), key=lambda step: step.number)]  # type: ignore[attr-defined]
+    assert [one["trainable_tokens"] for one in metrics] == [4, 0]
+    assert [one["groups_untrainable"] for one in metrics] == [1, 2]
+    versions = await case.versions()
+    assert versions[2].content_sha256 == versions[1].content_sha256
 
 
 async def test_a_kl_penalty_trains_groups_without_variance_too(case: Case) -> None:
@@ -985,3 +1006,18 @@ class Failing:
     def __call__(self, *arguments: object) -> None:
         self.calls += 1
         raise RuntimeError("killed here")
+
+
+async def test_an_undisturbed_replay_finds_the_samples_of_steps_that_used_groups_again_or_replaced_some(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    sampling = {"max_policy_lag": 2, "replay": {"uses": 1, "share": 0.5}, "refill_zero_variance": 1}
+    await case.open(steps=3, sampling=sampling)
+    for number, has_variance in enumerate((False, True, True, True, False, False, False, True, True)):
+        await case.add_group(number, has_variance=has_variance)
+    await case.train()
+    steps = {step.number: step.metrics for step in await case.rows(tables.Step)}  # type: ignore[attr-defined]
+    assert sum(one["groups_replaced"] for one in steps.values()) == 3
+    assert sum(one["groups_replayed"] for one in steps.values()) > 0
+    assert await asyncio.to_thread(differing_versions, case._dsn, case.run.id, case.model) == []

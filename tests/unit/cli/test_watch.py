@@ -14,6 +14,7 @@ from leyden.libs.cli.record import PlatformRecord, Process, ServiceRecord, read_
 from leyden.libs.cli.services import PORTS, SERVICES, STOP_ORDER, Listeners, open_listeners
 from leyden.libs.cli.watch import line, step_table, summary
 from leyden.libs.contracts.api import Progress, Run, Step
+from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
 from tests.builders import run_document
 
@@ -51,6 +52,11 @@ def test_steps_are_rows_with_reward_shares_loss_entropy_kl_tokens_and_seconds() 
     assert two == ["2", "–", "–", "100%", "–", "–", "–", "–", "–", "–"]
     said = "step 1: reward 0.250 ± 0.125, memory_first 50%, calls 2.50, loss -0.0123, entropy 0.5, KL 0.002"
     assert line(first) == f"{said}, tokens 1,234, seconds 2.1"
+
+
+def test_a_step_without_a_trainable_token_says_so() -> None:
+    idle = step(1, 0.5, {}, trainable_tokens=0).model_copy(update={"calls": CallCounts(calls=2)})
+    assert line(idle).endswith("no token can be trained: no call of its rollouts has a sampled token")
 
 
 def test_a_run_names_the_runs_that_carry_its_policies() -> None:

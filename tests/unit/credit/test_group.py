@@ -1,8 +1,9 @@
 import pytest
 
+from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Credit
 from leyden.services.credit.group import Credited, Excluded, credit_group
-from leyden.services.credit.records import BrokenRecord, Reward, Rollout
+from leyden.services.credit.records import AskedTool, BrokenRecord, Reward, Rollout
 from tests.unit.credit.cases import asking, call, chain, rollout, span
 
 
@@ -111,6 +112,29 @@ def test_a_group_without_trainable_tokens_has_no_variance() -> None:
     result = credited(group, **IDENTICAL)
     assert (result.has_variance(), result.min_policy_version()) == (False, None)
     assert result.samples == {"a": [], "b": []}
+
+
+def test_calls_are_counted_with_the_reasons_for_which_they_do_not_train() -> None:
+    asked = (AskedTool("search", "1", is_malformed=True),)
+    calls = [
+        call("a0", [1], [2], at=0, text="an answer"),
+        call("a1", [3], [2], at=1, trainable=False, recorded_reason="role checker does not train", text="no"),
+        call("a2", [4], [2], at=2, temperature=0.0, text=" "),
+        call("a3", [5], [2], at=3, completed=False),
+        call("a4", [6], [2], at=4, asked=asked, is_cut=True),
+        call("a5", [7], [], at=5),
+    ]
+    [(policy, counts)] = credited([rollout("a", 1, calls)], baseline={"type": "none"}).counts.items()
+    reasons = {
+        "role checker does not train": 1,
+        "sampled with temperature": 1,
+        "without a complete answer": 1,
+        "without a sampled token": 1,
+    }
+    assert policy is None
+    assert counts == CallCounts(
+        calls=6, untrainable=reasons, malformed=1, empty=2, cut=1, tools={"search": {"error": 1}}
+    )
 
 
 def test_computing_credit_twice_gives_the_same_result() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from leyden.libs.store import runs
+from leyden.libs.contracts.call_counts import CallCounts
+from leyden.libs.store import results, runs, tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.warnings import warnings_of
 from tests import builders
@@ -20,6 +22,7 @@ def attempt(**changes: Any) -> dict[str, Any]:
         "group_id": "g",
         "reason": "succeeded",
         "has_variance": True,
+        "is_trainable": True,
         "calls": 2,
         "untrainable": 0,
         "untrainable_reason": None,
@@ -49,8 +52,9 @@ CRASH = {"kind": "agent_error", "reason": "agent_error", "detail": "the agent ex
         ),
         ({"calls": 0}, "6 of the last 10 attempts made no model call: does the agent use OPENAI_BASE_URL?"),
         (
-            {"untrainable": 2, "untrainable_reason": "temperature"},
-            "12 of the last 20 model calls cannot be trained because of their temperature",
+            {"untrainable": 2, "untrainable_reason": "sampled with top_k"},
+            "12 of the last 20 model calls do not train: sampled with top_k: let the agent leave out these parameters;"
+            " a temperature must be above 0, best 1 (`sampling.temperature` sets that of calls without one)",
         ),
     ],
 )
@@ -74,6 +78,11 @@ def test_equal_rewards_everywhere_make_a_warning() -> None:
     assert warnings_of([*pairs, attempt(group_id="5", has_variance=True)]) == []
 
 
+def test_groups_that_cannot_train_do_not_have_equal_rewards() -> None:
+    pairs = [attempt(group_id=f"{number // 2}", has_variance=False, is_trainable=False) for number in range(8)]
+    assert warnings_of(pairs) == []
+
+
 async def test_a_run_carries_its_warnings(database: Database) -> None:
     run = await builders.add_run(database)
     _, rollouts = await builders.add_group(database, run, size=4)
@@ -81,13 +90,35 @@ async def test_a_run_carries_its_warnings(database: Database) -> None:
         await builders.finish_rollout(
             database, rollout, reward=None, kind="agent_error", detail="exit code 1", stderr_tail="ImportError: no y\n"
         )
-        await builders.add_call(database, rollout, trainable=False, untrainable_reason="temperature")
+        await builders.add_call(database, rollout, trainable=False, untrainable_reason="sampled with top_k")
     async with database.read() as session:
         found = (await runs.get_run(session, run.id)).warnings
     assert found == [
         "4 of the last 4 attempts ended as agent_error: exit code 1: ImportError: no y",
-        "4 of the last 4 model calls cannot be trained because of their temperature",
+        "4 of the last 4 model calls do not train: sampled with top_k: let the agent leave out these parameters; a"
+        " temperature must be above 0, best 1 (`sampling.temperature` sets that of calls without one)",
     ]
+
+
+async def test_a_step_without_a_token_that_can_be_trained_says_why(database: Database) -> None:
+    run = await builders.add_run(database)
+    group, _ = await builders.add_group(database, run, size=2)
+    counts = {"calls": 3, "untrainable": {"role checker does not train": 3}}
+    await builders.add_credited_group(database, group, has_variance=False, min_policy_version=None, calls=counts)
+    async with database.session() as session:
+        row = {"metrics": {"trainable_tokens": 0}, "checkpoint": "c", "started_at": datetime.now(tz=UTC)}
+        session.add(tables.Step(run_id=run.id, number=1, **row))
+        await session.flush()
+        session.add(tables.StepGroup(group_id=group.id, run_id=run.id, step=1, verdict="untrainable"))
+    async with database.read() as session:
+        found = await runs.get_run(session, run.id)
+        step = (await results.list_steps(session, run.id, cursor=None, limit=1)).items[0]
+    assert found.warnings == [
+        "step 1 had no token that can be trained: of 3 model calls 3 role checker does not train: name their role in"
+        " `train`, or mend the conditions of `roles` (`leyden run agents`)"
+    ]
+    assert (found.calls, step.calls) == (CallCounts(**counts), CallCounts(**counts))
+    assert step.groups == {"untrainable": 1}
 
 
 @pytest.mark.parametrize("has_variance", [True, False])

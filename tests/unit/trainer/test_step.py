@@ -336,6 +336,15 @@ def test_a_kl_penalty_trains_groups_without_variance() -> None:
     assert (selection.trained, selection.zero_variance) == (["a", "b"], [])
 
 
+@pytest.mark.parametrize("every_group", [False, True])
+def test_a_group_without_a_trainable_token_has_a_verdict_of_its_own_and_is_not_replaced(every_group: bool) -> None:
+    groups = [ready("a", None, has_variance=False), ready("b", 0), ready("c", 0)]
+    arguments = {"step": 1, "groups_per_step": 2, "max_lag": 0, "every_group": every_group, "refills": 9}
+    selection = select_groups(groups, **arguments)
+    assert (selection.trained, selection.zero_variance, selection.untrainable) == (["b"], [], ["a"])
+    assert select_groups([groups[0]] * 2, **arguments).complete
+
+
 def test_too_few_groups_make_no_step() -> None:
     selection = select_groups([ready("a", 0)], step=1, groups_per_step=2, max_lag=0)
     assert not selection.complete

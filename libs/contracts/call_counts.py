@@ -1,0 +1,61 @@
+"""Counts of a group's model calls: credit writes them, and steps and runs show their sums."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from pydantic import BaseModel, ConfigDict
+
+from leyden.libs.contracts.untrainable import remedy_of
+
+
+class CallCounts(BaseModel):
+    """Counts of the model calls of counted attempts, without those of greedy rollouts."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+    calls: int = 0
+    untrainable: dict[str, int] = {}
+    """Calls that do not train, by reason."""
+    malformed: int = 0
+    """Answers with a tool call whose arguments are no JSON object."""
+    empty: int = 0
+    """Complete answers without a text and without a tool call."""
+    cut: int = 0
+    """Answers that `max_tokens` or the model's context cut off."""
+    tools: dict[str, dict[str, int]] = {}
+    """Tool calls by tool and status (`ok`, `error` or `unset`)."""
+
+
+def total(counts: Iterable[CallCounts]) -> CallCounts:
+    """The sum of counts."""
+    every = list(counts)
+    untrainable: Counter[str] = Counter()
+    tools: dict[str, Counter[str]] = {}
+    for one in every:
+        untrainable.update(one.untrainable)
+        for tool, statuses in one.tools.items():
+            tools.setdefault(tool, Counter()).update(statuses)
+    return CallCounts(
+        calls=sum(one.calls for one in every),
+        untrainable=dict(untrainable.most_common()),
+        malformed=sum(one.malformed for one in every),
+        empty=sum(one.empty for one in every),
+        cut=sum(one.cut for one in every),
+        tools={tool: dict(statuses) for tool, statuses in sorted(tools.items())},
+    )
+
+
+def why_nothing_trains(counts: CallCounts) -> str:
+    """The reason for which calls without a trainable token have none, with the remedy of the most frequent.
+
+    >>> why_nothing_trains(CallCounts(calls=8, untrainable={"beside the agent's work": 8}))
+    "of 8 model calls 8 beside the agent's work: write credit.auxiliary_calls 'train'"
+    """
+    if not counts.calls:
+        return "its rollouts made no model call of this policy: does the agent use OPENAI_BASE_URL?"
+    if not counts.untrainable:
+        return "no call of its rollouts has a sampled token"
+    named = ", ".join(f"{count} {reason}" for reason, count in counts.untrainable.items())
+    return f"of {counts.calls} model calls {named}: {remedy_of(next(iter(counts.untrainable)))}"

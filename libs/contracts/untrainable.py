@@ -1,0 +1,52 @@
+"""The reasons for which a model call does not train, with remedies. The gateway records them, credit adds some."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+GREEDY_ROLLOUT = "greedy rollout: the baseline of its siblings"
+NO_ROLE = "no role, and the run's train names those that train"
+UNFINISHED = "without a complete answer"
+NO_TOKENS = "without a sampled token"
+FORCED = "forced by a grammar token by token"
+AUXILIARY = "beside the agent's work"
+UNKNOWN = "not trainable"
+
+
+def of_frozen_policy(role: str) -> str:
+    """The reason of a call that a policy without a trainer answers."""
+    return f"the policy of role {role} does not train"
+
+
+def of_role(role: str | None) -> str:
+    """The reason of a call whose role is not among those that train."""
+    return f"role {role} does not train" if role else NO_ROLE
+
+
+def of_parameters(names: Sequence[str]) -> str:
+    """The reason of a call whose parameters no trainer can reproduce."""
+    return f"sampled with {', '.join(names)}"
+
+
+def remedy_of(reason: str) -> str:
+    """Tells the operator how such calls come to train.
+
+    >>> remedy_of("role checker does not train")
+    'name their role in `train`, or mend the conditions of `roles` (`leyden run agents`)'
+    """
+    if reason == NO_ROLE or (reason.startswith("role ") and reason.endswith(" does not train")):
+        return "name their role in `train`, or mend the conditions of `roles` (`leyden run agents`)"
+    if reason.startswith("the policy of role "):
+        return "let a policy that trains answer them (`roles[].policy`, `policies`)"
+    if reason in {of_parameters(["json_schema"]), of_parameters(["tool_choice"]), FORCED}:
+        return "write training.constrained_calls 'mask' or 'train'"
+    if reason.startswith("sampled with "):
+        return (
+            "let the agent leave out these parameters; a temperature must be above 0, best 1"
+            " (`sampling.temperature` sets that of calls without one)"
+        )
+    if reason in {UNFINISHED, NO_TOKENS}:
+        return "look at the calls (`leyden rollout show`) and at the agent's time-outs"
+    if reason == AUXILIARY:
+        return "write credit.auxiliary_calls 'train'"
+    return "look at the calls (`leyden rollout show`)"

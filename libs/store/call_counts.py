@@ -1,0 +1,72 @@
+"""Sums of the counts that credit wrote of each group's model calls, by step and for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import text
+
+from leyden.libs.contracts.call_counts import CallCounts, total
+from leyden.libs.store.database import ReadSession
+
+_OF_STEPS = text("""
+    SELECT s.step, c.calls FROM step_groups s
+    JOIN group_credits c ON c.group_id = s.group_id AND c.run_id = s.run_id AND c.calls IS NOT NULL
+    WHERE s.run_id = :run AND s.step = ANY(:steps)
+""")
+
+# Why: a long run has thousands of groups, so the database adds up.
+_OF_RUN = text("""
+    WITH counted AS (SELECT calls FROM group_credits WHERE run_id = :run AND calls IS NOT NULL)
+    SELECT jsonb_build_object(
+        'calls', coalesce(sum((calls ->> 'calls')::bigint), 0),
+        'malformed', coalesce(sum((calls ->> 'malformed')::bigint), 0),
+        'empty', coalesce(sum((calls ->> 'empty')::bigint), 0),
+        'cut', coalesce(sum((calls ->> 'cut')::bigint), 0),
+        'untrainable', (
+            SELECT coalesce(jsonb_object_agg(key, count), '{}')
+            FROM (SELECT key, sum(value::bigint) AS count FROM counted, jsonb_each_text(calls -> 'untrainable')
+                  GROUP BY key) AS reasons),
+        'tools', (
+            SELECT coalesce(jsonb_object_agg(tool, statuses), '{}')
+            FROM (SELECT tool, jsonb_object_agg(status, count) AS statuses
+                  FROM (SELECT tools.key AS tool, found.key AS status, sum(found.value::bigint) AS count
+                        FROM counted, jsonb_each(calls -> 'tools') AS tools, jsonb_each_text(tools.value) AS found
+                        GROUP BY 1, 2) AS single
+                  GROUP BY tool) AS of_tools))
+    FROM counted
+""")
+
+# Two steps in a row, or the only one: then no step has learned anything.
+_WITHOUT_A_TRAINABLE_TOKEN = text("""
+    SELECT s.run_id, array_agg(newest.number ORDER BY newest.number) AS steps
+    FROM run_status s JOIN runs r ON r.id = s.run_id
+    CROSS JOIN LATERAL (SELECT number FROM steps WHERE run_id = s.run_id ORDER BY number DESC LIMIT 2) AS newest
+    WHERE s.phase IN ('running', 'evaluating')
+    GROUP BY s.run_id, r.config
+    HAVING count(*) >= least(2, (r.config #>> '{training,steps}')::bigint) AND bool_and(
+        EXISTS (SELECT FROM step_groups g WHERE g.run_id = s.run_id AND g.step = newest.number)
+        AND NOT EXISTS (SELECT FROM step_groups g
+                        WHERE g.run_id = s.run_id AND g.step = newest.number AND g.verdict <> 'untrainable')
+        AND NOT EXISTS (SELECT FROM step_replays g WHERE g.run_id = s.run_id AND g.step = newest.number))
+""")
+
+
+async def of_steps(session: ReadSession, run_id: str, steps: Sequence[int]) -> dict[int, CallCounts]:
+    """The counts of the groups that each step consumed; steps of older versions have none."""
+    found: dict[int, list[CallCounts]] = {}
+    for row in await session.execute(_OF_STEPS, {"run": run_id, "steps": list(steps)}):
+        found.setdefault(row.step, []).append(CallCounts.model_validate(row.calls))
+    return {step: total(counts) for step, counts in found.items()}
+
+
+async def of_run(session: ReadSession, run_id: str) -> CallCounts:
+    """The counts of all credited groups of a run."""
+    return total([CallCounts.model_validate(await session.scalar(_OF_RUN, {"run": run_id}))])
+
+
+async def runs_that_train_nothing(session: ReadSession) -> dict[str, tuple[list[int], CallCounts]]:
+    """Runs at work whose newest steps, two in a row or the only one, had no token that can be trained: those steps,
+    and the counts of their calls."""
+    rows = (await session.execute(_WITHOUT_A_TRAINABLE_TOKEN)).all()
+    return {row.run_id: (row.steps, total((await of_steps(session, row.run_id, row.steps)).values())) for row in rows}
