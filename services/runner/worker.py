@@ -315,6 +315,7 @@ async def run_runner(settings: Settings, stop: asyncio.Event, checks: Checks) ->
     finally:
         await queue.close()
         await notifications.close()
+        await endpoints.close()
         await database.close()
         await backend.close()
 

@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import asyncio
+import ssl
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trustme
 
 from leyden.libs.store.database import StoreAway
 from leyden.services.runner.endpoint_monitor import EndpointMonitor
+
+ANSWER = b"HTTP/1.1 401 Unauthorized\r\ncontent-length: 0\r\n\r\n"
 
 
 async def test_a_store_that_did_not_answer_is_remembered_for_the_attempts_of_that_time() -> None:
@@ -23,3 +31,109 @@ async def test_a_store_that_did_not_answer_is_remembered_for_the_attempts_of_tha
     later = time.monotonic()
     await monitor.check()
     assert (monitor.down_since(started), monitor.down_since(later)) == ("the store", None)
+
+
+async def test_an_https_gateway_that_answers_is_not_down() -> None:
+    started = time.monotonic()
+    async with _server(certificate=True) as server, _monitor(f"https://localhost:{server.port}/r") as monitor:
+        await monitor.check()
+        await monitor.check()
+        assert (monitor.down_since(started), server.connections) == (None, 1)
+
+
+async def test_an_attempts_key_never_leaves_in_clear_for_an_https_address() -> None:
+    async with _server() as server, _monitor() as monitor:
+        assert not await monitor.refuses_key(f"https://127.0.0.1:{server.port}/r/1/v1/models", "secret-key")
+        assert server.connections == 1
+        assert b"secret-key" not in server.received
+
+
+async def test_a_refused_key_is_noticed() -> None:
+    async with _server() as server, _monitor() as monitor:
+        assert await monitor.refuses_key(f"http://127.0.0.1:{server.port}/r/1/v1/models", "secret-key")
+        assert b"authorization: bearer secret-key" in bytes(server.received).lower()
+
+
+async def test_a_gateway_that_was_replaced_between_two_checks_was_down() -> None:
+    async with _server() as first, _monitor(f"http://127.0.0.1:{first.port}") as monitor:
+        started = time.monotonic()
+        await monitor.check()
+        assert monitor.down_since(started) is None
+        await first.stop()
+        async with _server(port=first.port):
+            await monitor.check()
+            assert monitor.down_since(started) == f"127.0.0.1:{first.port}"
+            later = time.monotonic()
+            await monitor.check()
+            assert monitor.down_since(later) is None
+
+
+async def test_an_address_that_nobody_serves_is_down() -> None:
+    async with _server() as server:
+        pass
+    async with _monitor(f"http://127.0.0.1:{server.port}") as monitor:
+        started = time.monotonic()
+        await monitor.check()
+        assert monitor.down_since(started) == f"127.0.0.1:{server.port}"
+
+
+class _Server:
+    """Answers 401 to every request, and remembers each byte that clients sent."""
+
+    port: int
+    _server: asyncio.Server
+
+    def __init__(self) -> None:
+        self.received = bytearray()
+        self.connections = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def start(self, port: int, context: ssl.SSLContext | None) -> None:
+        self._server = await asyncio.start_server(
+            self._serve, "localhost" if context else "127.0.0.1", port, ssl=context
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        """Stops and cuts all connections; again is harmless."""
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._writers.append(writer)
+        while block := await reader.read(65536):
+            self.received += block
+            if not self.received.endswith(b"\r\n\r\n"):
+                # A greeting of TLS, for a server that does not speak it.
+                break
+            writer.write(ANSWER)
+        writer.close()
+
+
+@asynccontextmanager
+async def _server(port: int = 0, *, certificate: bool = False) -> AsyncIterator[_Server]:
+    context = None
+    if certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        trustme.CA().issue_cert("localhost").configure_cert(context)
+    server = _Server()
+    await server.start(port, context)
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def _monitor(*urls: str) -> AsyncIterator[EndpointMonitor]:
+    async def ping() -> None:
+        pass
+
+    monitor = EndpointMonitor(urls, ping)
+    try:
+        yield monitor
+    finally:
+        await monitor.close()
