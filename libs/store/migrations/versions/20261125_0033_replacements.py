@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "20261125_0032"
-down_revision = "20261124_0031"
+revision = "20261125_0033"
+down_revision = "20261125_0032"
 branch_labels = None
 depends_on = None
 
