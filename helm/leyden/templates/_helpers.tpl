@@ -207,6 +207,18 @@ key: {{ .key }}
   value: "9090"
 {{- end }}
 
+{{/* The base model's folder, named by what is in it: another model is another folder, and its readers' pods change. */}}
+{{- define "leyden.modelPath" -}}
+{{- $model := .Values.model -}}
+{{- if eq $model.source "none" -}}
+{{- $model.path -}}
+{{- else if eq $model.source "demo" -}}
+/var/lib/leyden/models/demo
+{{- else -}}
+/var/lib/leyden/models/{{ printf "%s@%s" $model.repository $model.revision | replace "/" "--" }}
+{{- end -}}
+{{- end }}
+
 {{/* Waits until the model is in the storage. Arguments: root, image, model (a path; the base model without it). */}}
 {{- define "leyden.waitForModel" -}}
 - name: wait-for-model
@@ -215,7 +227,7 @@ key: {{ .key }}
   command: [sh, -c, 'until [ -f "$MODEL_PATH/config.json" ]; do echo "waiting: no model in $MODEL_PATH yet"; sleep 2; done']
   env:
   - name: MODEL_PATH
-    value: {{ .model | default .root.Values.model.path }}
+    value: {{ .model | default (include "leyden.modelPath" .root) | quote }}
   resources:
     {{- toYaml .root.Values.initResources | nindent 4 }}
   securityContext:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from leyden.services.controller.settings import Settings
+from leyden.services.trainer.download import folder_name
 from tests.contract.chart.chart import (
     CASES,
     CHART,
@@ -141,3 +142,31 @@ def test_each_pool_has_engines_of_its_own_and_the_controller_lists_them() -> Non
         "stand-in": (f"{FULLNAME}-engine-stand-in", None, None, None),
         "shared": (f"{FULLNAME}-engine-shared", None, 4, 32),
     }
+
+
+def test_another_model_is_another_folder_and_replaces_the_pods_that_read_it() -> None:
+    def readers(*options: str) -> dict[str, object]:
+        text = template("--set", ",".join(["model.revision=main", *options])).stdout
+        found = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(text) if one}
+        pods = {
+            name: found[kind, f"{FULLNAME}-{name}"]["spec"]["template"]
+            for kind, name in (("Deployment", "gateway"), ("StatefulSet", "engine"))
+        }
+        trainer = yaml.safe_load(found["ConfigMap", f"{FULLNAME}-pod-templates"]["data"]["trainer.yaml"])
+        annotations = found["Deployment", f"{FULLNAME}-controller"]["spec"]["template"]["metadata"]["annotations"]
+        paths = {
+            one["value"]
+            for pod in (*pods.values(), trainer)
+            for container in (*pod["spec"].get("initContainers", ()), *pod["spec"]["containers"])
+            for one in container.get("env", ())
+            if one["name"].endswith("MODEL_PATH")
+        }
+        assert len(paths) == 1
+        job = next(name for kind, name in found if kind == "Job" and "-model-" in name)
+        return {"path": paths.pop(), "job": job, "template": annotations["checksum/config"]} | pods
+
+    before = readers("model.repository=Qwen/one")
+    assert before["path"] == f"/var/lib/leyden/models/{folder_name('Qwen/one', 'main')}"
+    for options in ("model.repository=Qwen/other", "model.repository=Qwen/one,model.revision=a1b2"):
+        after = readers(options)
+        assert [name for name, part in after.items() if part == before[name]] == []

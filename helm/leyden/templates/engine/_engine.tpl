@@ -129,7 +129,7 @@ spec:
     - name: ENGINE_PORT
       value: "30000"
     - name: ENGINE_MODEL_PATH
-      value: {{ .model }}
+      value: {{ .model | quote }}
     {{- include "leyden.secretEnv" (dict "root" $root "variable" "ENGINE_API_KEY" "secret" $root.Values.secrets.engineApiKey "key" "engine-api-key") | nindent 4 }}
     {{- include "leyden.secretEnv" (dict "root" $root "variable" "ENGINE_ADMIN_API_KEY" "secret" $root.Values.secrets.engineAdminKey "key" "engine-admin-key") | nindent 4 }}
     {{- if $cpu }}

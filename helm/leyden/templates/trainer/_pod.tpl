@@ -36,7 +36,7 @@ spec:
     - name: TRAINER_FOLDER
       value: /var/lib/leyden/weights
     - name: TRAINER_MODEL_PATH
-      value: {{ .Values.model.path }}
+      value: {{ include "leyden.modelPath" . | quote }}
     - name: TRAINER_DEVICE
       value: {{ ternary "auto" "cpu" (gt (int $trainer.gpusPerNode) 0) }}
     - name: PET_NPROC_PER_NODE
