@@ -15,7 +15,7 @@ from typing import Protocol
 
 
 class Hub(Protocol):
-    """Where models come from."""
+    """A server of models."""
 
     def commit(self, repository: str, revision: str) -> str:
         """The commit that a branch, tag or commit names now."""
