@@ -62,7 +62,7 @@ def last_reward(stdout: str) -> tuple[float | None, dict[str, Any]]:
 
     Raises: BrokenReward: the line names a reward but is broken JSON, or the reward is no finite number.
     """
-    for line in reversed(stdout.splitlines()):
+    for line in reversed(stdout.split("\n")):
         line = line.strip()
         if not line.startswith("{") or '"reward' not in line:
             continue

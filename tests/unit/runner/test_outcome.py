@@ -26,6 +26,8 @@ def ended(stdout: str | bytes = "", **changes: object) -> Exit:
         ('{"rewards": {"format": 0.25, "answer": 0.5}}', 0.75, {"rewards": {"format": 0.25, "answer": 0.5}}),
         ('{"reward": 2, "rewards": {"a": 1}}', 2.0, {"reward": 2, "rewards": {"a": 1}}),
         ('{"reward": 1}\n{"note": "no \\"reward\\" here"}', 1.0, {"reward": 1}),
+        # JSON has these characters as they are, and only a newline ends a line.
+        ('{"reward": 1, "text": "a\u2028b\x85c"}\r\n', 1.0, {"reward": 1, "text": "a\u2028b\x85c"}),
         ("", None, {}),
         ('[{"reward": 1}]\n"reward"\n1.5', None, {}),
     ],
