@@ -1,7 +1,7 @@
 """Conventions of names and prose that no other linter knows: `python -m tests.conventions`, part of `make lint`.
 
-A name may not contain a retired word, and no sentence of a docstring may begin with a relative pronoun. Exit status 1
-when something is found.
+A name may not contain a retired word, and no sentence of a docstring may begin with a relative pronoun. Migrations are a
+line in the order of their files, each with the revision that its file names. Exit status 1 when something is found.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("services", "libs", "leyden")
+REVISIONS = ("revision", "down_revision")
 
 RETIRED = {
     **dict.fromkeys(("tell", "tells", "told", "telling"), "parse, report or return"),
@@ -53,7 +54,21 @@ def main() -> int:
 def findings() -> list[str]:
     """Every finding once."""
     paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-    return list(dict.fromkeys(line for path in paths for line in _check(path)))
+    migrations = sorted((ROOT / "libs/store/migrations/versions").glob("*.py"))
+    return [*dict.fromkeys(line for path in paths for line in _check(path)), *_breaks(migrations)]
+
+
+def _breaks(migrations: Sequence[Path]) -> Iterator[str]:
+    """Two branches that each add a migration merge without a conflict, and no database starts with the result."""
+    before: str | None = None
+    for path in migrations:
+        own, parent = (re.search(rf'^{name} = "?(\w+)"?$', path.read_text(), re.M) for name in REVISIONS)
+        assert own and parent, f"{path}: a migration has {' and '.join(REVISIONS)}"
+        if not path.name.startswith(own[1] + "_"):
+            yield f"{path.relative_to(ROOT)}: its revision is {own[1]}: name the file after it"
+        if before is not None and parent[1] != before:
+            yield f"{path.relative_to(ROOT)}: it follows {parent[1]}, and the file before it is {before}: number it anew"
+        before = own[1]
 
 
 def _check(path: Path) -> Iterator[str]:

@@ -36,3 +36,17 @@ def test_retired_names_and_relative_pronouns_are_found(tmp_path: Path, monkeypat
         ["libs/one.py:4", "Doors"],
         ["libs/one.py:7", "told"],
     ]
+
+
+def test_migrations_that_merged_side_by_side_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conventions, "ROOT", tmp_path)
+    folder = tmp_path / "libs/store/migrations/versions"
+    folder.mkdir(parents=True)
+    for file, revision, parent in (("1_a", "1", None), ("2_b", "2", "1"), ("2_c", "2", "1"), ("4_d", "3", "2")):
+        written = "None" if parent is None else f'"{parent}"'
+        (folder / f"{file}.py").write_text(f'revision = "{revision}"\ndown_revision = {written}\n')
+    found = [line.partition(": ")[2] for line in conventions.findings()]
+    assert found == [
+        "it follows 1, and the file before it is 2: number it anew",
+        "its revision is 3: name the file after it",
+    ]
