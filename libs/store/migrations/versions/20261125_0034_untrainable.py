@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "20261125_0033"
-down_revision = "20261125_0032"
+revision = "20261125_0034"
+down_revision = "20261125_0033"
 branch_labels = None
 depends_on = None
 
