@@ -1,7 +1,7 @@
 """Conventions of names and prose that no other linter knows: `python -m tests.conventions`, part of `make lint`.
 
-A name may not contain a retired word, and no sentence of a docstring may begin with a relative pronoun. Migrations are a
-line in the order of their files, each with the revision that its file names. Exit status 1 when something is found.
+A name may not contain a retired word, and no sentence of a docstring may begin with a relative pronoun. Migrations
+are a line in the order of their files, which are named after them. Exit status 1 when something is found.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _breaks(migrations: Sequence[Path]) -> Iterator[str]:
         if not path.name.startswith(own[1] + "_"):
             yield f"{path.relative_to(ROOT)}: its revision is {own[1]}: name the file after it"
         if before is not None and parent[1] != before:
-            yield f"{path.relative_to(ROOT)}: it follows {parent[1]}, and the file before it is {before}: number it anew"
+            found = f"it follows {parent[1]}, and the file before it is {before}"
+            yield f"{path.relative_to(ROOT)}: {found}: number it anew"
         before = own[1]
 
 
