@@ -38,6 +38,13 @@ class Pool:
     max_adapter_rank: int | None = None
 
 
+class RunModel(NamedTuple):
+    """A run's pool, and the folder of the model that the run names; None: it has the pool's."""
+
+    pool: Pool
+    own: str | None
+
+
 @dataclass(frozen=True)
 class Assignment:
     """The runs that have the engines of a pool, and those that wait for them, in order."""
@@ -99,6 +106,13 @@ async def pool_of_run(session: ReadSession, run_id: str) -> Pool | None:
     if row is None:
         return Pool(name) if name == DEFAULT_POOL else None
     return _pool(row)
+
+
+async def read_run_model(session: ReadSession, run_id: str) -> RunModel | None:
+    """The pool and the model of a run; None where the pool no longer exists."""
+    pool = await pool_of_run(session, run_id)
+    config = await session.scalar(select(tables.Run.config).where(tables.Run.id == run_id)) or {}
+    return None if pool is None else RunModel(pool, config.get("model"))
 
 
 def _pool(row: tables.Pool) -> Pool:

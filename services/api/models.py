@@ -9,6 +9,7 @@ from pathlib import Path
 
 from leyden.libs.contracts.api import FieldProblem
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession
 from leyden.libs.store.datasets import find_dataset, task_without
@@ -22,10 +23,11 @@ EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def check_pool(config: RunConfig, pools: Mapping[str, Pool], path: str = "") -> None:
-    """Passes a run of a pool that exists, whose model is the pool's.
+    """Passes a run of a pool that exists, whose model its engines can serve: the pool's, or one with its own weights or
+    chat template.
 
     Args:   path: where the document has these settings, with a dot at its end
-    Raises: Problem: there is no such pool, it serves another model, or it serves adapters that the run does not train
+    Raises: Problem: there is no such pool, it cannot serve the model, or it serves adapters that the run does not train
     """
     pool = pools.get(config.pool)
     if pool is None:
@@ -33,9 +35,17 @@ def check_pool(config: RunConfig, pools: Mapping[str, Pool], path: str = "") -> 
     _check_adapters(config, pool, path)
     if config.model is None or pool.model_path is None or Path(config.model) == Path(pool.model_path):
         return
+    try:
+        mismatch = serving_mismatch(Path(pool.model_path), Path(config.model))
+    except (OSError, ValueError):
+        # A folder that this machine does not see: the names decide.
+        mismatch = ""
+    if mismatch is None and pool.adapters is None:
+        return
     fitting = [name for name, one in pools.items() if one.model_path and Path(one.model_path) == Path(config.model)]
     remedy = f"write pool {fitting[0]!r}" if fitting else "leave `model` out"
-    raise refusal(f"{path}model", f"the engines of pool {pool.name!r} serve {pool.model_path}: {remedy}")
+    cause = f", and {mismatch}" if mismatch else ""
+    raise refusal(f"{path}model", f"the engines of pool {pool.name!r} serve {pool.model_path}{cause}: {remedy}")
 
 
 def check_policies(config: RunConfig, pools: Mapping[str, Pool]) -> None:

@@ -40,6 +40,7 @@ from leyden.services.gateway.errors import (
     error_response,
 )
 from leyden.services.gateway.models import PoolModels
+from leyden.services.gateway.prompt.rendering import Renderer
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.providers import Providers
 from leyden.services.gateway.records.agent_objects import AgentObjects
@@ -109,8 +110,9 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         newest_version=reader.newest_version,
     )
     providers = Providers(settings.providers, silence_seconds=settings.engine_silence_seconds)
+    renderer = Renderer(settings.render_seconds)
     calls = CallService(
-        _models(settings, reader),
+        _models(settings, reader, renderer),
         engines=engines,
         providers=providers,
         recorder=recorder,
@@ -136,6 +138,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         for loop in loops:
             loop.cancel()
         await asyncio.wait(loops)
+        renderer.close()
         await engines.close()
         await app.state.embeddings.close()
         await providers.close()
@@ -144,7 +147,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         await database.close()
 
 
-def _models(settings: Settings, reader: Reader) -> PoolModels:
+def _models(settings: Settings, reader: Reader, renderer: Renderer) -> PoolModels:
     default = ChatModel(
         settings.model_path,
         context_length=settings.context_length,
@@ -155,6 +158,7 @@ def _models(settings: Settings, reader: Reader) -> PoolModels:
         default,
         reader,
         history_bytes=settings.history_bytes,
+        renderer=renderer,
         tool_parsers=settings.tool_parsers,
         reasoning_parsers=settings.reasoning_parsers,
     )

@@ -1,4 +1,7 @@
-"""The models of the pools: a run's chat template and tokenizer, read when a run of the pool first calls."""
+"""The models of the runs: chat template and tokenizer, read when a run first calls.
+
+A run's model owns both. A run that names none has the model of its pool.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,16 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
-from leyden.libs.store.engines import Pool
+from cachetools import LRUCache
+
+from leyden.libs.store.engines import Pool, RunModel
 from leyden.libs.telemetry import logger
 from leyden.services.gateway.errors import Unavailable
 from leyden.services.gateway.prompt.prefix import PrefixIndex
 from leyden.services.gateway.prompt.reasoning import ReasoningParserName
+from leyden.services.gateway.prompt.rendering import Renderer
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import ModelUnreadable
 from leyden.services.gateway.prompt.tool_parsers import ToolParserName
@@ -29,11 +36,15 @@ class ServedModel:
     prefixes: PrefixIndex
 
 
+MAX_MODELS = 32
+"""Models in memory; the one that was used least recently is read again when a run calls it."""
+
+
 class PoolModels:
-    """The model of each pool. A pool without a model folder has the one of the gateway's own settings.
+    """The model of each run. One whose run and pool name no folder is that of the gateway's own settings.
 
     Args: default: the model of the settings; history_bytes: for each model; tool_parsers, reasoning_parsers: by pool,
-        for those that do not follow their template
+        for those that do not follow their template; a run's own model follows its own
     """
 
     def __init__(
@@ -42,42 +53,59 @@ class PoolModels:
         reader: Reader,
         *,
         history_bytes: int,
+        renderer: Renderer,
         tool_parsers: Mapping[str, ToolParserName],
         reasoning_parsers: Mapping[str, ReasoningParserName],
     ) -> None:
         self._default = default
         self._reader = reader
         self._history_bytes = history_bytes
+        self._renderer = renderer
         self._tool_parsers = tool_parsers
         self._reasoning_parsers = reasoning_parsers
-        self._served: dict[Pool, ServedModel] = {}
-        self._loading = asyncio.Lock()
+        self._served: LRUCache[RunModel, ServedModel] = LRUCache(MAX_MODELS)
+        self._loading: WeakValueDictionary[RunModel, asyncio.Lock] = WeakValueDictionary()
 
     async def of_run(self, run_id: str) -> ServedModel:
-        """Returns the model of the run's pool.
+        """Returns the model of the run.
 
-        Raises: Unavailable: the pool is gone, its folder cannot be read, or the store is down
+        Raises: Unavailable: the pool is gone, the model's folder cannot be read, or the store is down
         """
-        pool = await self._reader.pool(run_id)
-        if pool not in self._served:
-            async with self._loading:
-                if pool not in self._served:
-                    self._served[pool] = await self._load(pool)
-        return self._served[pool]
+        model = await self._reader.run_model(run_id)
+        served = self._served.get(model)
+        return served or await self._load_once(model)
 
-    async def _load(self, pool: Pool) -> ServedModel:
-        chat = self._default
-        if pool.model_path is not None:
-            try:
-                chat = await asyncio.to_thread(
-                    ChatModel,
-                    Path(pool.model_path),
-                    context_length=pool.context_length,
-                    tool_parser=self._tool_parsers.get(pool.name),
-                    reasoning_parser=self._reasoning_parsers.get(pool.name),
-                )
-            except ModelUnreadable as error:
-                log.warning("model not read", pool=pool.name, cause=str(error))
-                message = f"The gateway cannot read the model of pool {pool.name}: {error}."
-                raise Unavailable(message, code="model_unavailable", retry_after_seconds=10) from error
-        return ServedModel(pool.name, chat, PrefixIndex(chat, max_bytes=self._history_bytes))
+    async def _load_once(self, model: RunModel) -> ServedModel:
+        # One lock a model: a folder that is slow to read delays no other.
+        lock = self._loading.setdefault(model, asyncio.Lock())
+        async with lock:
+            served = self._served.get(model)
+            if served is None:
+                served = self._served[model] = await self._load(model)
+            return served
+
+    async def _load(self, model: RunModel) -> ServedModel:
+        folder = model.own or model.pool.model_path
+        if folder is None or (model.pool.model_path is None and Path(folder) == self._default.folder):
+            chat = self._default
+        else:
+            chat = await self._read(model.pool, Path(folder))
+        prefixes = PrefixIndex(chat, max_bytes=self._history_bytes, renderer=self._renderer)
+        return ServedModel(model.pool.name, chat, prefixes)
+
+    async def _read(self, pool: Pool, folder: Path) -> ChatModel:
+        is_pools, length = pool.model_path == str(folder), pool.context_length
+        if pool.model_path is None:
+            length = self._default.tokenizer.context_length
+        try:
+            return await asyncio.to_thread(
+                ChatModel,
+                folder,
+                context_length=length,
+                tool_parser=self._tool_parsers.get(pool.name) if is_pools else None,
+                reasoning_parser=self._reasoning_parsers.get(pool.name) if is_pools else None,
+            )
+        except ModelUnreadable as error:
+            log.warning("model not read", pool=pool.name, folder=str(folder), cause=str(error))
+            message = f"The gateway cannot read the model of pool {pool.name}: {error}."
+            raise Unavailable(message, code="model_unavailable", retry_after_seconds=10) from error

@@ -26,9 +26,13 @@ class Settings(HttpSettings):
     model_path: Path = Path("model")
     """Hugging Face folder of the model of a pool that names none: tokenizer, chat template and config.json."""
     tool_parsers: dict[PoolName, ToolParserName] = Field(default_factory=dict)
-    """Formats of tool calls by pool as a JSON object, such as `{"default": "llama3"}`; others follow the template."""
+    """Formats of tool calls by pool as a JSON object, such as `{"default": "llama3"}`; others follow the template, as
+    does a run's own `model`."""
     reasoning_parsers: dict[PoolName, ReasoningParserName] = Field(default_factory=dict)
-    """Formats of reasoning by pool as a JSON object, such as `{"default": "none"}`; others follow the template."""
+    """Formats of reasoning by pool as a JSON object, such as `{"default": "none"}`; others follow the template, as
+    does a run's own `model`."""
+    render_seconds: float = Field(default=2.0, gt=0)
+    """CPU time that the chat template may take for one prompt; beyond it 400 with `template_timeout`."""
     engine_urls: list[HttpAddress] = Field(default_factory=list)
     """Engines to use while the controller has registered none, as a JSON list of URLs."""
     engine_api_key: SecretStr | None = None

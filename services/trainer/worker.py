@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks, pause
@@ -132,6 +133,8 @@ async def _open_trainer(
         pool = await pool_of_run(session, run_id)
         parent = await training.read_parent(session, run_id)
     base = _base_model(config, pool, settings)
+    if version_0 is None:
+        await asyncio.to_thread(require_served, base, pool, settings.model_path)
     # A continued run has a version 0 of its own. Its parent may be deleted once that is recorded.
     copy = version_folder(settings.folder.absolute(), run_id, 0)
     start = copy if version_0 is not None and Path(version_0.path) == copy else None
@@ -175,6 +178,25 @@ def _inherited(parent: training.Parent, config: RunConfig) -> tuple[Path, Progre
         log.warning("optimiser starts anew", cause="training.frozen has changed")
         return None
     return Path(parent.checkpoint), Progress(parent.run_id, parent.version.version, parent.version.content_sha256)
+
+
+def require_served(base: Path, pool: Pool | None, default: Path | None) -> None:
+    """Passes a base model that the engines of the run's pool can serve.
+
+    Args:   default: the model of a pool that names none
+    Raises: ValueError: they were started with a model that differs in more than weights and chat template
+    """
+    served = Path(pool.model_path) if pool is not None and pool.model_path else default
+    if served is None or served == base:
+        return
+    mismatch = serving_mismatch(served, base)
+    if mismatch is None and pool is not None and pool.adapters is not None:
+        mismatch = "engines with adapters of several runs keep the weights of their own model"
+    if mismatch is not None:
+        raise ValueError(
+            f"the run's model {base} cannot be served by the engines of its pool, which serve {served}: {mismatch}."
+            " Leave `model` out, or give the model a pool of its own (CONTROLLER_POOLS)"
+        )
 
 
 def _base_model(config: RunConfig, pool: Pool | None, settings: Settings) -> Path:

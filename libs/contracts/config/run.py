@@ -32,7 +32,8 @@ class RunConfig(Document):
     """Id or name of the training dataset."""
     agent: Agent
     model: FolderPath | None = None
-    """Absolute folder of the base model (Hugging Face format), no id of the Hub; null for the model of the pool."""
+    """Absolute folder of the base model (Hugging Face format), no id of the Hub; null for the model of the pool.
+    Its tokens and architecture are the pool's; its weights and chat template may be its own."""
     pool: PoolName = DEFAULT_POOL
     """The pool of engines that samples the run (`leyden pools`). Runs of one pool take turns."""
     runner: RunnerConfig = Field(default_factory=ProcessRunner)

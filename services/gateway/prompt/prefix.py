@@ -25,6 +25,7 @@ from leyden.libs.contracts.conversation import Json, Turn
 from leyden.libs.contracts.states import Continuation
 from leyden.services.gateway.conversation import ModelRequest, Prompt
 from leyden.services.gateway.errors import ContextOverflow
+from leyden.services.gateway.prompt.rendering import Renderer, Rendering
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TokenIds
 from leyden.services.gateway.prompt.tool_calls import parsed_arguments
@@ -121,8 +122,9 @@ class _Attempt:
 class PrefixIndex:
     """The completed calls of recently used attempts, at most `max_bytes` in all."""
 
-    def __init__(self, model: ChatModel, *, max_bytes: int) -> None:
+    def __init__(self, model: ChatModel, *, max_bytes: int, renderer: Renderer | None = None) -> None:
         self._model = model
+        self._renderer = renderer or Renderer()
         # LRUCache refuses an item larger than itself: a larger attempt counts as `max_bytes`.
         self._attempts: LRUCache[Hashable, _Attempt] = LRUCache(
             max_bytes, lambda attempt: min(attempt.size_bytes, max_bytes)
@@ -140,11 +142,12 @@ class PrefixIndex:
             turns=tuple(self._model.read_reasoning(turn, request) for turn in request.turns)
         )
         chain = digest_chain(conversation)
-        await self._read_unknown(key, conversation, chain, read)
-        attempt = self._attempts.get(key) or _Attempt()
-        conversation = _with_reasoning(attempt, conversation, chain)
-        text = self._model.render(*conversation)
-        continued, rest, is_fork = self._continued(attempt, conversation, chain, text)
+        async with self._renderer.prompt(key) as rendering:
+            await self._read_unknown(key, conversation, chain, read, rendering)
+            attempt = self._attempts.get(key) or _Attempt()
+            conversation = _with_reasoning(attempt, conversation, chain)
+            text = await rendering.run(self._model.render, *conversation)
+            continued, rest, is_fork = await rendering.run(self._continued, attempt, conversation, chain, text)
         if continued is None:
             ids = await self._encode(text, None)
         else:
@@ -189,7 +192,7 @@ class PrefixIndex:
         )  # fmt: skip
 
     async def _read_unknown(
-        self, key: Hashable, conversation: Conversation, chain: list[bytes], read: ReadCalls
+        self, key: Hashable, conversation: Conversation, chain: list[bytes], read: ReadCalls, rendering: Rendering
     ) -> None:
         """Reads the attempt's calls from the store if the conversation's last answer is not indexed."""
         turns = conversation.turns
@@ -198,7 +201,7 @@ class PrefixIndex:
         if last is None or chain[last] in attempt.by_conversation:
             return
         for stored in await read(list(attempt.calls)):
-            text = self._model.render(*stored.conversation)
+            text = await rendering.anew().run(self._model.render, *stored.conversation)
             self._add(
                 key,
                 digest_chain(stored.conversation)[-1],

@@ -1,8 +1,4 @@
-"""Renders conversations with the model's own chat template.
-
-Jinja's immutable sandbox runs the template with the filters and functions that transformers gives it (`tojson` without
-HTML escapes, `raise_exception`, `strftime_now`, `generation` blocks), so that both render the same text.
-"""
+"""Renders conversations with the model's own chat template, in the sandbox of `sandbox.py`."""
 
 from __future__ import annotations
 
@@ -11,17 +7,12 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import jinja2.meta
-import jinja2.nodes
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from leyden.libs.contracts.conversation import Json, ToolCall, Turn
 from leyden.services.gateway.conversation import ModelRequest
@@ -33,6 +24,7 @@ from leyden.services.gateway.prompt.reasoning import (
     ReasoningParserName,
     reasoning_parser_of,
 )
+from leyden.services.gateway.prompt.sandbox import TemplateSandbox, RenderingSlow, cpu_limit, to_json
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
 from leyden.services.gateway.prompt.tool_calls import generic_turns, parsed_arguments
 from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS, ToolParserName, tool_parser_of
@@ -43,6 +35,8 @@ _UNRENDERABLE = (
 """Exceptions of templates that refuse a conversation or do not support its shape."""
 _ANSWER, _NEXT = "the-answer-of-a-probe", "the-next-message-of-a-probe"
 _MARK = f"mark-{secrets.token_hex(16)}"
+PROBE_SECONDS = 5.0
+"""CPU time of all the renderings that find out how a new template writes conversations."""
 
 
 class ChatModel:
@@ -63,10 +57,10 @@ class ChatModel:
         tool_parser: ToolParserName | None = None,
         reasoning_parser: ReasoningParserName | None = None,
     ) -> None:
-        self.name = folder.name
+        self.name, self.folder = folder.name, folder
         settings = read_model_json(folder / "tokenizer_config.json")
         source = _template_source(folder, settings)
-        environment = _environment()
+        environment = TemplateSandbox()
         self._template = environment.from_string(source)
         self._has_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         texts = {name: token_text(value) for name, value in settings.items() if name.endswith("_token")}
@@ -81,10 +75,13 @@ class ChatModel:
         fields = (name for name in ("reasoning_content", "thinking") if f".{name}" in source or f"'{name}'" in source)
         self._reasoning_field = next(fields, None)
         # Llama's template refuses an answer with two tool calls, that of gpt-oss leaves out one.
-        self.renders_parallel_calls = self.tool_parser.name not in {"llama3", "gpt_oss"} or self._renders_both_calls()
-        """Whether an answer may have several tool calls."""
-        self._closing = self._find_closing()
-        self._call_closing = self._find_call_closing()
+        with cpu_limit(PROBE_SECONDS):
+            self.renders_parallel_calls = (
+                self.tool_parser.name not in {"llama3", "gpt_oss"} or self._renders_both_calls()
+            )
+            """Whether an answer may have several tool calls."""
+            self._closing = self._find_closing()
+            self._call_closing = self._find_call_closing()
 
     def render(
         self, turns: Sequence[Turn], tools: tuple[Json, ...], options: Json, *, add_generation_prompt: bool = True
@@ -92,7 +89,7 @@ class ChatModel:
         """Renders the full conversation. `encode` reads the special tokens of users and tools as letters.
 
         Args: options: the request's template options, such as `enable_thinking`
-        Raises: BadRequest: the template refuses the conversation, or cannot render it
+        Raises: BadRequest: the template refuses the conversation, cannot render it, or takes longer than `cpu_limit`
         """
         turns = [self._without_special_tokens(turn) for turn in turns]
         uses_tools = bool(tools) or any(turn.role == "tool" or turn.tool_calls for turn in turns)
@@ -114,6 +111,13 @@ class ChatModel:
                     return self._template.render(**variables, messages=messages)
                 repair(functions)
             return self._template.render(**variables, messages=messages)
+        except RenderingSlow as error:
+            raise BadRequest(
+                f"The model's chat template renders these messages too slowly: {error}. Send fewer or shorter messages,"
+                " or train a model with a simpler template.",
+                param="messages",
+                code="template_timeout",
+            ) from error
         except _UNRENDERABLE as error:
             raise BadRequest(
                 f"The model's chat template cannot render these messages: {error}.",
@@ -275,46 +279,7 @@ def _wrap_malformed_arguments(functions: list[Json]) -> None:
 def _write_arguments(functions: list[Json]) -> None:
     """Replaces arguments by their JSON text."""
     for function in functions:
-        function["arguments"] = _to_json(function["arguments"])
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols], undefined=jinja2.Undefined
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
-
-
-class _GenerationBlock(Extension):
-    """`{% generation %}` marks an assistant's text for training masks; here it only passes the text through."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja declares it so
-
-    def parse(self, parser: Parser) -> jinja2.nodes.Node | list[jinja2.nodes.Node]:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
-def _to_json(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
+        function["arguments"] = to_json(function["arguments"])
 
 
 def _template_source(folder: Path, settings: Json) -> str:

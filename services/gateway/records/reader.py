@@ -14,7 +14,7 @@ from leyden.libs.contracts.ids import weight_version
 from leyden.libs.store.calls import CallDefaults, call_defaults, calls_by_id, completed_calls, completed_requests
 from leyden.libs.store.chains import FullCall
 from leyden.libs.store.database import Database, StoreAway
-from leyden.libs.store.engines import Pool, newest_policy_version, pool_of_run, serving_engines
+from leyden.libs.store.engines import RunModel, newest_policy_version, read_run_model, serving_engines
 from leyden.libs.store.tables import ModelCall
 from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, Completion, ModelRequest, SampledTokens
@@ -43,7 +43,7 @@ class Reader:
         self._database = database
         self._hold_seconds = hold_seconds
         self._defaults: dict[str, CallDefaults] = {}
-        self._pools: dict[str, Pool] = {}
+        self._models: dict[str, RunModel] = {}
 
     async def endpoints(self) -> list[Endpoint]:
         """Reads the engines that serve a run. Raises: StoreAway."""
@@ -72,20 +72,20 @@ class Reader:
             self._defaults[run_id] = await self._hold(read)
         return self._defaults[run_id]
 
-    async def pool(self, run_id: str) -> Pool:
-        """Reads the run's pool. Raises: Unavailable: it no longer exists."""
-        if run_id not in self._pools:
+    async def run_model(self, run_id: str) -> RunModel:
+        """Reads the run's pool and model. Raises: Unavailable: the pool no longer exists."""
+        if run_id not in self._models:
 
-            async def read() -> Pool | None:
+            async def read() -> RunModel | None:
                 async with self._database.read() as session:
-                    return await pool_of_run(session, run_id)
+                    return await read_run_model(session, run_id)
 
             found = await self._hold(read)
             if found is None:
                 message = "The pool of this run no longer exists; try again."
                 raise Unavailable(message, code="engine_unavailable", retry_after_seconds=10)
-            self._pools[run_id] = found
-        return self._pools[run_id]
+            self._models[run_id] = found
+        return self._models[run_id]
 
     async def policy_run(self, run_id: str, role: str | None) -> str:
         """Reads the run whose policy answers calls of a role."""

@@ -16,6 +16,7 @@ from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
 from tests import builders
+from tests.fakes.chat_model import CHATML_WITH_TOOLS, make_chat_model
 
 NOW = datetime.now(tz=UTC)
 
@@ -68,6 +69,21 @@ async def test_a_run_of_an_unknown_pool_or_of_another_model_is_refused(
     assert (await create(api_http, pool="small", model=f"{tmp_path}/"))["config"]["pool"] == "small"
     # A document from before pools, and a pool whose model only the other services know.
     assert (await create(api_http, model=str(tmp_path)))["config"]["pool"] == "default"
+
+
+async def test_a_model_that_the_engines_of_its_pool_cannot_serve_is_refused(
+    api_http: httpx.AsyncClient, database: Database, tmp_path: Path
+) -> None:
+    base, tuned = make_chat_model(tmp_path / "base"), make_chat_model(tmp_path / "tuned", CHATML_WITH_TOOLS)
+    other = make_chat_model(tmp_path / "other", more_marks=["<tool>"])
+    async with database.session() as session:
+        await write_pools(session, [Pool("default", str(base)), Pool("shared", str(base), adapters=2)])
+    assert (await create(api_http, model=str(tuned)))["config"]["model"] == str(tuned)
+    refused = await api_http.post("/v1/runs", json=builders.run_document(model=str(other)))
+    assert refused.status_code == 422
+    assert "other tokens (261, theirs 260): '<tool>' is 260, theirs none: leave `model` out" in refused.text
+    lora = builders.run_document(model=str(tuned), pool="shared", training={"steps": 1, "lora": {"rank": 8}})
+    assert (await api_http.post("/v1/runs", json=lora)).status_code == 422
 
 
 async def test_pools_show_their_engines_and_runs(api_http: httpx.AsyncClient, database: Database) -> None:

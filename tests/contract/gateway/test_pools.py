@@ -25,8 +25,12 @@ HI: list[Any] = [{"role": "user", "content": "hi"}]
 BARE = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]"
 
 
-async def add_run(stage: Scene, pool: str) -> tables.Run:
-    run = await builders.add_run(stage.database, config={**builders.run_document(), "pool": pool})
+# 1e25 rounds of work in a conversation of two characters.
+ENDLESS = "{% for a in range(9**5) %}" * 5 + "{% endfor %}" * 5 + BARE
+
+
+async def add_run(stage: Scene, pool: str, **settings: Any) -> tables.Run:
+    run = await builders.add_run(stage.database, config={**builders.run_document(), "pool": pool, **settings})
     _, [rollout, _] = await builders.add_group(stage.database, run)
     await builders.add_attempt(stage.database, rollout)
     return run
@@ -232,3 +236,59 @@ async def test_each_role_gets_the_model_and_the_engines_of_its_policy(tmp_path: 
     ]
     assert [call.untrainable_reason for call in calls] == [None, None, "the policy of role oracle does not train", None]
     assert calls[3].parent_call_id == calls[1].id
+
+
+def speaks(run: tables.Run, model: ChatModel, text: str) -> ScriptedEngine:
+    return ScriptedEngine(
+        lambda _: [*model.tokenizer.encode(text).tolist(), EOS], model.tokenizer.decode, f"{run.id}:0"
+    )
+
+
+async def serve(stage: Scene, *engines: tuple[ScriptedEngine, str]) -> None:
+    async with stage.database.session() as session:
+        session.add_all(
+            tables.Engine(url=engine.url, pool="default", state="serving", run_id=run_id, policy_version=0)
+            for engine, run_id in engines
+        )
+
+
+async def test_runs_of_one_pool_have_the_template_and_the_tokenizer_of_their_own_models(
+    tmp_path: Path, database: Database
+) -> None:
+    folder = make_chat_model(tmp_path / "tuned", BARE)
+    own = ChatModel(folder)
+    async with scene(tmp_path, database, says="Base.") as stage:
+        run = await add_run(stage, "default", model=str(folder))
+        tuned = speaks(run, own, "Tuned.")
+        async with running(tuned), stage.client() as first, client(stage, run) as second:
+            await serve(stage, (stage.engine, stage.run_id), (tuned, run.id))
+            create: Any = first.chat.completions.create, second.chat.completions.create
+            answers = [await ask(model="m", messages=HI) for ask in create]
+            names = [[one.id async for one in agent.models.list()] for agent in (first, second)]
+    assert [answer.choices[0].message.content for answer in answers] == ["Base.", "Tuned."]
+    assert names == [["model"], ["tuned"]]
+    assert rendered(stage.engine, stage.model) == ["<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"]
+    assert rendered(tuned, own) == ["[user]hi[assistant]"]
+
+
+async def test_a_template_that_never_ends_gets_an_error_and_stops_no_other_run(
+    tmp_path: Path, database: Database
+) -> None:
+    folder = make_chat_model(tmp_path / "endless", ENDLESS)
+    async with scene(tmp_path, database, says="Base.", render_seconds=1.0) as stage:
+        run = await add_run(stage, "default", model=str(folder))
+        async with stage.client() as first, client(stage, run) as second:
+            await serve(stage, (stage.engine, stage.run_id))
+            create: Any = first.chat.completions.create, second.chat.completions.create
+            await create[0](model="m", messages=HI)
+            slow = [asyncio.create_task(create[1](model="m", messages=HI)) for _ in range(4)]
+            answered = 0
+            while not any(one.done() for one in slow):
+                answer = await create[0](model="m", messages=[{"role": "user", "content": str(answered)}])
+                assert answer.choices[0].message.content == "Base."
+                answered += 1
+            assert answered > 5
+            for one in slow:
+                with pytest.raises(openai.BadRequestError, match="more than 1 s of CPU time") as caught:
+                    await one
+                assert caught.value.code == "template_timeout"

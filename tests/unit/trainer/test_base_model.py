@@ -7,8 +7,9 @@ import pytest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.store.engines import Pool
 from leyden.services.trainer.settings import Settings
-from leyden.services.trainer.worker import _base_model
+from leyden.services.trainer.worker import _base_model, require_served
 from tests.builders import run_document
+from tests.fakes.chat_model import CHATML_WITH_TOOLS, make_chat_model
 
 
 def test_the_model_is_that_of_the_run_else_of_its_pool_else_of_the_settings() -> None:
@@ -21,3 +22,15 @@ def test_the_model_is_that_of_the_run_else_of_its_pool_else_of_the_settings() ->
     assert _base_model(nameless, Pool("default"), settings) == Path("/models/settings")
     with pytest.raises(ValueError, match="names no model"):
         _base_model(nameless, None, Settings(run_id="run-a"))
+
+
+def test_a_model_that_the_engines_of_the_pool_cannot_serve_is_refused(tmp_path: Path) -> None:
+    base, tuned = make_chat_model(tmp_path / "base"), make_chat_model(tmp_path / "tuned", CHATML_WITH_TOOLS)
+    other = make_chat_model(tmp_path / "other", context_length=64)
+    for pool, default in ((Pool("default"), base), (Pool("small", str(base)), None)):
+        require_served(tuned, pool, default)
+        with pytest.raises(ValueError, match="max_position_embeddings 64, theirs 4096"):
+            require_served(other, pool, default)
+    with pytest.raises(ValueError, match="keep the weights of their own model"):
+        require_served(tuned, Pool("shared", str(base), adapters=2), None)
+    require_served(other, Pool("default"), None)
