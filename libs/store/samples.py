@@ -1,7 +1,8 @@
 """Complete groups with all records of their siblings, which credit reads, and the samples that it writes.
 
-Reading takes the same number of statements for any number of groups; writing uses COPY. A group is credited once:
-credit locks its row while it computes, and `group_credits` has one row per group and run that trains on it.
+Reading takes the same number of statements for any number of groups; writing uses COPY. A worker claims groups and
+locks a group only to write it. A group is credited once: `group_credits` has one row per group and run that trains on
+it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,13 @@ class PendingGroup(NamedTuple):
     policy_runs: Mapping[str, str] = MappingProxyType({})
 
 
+class GroupSize(NamedTuple):
+    """The work that a group makes: its calls, tool spans and rewards, and the tokens of its prompts."""
+
+    records: int
+    tokens: int
+
+
 class SiblingRows(NamedTuple):
     """The records of the counted attempts of finished siblings, each list in a stable order.
 
@@ -41,7 +49,7 @@ class SiblingRows(NamedTuple):
         row: [{id, text, is_error}]; id is null for a user's text with a result in it; text is its beginning; or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
         tool spans
-    rewards: rollout_id, value, response_id, tool_call_id, call_id; of agents, telemetry and people
+    rewards: rollout_id, value, response_id, tool_call_id, call_id, key, is_external; of agents, telemetry and people
     """
 
     rollouts: Rows
@@ -107,18 +115,47 @@ RECENT_SECONDS = 120
 """Longer than any transaction lasts: `finished_at` is the time of its first statement, and statements are bounded."""
 
 _PENDING_NOW = """
-    SELECT g.id FROM groups g
+    SELECT g.id{columns} FROM groups g
     JOIN run_status s ON s.run_id = g.run_id
     WHERE g.state = 'complete' AND g.evaluation_id IS NULL AND s.phase NOT IN ('completed', 'failed', 'cancelled')
     AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
 """
-_FIRST = """
-    ORDER BY g.finished_at, g.id
-    LIMIT :count
-    FOR UPDATE OF g SKIP LOCKED
-"""
-_LOCK = text(_PENDING_NOW + _FIRST)
-_LOCK_RECENT = text(f"{_PENDING_NOW} AND g.finished_at > now() - interval '{RECENT_SECONDS} seconds' {_FIRST}")
+OLDEST = 1000
+"""Groups among which a worker looks for some that no other worker has."""
+# A moving average takes the groups of its run one after the other, so one worker has all of them.
+_CLAIM = f"""
+    WITH pending AS MATERIALIZED (
+        {_PENDING_NOW.format(columns=", g.run_id, g.finished_at")} {{recent}}
+        ORDER BY g.finished_at, g.id LIMIT {OLDEST}
+    ), named AS MATERIALIZED (
+        SELECT p.id, CASE WHEN r.config #>> '{{{{credit,baseline,type}}}}' = 'ema' THEN r.id ELSE p.id END AS name
+        FROM pending p JOIN runs r ON r.id = p.run_id ORDER BY p.finished_at, p.id
+    )
+    SELECT id FROM named WHERE pg_try_advisory_xact_lock(hashtextextended('credit-claim:' || name, 0)) LIMIT :count
+"""  # noqa: S608  # constants alone
+_CLAIM_ALL = text(_CLAIM.format(recent=""))
+_CLAIM_RECENT = text(_CLAIM.format(recent=f"AND g.finished_at > now() - interval '{RECENT_SECONDS} seconds'"))
+_LOCK = text(f"{_PENDING_NOW.format(columns='')} AND g.id = ANY(:groups) ORDER BY g.id FOR UPDATE OF g SKIP LOCKED")
+_STILL_PENDING = text("""
+    SELECT g.id, (SELECT count(*) FROM rollouts r JOIN external_rewards x ON x.rollout_id = r.id
+                  WHERE r.group_id = g.id) AS given
+    FROM groups g
+    WHERE g.id = ANY(:groups) AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
+""")
+
+_SIZES = text("""
+    SELECT r.group_id, sum(spans.count + calls.count + given.count) AS records, sum(calls.tokens) AS tokens
+    FROM rollouts r
+    CROSS JOIN LATERAL (SELECT count(*) FROM (
+        SELECT FROM spans s WHERE s.run_id = r.run_id AND s.rollout_id = r.id AND s.attempt = r.attempt
+        AND s.kind = 'tool' LIMIT :most + 1) AS one) AS spans
+    CROSS JOIN LATERAL (SELECT count(*), coalesce(sum(c.prompt_tokens), 0) AS tokens FROM model_calls c
+        WHERE c.run_id = r.run_id AND c.rollout_id = r.id AND c.attempt = r.attempt) AS calls
+    CROSS JOIN LATERAL (SELECT count(*) FROM rewards w
+        WHERE w.rollout_id = r.id AND w.attempt = r.attempt) AS given
+    WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
+    GROUP BY r.group_id
+""")
 
 # A second statement: it sees credits that another worker committed while the first one waited for its lock.
 _PENDING = text("""
@@ -172,11 +209,11 @@ _SPANS = text("""
 """)
 
 _REWARDS = text("""
-    SELECT w.rollout_id, w.value, w.response_id, w.tool_call_id, NULL AS call_id, w.key
+    SELECT w.rollout_id, w.value, w.response_id, w.tool_call_id, NULL AS call_id, w.key, false AS is_external
     FROM rollouts r JOIN rewards w ON w.rollout_id = r.id AND w.attempt = r.attempt
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
     UNION ALL
-    SELECT x.rollout_id, x.value, NULL, NULL, x.call_id, x.key
+    SELECT x.rollout_id, x.value, NULL, NULL, x.call_id, x.key, true
     FROM rollouts r JOIN external_rewards x ON x.rollout_id = r.id
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
     ORDER BY rollout_id, key
@@ -198,17 +235,34 @@ _CREDIT_TYPES = ["text", "text", "text", "text", "int4", "text", "jsonb", "float
 _SAMPLE_TYPES = ["text", "text", "text", "text", "int4", "int4", "int4", *["bytea"] * 6, "int4", "jsonb"]
 
 
-async def lock_pending_groups(session: Session, count: int, *, recent: bool = False) -> list[PendingGroup]:
-    """Complete training groups without credit, oldest first, of runs that are not over.
+async def claim_groups(session: Session, count: int, *, recent: bool = False) -> list[str]:
+    """Ids of complete training groups without credit, oldest first, of runs that are not over.
 
-    They stay locked until the session ends; groups that another worker has locked are left out.
+    Until the session ends no other worker claims them. The session locks no row, so that nobody waits for the worker.
 
     Args: recent: only groups completed lately, at a cost that does not grow with the run
     """
-    locked = list(await session.scalars(_LOCK_RECENT if recent else _LOCK, {"count": count}))
-    if not locked:
-        return []
-    return [PendingGroup(*row) for row in await session.execute(_PENDING, {"groups": locked})]
+    return list(await session.scalars(_CLAIM_RECENT if recent else _CLAIM_ALL, {"count": count}))
+
+
+async def pending_groups(session: ReadSession, ids: Sequence[str]) -> list[PendingGroup]:
+    """Those of the groups that have no credit yet, oldest first."""
+    return [PendingGroup(*row) for row in await session.execute(_PENDING, {"groups": list(ids)})]
+
+
+async def group_sizes(session: ReadSession, ids: Sequence[str], most: int) -> dict[str, GroupSize]:
+    """The sizes of what `load_siblings` would read. Args: most: spans of a rollout above this are not counted."""
+    rows = await session.execute(_SIZES, {"groups": list(ids), "most": most})
+    return {group: GroupSize(int(records), int(tokens)) for group, records, tokens in rows}
+
+
+async def lock_pending(session: Session, ids: Sequence[str]) -> dict[str, int]:
+    """Locks those of the groups that still have no credit, and returns how many external rewards each has.
+
+    A group that somebody has locked is left out.
+    """
+    locked = list(await session.scalars(_LOCK, {"groups": list(ids)}))
+    return {row.id: row.given for row in await session.execute(_STILL_PENDING, {"groups": locked})}
 
 
 async def load_siblings(session: ReadSession, groups: Sequence[PendingGroup]) -> SiblingRows:
@@ -229,6 +283,11 @@ async def moving_averages(session: Session, run_id: str) -> dict[str, float]:
     Until the session ends no other transaction credits a group of a run that asks for this.
     """
     await session.execute(text("SELECT pg_advisory_xact_lock(hashtextextended('credit:' || :run, 0))"), {"run": run_id})
+    return await read_averages(session, run_id)
+
+
+async def read_averages(session: ReadSession, run_id: str) -> dict[str, float]:
+    """The same without the lock."""
     return await session.scalar(_AVERAGES, {"run": run_id}) or {}
 
 

@@ -26,14 +26,14 @@ operator wrote, and never `default_weight`.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 from leyden.libs.contracts.config import Air
 from leyden.libs.contracts.states import OutcomeKind, SpanStatus
+from leyden.services.credit.joins import Ask, OpenAsks, without_duplicates
 from leyden.services.credit.records import AskedTool, Call, ToolResult, ToolSpan
 from leyden.services.credit.results import status_of
 
@@ -61,25 +61,23 @@ def tool_uses(
     Args: calls: in order of arrival; seen: the same and those without an answer, whose conversations have results;
         ending: how the attempt's agent ended; None leaves conversations out, for telemetry alone
     """
-    words = {tool: re.compile(rf"(?i)(?<!\w){re.escape(tool)}(?!\w)") for tool in {span.tool for span in spans}}
-    open_asks = {call.id: list(call.asked) or _named_in_text(call, words) for call in calls}
     uses: dict[str, list[ToolUse]] = {call.id: [] for call in calls}
-    for span in sorted(without_duplicates(spans), key=lambda span: (span.start_ns, span.span_id)):
-        if (found := _ask_of(span, calls, open_asks)) is not None:
-            call, asked, source = found
-            open_asks[call.id].remove(asked)
+    in_order = sorted(without_duplicates(spans), key=lambda span: (span.start_ns, span.span_id))
+    open_asks = OpenAsks(calls, (span.tool for span in in_order))
+    for span in in_order:
+        if (found := _ask_of(span, open_asks)) is not None:
+            ask, source = found
+            ask.is_open = False
             has_end = span.end_ns >= span.start_ns
             status = SpanStatus(span.status) if has_end else SpanStatus.ERROR
-            uses[call.id].append(ToolUse(asked.tool, status, source if has_end else "hung"))
+            uses[ask.call.id].append(ToolUse(ask.asked.tool, status, source if has_end else "hung"))
     results = _results(calls if seen is None else seen)
-    for call in calls:
-        for asked in open_asks[call.id]:
-            if asked in call.asked:
-                result = results.get(asked.tool_call_id)
-                status, source = SpanStatus.UNSET, "answer"
-                if ending is not None:
-                    status, source = _without_span(asked, result, ending if call is calls[-1] else None)
-                uses[call.id].append(ToolUse(asked.tool, status, source))
+    for call, asked in open_asks.rest():
+        result = results.get(asked.tool_call_id)
+        status, source = SpanStatus.UNSET, "answer"
+        if ending is not None:
+            status, source = _without_span(asked, result, ending if call is calls[-1] else None)
+        uses[call.id].append(ToolUse(asked.tool, status, source))
     return {call_id: found for call_id, found in uses.items() if found}
 
 
@@ -91,47 +89,6 @@ def air_reward(uses: Iterable[ToolUse], air: Air) -> float:
     """
     earned = sum((_earned(use, air) for use in uses), 0.0)
     return max(-air.max_reward, min(air.max_reward, earned))
-
-
-def without_duplicates(spans: Sequence[ToolSpan]) -> list[ToolSpan]:
-    """One span per use of a tool; where several libraries report the same use, an error outweighs an ok.
-
-    Two spans report the same use if they have one tool call id; or if they name one tool, one lies inside the other in
-    time, and the outer is the inner's parent or of another library (AutoGen and OpenInference both report, and
-    OpenInference reports ok for failures).
-    """
-    unique: list[ToolSpan] = []
-    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns, span.span_id)):
-        twin = next((i for i, other in enumerate(unique) if _same_use(other, span)), None)
-        if twin is None:
-            unique.append(span)
-        else:
-            unique[twin] = _merged(unique[twin], span)
-    return unique
-
-
-def _same_use(outer: ToolSpan, inner: ToolSpan) -> bool:
-    if outer.tool_call_id is not None and inner.tool_call_id is not None:
-        return outer.tool_call_id == inner.tool_call_id
-    inside = outer.start_ns <= inner.start_ns and inner.end_ns <= outer.end_ns
-    related = inner.parent_span_id == outer.span_id or inner.scope != outer.scope
-    return outer.tool == inner.tool and inside and related
-
-
-def _merged(first: ToolSpan, second: ToolSpan) -> ToolSpan:
-    statuses = {first.status, second.status}
-    status = next(s for s in (SpanStatus.ERROR, SpanStatus.OK, SpanStatus.UNSET) if s in statuses)
-    return ToolSpan(
-        span_id=first.span_id,
-        parent_span_id=first.parent_span_id,
-        scope=first.scope,
-        tool=first.tool,
-        status=status,
-        tool_call_id=first.tool_call_id or second.tool_call_id,
-        response_id=first.response_id or second.response_id,
-        start_ns=first.start_ns,
-        end_ns=max(first.end_ns, second.end_ns),
-    )
 
 
 def _results(calls: Sequence[Call]) -> dict[str, ToolResult]:
@@ -157,31 +114,16 @@ def _without_span(asked: AskedTool, result: ToolResult | None, ending: OutcomeKi
     return (SpanStatus.ERROR, source) if source else (SpanStatus.UNSET, "answer")
 
 
-def _named_in_text(call: Call, words: Mapping[str, re.Pattern[str]]) -> list[AskedTool]:
-    return [AskedTool(tool, "") for tool, word in words.items() if word.search(call.text)]
-
-
-def _ask_of(
-    span: ToolSpan, calls: Sequence[Call], open_asks: dict[str, list[AskedTool]]
-) -> tuple[Call, AskedTool, Source] | None:
-    if span.tool_call_id is not None and (call := call_of_tool(span.tool_call_id, calls)) is not None:
-        named = [asked for asked in open_asks[call.id] if asked.tool_call_id == span.tool_call_id]
-        return (call, named[0], "tool_call_id") if named else None
-    answers = [call for call in calls if call.has_response_id(span.response_id)]
-    earlier = [call for call in reversed(calls) if call.sequence <= span.start_ns and call.completed]
-    for call in answers or earlier:
-        for asked in open_asks[call.id]:
-            if asked.tool == span.tool:
-                return call, asked, "text" if asked not in call.asked else "response_id" if answers else "time"
-    return None
-
-
-def call_of_tool(tool_call_id: str, calls: Iterable[Call]) -> Call | None:
-    """The call with this tool call in its answer."""
-    for call in calls:
-        if any(asked.tool_call_id == tool_call_id for asked in call.asked):
-            return call
-    return None
+def _ask_of(span: ToolSpan, open_asks: OpenAsks) -> tuple[Ask, Source] | None:
+    is_known, ask = open_asks.named(span.tool_call_id)
+    if is_known:
+        return (ask, "tool_call_id") if ask is not None else None
+    is_known, ask = open_asks.answered(span.response_id, span.tool)
+    if not is_known:
+        ask = open_asks.latest(span.start_ns, span.tool)
+    if ask is None:
+        return None
+    return ask, "text" if ask.in_text else "response_id" if is_known else "time"
 
 
 def _earned(use: ToolUse, air: Air) -> float:

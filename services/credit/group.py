@@ -17,10 +17,11 @@ from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import Air, Baseline, Credit, TokenDiscountedCredit
 from leyden.libs.contracts.samples import RowCall
 from leyden.libs.contracts.states import OutcomeKind
-from leyden.services.credit.air import ToolUse, air_reward, call_of_tool, tool_uses
+from leyden.services.credit.air import ToolUse, air_reward, tool_uses
 from leyden.services.credit.baselines import Advantages, Siblings, advantages, against, gigpo, moved, values
 from leyden.services.credit.counts import counts_by_policy
 from leyden.services.credit.forest import Forest, Node, call_forest, without_auxiliary_calls
+from leyden.services.credit.joins import CallIndex
 from leyden.services.credit.paths import Path, paths, row_calls
 from leyden.services.credit.records import TOKEN, Reward, Rollout
 from leyden.services.credit.rules import call_returns, token_shares, trained_tokens
@@ -204,8 +205,9 @@ def _given(rollout: Rollout, forest: Forest) -> tuple[NDArray[np.float64], float
     """Rewards given to calls, [C], and the sum of those given to the rollout."""
     given_C = np.zeros(len(forest.nodes))
     of_rollout = 0.0
+    calls = CallIndex([node.call for node in forest.nodes])
     for reward in rollout.rewards:
-        place = _place(reward, forest)
+        place = _place(reward, calls)
         if place is None:
             of_rollout += reward.value
         else:
@@ -213,13 +215,10 @@ def _given(rollout: Rollout, forest: Forest) -> tuple[NDArray[np.float64], float
     return given_C, of_rollout
 
 
-def _place(reward: Reward, forest: Forest) -> int | None:
-    calls = [node.call for node in forest.nodes]
-    asking = call_of_tool(reward.tool_call_id, calls) if reward.tool_call_id is not None else None
-    for number, call in enumerate(calls):
-        if call is asking or call.id == reward.call_id:
-            return number
-    return next((i for i, call in enumerate(calls) if call.has_response_id(reward.response_id)), None)
+def _place(reward: Reward, calls: CallIndex) -> int | None:
+    named = [calls.of_tool(reward.tool_call_id), calls.of_call(reward.call_id)]
+    first = min((number for number in named if number is not None), default=None)
+    return next(iter(calls.of_response(reward.response_id)), None) if first is None else first
 
 
 def _siblings(earned: Sequence[_Earned], baseline: Baseline) -> Siblings:

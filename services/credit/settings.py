@@ -17,5 +17,9 @@ class Settings(ServiceSettings):
     """Seconds between polls for complete groups without a wake-up."""
     groups_per_transaction: int = Field(default=8, ge=1, le=1024)
     """Complete groups of one transaction."""
+    max_group_records: int = Field(default=50_000, ge=1)
+    """Model calls, tool spans and rewards of a group together; a larger group is excluded with this reason."""
+    max_group_tokens: int = Field(default=2**27, ge=1)
+    """Prompt tokens of a group's calls together, which take 4 bytes each in memory; a larger group is excluded."""
     database_pool_size: int = Field(default=2, ge=1)
-    """Connections to Postgres; the worker uses one at a time."""
+    """Connections to Postgres; the worker uses two at a time."""

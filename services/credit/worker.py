@@ -1,15 +1,18 @@
-"""The loop: lock complete groups, compute, write everything in one transaction, wake the trainer.
+"""The loop: claim complete groups, read, compute, write everything in one transaction, wake the trainer.
 
-Several workers are safe: a worker locks the groups that it computes. A worker that dies leaves its groups to the next
-one. Credit does not wait for late spans: a rollout ends after its agent's process, and the collector answered that
-process's exporter after the commit.
+Several workers are safe: a worker claims the groups that it computes. A worker that dies leaves its groups to the next
+one. No row is locked while a worker reads and computes, and a group that is too large to compute is excluded. Credit
+does not wait for late spans: a rollout ends after its agent's process, and the collector answered that process's
+exporter after the commit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter as Counts
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from prometheus_client import Counter, Histogram
 
@@ -17,13 +20,18 @@ from leyden.libs.contracts.config import RunConfig
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
 from leyden.libs.service import Checks
-from leyden.libs.store.database import Database, Session, StoreAway
+from leyden.libs.store.database import Database, ReadSession, Session, StoreAway
 from leyden.libs.store.samples import (
+    GroupSize,
     PendingGroup,
     SiblingRows,
+    claim_groups,
+    group_sizes,
     load_siblings,
-    lock_pending_groups,
+    lock_pending,
     moving_averages,
+    pending_groups,
+    read_averages,
     write_credit,
 )
 from leyden.libs.store.schema import check_schema
@@ -48,6 +56,33 @@ limited_log = RateLimitedLogger(log)
 Result = Credited | Excluded
 
 
+class GroupLimits(NamedTuple):
+    """The largest group that is credited; see `Settings`."""
+
+    records: int
+    tokens: int
+
+    def exceeded(self, size: GroupSize | None) -> str | None:
+        """The reason why a group is excluded; None for one that is small enough."""
+        if size is not None and size.records > self.records:
+            return f"it has more than {self.records} model calls, tool spans and rewards (CREDIT_MAX_GROUP_RECORDS)"
+        if size is not None and size.tokens > self.tokens:
+            return f"the prompts of its calls have more than {self.tokens} tokens (CREDIT_MAX_GROUP_TOKENS)"
+        return None
+
+
+DEFAULT_LIMITS = GroupLimits(50_000, 2**27)
+
+
+class _Found(NamedTuple):
+    """Claimed groups with their records; `refused`: reasons of those that are too large to be read."""
+
+    groups: list[PendingGroup]
+    refused: dict[str, str]
+    rows: SiblingRows
+    averages: dict[str, dict[str, float]]
+
+
 async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     """Credits groups until the event is set; it finishes the running batch first."""
     database = Database(
@@ -64,7 +99,7 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
     try:
         while not stop.is_set():
             recent = time.monotonic() < all_at
-            credited = await _batch(database, notifications, settings.groups_per_transaction, recent=recent)
+            credited = await _batch(database, notifications, settings, recent=recent)
             if credited:
                 continue
             if credited is None:
@@ -77,35 +112,70 @@ async def work(settings: Settings, stop: asyncio.Event, checks: Checks) -> None:
         await database.close()
 
 
-async def credit_pending(database: Database, count: int, *, recent: bool = False) -> list[str]:
-    """Credits at most `count` complete groups in one transaction; their ids.
+async def credit_pending(
+    database: Database, count: int, *, recent: bool = False, limits: GroupLimits = DEFAULT_LIMITS
+) -> list[str]:
+    """Credits at most `count` complete groups; their ids. A group whose rewards changed meanwhile is left for later.
 
-    Args: recent: see `lock_pending_groups`
+    Args: recent: see `claim_groups`
     """
     began = time.perf_counter()
-    async with database.session() as session:
-        groups = await lock_pending_groups(session, count, recent=recent)
-        if not groups:
+    async with database.session() as claim:
+        claimed = await claim_groups(claim, count, recent=recent)
+        if not claimed:
             return []
-        rows = await load_siblings(session, groups)
-        averages = await _moving_averages(session, groups)
+        async with database.read() as session:
+            found = await _read(session, claimed, limits)
         # Numpy and byte comparisons run in a thread: the loop answers health checks meanwhile.
-        results = await asyncio.to_thread(compute, groups, rows, averages)
+        results = await asyncio.to_thread(_results, found)
         fault_point("credit.computed")
-        await _write(session, results)
-        fault_point("credit.written")
+        async with database.session() as session:
+            results = await _unchanged(session, found, results)
+            await _write(session, results)
+            fault_point("credit.written")
     BATCH_SECONDS.observe(time.perf_counter() - began)
     for group, result in results:
         _log_result(group, result)
-    return [group.id for group in groups]
+    return [group.id for group, _ in results]
 
 
-async def _moving_averages(session: Session, groups: list[PendingGroup]) -> dict[str, dict[str, float]]:
+async def _read(session: ReadSession, claimed: list[str], limits: GroupLimits) -> _Found:
+    groups = await pending_groups(session, claimed)
+    sizes = await group_sizes(session, [group.id for group in groups], limits.records)
+    refused = {group.id: reason for group in groups if (reason := limits.exceeded(sizes.get(group.id)))}
+    small = [group for group in groups if group.id not in refused]
+    return _Found(groups, refused, await load_siblings(session, small), await _moving_averages(session, small))
+
+
+def _results(found: _Found) -> list[tuple[PendingGroup, Result]]:
+    small = [group for group in found.groups if group.id not in found.refused]
+    computed = {group.id: result for group, result in compute(small, found.rows, found.averages)}
+    computed |= {group: Excluded(reason, []) for group, reason in found.refused.items()}
+    return [(group, computed[group.id]) for group in found.groups]
+
+
+async def _unchanged(
+    session: Session, found: _Found, results: list[tuple[PendingGroup, Result]]
+) -> list[tuple[PendingGroup, Result]]:
+    """Locks the groups and returns the results of those without credit, for which no reward came meanwhile."""
+    given = await lock_pending(session, [group.id for group in found.groups])
+    moved = {run_id for run_id, before in found.averages.items() if await moving_averages(session, run_id) != before}
+    groups = {row.id: row.group_id for row in found.rows.rollouts}
+    seen = Counts(groups[row.rollout_id] for row in found.rows.rewards if row.is_external)
+    return [
+        (group, result)
+        for group, result in results
+        if group.run_id not in moved and (group.id in found.refused or seen[group.id] == given.get(group.id))
+        if group.id in given
+    ]
+
+
+async def _moving_averages(session: ReadSession, groups: list[PendingGroup]) -> dict[str, dict[str, float]]:
     """The averages before these groups, by run and role, of the runs with baseline `ema`."""
     configs = {group.run_id: RunConfig.stored(group.config) for group in groups}
     # Sorted: transactions that lock several runs do so in one order.
     averaged = sorted(run_id for run_id, config in configs.items() if config.credit.baseline.type == "ema")
-    return {run_id: await moving_averages(session, run_id) for run_id in averaged}
+    return {run_id: await read_averages(session, run_id) for run_id in averaged}
 
 
 def compute(
@@ -160,10 +230,11 @@ async def _write(session: Session, results: list[tuple[PendingGroup, Result]]) -
     )
 
 
-async def _batch(database: Database, notifications: Notifications, count: int, *, recent: bool) -> int | None:
+async def _batch(database: Database, notifications: Notifications, settings: Settings, *, recent: bool) -> int | None:
     """The number of credited groups; None after an error, which is logged and followed by a pause."""
     try:
-        credited = await credit_pending(database, count, recent=recent)
+        limits = GroupLimits(settings.max_group_records, settings.max_group_tokens)
+        credited = await credit_pending(database, settings.groups_per_transaction, recent=recent, limits=limits)
     except StoreAway as error:
         limited_log.warning("store away", cause=str(error))
         await asyncio.sleep(RETRY_SECONDS)

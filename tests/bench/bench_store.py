@@ -27,7 +27,7 @@ from leyden.libs.store.calls import NewCall, write_calls
 from leyden.libs.store.database import Database
 from leyden.libs.store.embedded import EmbeddedRedis
 from leyden.libs.store.group_commit import GroupCommit
-from leyden.libs.store.samples import lock_pending_groups
+from leyden.libs.store.samples import claim_groups
 from leyden.libs.telemetry import configure_logs
 from leyden.services.controller import admission, settling
 from leyden.services.runner.attempt_writer import AttemptWriter
@@ -249,7 +249,7 @@ async def _poll_milliseconds(store: Stored, database: Database, run_id: str) -> 
         if await _tick(database, run_id):
             raise AssertionError("nothing should be open")
         async with database.session() as session:
-            await lock_pending_groups(session, 8, recent=True)
+            await claim_groups(session, 8, recent=True)
     spent = time.process_time() + store.cpu_seconds() - before
     async with database.session() as session:
         [facts] = [one for one in await groups.load_runs(session) if one.id == run_id]

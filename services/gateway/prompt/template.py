@@ -24,7 +24,7 @@ from leyden.services.gateway.prompt.reasoning import (
     ReasoningParserName,
     reasoning_parser_of,
 )
-from leyden.services.gateway.prompt.sandbox import TemplateSandbox, RenderingSlow, cpu_limit, to_json
+from leyden.services.gateway.prompt.sandbox import RenderingSlow, TemplateSandbox, cpu_limit, to_json
 from leyden.services.gateway.prompt.tokenizer import ModelTokenizer, ModelUnreadable, read_model_json, token_text
 from leyden.services.gateway.prompt.tool_calls import generic_turns, parsed_arguments
 from leyden.services.gateway.prompt.tool_parsers import TOOL_PARSERS, ToolParserName, tool_parser_of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 from sqlalchemy import select, text
 
+from leyden.libs.contracts import api
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
 from leyden.libs.store import samples as store
-from leyden.libs.store import tables
+from leyden.libs.store import tables, views
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.runs import create_run
 from leyden.services.credit import worker
@@ -271,7 +273,7 @@ async def test_a_second_verdict_is_refused_with_all_it_brings(database: Database
     run = await add_run_with_credit(database)
     await add_complete_group(database, run)
     async with database.session() as session:
-        groups = await store.lock_pending_groups(session, 1)
+        groups = await store.pending_groups(session, await store.claim_groups(session, 1))
         results = worker.compute(groups, await store.load_siblings(session, groups))
         await worker._write(session, results)
     before = await rows(database, tables.Sample, tables.Sample.id)
@@ -472,7 +474,12 @@ async def test_two_workers_at_once_move_the_average_by_every_group(database: Dat
     run = await add_run(database, config=run_document(credit=ema, sampling={"group_size": 1, "min_siblings": 1}))
     for number in range(6):
         await add_complete_group(database, run, number, [float(number)])
-    await asyncio.gather(*(credit_pending(database, 1) for _ in range(6)))
+
+    async def drain() -> None:
+        while len(await rows(database, tables.GroupCredit)) < 6:
+            await credit_pending(database, 1)
+
+    await asyncio.gather(*(drain() for _ in range(6)))
     assert len(await rows(database, tables.GroupCredit)) == 6
     value = {f"{run.id}.{number}.0": float(number) for number in range(6)}
     average = None
@@ -512,3 +519,70 @@ async def test_each_policy_trains_on_its_own_calls_of_a_group(database: Database
     trained = [(one.run_id, list(one.mask), np.frombuffer(one.token_ids, "<i4").tolist()) for one in samples]
     assert trained == [(run.id, [0, 0, 1], [1, 2, 3]), (checker, [0, 0, 0, 0, 1, 1], [1, 2, 3, 4, 5, 6])] * 2
     assert {one.run_id for one in await rows(database, tables.CallCredit)} == {run.id}
+
+
+async def add_spans(database: Database, rollout_id: str, run_id: str, count: int) -> None:
+    """Tool spans of an attempt, as many as the collector would refuse: from before it did, or written by hand."""
+    async with database.session() as session:
+        await session.execute(
+            text("""
+                INSERT INTO spans (run_id, rollout_id, attempt, trace_id, span_id, name, kind, tool, status, start_ns,
+                                   end_ns, attributes)
+                SELECT :run, :rollout, 1, repeat('a', 32), lpad(to_hex(n), 16, '0'), 'x', 'tool', 'x', 'ok', n,
+                       2000000000000000000, '{}'
+                FROM generate_series(1, :count) AS n
+            """),
+            {"run": run_id, "rollout": rollout_id, "count": count},
+        )
+
+
+async def test_an_attempt_with_a_hundred_thousand_spans_is_excluded_and_nobody_waits_for_it(database: Database) -> None:
+    flooded, other = await add_run_with_credit(database), await add_run_with_credit(database)
+    large = await add_complete_group(database, flooded)
+    await add_spans(database, f"{large.id}.0", flooded.id, 100_000)
+    small = await add_complete_group(database, other)
+    assert await credit_pending(database, 8) == [large.id, small.id]
+    verdicts = {row.group_id: row for row in await rows(database, tables.GroupCredit)}
+    assert verdicts[small.id].verdict == "credited"
+    assert verdicts[large.id].verdict == "excluded"
+    assert verdicts[large.id].reason == (
+        "it has more than 50000 model calls, tool spans and rewards (CREDIT_MAX_GROUP_RECORDS)"
+    )
+
+
+async def test_long_prompts_exclude_their_group_with_the_setting(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    await add_complete_group(database, run)
+    await credit_pending(database, 8, limits=worker.GroupLimits(100, 13))
+    assert [row.reason for row in await rows(database, tables.GroupCredit)] == [
+        "the prompts of its calls have more than 13 tokens (CREDIT_MAX_GROUP_TOKENS)"
+    ]
+
+
+async def test_a_group_that_takes_long_stops_no_other_group_and_no_reward(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = await add_run_with_credit(database), await add_run_with_credit(database)
+    slow, quick = await add_complete_group(database, run), await add_complete_group(database, other)
+    computing, released = threading.Event(), threading.Event()
+    compute = worker.compute
+
+    def computes(groups: list[store.PendingGroup], *arguments: Any) -> Any:
+        if groups[0].id == slow.id and not computing.is_set():
+            computing.set()
+            assert released.wait(30)
+        return compute(groups, *arguments)
+
+    monkeypatch.setattr(worker, "compute", computes)
+    first = asyncio.create_task(credit_pending(database, 1))
+    await asyncio.to_thread(computing.wait, 30)
+    # Neither another group nor a reward for a rollout of this one waits.
+    assert await credit_pending(database, 8) == [quick.id]
+    async with database.session() as session:
+        await views.add_external_reward(session, f"{slow.id}.1", api.RewardRequest(key="late", name="late", value=1.0))
+    released.set()
+    # The reward is not in what was computed: the group is computed again.
+    assert await first == []
+    assert await credit_pending(database, 8) == [slow.id]
+    verdicts = {row.group_id: row for row in await rows(database, tables.GroupCredit)}
+    assert (verdicts[slow.id].reward_mean, verdicts[quick.id].reward_mean) == (1.0, 0.5)

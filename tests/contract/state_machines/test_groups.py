@@ -92,7 +92,9 @@ class GroupMachine(StoreMachine):
 
         async def work() -> int:
             async with self.database.session() as session:
-                pending = await samples.lock_pending_groups(session, 1000)
+                claimed = await samples.claim_groups(session, 1000)
+                locked = await samples.lock_pending(session, claimed)
+                pending = await samples.pending_groups(session, list(locked))
                 await samples.write_credit(session, [_verdict(group) for group in pending], [], [])
             return len({group.id for group in pending} & {self.group.id})
 

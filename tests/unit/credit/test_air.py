@@ -1,11 +1,16 @@
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 
 from leyden.libs.contracts.config import Air
 from leyden.libs.contracts.states import OutcomeKind
-from leyden.services.credit.air import ToolUse, air_reward, tool_uses, without_duplicates
-from leyden.services.credit.records import AskedTool, Call, ToolResult
+from leyden.services.credit.air import ToolUse, air_reward, tool_uses
+from leyden.services.credit.joins import without_duplicates
+from leyden.services.credit.records import AskedTool, Call, ToolResult, ToolSpan
 from tests.unit.credit.cases import asking, call, span
 
 
@@ -154,3 +159,53 @@ def test_a_span_that_never_ended_is_a_tool_that_hangs() -> None:
     assert tool_uses([asked], [unended]) == {asked.id: [ToolUse("search", "error", "hung")]}
     ended = replace(unended, span_id="b", end_ns=unended.start_ns + 1)
     assert tool_uses([asked], [unended, ended]) == {asked.id: [ToolUse("search", "ok", "tool_call_id")]}
+
+
+def lines_of(work: Callable[[], object]) -> int:
+    """The lines of Python that a call executes: its work, whatever the machine does."""
+    count = 0
+
+    def trace(_frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+Flood = Callable[[int, Sequence[Call]], ToolSpan]
+FLOODS: dict[str, Flood] = {
+    "one after the other": lambda n, _: span("a", at=n, seconds=0.5, span_id=f"{n:016x}"),
+    "all at once": lambda n, _: span("a", at=n / 1e6, seconds=1e6, span_id=f"{n:016x}"),
+    "each inside the one before": lambda n, _: span("a", at=n, seconds=1e6 - 2 * n, span_id=f"{n:016x}"),
+    "of as many libraries": lambda n, _: span("a", at=n / 1e6, seconds=1e6, span_id=f"{n:016x}", scope=str(n)),
+    "of as many tools": lambda n, _: span(f"t{n}", at=n, span_id=f"{n:016x}"),
+    "of one tool call": lambda n, calls: span(
+        "a", at=n, span_id=f"{n:016x}", tool_call_id=calls[-1].asked[0].tool_call_id
+    ),
+    "of one answer": lambda n, calls: span("a", at=n, span_id=f"{n:016x}", response_id=f"x-{calls[-1].id}"),
+    "before all calls": lambda n, _: span("a", at=-n, seconds=0.5, span_id=f"{n:016x}"),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS.keys())
+def test_the_work_grows_with_the_spans_and_the_calls_and_not_with_their_product(flood: Flood) -> None:
+    def work(count: int) -> int:
+        calls = [asking(f"c{n}", [1], [2], "a", "b", at=n * 10) for n in range(count // 10)]
+        spans = [flood(n, calls) for n in range(count)]
+        return lines_of(lambda: tool_uses(calls, spans))
+
+    small, large = work(500), work(2000)
+    assert large < 4.5 * small
+
+
+def test_texts_are_searched_for_a_bounded_number_of_tools() -> None:
+    answers = [call(f"c{n}", [1], [2], at=n, text="use t1 or t2999") for n in range(20)]
+    spans = [span(f"t{n}", at=100 + n, span_id=f"{n:016x}") for n in range(3000)]
+    assert {use.tool for uses in tool_uses(answers, spans).values() for use in uses} == {"t1"}
