@@ -9,7 +9,7 @@ from typing import Any
 
 from leyden.libs.contracts.overlay import overlay
 
-# Dr. GRPO advantages, clip 0.2/0.28, weight decay 0 and no KL penalty are the document's own defaults.
+# Advantages by the mean of the group, clip 0.2/0.28, weight decay 0 and no KL penalty are the document's own defaults.
 _DECOUPLED = {"type": "decoupled", "weights": "tis_token", "cap": 2.0}
 _ON_A_GPU = {"precision": "bfloat16", "activation_checkpointing": True}
 
@@ -38,8 +38,8 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             },
         ),
         "grpo-8b": Recipe(
-            "Group advantages for a model of about 8B parameters: Dr. GRPO, two versions of lag, truncated importance"
-            " weights.",
+            "Group advantages for a model of about 8B parameters: mean baseline, two versions of lag, truncated"
+            " importance weights.",
             {
                 "sampling": {"group_size": 8, "groups_per_step": 16, "max_policy_lag": 2, "temperature": 1.0},
                 "algorithm": {"type": "ppo_clip", "correction": _DECOUPLED},

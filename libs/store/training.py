@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import NamedTuple, cast
 
 from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_skip
@@ -173,9 +173,9 @@ async def last_committed_step(session: ReadSession, run_id: str) -> CommittedSte
 
 
 async def compared_steps(session: ReadSession, run_id: str, count: int) -> list[dict[str, float]]:
-    """The metrics of the newest steps that compared trainer and engine, newest first."""
+    """The metrics of the newest steps that compared tokens of trainer and engine, newest first."""
     step = tables.Step
-    query = select(step.metrics).where(step.run_id == run_id, step.metrics.has_key("logprob_gap_tokens"))
+    query = select(step.metrics).where(step.run_id == run_id, step.metrics["logprob_gap_tokens"].as_float() > 0)
     return [
         cast(dict[str, float], row) for row in await session.scalars(query.order_by(step.number.desc()).limit(count))
     ]
@@ -337,32 +337,42 @@ async def weights_bytes(session: ReadSession, run_id: str) -> int | None:
     return None if size is None else int(size)
 
 
-async def prune_versions(session: Session, run_id: str, before: int, reference: int | None = None) -> set[int]:
-    """Marks versions from 1 up to `before` as removed and returns all unmarked.
+class Retained(NamedTuple):
+    """The steps of a run whose files stay."""
+
+    versions: set[int]
+    checkpoints: set[int]
+
+
+async def prune_versions(
+    session: Session, run_id: str, before: int, reference: int | None = None, sampled: int | None = None
+) -> Retained:
+    """Marks versions from 1 up to `before` as removed and returns the steps whose files stay.
 
     The best version stays, the KL reference, those that an unfinished evaluation names, and those that a run which
-    continues this one has yet to copy.
+    continues this one has yet to copy. Versions from `sampled` stay, too, without their checkpoints: the trainer
+    compares itself with the engine on tokens that they sampled.
     """
     table = tables.PolicyVersion
     # A request for an evaluation or a continued run locks the leading run's row: either it is seen below, or it finds
     # the version removed.
     lead = await _lead_of(session, run_id)
     await session.execute(select(tables.Run.id).where(tables.Run.id == lead).with_for_update(read=True))
-    pending = [
+    wanted = {
         *await session.scalars(_PENDING_VERSIONS, {"run": lead}),
         *await session.scalars(_UNCOPIED_VERSIONS, {"run": run_id}),
-    ]
+        *{await best_version(session, run_id), reference} - {None},
+    }
     await session.execute(
         update(table)
         .where(
             table.run_id == run_id,
             table.version >= 1,
-            table.version < before,
+            table.version < min(before, before if sampled is None else sampled),
             table.pruned_at.is_(None),
-            table.version.not_in(pending),
-            table.version.is_distinct_from(reference),
-            table.version.is_distinct_from(await best_version(session, run_id)),
+            table.version.not_in(wanted),
         )
         .values(pruned_at=func.now())
     )
-    return set(await session.scalars(select(table.version).where(table.run_id == run_id, table.pruned_at.is_(None))))
+    stay = set(await session.scalars(select(table.version).where(table.run_id == run_id, table.pruned_at.is_(None))))
+    return Retained(stay, {version for version in stay if version >= before or version in wanted})

@@ -159,7 +159,7 @@ def _compared(
     """The advantages of siblings that are compared with each other. With returns [1, 0, 0.5, 0] of four rollouts:
 
     none, value    A = G                               [1, 0, 0.5, 0]  a critic subtracts its values in the trainer
-    mean           A = G - mean                        [0.625, -0.375, 0.125, -0.375]  Dr. GRPO, arXiv 2503.20783
+    mean           A = G - mean                        [0.625, -0.375, 0.125, -0.375]  Dr. GRPO's, arXiv 2503.20783
     mean_std       A = (G - mean) / (std + ε)          [1.3056, -0.7833, 0.2611, -0.7833]  GRPO, arXiv 2402.03300
     leave_one_out  A = G - mean of the other rollouts  [0.8333, -0.5, 0.1667, -0.5]  RLOO, arXiv 2402.14740
     opo            A = G - Σ l · G / Σ l               [0.4286, -0.5714, -0.0714, -0.5714] for lengths 6, 3, 4, 1

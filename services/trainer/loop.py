@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,12 +46,14 @@ class PoliciesDisagree(RuntimeError):
 def require_agreement(steps: Sequence[Metrics], limits: Training, patience: int) -> None:
     """Refuses the first of `steps` if it and the steps before it, newest first, all show that the policies disagree.
 
-    Args:   steps: those that compared trainer and engine; patience: how many of them must disagree
+    A step that compared no token is neither an agreement nor a disagreement: it is no argument, and changes no verdict.
+
+    Args:   steps: those that compared trainer and engine at equal versions; patience: how many of them must disagree
     Raises: PoliciesDisagree
     """
     if len(steps) < patience or not all(_disagrees(metrics, limits) for metrics in steps[:patience]):
         return
-    gap, share = steps[0].get("logprob_gap_mean", math.nan), steps[0]["logprob_gap_sample_share"]
+    gap, share = steps[0]["logprob_gap_mean"], steps[0]["logprob_gap_sample_share"]
     raise PoliciesDisagree(
         f"log-probabilities of trainer and engine differ by {gap:.2g} on average (training.max_logprob_gap is"
         f" {limits.max_logprob_gap}), with an effective sample size of {share:.0%} (training.min_effective_share is"
@@ -62,7 +63,7 @@ def require_agreement(steps: Sequence[Metrics], limits: Training, patience: int)
 
 
 def _disagrees(metrics: Metrics, limits: Training) -> bool:
-    gap, share = metrics.get("logprob_gap_mean", 0.0), metrics["logprob_gap_sample_share"]
+    gap, share = metrics["logprob_gap_mean"], metrics["logprob_gap_sample_share"]
     return gap > limits.max_logprob_gap or share < limits.min_effective_share
 
 
@@ -127,7 +128,7 @@ class Trainer:
             step=self.learner.step + 1,
             groups_per_step=sampling.groups_per_step,
             max_lag=sampling.max_policy_lag,
-            every_group=self.config.algorithm.trains_every_row or self.config.credit.baseline.whiten,
+            every_group=self.config.algorithm.trains_every_group or self.config.credit.baseline.whiten,
             refills=sampling.refills,
         )
         if selection.stale:
@@ -143,7 +144,7 @@ class Trainer:
         loaded = time.perf_counter()
         metrics, export = await asyncio.to_thread(self._learn, samples, zero_variance, stop.is_set)
         if "logprob_gap_tokens" not in metrics:
-            metrics |= await self._compare_older(samples, metrics)
+            metrics |= await self._compare_older(samples)
         metrics |= {
             "groups_replaced": len(selection.replaced),
             "groups_untrainable": len(selection.untrainable),
@@ -192,10 +193,10 @@ class Trainer:
         fault_point("trainer.committed")
         await self.notifications.notify(Topic.VERSIONS)
 
-    async def _compare_older(self, samples: Sequence[Sample], metrics: Metrics) -> Metrics:
+    async def _compare_older(self, samples: Sequence[Sample]) -> Metrics:
         """Compares trainer and engine at the newest version of a step's tokens that are all older than its own.
 
-        If that cannot be done, `logprob_gap_tokens` is 0 and the effective sample size stands for the comparison.
+        If that cannot be done, `logprob_gap_tokens` is 0, which is a warning of the run. Other weights say nothing.
         """
         versions = [int(sample.policy_versions[sample.mask].max()) for sample in samples if sample.mask.any()]
         if not versions:
@@ -207,11 +208,11 @@ class Trainer:
             found = await asyncio.to_thread(compare_at, *where, samples, self.config, self.learner.accelerator)
             if found:
                 return found
-        return {"logprob_gap_tokens": 0, "logprob_gap_sample_share": metrics["effective_sample_share"]}
+        return {"logprob_gap_tokens": 0}
 
     async def _check_gap(self, metrics: Metrics) -> None:
         """Counts over the recorded steps, so that a restart forgives nothing. Raises: PoliciesDisagree"""
-        if "logprob_gap_tokens" not in metrics:
+        if not metrics.get("logprob_gap_tokens"):
             return
         patience = self.settings.gap_patience
         async with self.database.read() as session:

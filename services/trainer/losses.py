@@ -38,7 +38,8 @@ def ppo_clip(
 ) -> TokenLoss:
     """PPO's clipped surrogate: max(-Aρ, -A·clip(ρ, 1-ε_low, 1+ε_high)), and where A < 0 at most -cA (dual clip).
 
-    With group advantages this is GRPO; with those that subtract the mean alone, Dr. GRPO; with ε_high > ε_low, DAPO.
+    With group advantages this is GRPO; with those that subtract the mean alone and weights that divide by a constant,
+    Dr. GRPO; with ε_high > ε_low, DAPO.
     Worked value: ρ = 1.5, A = 1, ε_high = 0.28 gives -1.28 and no gradient.
 
     Source: PPO (arXiv 1707.06347) equation 7; dual clip (arXiv 1912.09729) equation 5; GRPO (arXiv 2402.03300)
@@ -120,18 +121,18 @@ def dppo_tv(
     mask_high: float,
     drift_coefficient: float,
 ) -> TokenLoss:
-    """-A·ρ(π/μ) on tokens whose probability has not moved too far in the direction of A, and a penalty on (log ρ)².
+    """-A·ρ(π/μ) on tokens whose probability has not moved too far in the direction of A, and a penalty on (log ρ)² of
+    every token.
 
-    Without an advantage a token has no loss. Worked value: π = 0.9, μ = 0.5, A = 1 has no gradient but the penalty's.
+    Worked value: π = 0.9, μ = 0.5, A = 1 has no gradient but the penalty's.
 
-    Source: DPPO with the binary TV mask (arXiv 2602.04879), in the form and with the constants of prime-rl.
+    Source: DPPO with the binary TV mask (arXiv 2602.04879), in the form and with the constants of prime-rl, whose
+        penalty counts masked tokens and those without an advantage, too.
     """
     difference_K = (logprobs_K - generator_logprobs_K).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     moved_K = (logprobs_K.exp() - generator_logprobs_K.exp()).detach()
     masked_K = torch.where(advantages_K > 0, moved_K > mask_high, (advantages_K < 0) & (moved_K < -mask_low))
-    losses_K = -advantages_K * difference_K.exp() * ~masked_K + drift_coefficient * difference_K**2 * (
-        advantages_K != 0
-    )
+    losses_K = -advantages_K * difference_K.exp() * ~masked_K + drift_coefficient * difference_K**2
     return TokenLoss(losses_K, masked_K)
 
 

@@ -122,16 +122,16 @@ class Saver:
         oldest = max(0, step - self._config.training.keep_checkpoints + 1)
         # Later steps have a later one as their KL reference.
         reference = self._config.algorithm.reference_version(oldest)
+        # The oldest that may have sampled a token of the next step, a replayed one too.
+        sampled = step - self._config.sampling.max_policy_lag if step < self._config.training.steps else oldest
         folder, run_id = self._settings.folder, self._settings.run_id
         async with self._database.session() as session:
-            unmarked = await training.prune_versions(session, run_id, oldest, reference)
+            retained = await training.prune_versions(session, run_id, oldest, reference, sampled)
         fault_point("trainer.versions_marked")
-        folders = [
-            of_number(folder, run_id, old)
-            for of_number, name in ((version_folder, "versions"), (checkpoint_folder, "checkpoints"))
-            for old in _numbers(folder / run_id / name) - unmarked
-        ]
-        for found in folders:
+        versions, checkpoints = (folder / run_id / name for name in ("versions", "checkpoints"))
+        gone = [version_folder(folder, run_id, old) for old in _numbers(versions) - retained.versions]
+        gone += [checkpoint_folder(folder, run_id, old) for old in _numbers(checkpoints) - retained.checkpoints]
+        for found in gone:
             if int(found.name) < oldest:
                 await asyncio.to_thread(remove_folder, found)
 

@@ -91,7 +91,12 @@ class _Algorithm(Document):
 
     @property
     def trains_every_row(self) -> bool:
-        """Whether rows without any advantage have a gradient, too."""
+        """Whether rows without any advantage have a gradient, too, in a group whose other rows have one."""
+        return self.trains_every_group
+
+    @property
+    def trains_every_group(self) -> bool:
+        """Whether groups without variance have a gradient, too."""
         return self.kl_coefficient > 0 or self.entropy_coefficient > 0 or self.critic is not None
 
     @model_validator(mode="after")
@@ -147,7 +152,8 @@ class _Algorithm(Document):
 
 
 class PpoClip(_Algorithm):
-    """PPO's clipped objective with group advantages: GRPO, Dr. GRPO and DAPO by their settings."""
+    """PPO's clipped objective with group advantages: GRPO, Dr. GRPO (with weighting `rollout_sum_const`) and DAPO by
+    their settings."""
 
     type: Literal["ppo_clip"] = "ppo_clip"
     clip_low: float = Field(default=0.2, ge=0, lt=1)
@@ -196,7 +202,12 @@ class DppoTv(_Algorithm):
     mask_high: float = Field(default=0.2, gt=0, le=1)
     """Tokens with a positive advantage do not train once π - μ is above `mask_high`."""
     drift_coefficient: float = Field(default=1e-3, ge=0, le=1e6)
-    """Factor of (log π - log μ)², a penalty on every token with an advantage."""
+    """Factor of (log π - log μ)², a penalty on every trained token of the step's groups with variance, also on those
+    without an advantage. As in prime-rl, groups without variance have none."""
+
+    @property
+    def trains_every_row(self) -> bool:
+        return self.trains_every_group or self.drift_coefficient > 0
 
     @model_validator(mode="after")
     def _needs_the_engines_ratio(self) -> DppoTv:

@@ -107,7 +107,8 @@ class Baseline(Document):
     """The baseline that is subtracted from a return, computed over the rollouts of a group."""
 
     type: Literal["none", "mean", "mean_std", "leave_one_out", "opo", "ema", "remax", "value"] = "mean"
-    """`mean` is Dr. GRPO, `mean_std` GRPO, `leave_one_out` RLOO; `opo` weighs each rollout's return with its trained
+    """`mean` subtracts the group's mean, which is Dr. GRPO together with `algorithm.weighting` `rollout_sum_const`;
+    `mean_std` is GRPO, `leave_one_out` RLOO; `opo` weighs each rollout's return with its trained
     tokens (OPO). `ema` is an average over the run's earlier groups, for groups of one; `per: role` has one per role.
     `remax` is the return of one more rollout of the group, which the gateway decodes greedily and which never trains.
     `value` leaves advantages to `algorithm.critic`."""

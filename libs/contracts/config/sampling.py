@@ -37,7 +37,8 @@ class Replay(Document):
     """Replayed groups of a step, at most, as a share of `groups_per_step`."""
     priority: Literal["freshness", "advantage", "solve_rate"] = "freshness"
     """The groups that a step prefers: `freshness` those of the newest version, `advantage` those with the largest mean
-    |advantage| of a call, `solve_rate` those of which the share of solved rollouts is nearest to a half."""
+    |advantage| of a call, `solve_rate` those of which the share of solved rollouts is nearest to a half. The choice is
+    biased: the step's gradient is that of the preferred groups more often, and no weight undoes it."""
     solved_at: float = Field(default=1.0, ge=-1e6, le=1e6)
     """The reward from which a rollout counts as solved."""
 
@@ -65,7 +66,8 @@ class Sampling(Document):
     task takes its place."""
     refill_zero_variance: int = Field(default=0, ge=0, le=100)
     """Dynamic sampling: k lets a step replace up to k · `groups_per_step` groups without variance by groups of further
-    tasks; those after them count, so that no step waits for ever. 0 replaces none."""
+    tasks; those after them count, so that no step waits for ever. 0 replaces none. The step's mean is over groups with
+    variance alone: its gradient grows by about 1 / P(variance), so compare learning rates with that in mind."""
     replay: Replay | None = None
     """Null: each group is used once."""
     curriculum: Curriculum | None = None

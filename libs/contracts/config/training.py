@@ -26,7 +26,8 @@ class Optimizer(Document):
     warmup_steps: int = Field(default=0, ge=0, le=1_000_000)
     """Steps over which the rate grows linearly to `learning_rate`."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """The rate after the warm-up: `linear` and `cosine` fall towards `minimum_share` until `training.steps`."""
+    """The rate after the warm-up: `linear` and `cosine` fall towards `minimum_share` until `training.steps`. A run that
+    continues another one counts its own steps: the rate jumps back to the start of the schedule, warm-up included."""
     minimum_share: float = Field(default=0.0, ge=0, lt=1)
     """The share of `learning_rate` that `linear` and `cosine` approach."""
 
@@ -115,7 +116,8 @@ class Training(Document):
     """Kernel of attention on CUDA devices. `dense`: a mask of every pair of tokens. `flex`: FlexAttention, compiled,
     which leaves out blocks of tokens that do not see each other; no GPU has run it. A CPU has a kernel of its own."""
     max_logprob_gap: float = Field(default=0.1, gt=0, le=1e6)
-    """Mean |trainer - engine| log-probability at equal versions above which the run fails (`TRAINER_GAP_PATIENCE`).
+    """Mean |trainer - engine| log-probability at equal versions above which the run fails (`TRAINER_GAP_PATIENCE`). A
+    step that cannot compare them has no part in it, and is a warning.
     Right implementations differ by 1e-5 in float32, and by 0.035 to 0.045 where one of them computes in bfloat16."""
     min_effective_share: float = Field(default=0.5, ge=0, le=1)
     """Effective sample size of trainer / engine at equal versions, as a share, below which the run fails, too."""
@@ -125,4 +127,6 @@ class Training(Document):
     The engine's log-probabilities of such tokens are not the policy's, which `max_logprob_gap` sees."""
     keep_checkpoints: int = Field(default=2, ge=1, le=1_000_000)
     """Newest versions whose weights and checkpoints stay on disk. The best version stays with its checkpoint, too, as
-    do version 0, a KL reference and a version that is being evaluated."""
+    do version 0, a KL reference and a version that is being evaluated. Weights of `sampling.max_policy_lag` versions
+    before the newest stay without checkpoints until the last step: the trainer compares itself with the engine at the
+    version that sampled."""

@@ -6,15 +6,17 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import psycopg
 import pytest
 import torch
 from sqlalchemy import func, select, update
+from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.service import Checks
@@ -35,7 +37,7 @@ from leyden.services.trainer.checkpoint import (
     version_folder,
 )
 from leyden.services.trainer.learner import make_accelerator
-from leyden.services.trainer.model import UnsupportedModel
+from leyden.services.trainer.model import UnsupportedModel, load_model
 from leyden.services.trainer.resume import LearnerLoader
 from leyden.services.trainer.settings import Settings
 from tests import builders
@@ -81,19 +83,25 @@ class Case:
         }
         return Settings(**{**values, **changes})  # type: ignore[arg-type]
 
-    async def add_group(self, number: int, *, version: int = 0, has_variance: bool = True) -> str:
+    async def add_group(
+        self, number: int, *, version: int = 0, has_variance: bool = True, model: PreTrainedModel | None = None
+    ) -> str:
+        """Args: model: of the version, which gives the tokens their log-probabilities; any without it"""
         group, rollouts = await builders.add_group(self.database, self.run, number)
         for sibling, rollout in enumerate(rollouts):
             advantage = (-1.0) ** sibling if has_variance else 0.0
             reward = float(number % 3 + sibling)
+            sampled = (4 + number, 5 + sibling)
+            logprobs = None if model is None else logprobs_of(model, (1, 2, 3), sampled)
             call = {"id": rollout.id, "parent": None, "reward": reward, "share": 1.0, "begin": 3, "end": 4}
             await builders.add_sample(
                 self.database,
                 rollout,
-                sampled=(4 + number, 5 + sibling),
+                sampled=sampled,
                 advantage=advantage,
                 policy_version=version,
                 calls=[call] if self.run.config["credit"]["baseline"]["type"] == "value" else None,
+                **({} if logprobs is None else {"generator_logprobs": logprobs}),
             )
         await builders.add_credited_group(self.database, group, min_policy_version=version, has_variance=has_variance)
         return group.id
@@ -132,6 +140,15 @@ async def wait_until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.02)
+
+
+def logprobs_of(model: PreTrainedModel, prompt: Sequence[int], sampled: Sequence[int]) -> bytes:
+    """The column of a sample: 0 for its prompt."""
+    ids = torch.tensor([[*prompt, *sampled]])
+    with torch.no_grad():
+        found = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+    own = found.gather(1, ids[0, len(prompt) :, None])[:, 0]
+    return np.concatenate([np.zeros(len(prompt)), own.numpy()]).astype("<f4").tobytes()
 
 
 def flip_a_bit(file: Path) -> None:
@@ -738,7 +755,40 @@ async def test_a_step_of_only_older_tokens_is_compared_at_their_version_if_possi
     await case.train()
     steps = {step.number: step.metrics for step in await case.rows(tables.Step)}  # type: ignore[attr-defined]
     assert [steps[number]["logprob_gap_tokens"] for number in (1, 2)] == [8, 8 if comparable else 0]
-    assert ("logprob_gap_mean" in steps[2], "logprob_gap_sample_share" in steps[2]) == (comparable, True)
+    assert ("logprob_gap_mean" in steps[2], "logprob_gap_sample_share" in steps[2]) == (comparable, comparable)
+    assert [warning[:59] for warning in await case.warnings()] == (
+        [] if comparable else ["in 1 of the last 2 steps trainer and engine were not compar"]
+    )
+
+
+async def test_a_run_whose_policy_drifts_within_its_lag_is_compared_at_equal_versions(case: Case) -> None:
+    """The engine samples each group four versions late, with that version's own log-probabilities."""
+    lag, steps = 4, 8
+    await case.open(
+        steps=steps,
+        sampling={"max_policy_lag": lag, "replay": {"share": 0.5, "uses": 4}},
+        keep_checkpoints=1,
+        max_logprob_gap=1e-4,
+        min_effective_share=0.999,
+    )
+    # Before the trainer's own: transformers loads one model at a time in a process.
+    models = {0: load_model(case.model)}
+    trainer = asyncio.create_task(case.train(gap_patience=1))
+    for step in range(1, steps + 1):
+        await until_rows(case, tables.PolicyVersion, step)
+        version = max(0, step - 1 - lag)
+        if version not in models:
+            models[version] = load_model(Path((await case.versions())[version].path))
+        for number in (2 * step, 2 * step + 1):
+            await case.add_group(number - 2, version=version, model=models[version])
+    await trainer
+    rows = sorted(await case.rows(tables.Step), key=lambda step: step.number)  # type: ignore[attr-defined]
+    metrics = [row.metrics for row in rows]  # type: ignore[attr-defined]
+    assert [one["logprob_gap_tokens"] > 0 for one in metrics] == [True] * steps
+    assert max(one["logprob_gap_mean"] for one in metrics) < 1e-5
+    assert min(one["effective_sample_share"] for one in metrics) < 0.999
+    # Nothing of the lag stays once no step follows.
+    assert sorted(path.name for path in (case.folder / case.run.id).glob("*/*")) == [str(steps)] * 2
 
 
 async def started(case: Case) -> asyncio.subprocess.Process:

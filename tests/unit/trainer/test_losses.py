@@ -271,7 +271,7 @@ def test_dppo_tv_by_hand(probability: float, advantage: float, loss: float, grad
     assert result.clipped_K.tolist() == [gradient == 0.0]
 
 
-def test_the_drift_penalty_moves_tokens_with_an_advantage_alone() -> None:
+def test_the_drift_penalty_counts_tokens_without_an_advantage() -> None:
     logprobs_K = torch.tensor([-1.0, -1.0], dtype=torch.float64)
     result = losses.dppo_tv(
         logprobs_K,
@@ -281,7 +281,7 @@ def test_the_drift_penalty_moves_tokens_with_an_advantage_alone() -> None:
         mask_high=0.2,
         drift_coefficient=0.5,
     )
-    assert result.losses_K.tolist() == pytest.approx([0.0, math.exp(3) + 0.5 * 9])
+    assert result.losses_K.tolist() == pytest.approx([0.5 * 9, math.exp(3) + 0.5 * 9])
 
 
 def test_without_a_clip_by_hand() -> None:

@@ -359,7 +359,7 @@ def test_enough_steps_in_a_row_that_disagree_are_refused() -> None:
     )
     for steps in ([large], [large, fine], [fine, large, large]):
         require_agreement(steps, limits, patience=2)
-    for steps in ([large, large], [uneven, large, fine], [{"logprob_gap_sample_share": 0.4}, uneven]):
+    for steps in ([large, large], [uneven, large, fine]):
         with pytest.raises(PoliciesDisagree, match="max_logprob_gap"):
             require_agreement(steps, limits, patience=2)
 
