@@ -64,7 +64,7 @@ async def add_run(
     """A run with its partitions and a status in phase `running`; makes a dataset where none is given."""
     if dataset_id is None:
         dataset_id = (await add_dataset(database, name=ids.new_id("questions"))).id
-    document = RunConfig.model_validate(config or run_document()).model_dump(mode="json")
+    document = RunConfig.model_validate(config or run_document()).storable()
     values = {"id": ids.new_id("run"), "name": document["name"], "config": document, "dataset_id": dataset_id}
     run = tables.Run(**{**values, **columns})
     async with database.session() as session:

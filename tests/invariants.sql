@@ -82,9 +82,22 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
         OR EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = r.attempt)
         OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id))
     ELSE u.config #>> '{sampling,agent_failure}' = 'reward'
-        AND r.reward = (u.config #>> '{sampling,failure_reward}')::double precision
+        AND r.reward IS NOT DISTINCT FROM coalesce((u.config #>> '{sampling,failure_reward}')::double precision, r.reward)
         AND CASE r.reason WHEN 'no_reward' THEN o.kind = 'succeeded' AND o.reward IS NULL ELSE o.kind = r.reason END
     END, false);
+
+\echo question: failures without a number in the document that earned more than an attempt of their group, or less than all
+WITH earned AS (
+    SELECT r.id, r.group_id, r.reason, r.reward AS own, r.reward + coalesce((
+               SELECT sum(value) FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = r.attempt), 0) AS reward
+    FROM rollouts r JOIN groups g ON g.id = r.group_id AND g.state = 'complete'
+    WHERE r.run_id = :'run' AND r.state = 'finished')
+SELECT f.id, f.own, o.id, o.reward FROM earned f JOIN runs u ON u.id = :'run'
+LEFT JOIN earned o ON o.group_id = f.group_id AND o.reason = 'succeeded' AND o.reward < f.own
+WHERE f.reason <> 'succeeded' AND u.config #>> '{sampling,failure_reward}' IS NULL
+AND NOT EXISTS (SELECT FROM external_rewards x JOIN rollouts r ON r.id = x.rollout_id WHERE r.run_id = :'run')
+AND (f.own IS NULL OR f.own > 0 OR o.id IS NOT NULL
+     OR f.own < 0 AND f.own NOT IN (SELECT reward FROM earned WHERE reason = 'succeeded'));
 
 \echo question: agents blamed for what the platform did
 SELECT r.id, r.reason, c.status, c.held FROM rollouts r

@@ -155,7 +155,7 @@ class Run(_Body):
     """Whether the run's calls, spans, credits and samples have been deleted."""
     warnings: list[str] = []
     """Reasons for which most of its newest attempts teach nothing; only in the answer about one run."""
-    calls: CallCounts | None = None
+    calls: CallCounts = CallCounts()
     """Counts of the model calls of its credited groups; only in the answer about one run."""
     best_version: int | None = None
     """The version from 1 that earned most in evaluations, else in training; that of a further policy has the number of
@@ -284,7 +284,8 @@ class Rollout(_Body):
     attempt: int | None
     """The attempt whose outcome is the rollout's outcome."""
     reward: float | None
-    """The outcome's reward plus all rewards for the rollout or one of its calls; null unless finished."""
+    """The outcome's reward plus all rewards for the rollout or one of its calls; null unless finished, and for an
+    agent's failure until its group is complete (`sampling.failure_reward`)."""
     reason: str | None
     created_at: datetime
     finished_at: datetime | None

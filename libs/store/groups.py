@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.ids import rollout_id
 from leyden.libs.contracts.states import OutcomeKind, RolloutState, RunIntent, RunPhase
-from leyden.libs.store import tables
+from leyden.libs.store import failure_rewards, tables
 from leyden.libs.store.database import ReadSession, Session
 from leyden.libs.store.rewards import REWARD, SOLVE_RATE
 
@@ -457,8 +457,11 @@ async def resolve_rollouts(session: Session, resolutions: Sequence[Resolution]) 
 
 
 async def complete_groups(session: Session) -> list[str]:
-    """Completes every open group whose rollouts have all ended; their ids."""
-    return list(await session.scalars(_COMPLETE))
+    """Completes every open group whose rollouts have all ended, and rewards its failures; their ids."""
+    complete = list(await session.scalars(_COMPLETE))
+    if complete:
+        await failure_rewards.decide(session, complete)
+    return complete
 
 
 async def queued_rollouts(session: ReadSession) -> list[QueuedRollout]:

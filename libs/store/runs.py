@@ -126,7 +126,7 @@ async def _add_run(
     row = tables.Run(
         id=new_id("run"),
         name=config.name,
-        config=config.model_dump(mode="json"),
+        config=config.storable(),
         dataset_id=dataset_id,
         intent="running",
         parent_run_id=parent and parent.run_id,

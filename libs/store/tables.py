@@ -214,6 +214,9 @@ class RunStatus(Base):
     started_at: Mapped[datetime | None] = mapped_column(comment="The first start of work.")
     finished_at: Mapped[datetime | None] = mapped_column(comment="The time of completion, failure or cancellation.")
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now(), comment="The last change of the phase.")
+    smallest_reward: Mapped[float | None] = mapped_column(
+        comment="Over finished rollouts of complete groups whose agent did not fail; null without one."
+    )
     __table_args__ = (_one_of("phase", RunPhase),)
 
 
@@ -260,7 +263,9 @@ class Rollout(Base):
     )
     state: Mapped[str] = mapped_column(default=RolloutState.QUEUED, comment=_transitions(ROLLOUT_TRANSITIONS))
     attempt: Mapped[int | None] = mapped_column(comment="The counted attempt; null until finished.")
-    reward: Mapped[float | None] = mapped_column(comment="The outcome's reward; null unless finished.")
+    reward: Mapped[float | None] = mapped_column(
+        comment="The outcome's reward; null unless finished. A failure's may follow when its group is complete."
+    )
     reason: Mapped[str | None] = mapped_column(comment="Outcome kind, or the cause of an exclusion or cancellation.")
     trace_parent: Mapped[str | None] = mapped_column(comment="W3C trace context of the admission.")
     created_at: Mapped[datetime] = _created()

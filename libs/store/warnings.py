@@ -11,7 +11,7 @@ from sqlalchemy import select, text
 
 from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
 from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
-from leyden.libs.store import tables
+from leyden.libs.store import failure_rewards, tables
 from leyden.libs.store.call_counts import of_steps
 from leyden.libs.store.database import ReadSession
 
@@ -52,6 +52,7 @@ async def run_warnings(session: ReadSession, run_id: str) -> list[str]:
     """The warnings of a run that is not pruned, each with its remedy; empty when most attempts are well."""
     rows = await session.execute(_NEWEST, {"run_id": run_id, "attempts": ATTEMPTS})
     attempts = warnings_of([dict(row) for row in rows.mappings()])
+    attempts += await failure_rewards.warnings(session, run_id)
     return [*await _idle_step(session, run_id), *attempts, *[one async for one in _of_steps(session, run_id)]]
 
 

@@ -2,7 +2,8 @@
 
 A rollout's reward is its outcome's. An attempt that succeeded and printed none counts when the reward endpoint, its
 telemetry or a user rewarded it or one of its calls: it then starts from 0 and credit adds those. An attempt without any
-reward is the agent's own failure, like a crash or a timeout, and the run's `sampling.agent_failure` decides.
+reward is the agent's own failure, like a crash or a timeout, and the run's `sampling.agent_failure` decides. Such a
+failure may get its reward only when its group is complete (`store.failure_rewards`).
 Infrastructure failures and lost leases run again up to `sampling.max_attempts` times and are then excluded; they never
 become a reward. The same holds for failures after the gateway gave up a model call, for rewards of agents that caught
 such an error and never got an answer (unless `sampling.failed_call` accepts them), and for timeouts of agents that
@@ -62,7 +63,7 @@ def _failed(ended: AttemptFacts, reason: str, sampling: Sampling) -> Resolution:
             return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, reason)
 
 
-def _finished(ended: AttemptFacts, reward: float, reason: str) -> Resolution:
+def _finished(ended: AttemptFacts, reward: float | None, reason: str) -> Resolution:
     return Resolution(ended.rollout_id, RolloutState.FINISHED, ended.attempt, reward, reason)
 
 

@@ -35,6 +35,10 @@ BROKEN = [
         "UPDATE rollouts SET reason = ''",
     ),
     (
+        "failures without a number in the document that earned more than an attempt of their group, or less than all",
+        "UPDATE rollouts SET reason = 'agent_error', reward = 1 WHERE id LIKE '%.1'",
+    ),
+    (
         "agents blamed for what the platform did",
         "WITH failed AS (UPDATE model_calls SET status = 'failed', created_at = '2000-01-01')"
         " UPDATE rollouts SET reason = 'agent_error'",

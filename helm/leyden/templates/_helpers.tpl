@@ -53,10 +53,9 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Arguments: root, image (repository, tag, digest, registry where it is not that of the others); others: not Leyden's. */}}
+{{/* Arguments: root, image (repository, tag, digest; registry of its own where it is not the platform's). */}}
 {{- define "leyden.image" -}}
-{{- $global := .root.Values.global -}}
-{{- $registry := .image.registry | default (ternary $global.thirdPartyRegistry $global.imageRegistry (.others | default false)) | default "docker.io" -}}
+{{- $registry := .root.Values.global.imageRegistry | default .image.registry | default "docker.io" -}}
 {{- if .image.digest -}}
 {{- printf "%s/%s@%s" $registry .image.repository .image.digest -}}
 {{- else -}}

@@ -55,6 +55,14 @@ class RunConfig(Document):
         """Returns the run of a stored document, without what a newer version has added to it."""
         return cls.model_validate(document, extra="ignore")
 
+    def storable(self) -> dict[str, Any]:
+        """Returns the document for the store. It leaves out values that the version before does not read, and that
+        mean the same when they are absent."""
+        document = self.model_dump(mode="json")
+        if self.sampling.failure_reward is None:
+            del document["sampling"]["failure_reward"]
+        return document
+
     @model_validator(mode="before")
     @classmethod
     def _begins_with_its_recipe(cls, document: Any) -> Any:

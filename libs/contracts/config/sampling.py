@@ -56,8 +56,9 @@ class Sampling(Document):
     """Maximum attempts of one rollout; infrastructure failures in all of them exclude it."""
     agent_failure: Literal["reward", "exclude"] = "reward"
     """A crash or timeout of the agent itself: `reward` gives it `failure_reward`, `exclude` drops the rollout."""
-    failure_reward: float = Field(default=0.0, ge=-1e6, le=1e6)
-    """The reward of an agent's own failure, if `agent_failure` is `reward`."""
+    failure_reward: float | None = Field(default=None, ge=-1e6, le=1e6)
+    """The reward of an agent's own failure, if `agent_failure` is `reward`. Null: the smallest reward of its group and
+    of the run so far, at most 0, known when the group is complete, so that no failure earns more than the work."""
     failed_call: Literal["retry", "accept"] = "retry"
     """Policy for an attempt that succeeded although a model call failed on the platform's side without a successful
     retry: `retry` repeats the attempt like any infrastructure failure, `accept` counts its reward."""

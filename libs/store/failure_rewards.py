@@ -1,0 +1,57 @@
+"""The reward of agents' own failures where the run's document names none: no failure earns more than other attempts.
+
+It is the smallest reward that an attempt of the run has earned without a failure, those of its own group included, and
+at most 0. The store decides in the transaction that completes the group, and writes it on the rollout once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import text
+
+from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.rewards import REWARD
+
+# One row a run holds the smallest reward so far, so that the cost of a decision does not grow with the run.
+_SMALLEST = text(f"""
+    UPDATE run_status s SET smallest_reward = least(s.smallest_reward, found.smallest)
+    FROM (
+        SELECT rollouts.run_id, min({REWARD}) AS smallest FROM rollouts
+        WHERE rollouts.group_id = ANY(:groups) AND rollouts.state = 'finished' AND rollouts.reason = 'succeeded'
+        GROUP BY rollouts.run_id
+    ) AS found
+    WHERE s.run_id = found.run_id
+""")  # noqa: S608  # constants alone
+
+_DECIDE = text("""
+    UPDATE rollouts r SET reward = least(0, s.smallest_reward)
+    FROM run_status s
+    WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND r.reward IS NULL AND s.run_id = r.run_id
+""")
+
+_TOO_HIGH = text("""
+    SELECT (r.config #>> '{sampling,failure_reward}')::double precision AS given, s.smallest_reward AS smallest
+    FROM runs r JOIN run_status s ON s.run_id = r.id
+    WHERE r.id = :run AND r.config #>> '{sampling,agent_failure}' = 'reward'
+    AND (r.config #>> '{sampling,failure_reward}')::double precision > s.smallest_reward
+""")
+
+
+async def decide(session: Session, groups: Sequence[str]) -> None:
+    """Rewards the failures of groups that this transaction completes. A repeat changes nothing: only failures without a
+    reward get one."""
+    await session.execute(_SMALLEST, {"groups": list(groups)})
+    await session.execute(_DECIDE, {"groups": list(groups)})
+
+
+async def warnings(session: ReadSession, run_id: str) -> list[str]:
+    """Says that the document's reward for a failure is above what other attempts earned."""
+    row = (await session.execute(_TOO_HIGH, {"run": run_id})).one_or_none()
+    if row is None:
+        return []
+    return [
+        f"sampling.failure_reward {row.given:g} is above the smallest reward of the run so far ({row.smallest:g}), so"
+        f" that crashes are worth learning: continue the run with null (the smallest so far, at most 0), or at most"
+        f" {row.smallest:g}"
+    ]
