@@ -60,7 +60,7 @@ _DELETE_ROWS = [
         *(
             (table, "run_id = :run")
             for table in (
-                *("rewards", "outcomes", "attempts", "group_credits", "step_replays", "step_groups"),
+                *("deliveries", "rewards", "outcomes", "attempts", "group_credits", "step_replays", "step_groups"),
                 *("step_samples", "steps", "rollouts", "groups", "evaluations", "policy_versions"),
             )
         ),

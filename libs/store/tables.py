@@ -267,6 +267,10 @@ class Rollout(Base):
         comment="The outcome's reward; null unless finished. A failure's may follow when its group is complete."
     )
     reason: Mapped[str | None] = mapped_column(comment="Outcome kind, or the cause of an exclusion or cancellation.")
+    excused_attempt: Mapped[int] = mapped_column(
+        server_default="0",
+        comment="The last attempt that ended by a failure of the platform: the rollout may run again.",
+    )
     trace_parent: Mapped[str | None] = mapped_column(comment="W3C trace context of the admission.")
     created_at: Mapped[datetime] = _created()
     finished_at: Mapped[datetime | None] = mapped_column(comment="The time of the end.")
@@ -511,6 +515,44 @@ class ModelCall(Base):
         Index("ix_model_calls_rollout", "rollout_id", "attempt", "sequence"),
         {"postgresql_partition_by": "LIST (run_id)"},
     )
+
+
+class Delivery(Base):
+    """Writer: gateway. The wait of one request to the model and the fate of its answer. The row of a request that waits
+    is written while it waits; a repeat changes nothing. Pruning deletes a run's rows.
+    """
+
+    __tablename__ = "deliveries"
+    run_id: Mapped[str] = mapped_column(primary_key=True, comment="The run of the rollout.")
+    request_id: Mapped[str] = mapped_column(primary_key=True, comment="The id of the request's first choice.")
+    rollout_id: Mapped[str] = mapped_column(comment="From the path that the agent called.")
+    attempt: Mapped[int] = mapped_column(comment="From the path that the agent called.")
+    gateway: Mapped[str] = mapped_column(comment="The gateway process that has the request.")
+    sequence: Mapped[int] = mapped_column(
+        BigInteger, comment="Arrival in nanoseconds since the epoch, as in model_calls."
+    )
+    request_sha256: Mapped[bytes] = mapped_column(comment="Digest of the body, as in model_calls.")
+    waited_seconds: Mapped[float | None] = mapped_column(
+        comment="How long its client waited for the platform, the time of sampling left out; null while it waits."
+    )
+    seconds: Mapped[float | None] = mapped_column(
+        comment="Arrival to the last byte, or to the moment at which the client left; null while it waits."
+    )
+    delivered: Mapped[bool | None] = mapped_column(
+        Boolean,
+        comment="Whether the last byte of an answer went to a client that was still connected; null while that is"
+        " unknown.",
+    )
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (Index(None, "rollout_id", "attempt"),)
+
+
+class Gateway(Base):
+    """Writer: gateway. A gateway process and its last sign of life."""
+
+    __tablename__ = "gateways"
+    name: Mapped[str] = mapped_column(primary_key=True, comment="Host, process id and a random word.")
+    seen_at: Mapped[datetime] = mapped_column(comment="By now it had written every request that had waited.")
 
 
 class AgentObject(Base):

@@ -44,6 +44,7 @@ from leyden.services.gateway.prompt.rendering import Renderer
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.providers import Providers
 from leyden.services.gateway.records.agent_objects import AgentObjects
+from leyden.services.gateway.records.deliveries import Deliveries
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
 from leyden.services.gateway.response_routes import RESPONSE_ROUTES
@@ -101,6 +102,8 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     answer_seconds = min(10.0, settings.record_hold_seconds)
     recording = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=answer_seconds)
     recorder = Recorder(recording, hold_seconds=settings.record_hold_seconds)
+    delivering = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=answer_seconds)
+    deliveries = Deliveries(delivering, hold_seconds=settings.record_hold_seconds)
     pool = EnginePool(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
     engines = EngineClient(
         pool,
@@ -116,6 +119,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         engines=engines,
         providers=providers,
         recorder=recorder,
+        deliveries=deliveries,
         reader=reader,
         settings=settings,
     )
@@ -129,12 +133,13 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     app.state.checks.add("store", database.ping)
     app.state.checks.add("schema", lambda: check_schema(database))
     await liveness.start()
-    loops = [asyncio.create_task(work) for work in (pool.run(), recorder.run(), liveness.run())]
+    loops = [asyncio.create_task(work) for work in (pool.run(), recorder.run(), deliveries.run(), liveness.run())]
     try:
         yield
     finally:
         await calls.close()
         await recorder.drain()
+        await deliveries.drain()
         for loop in loops:
             loop.cancel()
         await asyncio.wait(loops)
@@ -143,6 +148,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         await app.state.embeddings.close()
         await providers.close()
         await recording.close()
+        await delivering.close()
         await notifications.close()
         await database.close()
 

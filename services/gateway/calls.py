@@ -1,7 +1,8 @@
 """Runs model calls: parse, join an earlier try or start, render, sample, record, then send the end of the answer.
 
 A call runs in a task of its own, independent of its listeners: a retry of an SDK joins the call that its first try
-started. When the last listener disconnects, the call is cancelled, aborted at the engine and recorded as aborted.
+started. When the last listener disconnects and no retry joins in time, the call is cancelled, aborted at the engine and
+recorded as aborted.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from leyden.libs.contracts.ids import new_call_id, weight_version
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.deliveries import NewDelivery
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
 from leyden.services.gateway.agents import NAME_HEADER, Agent, agent_of, role_of
@@ -45,6 +47,7 @@ from leyden.services.gateway.prompt.constraint import decoding_constraint
 from leyden.services.gateway.prompt.prefix import Conversation, IndexedPrompt
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.providers import Providers
+from leyden.services.gateway.records.deliveries import Deliveries
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import CallContext, Recorder, call_row, untrainable_reason
 from leyden.services.gateway.settings import Settings
@@ -70,6 +73,7 @@ class CallService:
         engines: EngineClient,
         providers: Providers,
         recorder: Recorder,
+        deliveries: Deliveries,
         reader: Reader,
         settings: Settings,
     ) -> None:
@@ -77,6 +81,7 @@ class CallService:
         self._engines = engines
         self._providers = providers
         self._recorder = recorder
+        self._deliveries = deliveries
         self._reader = reader
         self._retries = RetryIndex()
         self._settings = settings
@@ -133,6 +138,20 @@ class CallService:
     def lose(self, call: InFlightCall) -> None:
         """Notes that the call's client hung up before the end of the answer, so that an equal request repeats it."""
         self._retries.undelivered[call.context.attempt.key, call.context.request_sha256] = call.request_id
+        if call.task is not None and call.task.done():
+            self._end_delivery(call, delivered=False)
+
+    def deliver(self, call: InFlightCall | Completion, attempt: Attempt, digest: bytes) -> None:
+        """Notes that the end of an answer went to a client that was still connected."""
+        if isinstance(call, InFlightCall):
+            self._end_delivery(call, delivered=True)
+            return
+        sequence = call.created * 1_000_000_000
+        self._deliveries.replayed(_delivery(attempt, call.request_id, sequence, digest))
+
+    def _end_delivery(self, call: InFlightCall, *, delivered: bool) -> None:
+        assert call.delivery is not None
+        self._deliveries.end(call.delivery, delivered=delivered, waited_seconds=call.waited_seconds())
 
     def end(self, attempt: AttemptKey) -> None:
         """Cancels the calls of an ended attempt; they are recorded as aborted, and their clients get 403."""
@@ -184,13 +203,18 @@ class CallService:
     async def _chat_of(self, policy_run: str) -> ChatModel:
         return (await self.models.of_run(policy_run)).chat
 
-    async def _undeclared(self, attempt: Attempt, request: ModelRequest, digest: bytes) -> Completion | None:
-        """Returns the stored answer that this request repeats without saying so.
+    async def _undeclared(
+        self, attempt: Attempt, request: ModelRequest, digest: bytes
+    ) -> InFlightCall | Completion | None:
+        """Returns the call or the stored answer that this request repeats without saying so.
 
         The client of that answer hung up before its end, or the gateway that had it died: then its successor asks the
         store, for as long as a repeat may come.
         """
         key, now = (attempt.key, digest), time.time()
+        if (running := self._retries.abandoned(key)) is not None:
+            metrics.REPLAYS.labels("in_flight").inc()
+            return running
         lost = self._retries.undelivered.get(key)
         if lost is None and now > self._started_at + REPEAT_SECONDS:
             return None
@@ -245,7 +269,7 @@ class CallService:
             arrived_at=arrived_at,
             sequence=sequence,
         )
-        return InFlightCall(context, indexed, choices, served)
+        return InFlightCall(context, indexed, choices, served, abandoned_seconds=self._settings.abandoned_seconds)
 
     async def _caller(self, attempt: Attempt, request: ModelRequest, headers: Mapping[str, str]) -> Caller:
         agent = agent_of(request, headers.get(NAME_HEADER))
@@ -262,6 +286,9 @@ class CallService:
     def _run(self, call: InFlightCall, wire_format: WireFormat) -> None:
         call.task = asyncio.create_task(self._serve(call, wire_format), name=f"call {call.request_id}")
         self._in_flight[call.task] = call
+        context = call.context
+        row = _delivery(context.attempt, call.request_id, context.sequence, context.request_sha256)
+        call.delivery = self._deliveries.watch(row, context.arrived_at)
         self._retries.add((call.context.attempt.key, call.context.request_sha256), call.request_id, call)
         metrics.IN_FLIGHT.inc()
         call.task.add_done_callback(lambda task: self._ended(call, task))
@@ -271,9 +298,11 @@ class CallService:
         self._release(call.context.attempt)
         self._retries.remove((call.context.attempt.key, call.context.request_sha256), call)
         metrics.IN_FLIGHT.dec()
-        if not task.cancelled():
-            # All clients may have disconnected: reading the exception avoids asyncio's "never retrieved" warning.
-            task.exception()
+        # All clients may have disconnected: reading the exception avoids asyncio's "never retrieved" warning.
+        error = None if task.cancelled() else task.exception()
+        if task.cancelled() or error is not None or not call.listeners:
+            # The refusal of a bad request is its answer.
+            self._end_delivery(call, delivered=isinstance(error, BadRequest) and bool(call.listeners))
         call.progressed()
 
     async def _serve(self, call: InFlightCall, wire_format: WireFormat) -> Completion:
@@ -363,6 +392,7 @@ class CallService:
         ]
         call.is_recorded = True
         await self._recorder.record(rows)
+        call.recorded_at = time.perf_counter()
         if call.context.request.raw_prompt is None and call.provided is None:
             self._remember(call, answers)
         version = max((version for choice in call.choices for version in choice.policy_versions), default=None)
@@ -402,6 +432,10 @@ class CallService:
             await self._recorder.record(
                 [call_row(call.context, choice, status, reason, None) for choice in call.choices]
             )
+
+
+def _delivery(attempt: Attempt, request_id: str, sequence: int, digest: bytes) -> NewDelivery:
+    return NewDelivery(attempt.run_id, request_id, attempt.rollout_id, attempt.attempt, "", sequence, digest)
 
 
 def _choices(request: ModelRequest) -> list[SampledTokens]:

@@ -9,6 +9,7 @@ repeats.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from leyden.services.gateway.dialects.chat_client import ProvidedAnswer
 from leyden.services.gateway.errors import stopping
 from leyden.services.gateway.models import ServedModel
 from leyden.services.gateway.prompt.prefix import IndexedPrompt
+from leyden.services.gateway.records.deliveries import Delivery
 from leyden.services.gateway.records.writer import CallContext
 
 RequestKey = tuple[AttemptKey, bytes]
@@ -44,7 +46,12 @@ class InFlightCall:
     """The answer of another provider's model, which has no tokens."""
     task: asyncio.Task[Completion] | None = None
     listeners: list[Callable[[], None]] = field(default_factory=list)
+    delivery: Delivery | None = None
+    abandoned_seconds: float = 0.0
+    """How long the call goes on without a listener."""
+    gives_up: asyncio.TimerHandle | None = None
     is_recorded: bool = False
+    recorded_at: float | None = None
     has_attempt_ended: bool = False
     """The client then gets 403, even if the call completes."""
 
@@ -68,16 +75,50 @@ class InFlightCall:
         """Whether the call runs and is not being cancelled."""
         return self.task is not None and not self.task.cancelling()
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the call runs on though all its clients have left."""
+        return self.gives_up is not None and self.may_complete
+
     @contextmanager
     def listening(self, on_progress: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Calls `on_progress` after new tokens and at the end. The last listener to leave early cancels the call."""
+        """Calls `on_progress` after new tokens and at the end.
+
+        A call that its last listener leaves early is cancelled unless a retry joins it within `abandoned_seconds`.
+        """
         self.listeners.append(on_progress)
+        self._joined()
         try:
             yield
         finally:
             self.listeners.remove(on_progress)
             if not self.listeners and self.task is not None and not self.task.done():
-                self.task.cancel()
+                self._abandoned(self.task)
+
+    def _joined(self) -> None:
+        if self.gives_up is not None:
+            self.gives_up.cancel()
+            self.gives_up = None
+        if self.delivery is not None:
+            self.delivery.left_at = None
+
+    def _abandoned(self, task: asyncio.Task[Completion]) -> None:
+        if self.delivery is not None:
+            self.delivery.left_at = time.perf_counter()
+        self.gives_up = asyncio.get_running_loop().call_later(self.abandoned_seconds, task.cancel)
+
+    def waited_seconds(self) -> float:
+        """How long the client has waited for the platform: for an engine, and for the record of the answer.
+
+        Sampling is no wait. A client that left before any token is known of waited for all of its time.
+        """
+        assert self.delivery is not None
+        arrived, until = self.delivery.arrived_at, self.delivery.left_at or time.perf_counter()
+        accepted = [choice.accepted_at for choice in self.choices if choice.accepted_at is not None]
+        if len(accepted) < len(self.choices) or max(accepted) >= until:
+            return until - arrived
+        ended = max((choice.ended_at or until for choice in self.choices), default=until)
+        return max(accepted) - arrived + max(0.0, min(until, self.recorded_at or until) - ended)
 
     def progressed(self) -> None:
         """Notifies every listener."""
@@ -158,6 +199,11 @@ class RetryIndex:
         """Returns the latest call in flight that this retry may share."""
         running = self._in_flight.get(key, [])
         return next((call for request_id, call in reversed(running) if self.claim(request_id, retry)), None)
+
+    def abandoned(self, key: RequestKey) -> InFlightCall | None:
+        """Returns the latest call in flight whose clients have all left."""
+        running = self._in_flight.get(key, [])
+        return next((call for _, call in reversed(running) if call.is_abandoned), None)
 
     def claim(self, request_id: str, retry: Retry) -> bool:
         """Returns whether an answer may go to this retry, and reserves it: no other retry of that count gets it."""

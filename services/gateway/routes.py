@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
+from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -109,10 +111,11 @@ async def _answer(request: Request, wire_format: WireFormat) -> Response:
     calls: CallService = request.app.state.calls
     with request.app.state.budget.share() as share:
         asked, call = await calls.start(attempt, wire_format, await body_of(request, share), request.headers)
+    delivered = partial(calls.deliver, call, attempt, asked.body_sha256)
     if asked.stream:
-        return await _stream(request, wire_format, asked, call)
+        return await _stream(request, wire_format, asked, call, delivered)
     if isinstance(call, Completion):
-        return JsonResponse(wire_format.body(asked, call))
+        return _complete(wire_format.body(asked, call), delivered)
     assert call.task is not None
     with call.listening():
         await asyncio.wait({call.task}, timeout=UNWATCHED_SECONDS)
@@ -120,39 +123,74 @@ async def _answer(request: Request, wire_format: WireFormat) -> Response:
         if has_left or await request.is_disconnected():
             calls.lose(call)
             return Response(status_code=CLIENT_CLOSED_REQUEST)
-        return JsonResponse(wire_format.body(asked, call.result()))
+        return _complete(wire_format.body(asked, call.result()), delivered)
+
+
+def _complete(body: Json, delivered: Callable[[], None]) -> Response:
+    """An answer in one body; its background task begins once the body went out."""
+
+    async def sent() -> None:
+        delivered()
+
+    response = JsonResponse(body)
+    response.background = BackgroundTask(sent)
+    return response
 
 
 async def _stream(
-    request: Request, wire_format: WireFormat, asked: ModelRequest, call: InFlightCall | Completion
+    request: Request,
+    wire_format: WireFormat,
+    asked: ModelRequest,
+    call: InFlightCall | Completion,
+    on_delivery: Callable[[], None],
 ) -> Response:
     settings = request.app.state.settings
     writer = wire_format.stream(asked, call.request_id, call.created, call.prompt_tokens)
+    ending = _Ending(request, on_delivery, partial(_lose, request, call))
     if isinstance(call, Completion):
-        events = streaming.replay(writer, call)
+        events = streaming.replay(writer, call, ending.begin)
     else:
         events = streaming.follow(
             writer,
             call.served.chat,
             call,
+            ending.begin,
             keepalive_after_seconds=settings.keepalive_after_seconds,
             keepalive_seconds=settings.keepalive_seconds,
         )
     first = await _until_disconnect(request, anext(events))
-
-    def on_loss() -> None:
-        if isinstance(call, InFlightCall):
-            request.app.state.calls.lose(call)
-
     if first is None:
-        on_loss()
+        ending.lose()
         await events.aclose()
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     if request.scope["http_version"] == "1.0":
         # That protocol has no chunks, and the server would send some.
         rest = await _until_disconnect(request, _joined(events))
+        ending.end()
         return Response((first + rest) if rest is not None else b"", media_type="text/event-stream")
-    return streaming.EventStream(first, events, on_loss)
+    return streaming.EventStream(first, events, ending.lose, ending.end)
+
+
+class _Ending:
+    """The end of a stream. Clients close the connection at once after the last event, so it is asked for before it."""
+
+    def __init__(self, request: Request, deliver: Callable[[], None], lose: Callable[[], None]) -> None:
+        self._request, self._deliver, self.lose = request, deliver, lose
+        self._is_connected = False
+
+    async def begin(self) -> None:
+        self._is_connected = not await self._request.is_disconnected()
+
+    def end(self) -> None:
+        if self._is_connected:
+            self._deliver()
+        else:
+            self.lose()
+
+
+def _lose(request: Request, call: InFlightCall | Completion) -> None:
+    if isinstance(call, InFlightCall):
+        request.app.state.calls.lose(call)
 
 
 async def _joined(events: AsyncGenerator[bytes]) -> bytes:

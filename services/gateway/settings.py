@@ -56,6 +56,8 @@ class Settings(HttpSettings):
     """How long a request waits for an engine that serves its run, before 503 with Retry-After."""
     record_hold_seconds: float = Field(default=30.0, gt=0)
     """How long an answer waits for Postgres to store its record, before 503 with Retry-After."""
+    abandoned_seconds: float = Field(default=5.0, ge=0)
+    """How long a call goes on after its client left, so that a retry joins it; then it is aborted."""
     keepalive_after_seconds: float = Field(default=30.0, gt=0)
     """A stream without a token for this long starts with a comment; until then an error can set the HTTP status."""
     keepalive_seconds: float = Field(default=5.0, gt=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 from starlette.responses import StreamingResponse
@@ -25,14 +25,20 @@ class EventStream(StreamingResponse):
     error and would take the answer as complete.
 
     Args: first: events produced before the response starts, so that an error before them sets the HTTP status;
-        on_loss: called when the agent hung up before the end
+        on_loss: called when the agent hung up before the end; on_end: called after the last event
     """
 
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes], on_loss: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        first: bytes,
+        events: AsyncGenerator[bytes],
+        on_loss: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
         self._events = events
         self._on_loss = on_loss
         super().__init__(
-            _chain(first, events),
+            _chain(first, events, on_end),
             media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-accel-buffering": "no"},
         )
@@ -49,17 +55,21 @@ class EventStream(StreamingResponse):
                 raise
 
 
-async def _chain(first: bytes, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _chain(first: bytes, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> AsyncIterator[bytes]:
     yield first
     async for event in events:
         yield event
+    on_end()
 
 
-async def replay(writer: EventWriter, completion: Completion) -> AsyncGenerator[bytes]:
-    """Yields the events of a stored answer."""
+async def replay(
+    writer: EventWriter, completion: Completion, before_end: Callable[[], Awaitable[None]]
+) -> AsyncGenerator[bytes]:
+    """Yields the events of a stored answer; `before_end` is awaited before the last one."""
     for answer in completion.answers:
         events = writer.reasoning(answer.index, answer.turn.reasoning) if answer.turn.reasoning else b""
         yield events + writer.rest(answer, answer.turn.content, answer.logprobs)
+    await before_end()
     yield writer.end(completion)
 
 
@@ -67,14 +77,15 @@ async def follow(
     writer: EventWriter,
     model: ChatModel,
     call: InFlightCall,
+    before_end: Callable[[], Awaitable[None]],
     *,
     keepalive_after_seconds: float,
     keepalive_seconds: float,
 ) -> AsyncGenerator[bytes]:
     """Yields the events of a call in flight; the last ones follow its durable record.
 
-    Args: keepalive_after_seconds: a stream without events for this long begins with a comment; keepalive_seconds: the
-        time between later comments
+    Args: before_end: awaited before the last event; keepalive_after_seconds: a stream without events for this long
+        begins with a comment; keepalive_seconds: the time between later comments
     Raises: GatewayError: before the first event; or after the event of a later one, where not all clients read that
     """
     progress = asyncio.Event()
@@ -110,6 +121,7 @@ async def follow(
             _rest(writer, stream, answer) for stream, answer in zip(streams, completion.answers, strict=True)
         )
         fault_point("gateway.streamed")
+        await before_end()
         yield writer.end(completion)
 
 

@@ -193,7 +193,17 @@ class SampleBuilder:
             self.was_aborted = True
         elif finish is not None:
             self._tokens.accepted_at = self._tokens.accepted_at or self._sent_at
+            if not self._base:
+                self._accepted(meta)
             self._tokens.finish = "length" if finish == "length" else "stop"
+
+    def _accepted(self, meta: Json) -> None:
+        """Moves the acceptance to the moment at which the engine began, by its own count of seconds."""
+        worked = meta.get("e2e_latency")
+        if isinstance(worked, float | int) and worked >= 0:
+            began = time.perf_counter() - worked + max(0.0, float(meta.get("queue_time") or 0.0))
+            latest = self._tokens.first_token_at or time.perf_counter()
+            self._tokens.accepted_at = min(max(began, self._sent_at), latest)
 
     def _check_range(self, start: int, end: int, received: int, finish: str | None) -> None:
         """Raises: ValueError: the event's tokens [start, end) cannot follow the received ones"""

@@ -23,6 +23,10 @@ BODY = b'{"model": "m", "stream": true, "messages": [{"role": "user", "content":
 KEEPALIVE = ChatCompletionChunks.keepalive
 
 
+async def sent() -> None:
+    """The client is still connected."""
+
+
 class Growing:
     """A call whose tokens come when the test says so."""
 
@@ -56,7 +60,7 @@ class Growing:
 
     def events(self, seconds: float = LONG) -> AsyncIterator[bytes]:
         writer = ChatCompletions().stream(self.request, "c1", 0, 1)
-        return follow(writer, self.model, self.call, keepalive_after_seconds=seconds, keepalive_seconds=seconds)
+        return follow(writer, self.model, self.call, sent, keepalive_after_seconds=seconds, keepalive_seconds=seconds)
 
 
 @pytest.fixture

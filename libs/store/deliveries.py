@@ -1,0 +1,160 @@
+"""Deliveries: how long each request to the model waited, and whether its client got the answer.
+
+The gateway writes the row of a request that waits while it waits (ADR 47), and completes it when the answer went out or
+the client is gone. `WAITS` sums the rows of an attempt up, for the controller, which judges whose failure it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+
+from sqlalchemy import text
+
+from leyden.libs.store.database import Database
+
+BEGIN_SECONDS = 0.25
+"""A request that waits for longer has a row while it waits."""
+GONE_SECONDS = 10.0
+"""A gateway without a sign of life for this long is gone, and its open requests with it."""
+PATIENCE_SECONDS = 60.0
+"""So long after its end an attempt is judged by the rows that exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewDelivery:
+    """One row of `deliveries`, columns in the table's words."""
+
+    run_id: str
+    request_id: str
+    rollout_id: str
+    attempt: int
+    gateway: str
+    sequence: int
+    request_sha256: bytes
+    waited_seconds: float | None = None
+    seconds: float | None = None
+    delivered: bool | None = None
+
+
+_TYPES = {
+    "run_id": "text", "request_id": "text", "rollout_id": "text", "attempt": "integer", "gateway": "text",
+    "sequence": "bigint", "request_sha256": "bytea", "waited_seconds": "double precision",
+    "seconds": "double precision", "delivered": "boolean",
+}  # fmt: skip
+
+# What was delivered once stays so: a repeat of the request may get the answer that the first client did not.
+_WRITE = text(f"""
+    INSERT INTO deliveries AS d ({", ".join(_TYPES)})
+    SELECT * FROM unnest({", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _TYPES.items())})
+    ON CONFLICT (run_id, request_id) DO UPDATE SET
+        waited_seconds = greatest(excluded.waited_seconds, d.waited_seconds),
+        seconds = greatest(excluded.seconds, d.seconds),
+        delivered = CASE WHEN d.delivered THEN true ELSE coalesce(excluded.delivered, d.delivered) END
+""")  # noqa: S608  # constants alone
+
+_SIGN_OF_LIFE = text("""
+    INSERT INTO gateways (name, seen_at) VALUES (:gateway, clock_timestamp())
+    ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at
+""")
+
+_FORGET = text("DELETE FROM gateways WHERE seen_at < clock_timestamp() - interval '1 day'")
+
+# Whether the controller must wait before it judges attempt a, which has outcome o: a gateway has a request of it whose
+# end it has not written, or may have one that it has not written at all.
+UNSETTLED = f"""
+    a.finished_at > clock_timestamp() - interval '{PATIENCE_SECONDS} seconds' AND (
+        EXISTS (
+            SELECT FROM deliveries q JOIN gateways g ON g.name = q.gateway
+            WHERE q.rollout_id = a.rollout_id AND q.attempt = a.number AND q.seconds IS NULL
+            AND g.seen_at > clock_timestamp() - interval '{GONE_SECONDS} seconds')
+        OR o.kind <> 'succeeded' AND EXISTS (
+            SELECT FROM gateways g
+            WHERE g.seen_at > clock_timestamp() - interval '{GONE_SECONDS} seconds'
+            AND g.seen_at < a.finished_at + interval '{2 * BEGIN_SECONDS} seconds'))
+"""  # noqa: S608  # constants alone
+
+# The requests of attempt a of run r. One that its gateway did not end waited until that gateway's last sign of life.
+_REQUESTS = f"""
+    SELECT q.sequence, q.request_sha256, coalesce(q.delivered, m.status = 'completed', false) AS delivered,
+           coalesce(q.waited_seconds, m.queued_seconds, open.seconds) AS waited,
+           coalesce(q.seconds, m.total_seconds, open.seconds) AS seconds
+    FROM deliveries q
+    LEFT JOIN gateways g ON g.name = q.gateway
+    LEFT JOIN model_calls m ON m.run_id = r.run_id AND m.id = q.request_id
+    CROSS JOIN LATERAL (
+        SELECT {BEGIN_SECONDS} + greatest(0, extract(
+            epoch FROM least(a.finished_at, g.seen_at) - q.created_at))::double precision AS seconds) AS open
+    WHERE q.rollout_id = a.rollout_id AND q.attempt = a.number AND q.run_id = r.run_id
+    UNION ALL
+    SELECT m.sequence, m.request_sha256, m.status = 'completed', m.queued_seconds, m.total_seconds
+    FROM model_calls m
+    WHERE m.run_id = r.run_id AND m.rollout_id = a.rollout_id AND m.attempt = a.number AND m.choice = 0
+    AND NOT EXISTS (SELECT FROM deliveries q WHERE q.run_id = m.run_id AND q.request_id = m.request_id)
+"""  # noqa: S608  # constants alone
+
+
+def _seconds(ranges: str) -> str:
+    length = "coalesce(sum(upper(one) - lower(one)), 0) / 1e9"
+    return f"(SELECT {length} FROM unnest({ranges}) AS one)::double precision"  # noqa: S608  # constants alone
+
+
+# Of attempt a of run r: `waited`, the seconds in which its requests waited for the platform; `lost`, those of requests
+# that got no answer while no other did, nor a later try of the same; `unanswered`, those of `lost` after the attempt's
+# last answer. Requests that waited at the same time count once: otherwise an agent could make any timeout the
+# platform's by many concurrent calls.
+WAITS = f"""
+    SELECT {_seconds("waits")} AS waited, {_seconds("lost")} AS lost,
+           {_seconds("lost * int8multirange(int8range(last_answer, NULL))")} AS unanswered
+    FROM (
+        SELECT coalesce(range_agg(wait), '{{}}') AS waits,
+               coalesce(range_agg(wait) FILTER (WHERE NOT delivered AND NOT is_repeated), '{{}}')
+               - coalesce(range_agg(span) FILTER (WHERE delivered), '{{}}') AS lost,
+               max(upper(span)) FILTER (WHERE delivered) AS last_answer
+        FROM (
+            SELECT delivered, int8range(sequence, sequence + (waited * 1e9)::bigint) AS wait,
+                   int8range(sequence, sequence + (seconds * 1e9)::bigint, '[]') AS span,
+                   coalesce(max(sequence) FILTER (WHERE delivered) OVER (PARTITION BY request_sha256) > sequence, false)
+                       AS is_repeated
+            FROM ({_REQUESTS}) AS requests
+        ) AS intervals
+    ) AS sums
+"""  # noqa: S608  # constants alone
+
+
+async def write_deliveries(database: Database, gateway: str, rows: Sequence[NewDelivery]) -> None:
+    """Writes rows, and the gateway's sign of life with them. Idempotency key: run and request.
+
+    Raises: StoreAway, Refused
+    """
+    merged: dict[tuple[str, str], NewDelivery] = {}
+    for row in rows:
+        before = merged.get((row.run_id, row.request_id))
+        merged[row.run_id, row.request_id] = row if before is None else _merged(before, row)
+    async with database.session() as session:
+        if merged:
+            # Sorted: two gateways that write the same rows lock them in one order.
+            ordered = sorted(merged.values(), key=attrgetter("run_id", "request_id"))
+            await session.execute(_WRITE, {name: [getattr(row, name) for row in ordered] for name in _TYPES})
+        await session.execute(_SIGN_OF_LIFE, {"gateway": gateway})
+
+
+async def forget_gateways(database: Database) -> None:
+    """Deletes the rows of gateways that are gone for a day."""
+    async with database.session() as session:
+        await session.execute(_FORGET)
+
+
+def _merged(before: NewDelivery, after: NewDelivery) -> NewDelivery:
+    """The row after both: what was delivered once stays so."""
+    return replace(
+        after,
+        waited_seconds=_greatest(before.waited_seconds, after.waited_seconds),
+        seconds=_greatest(before.seconds, after.seconds),
+        delivered=before.delivered or (before.delivered if after.delivered is None else after.delivered),
+    )
+
+
+def _greatest(first: float | None, second: float | None) -> float | None:
+    return max((value for value in (first, second) if value is not None), default=None)

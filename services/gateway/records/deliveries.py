@@ -1,0 +1,143 @@
+"""Writes how long requests wait and whether their answers arrive; no request waits for these rows.
+
+A request that waits gets its row while it waits. The rows of delivered answers are written some at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from leyden.libs.store.database import Database, Refused, StoreAway
+from leyden.libs.store.deliveries import (
+    BEGIN_SECONDS,
+    NewDelivery,
+    forget_gateways,
+    write_deliveries,
+)
+from leyden.libs.store.group_commit import GroupCommit
+from leyden.libs.telemetry import RateLimitedLogger, logger
+
+MAX_ROWS = 1024
+GATHER_SECONDS = 0.1
+"""Rows of delivered answers wait so long for company."""
+SIGN_SECONDS = 1.0
+"""Time between signs of life."""
+IDLE_SECONDS = 600.0
+"""A gateway without requests for this long gives no more signs of life."""
+
+limited_log = RateLimitedLogger(logger())
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """The client's side of one request. `arrived_at` and `left_at` are `time.perf_counter()`.
+
+    `left_at`: when the last client left before it had its answer; None while one is there.
+    """
+
+    row: NewDelivery
+    arrived_at: float
+    left_at: float | None = None
+    begins: asyncio.TimerHandle | None = None
+    is_ended: bool = False
+
+
+class Deliveries:
+    """Watches requests from their arrival to the end of their answers.
+
+    Args: hold_seconds: how long a row waits for a store that is away
+    """
+
+    def __init__(self, database: Database, *, hold_seconds: float) -> None:
+        self._database = database
+        self._gateway = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._commits = GroupCommit[NewDelivery](self._write, max_items=MAX_ROWS, hold_seconds=hold_seconds)
+        self._gathered: list[NewDelivery] = []
+        self._gathering: asyncio.TimerHandle | None = None
+        self._writing: set[asyncio.Task[None]] = set()
+        self._open: set[Delivery] = set()
+        self._ended_at = -IDLE_SECONDS
+
+    def watch(self, row: NewDelivery, arrived_at: float) -> Delivery:
+        """Begins a request: unless it ends before, its row is written after `BEGIN_SECONDS`."""
+        delivery = Delivery(replace(row, gateway=self._gateway), arrived_at)
+        delivery.begins = asyncio.get_running_loop().call_later(BEGIN_SECONDS, self._submit, [delivery.row])
+        self._open.add(delivery)
+        return delivery
+
+    def end(self, delivery: Delivery, *, delivered: bool, waited_seconds: float) -> None:
+        """Ends a request; a later end counts only where its answer was delivered after all."""
+        if delivery.begins is not None:
+            delivery.begins.cancel()
+        self._open.discard(delivery)
+        self._ended_at = time.monotonic()
+        if delivery.is_ended and not delivered:
+            return
+        was_ended, delivery.is_ended = delivery.is_ended, True
+        seconds = (delivery.left_at or time.perf_counter()) - delivery.arrived_at
+        row = replace(delivery.row, waited_seconds=waited_seconds, seconds=seconds, delivered=delivered)
+        if delivered and not was_ended:
+            self._gather(row)
+        else:
+            self._submit([row])
+
+    def replayed(self, row: NewDelivery) -> None:
+        """Notes that a stored answer was delivered to a repeat of its request."""
+        # At once: until then its call counts as lost.
+        self._submit([replace(row, gateway=self._gateway, waited_seconds=0.0, seconds=0.0, delivered=True)])
+
+    async def run(self) -> None:
+        """Writes until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._commits.run())
+            group.create_task(self._give_signs())
+
+    async def drain(self) -> None:
+        """Returns when every row of an ended request is written; for a shutdown, while `run` still runs."""
+        self._flush()
+        while self._writing:
+            await asyncio.wait(self._writing)
+
+    async def _give_signs(self) -> None:
+        """The controller waits for what a living gateway has not written, and an idle one has nothing to write."""
+        try:
+            await forget_gateways(self._database)
+        except (StoreAway, Refused) as error:
+            limited_log.warning("gateways not forgotten", cause=str(error))
+        while True:
+            await asyncio.sleep(SIGN_SECONDS)
+            if self._open or time.monotonic() < self._ended_at + IDLE_SECONDS:
+                self._submit([])
+
+    def _gather(self, row: NewDelivery) -> None:
+        self._gathered.append(row)
+        if self._gathering is None:
+            self._gathering = asyncio.get_running_loop().call_later(GATHER_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+        self._gathering = None
+        rows, self._gathered = self._gathered, []
+        if rows:
+            self._submit(rows)
+
+    def _submit(self, rows: Sequence[NewDelivery]) -> None:
+        task = asyncio.create_task(self._stored(rows))
+        self._writing.add(task)
+        task.add_done_callback(self._writing.discard)
+
+    async def _stored(self, rows: Sequence[NewDelivery]) -> None:
+        try:
+            await self._commits.submit(rows)
+        except (StoreAway, Refused) as error:
+            limited_log.warning("deliveries not written", cause=str(error))
+
+    async def _write(self, rows: Sequence[NewDelivery], _may_exist: bool) -> None:
+        await write_deliveries(self._database, self._gateway, rows)
