@@ -35,6 +35,32 @@ LANGUAGE sql STABLE AS $$
     SELECT call.id, call.prompt_ids, call.turns FROM call
 $$;
 
+-- Completed calls whose answer the agent did not use: no later call begins with their tokens, and nobody received
+-- them, or a later request with the same body is continued.
+CREATE OR REPLACE FUNCTION pg_temp.unused_calls(run text) RETURNS TABLE (id text) LANGUAGE sql STABLE AS $$
+    WITH call AS (
+        SELECT m.id, m.request_id, m.rollout_id, m.attempt, m.sequence, m.request_sha256, f.prompt_ids,
+               f.prompt_ids || m.sampled_ids AS tokens, q.delivered
+        FROM model_calls m JOIN pg_temp.full_calls(run) f ON f.id = m.id
+        LEFT JOIN deliveries q ON q.run_id = m.run_id AND q.request_id = m.request_id
+        WHERE m.run_id = run AND m.status = 'completed'
+    ), candidate AS (
+        SELECT c.* FROM call c
+        WHERE EXISTS (SELECT FROM call n WHERE n.rollout_id = c.rollout_id AND n.attempt = c.attempt
+                      AND n.request_sha256 = c.request_sha256 AND n.request_id <> c.request_id)
+        OR NOT c.delivered
+    ), known AS (
+        SELECT c.*, EXISTS (
+            SELECT FROM call n WHERE n.rollout_id = c.rollout_id AND n.attempt = c.attempt AND n.sequence > c.sequence
+            AND n.delivered IS DISTINCT FROM false
+            AND substring(n.prompt_ids FROM 1 FOR length(c.tokens)) = c.tokens) AS continued
+        FROM candidate c
+    )
+    SELECT k.id FROM known k WHERE NOT k.continued AND (NOT k.delivered OR EXISTS (
+        SELECT FROM known n WHERE n.rollout_id = k.rollout_id AND n.attempt = k.attempt AND n.continued
+        AND n.request_sha256 = k.request_sha256 AND n.sequence > k.sequence))
+$$;
+
 \echo question: rollouts that are not terminal
 SELECT id, state FROM rollouts WHERE run_id = :'run' AND state = 'queued';
 
@@ -100,18 +126,45 @@ AND (f.own IS NULL OR f.own > 0 OR o.id IS NOT NULL
      OR f.own < 0 AND f.own NOT IN (SELECT reward FROM earned WHERE reason = 'succeeded'));
 
 \echo question: agents blamed for what the platform did
-SELECT r.id, r.reason, c.status, c.held FROM rollouts r
+SELECT r.id, r.reason, m.id, 0 AS seconds FROM rollouts r
+JOIN model_calls m ON m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt AND m.created_at < r.finished_at
+WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout') AND m.status = 'failed'
+UNION ALL
+SELECT r.id, r.reason, 'waited', w.seconds FROM rollouts r
 JOIN attempts a ON a.rollout_id = r.id AND a.number = r.attempt
-JOIN LATERAL (
-    SELECT CASE WHEN bool_or(m.status = 'failed') THEN 'failed' END AS status, (SELECT sum(upper(wait) - lower(wait)) / 1e9 FROM unnest(range_agg(
-        int8range(m.sequence, m.sequence + (m.queued_seconds * 1e9)::bigint))) AS wait) AS held
-    FROM model_calls m
-    WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt AND m.choice = 0
-    AND m.created_at < r.finished_at
-) c ON true
-WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout') AND (
-    c.status = 'failed'
-    OR r.reason = 'timeout' AND c.held > 0.2 * extract(epoch FROM a.finished_at - a.started_at));
+CROSS JOIN LATERAL (
+    SELECT sum(upper(wait) - lower(wait)) / 1e9 AS seconds FROM unnest((
+        SELECT range_agg(int8range(q.sequence, q.sequence + (q.waited_seconds * 1e9)::bigint)) FROM deliveries q
+        WHERE q.run_id = r.run_id AND q.rollout_id = r.id AND q.attempt = r.attempt)) AS wait) w
+WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout', 'no_reward')
+AND w.seconds > 0.2 * extract(epoch FROM a.finished_at - a.started_at)
+UNION ALL
+SELECT r.id, r.reason, 'had no answer', q.waited_seconds FROM rollouts r
+JOIN runs u ON u.id = r.run_id
+JOIN deliveries q ON q.run_id = r.run_id AND q.rollout_id = r.id AND q.attempt = r.attempt
+WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT q.delivered AND q.waited_seconds > 1
+AND (r.reason <> 'succeeded' OR u.config #>> '{sampling,failed_call}' IS DISTINCT FROM 'accept')
+AND NOT EXISTS (
+    SELECT FROM deliveries n WHERE n.run_id = r.run_id AND n.rollout_id = r.id AND n.attempt = r.attempt
+    AND n.delivered AND n.sequence + (n.seconds * 1e9)::bigint > q.sequence);
+
+\echo question: requests whose end their gateway never wrote, though it lived on
+SELECT q.request_id, q.rollout_id, a.finished_at, g.seen_at FROM deliveries q
+JOIN attempts a ON a.rollout_id = q.rollout_id AND a.number = q.attempt JOIN gateways g ON g.name = q.gateway
+WHERE q.run_id = :'run' AND q.seconds IS NULL AND g.seen_at > a.finished_at + interval '60 seconds';
+
+\echo question: answers with credit that nobody received
+SELECT c.call_id, c.rollout_id FROM credits c JOIN model_calls m ON m.run_id = c.run_id AND m.id = c.call_id
+JOIN deliveries q ON q.run_id = m.run_id AND q.request_id = m.request_id
+WHERE c.run_id = :'run' AND NOT q.delivered
+AND NOT EXISTS (SELECT FROM credits n WHERE n.run_id = c.run_id AND n.parent_call_id = c.call_id);
+
+\echo question: answers with credit whose agent discarded them and asked again
+SELECT c.call_id, c.rollout_id, n.id FROM credits c JOIN model_calls m ON m.run_id = c.run_id AND m.id = c.call_id
+JOIN model_calls n ON n.run_id = m.run_id AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
+    AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence
+WHERE c.run_id = :'run' AND EXISTS (SELECT FROM credits x WHERE x.run_id = n.run_id AND x.parent_call_id = n.id)
+AND NOT EXISTS (SELECT FROM credits x WHERE x.run_id = c.run_id AND x.parent_call_id = c.call_id);
 
 \echo question: outcomes that their exit code or their duration belies
 SELECT o.rollout_id, o.attempt, o.kind, o.exit_code, o.detail FROM outcomes o
@@ -134,25 +187,25 @@ WHERE r.run_id = :'run' AND r.state = 'excluded' AND NOT coalesce(CASE
     WHEN r.reason IN ('lease_lost', 'infra_error', 'cancelled', 'call_failed', 'held')
     THEN t.tries >= (u.config #>> '{sampling,max_attempts}')::integer AND CASE r.reason
         WHEN 'lease_lost' THEN t.last = 'expired' WHEN 'call_failed' THEN t.last IN ('agent_error', 'timeout', 'succeeded')
-        WHEN 'held' THEN t.last = 'timeout' ELSE t.last = r.reason END
+        WHEN 'held' THEN t.last IN ('agent_error', 'timeout', 'succeeded') ELSE t.last = r.reason END
     ELSE u.config #>> '{sampling,agent_failure}' = 'exclude'
         AND CASE r.reason WHEN 'no_reward' THEN t.last = 'succeeded' ELSE t.last = r.reason END
     END, false);
 
 \echo question: two attempts of one rollout that settled with a verdict, beside failures of the platform
-SELECT o.rollout_id, count(*) FROM outcomes o JOIN attempts a ON a.rollout_id = o.rollout_id AND a.number = o.attempt
-JOIN runs u ON u.id = o.run_id
-WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled')
-AND (SELECT bool_or(m.status = 'failed' AND o.kind = 'succeeded' AND NOT EXISTS (
-        SELECT FROM model_calls n WHERE n.run_id = :'run' AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
-        AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence AND n.status = 'completed'))
-    AND u.config #>> '{sampling,failed_call}' IS DISTINCT FROM 'accept'
-    OR o.kind <> 'succeeded' AND (bool_or(m.status = 'failed')
-        OR (SELECT sum(upper(wait) - lower(wait)) / 1e9 FROM unnest(range_agg(
-        int8range(m.sequence, m.sequence + (m.queued_seconds * 1e9)::bigint))) AS wait) > 0.5 * extract(epoch FROM a.finished_at - a.started_at))
-     FROM model_calls m WHERE m.run_id = :'run' AND m.rollout_id = o.rollout_id AND m.attempt = o.attempt
-     AND m.choice = 0) IS NOT TRUE
+SELECT o.rollout_id, count(*) FROM outcomes o JOIN rollouts r ON r.id = o.rollout_id
+WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled') AND o.attempt > r.excused_attempt
 GROUP BY o.rollout_id HAVING count(*) > 1;
+
+\echo question: attempts excused though the platform failed nothing
+SELECT o.rollout_id, o.attempt, o.kind FROM outcomes o JOIN rollouts r ON r.id = o.rollout_id
+WHERE o.run_id = :'run' AND o.kind NOT IN ('infra_error', 'cancelled') AND o.attempt <= r.excused_attempt
+AND NOT EXISTS (SELECT FROM model_calls m WHERE m.run_id = o.run_id AND m.rollout_id = o.rollout_id
+                AND m.attempt = o.attempt AND (m.status = 'failed' OR m.queued_seconds > 1))
+AND coalesce((SELECT coalesce(sum(q.waited_seconds), 0) + count(*) FILTER (WHERE q.seconds IS NULL)
+              FROM deliveries q WHERE q.run_id = o.run_id AND q.rollout_id = o.rollout_id AND q.attempt = o.attempt), 0)
+    < least(1, (SELECT 0.2 * extract(epoch FROM a.finished_at - a.started_at) FROM attempts a
+                WHERE a.rollout_id = o.rollout_id AND a.number = o.attempt));
 
 \echo question: attempts that expired before their lease was over
 SELECT rollout_id, number, lease_expires_at, finished_at FROM attempts
@@ -283,7 +336,7 @@ WITH learnable AS (
     FROM model_calls c JOIN pg_temp.full_calls(:'run') w ON w.id = c.id JOIN rollouts r ON r.id = c.rollout_id AND r.attempt = c.attempt AND r.state = 'finished'
     JOIN group_credits g ON g.group_id = r.group_id AND g.run_id = r.run_id AND g.verdict = 'credited'
     WHERE c.run_id = :'run' AND c.status = 'completed' AND c.trainable AND c.temperature > 0
-    AND c.prompt_tokens > 0 AND c.completion_tokens > 0
+    AND c.prompt_tokens > 0 AND c.completion_tokens > 0 AND c.id NOT IN (SELECT u.id FROM pg_temp.unused_calls(:'run') u)
     GROUP BY 1, 2, 3, 4, 5, 6, 7)
 SELECT l.id, l.calls, count(s.id) AS samples FROM learnable l
 LEFT JOIN samples s ON s.run_id IN (SELECT id FROM runs WHERE :'run' IN (id, lead_run_id)) AND s.rollout_id = l.rollout_id
@@ -299,7 +352,8 @@ JOIN group_credits g ON g.group_id = r.group_id AND g.run_id = r.run_id AND g.ve
 CROSS JOIN LATERAL (
     SELECT coalesce(sum(completion_tokens), 0) AS tokens FROM model_calls m
     WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = r.attempt AND m.status = 'completed'
-    AND m.trainable AND m.temperature > 0 AND m.prompt_tokens > 0) c
+    AND m.trainable AND m.temperature > 0 AND m.prompt_tokens > 0
+    AND m.id NOT IN (SELECT u.id FROM pg_temp.unused_calls(:'run') u)) c
 LEFT JOIN (
     SELECT rollout_id, sum(trained_tokens) AS tokens FROM samples
     WHERE run_id IN (SELECT id FROM runs WHERE :'run' IN (id, lead_run_id)) GROUP BY rollout_id

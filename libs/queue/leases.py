@@ -24,22 +24,9 @@ from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import ReadSession, Session
-from leyden.libs.store.groups import CALL_FAILED, WAITED_SECONDS, WAITING_SHARE
 
-# Whether outcome o of rollout r of run u is the platform's failure, so that the rollout runs again. The rule
-# is the same in `services/controller/settling.py`.
-_PLATFORM_FAILURE = f"""
-    (o.kind IN ('agent_error', 'timeout')
-     OR o.kind = 'succeeded' AND u.config #>> '{{sampling,failed_call}}' IS DISTINCT FROM 'accept')
-    AND (
-        SELECT {CALL_FAILED} OR o.kind = 'timeout' AND {WAITED_SECONDS} > {WAITING_SHARE} * (
-            SELECT extract(epoch FROM a.finished_at - a.started_at) FROM attempts a
-            WHERE a.rollout_id = o.rollout_id AND a.number = o.attempt)
-        FROM model_calls m
-        WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = o.attempt AND m.choice = 0) IS TRUE
-"""  # noqa: S608  # constants alone
-
-# Whether rollout r of run u may be leased. A cancelled attempt does not count against max_attempts.
+# Whether rollout r of run u may be leased. The controller excuses failures of the platform. A cancelled attempt
+# does not count against max_attempts.
 _MAY_RUN = f"""
     r.state = 'queued' AND u.intent = 'running'
     AND NOT EXISTS (
@@ -47,7 +34,7 @@ _MAY_RUN = f"""
         WHERE a.rollout_id = r.id AND a.state IN ('leased', 'running'))
     AND NOT EXISTS (
         SELECT FROM outcomes o WHERE o.rollout_id = r.id AND o.kind NOT IN ('infra_error', 'cancelled')
-        AND NOT ({_PLATFORM_FAILURE}))
+        AND o.attempt > r.excused_attempt)
     AND coalesce((u.config #>> '{{sampling,max_attempts}}')::integer, {Sampling().max_attempts}) > (
         SELECT count(*) FROM attempts a LEFT JOIN outcomes o ON o.rollout_id = a.rollout_id AND o.attempt = a.number
         WHERE a.rollout_id = r.id AND o.kind IS DISTINCT FROM 'cancelled')

@@ -18,23 +18,12 @@ from leyden.libs.contracts.ids import rollout_id
 from leyden.libs.contracts.states import OutcomeKind, RolloutState, RunIntent, RunPhase
 from leyden.libs.store import failure_rewards, tables
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.deliveries import UNSETTLED, WAITS
 from leyden.libs.store.rewards import REWARD, SOLVE_RATE
-
-WAITING_SHARE = 0.2
-"""Share of an attempt's time: a timeout counts as the platform's when model calls waited longer for an engine.
-
-Why not 0: every change of weights holds calls for a moment, and that must not excuse an agent that never ends."""
-
-# Over grouped model calls m. Calls that waited at the same time count once: otherwise an agent could make any timeout
-# the platform's by many concurrent calls.
-WAITED_SECONDS = """
-    (SELECT (sum(upper(wait) - lower(wait)) / 1e9)::double precision
-     FROM unnest(range_agg(int8range(m.sequence, m.sequence + (m.queued_seconds * 1e9)::bigint))) AS wait)
-"""
 
 # Over grouped model calls m of outcome o: true when the platform failed one. An agent that succeeded all the same needs
 # an answer to a later try of the same request.
-CALL_FAILED = """
+_CALL_FAILED = """
     bool_or(m.status = 'failed' AND (o.kind <> 'succeeded' OR NOT EXISTS (
         SELECT FROM model_calls n
         WHERE n.run_id = m.run_id AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
@@ -103,9 +92,9 @@ class RunFacts:
 class AttemptFacts:
     """The last attempt of a queued rollout, ended. `kind` is None when its lease expired.
 
-    `failures` counts the rollout's attempts without the cancelled ones. `seconds` is the run time of the attempt,
-    `waited_seconds` the time that its model calls waited for an engine, and `call_failed` is true when the gateway gave
-    up on one of them and no later try of it made up for that.
+    `failures` counts the rollout's attempts without the cancelled ones. `seconds` is the run time of the attempt.
+    `call_failed` is true when the gateway gave up on a model call and no later try of it made up for that.
+    `waited_seconds`, `lost_seconds` and `unanswered_seconds` are those of `leyden.libs.store.deliveries.WAITS`.
     """
 
     rollout_id: str
@@ -117,6 +106,8 @@ class AttemptFacts:
     has_explicit_reward: bool
     seconds: float = 0.0
     waited_seconds: float = 0.0
+    lost_seconds: float = 0.0
+    unanswered_seconds: float = 0.0
     call_failed: bool = False
 
 
@@ -261,19 +252,25 @@ _ENDED = text(f"""
            EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = a.number)
            OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id) AS explicit,
            coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
-           coalesce(c.waited, 0) AS waited, coalesce(c.failed, false) AS call_failed
+           coalesce(w.waited, 0) AS waited, coalesce(w.lost, 0) AS lost, coalesce(w.unanswered, 0) AS unanswered,
+           coalesce(c.failed, false) AS call_failed
     FROM rollouts r
     CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
     LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number
+    LEFT JOIN LATERAL ({WAITS}) AS w ON o.kind IN ('agent_error', 'timeout', 'succeeded')
     LEFT JOIN LATERAL (
-        SELECT {WAITED_SECONDS} AS waited, {CALL_FAILED} AS failed FROM model_calls m
+        SELECT {_CALL_FAILED} AS failed FROM model_calls m
         WHERE m.run_id = r.run_id AND m.rollout_id = r.id AND m.attempt = a.number AND m.choice = 0
-    ) c ON o.kind IN ('agent_error', 'timeout', 'succeeded')
-    WHERE r.state = 'queued' AND a.state IN ('settled', 'expired')
-        -- The gateway needs a moment to record the calls that the end of the agent broke off.
-        AND (o.kind IS NULL OR o.kind NOT IN ('agent_error', 'timeout')
-             OR a.finished_at < clock_timestamp() - interval '1 second')
+    ) AS c ON o.kind IN ('agent_error', 'timeout', 'succeeded')
+    WHERE r.state = 'queued' AND a.state IN ('settled', 'expired') AND a.number > r.excused_attempt
+    AND NOT (o.kind IN ('agent_error', 'timeout', 'succeeded') AND ({UNSETTLED}))
 """)  # noqa: S608  # constants alone
+
+_EXCUSE = text("""
+    UPDATE rollouts r SET excused_attempt = v.attempt
+    FROM unnest(CAST(:ids AS text[]), CAST(:attempts AS integer[])) AS v (id, attempt)
+    WHERE r.id = v.id AND r.state = 'queued'
+""")
 
 _RESOLVE = text("""
     UPDATE rollouts r
@@ -299,7 +296,8 @@ _QUEUED = text("""
     JOIN groups g ON g.id = r.group_id
     LEFT JOIN LATERAL (
         SELECT number, state, finished_at FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a ON true
-    WHERE r.state = 'queued' AND u.intent = 'running' AND (a.number IS NULL OR a.state IN ('settled', 'expired'))
+    WHERE r.state = 'queued' AND u.intent = 'running'
+    AND (a.number IS NULL OR a.state IN ('settled', 'expired') AND a.number <= r.excused_attempt)
     ORDER BY g.created_at, g.number, r.sibling
 """)
 
@@ -425,7 +423,7 @@ async def run_configs(session: ReadSession, run_ids: Iterable[str]) -> dict[str,
 
 
 async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
-    """Queued rollouts whose last attempt has ended, for the controller to resolve."""
+    """Queued rollouts whose last attempt has ended, once all is known of its requests, for the controller to judge."""
     return [
         AttemptFacts(
             rollout_id=row.rollout_id,
@@ -437,6 +435,8 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             has_explicit_reward=row.explicit,
             seconds=row.seconds,
             waited_seconds=row.waited,
+            lost_seconds=row.lost,
+            unanswered_seconds=row.unanswered,
             call_failed=row.call_failed,
         )
         for row in await session.execute(_ENDED)
@@ -454,6 +454,15 @@ async def resolve_rollouts(session: Session, resolutions: Sequence[Resolution]) 
             "reasons": [one.reason for one in resolutions],
         }
         await session.execute(_RESOLVE, columns)
+
+
+async def excuse_attempts(session: Session, attempts: Mapping[str, int]) -> None:
+    """Lets rollouts run again after attempts that the platform failed. Idempotency key: rollout and attempt.
+
+    Args: attempts: numbers by rollout
+    """
+    if attempts:
+        await session.execute(_EXCUSE, {"ids": list(attempts), "attempts": list(attempts.values())})
 
 
 async def complete_groups(session: Session) -> list[str]:

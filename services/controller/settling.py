@@ -5,54 +5,72 @@ telemetry or a user rewarded it or one of its calls: it then starts from 0 and c
 reward is the agent's own failure, like a crash or a timeout, and the run's `sampling.agent_failure` decides. Such a
 failure may get its reward only when its group is complete (`store.failure_rewards`).
 Infrastructure failures and lost leases run again up to `sampling.max_attempts` times and are then excluded; they never
-become a reward. The same holds for failures after the gateway gave up a model call, for rewards of agents that caught
-such an error and never got an answer (unless `sampling.failed_call` accepts them), and for timeouts of agents that
-waited for an engine for more than a fifth of their time.
+become a reward. The same holds for failures after the gateway gave up a model call, and for rewards of agents that
+caught such an error and never got an answer (unless `sampling.failed_call` accepts them).
+
+It holds for waits, too, whatever ended the attempt. An attempt that failed, or that has no reward, waited for the
+platform for more than a fifth of its time, or got no answer to its last request. An attempt with a reward lost requests
+in that way: no answer came, not even to a later try.
 """
 
 from __future__ import annotations
 
 from leyden.libs.contracts.config import RunConfig, Sampling
 from leyden.libs.contracts.states import OutcomeKind, RolloutState
-from leyden.libs.store.groups import WAITING_SHARE, AttemptFacts, Resolution
+from leyden.libs.store.groups import AttemptFacts, Resolution
 
 NO_REWARD = "no_reward"
 LEASE_LOST = "lease_lost"
 CALL_FAILED = "call_failed"
 HELD = "held"
+WAITING_SHARE = 0.2
+"""Share of an attempt's time: a failure counts as the platform's when model calls waited for longer.
+
+Why not 0: every change of weights holds calls for a moment, and that must not excuse an agent that never ends."""
+UNANSWERED_SECONDS = 1.0
+"""A last request without an answer counts when it waited for so long: an engine in good health answers before."""
 
 
 def resolve(ended: AttemptFacts, config: RunConfig) -> Resolution | None:
     """Returns the end of the rollout; None when it runs again."""
     sampling = config.sampling
-    failure = _platform_failure(ended, sampling)
+    failure = _platform_failure(ended, config)
     if failure is not None:
         if ended.failures < sampling.max_attempts:
             return None
         return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, failure)
     if ended.kind is not OutcomeKind.SUCCEEDED:
         return _failed(ended, str(ended.kind), sampling)
-    # An agent that may not print its reward starts from 0: others give it.
-    if config.runner.stdout_reward and ended.reward is None and not ended.has_explicit_reward:
+    if not _has_reward(ended, config):
         return _failed(ended, NO_REWARD, sampling)
     return _finished(ended, ended.reward or 0.0, OutcomeKind.SUCCEEDED)
 
 
-def _platform_failure(ended: AttemptFacts, sampling: Sampling) -> str | None:
+def _has_reward(ended: AttemptFacts, config: RunConfig) -> bool:
+    # An agent that may not print its reward starts from 0: others give it.
+    return ended.reward is not None or ended.has_explicit_reward or not config.runner.stdout_reward
+
+
+def _platform_failure(ended: AttemptFacts, config: RunConfig) -> str | None:
     """Returns the reason of a failure that is not the agent's; None otherwise."""
     match ended.kind:
         case None:
             return LEASE_LOST
         case OutcomeKind.INFRA_ERROR | OutcomeKind.CANCELLED:
             return ended.kind
-        case OutcomeKind.AGENT_ERROR | OutcomeKind.TIMEOUT if ended.call_failed:
-            return CALL_FAILED
-        case OutcomeKind.SUCCEEDED if ended.call_failed and sampling.failed_call == "retry":
-            return CALL_FAILED
-        case OutcomeKind.TIMEOUT if ended.waited_seconds > WAITING_SHARE * ended.seconds:
-            return HELD
+        case OutcomeKind.SUCCEEDED if _has_reward(ended, config):
+            accepts = config.sampling.failed_call == "accept"
+            return None if accepts else _failed_request(ended, ended.lost_seconds)
         case _:
-            return None
+            return _failed_request(ended, ended.waited_seconds)
+
+
+def _failed_request(ended: AttemptFacts, waited_seconds: float) -> str | None:
+    if ended.call_failed:
+        return CALL_FAILED
+    if waited_seconds > WAITING_SHARE * ended.seconds or ended.unanswered_seconds >= UNANSWERED_SECONDS:
+        return HELD
+    return None
 
 
 def _failed(ended: AttemptFacts, reason: str, sampling: Sampling) -> Resolution:

@@ -112,6 +112,8 @@ class Controller:
         resolved = [settling.resolve(one, configs[one.run_id]) for one in ended]
         resolutions = [one for one in resolved if one is not None]
         await store.resolve_rollouts(session, resolutions)
+        again = [one for one, resolution in zip(ended, resolved, strict=True) if resolution is None]
+        await store.excuse_attempts(session, {one.rollout_id: one.attempt for one in again})
         complete = await store.complete_groups(session)
         if complete:
             failing = await store.runs_without_success(session, self.settings.groups_without_success)

@@ -20,6 +20,15 @@ from tests.invariants import STATEMENTS, content_sha256, lost_calls, questions, 
 
 OF_EVALUATIONS = "evaluations measured on another version than theirs"
 OF_SHARED = "calls that share more of their parent than it has"
+DELIVERED = (
+    "INSERT INTO deliveries SELECT run_id, request_id, rollout_id, attempt, 'g', sequence, request_sha256, {waited},"
+    " {waited}, {delivered} FROM model_calls WHERE choice = 0"
+)
+CREDITED = (
+    "INSERT INTO credits (run_id, call_id, rollout_id, parent_call_id, depth, state_key, tools, intermediate_reward,"
+    " return, baseline, advantage)"
+    " SELECT run_id, {id}, rollout_id, {parent}, 0, '', '{{}}'::jsonb, 0, 0, 0, 0 FROM model_calls"
+)
 BROKEN = [
     ("rollouts that are not terminal", "UPDATE rollouts SET state = 'queued'"),
     ("groups that are open though the run is over", "UPDATE groups SET state = 'open'"),
@@ -42,6 +51,34 @@ BROKEN = [
         "agents blamed for what the platform did",
         "WITH failed AS (UPDATE model_calls SET status = 'failed', created_at = '2000-01-01')"
         " UPDATE rollouts SET reason = 'agent_error'",
+    ),
+    (
+        "agents blamed for what the platform did",
+        "WITH failed AS (UPDATE rollouts SET reason = 'timeout'),"
+        " began AS (UPDATE attempts SET started_at = created_at)"
+        f" {DELIVERED.format(waited=900, delivered='true')}",
+    ),
+    ("agents blamed for what the platform did", DELIVERED.format(waited=1.5, delivered="false")),
+    (
+        "requests whose end their gateway never wrote, though it lived on",
+        f"WITH alive AS (INSERT INTO gateways VALUES ('g', now() + interval '1 hour'))"
+        f" {DELIVERED.format(waited='NULL', delivered='NULL')}",
+    ),
+    (
+        "answers with credit that nobody received",
+        f"WITH lost AS ({DELIVERED.format(waited=0, delivered='false')}) {CREDITED.format(id='id', parent='NULL')}",
+    ),
+    (
+        "answers with credit whose agent discarded them and asked again",
+        "WITH same AS (UPDATE model_calls SET rollout_id = (SELECT min(rollout_id) FROM model_calls),"
+        " request_sha256 = 'x')"
+        f" {CREDITED.format(id='id', parent='NULL')} WHERE sequence = (SELECT min(sequence) FROM model_calls)"
+        f" UNION ALL {CREDITED.partition(')')[2].format(id=repr('after'), parent='id')}"
+        " WHERE sequence = (SELECT max(sequence) FROM model_calls)",
+    ),
+    (
+        "attempts excused though the platform failed nothing",
+        "WITH excused AS (UPDATE rollouts SET excused_attempt = 1) UPDATE model_calls SET queued_seconds = 0",
     ),
     ("outcomes that their exit code or their duration belies", "UPDATE outcomes SET kind = 'agent_error'"),
     ("outcomes that their exit code or their duration belies", "UPDATE outcomes SET kind = 'timeout'"),

@@ -294,6 +294,103 @@ async def test_a_timeout_that_waited_for_an_engine_is_tried_again(scene: Scene) 
     ]
 
 
+async def add_request(scene: Scene, rollout: tables.Rollout, since: float, **columns: Any) -> None:
+    """A request that arrived `since` seconds before the end of its attempt; by default one that nobody answered."""
+    arrived = int((LONG_AGO.timestamp() - since) * 1e9)
+    values = {"waited_seconds": since, "seconds": since, "delivered": False, **columns}
+    values |= {
+        "request_sha256": values.get("request_sha256", b"%d" % arrived),
+        "gateway": values.get("gateway", "gone"),
+    }
+    async with scene.database.session() as session:
+        session.add(
+            tables.Delivery(
+                run_id=rollout.run_id, request_id=f"c{since}", rollout_id=rollout.id, attempt=1, sequence=arrived,
+                **values,
+            )
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "reward", "requests", "again"),
+    [
+        # Ten seconds of the attempt: the last request had no answer, after a tool that took most of the time.
+        ("agent_error", None, [(1.5, {})], True),
+        ("succeeded", 0.0, [(1.5, {})], True),
+        ("succeeded", None, [(3.0, {"delivered": True})], True),
+        ("succeeded", 0.0, [(3.0, {"delivered": True})], False),
+        # The second of two hedged requests was closed once the first had its answer.
+        ("succeeded", 0.0, [(5.0, {"delivered": True}), (4.9, {"waited_seconds": 4.0, "seconds": 4.0})], False),
+        # A later try of the same request was answered.
+        ("succeeded", 0.0, [(6.0, {"waited_seconds": 3.0, "seconds": 3.0, "request_sha256": b"same"}),
+                            (2.0, {"delivered": True, "waited_seconds": 0.0, "request_sha256": b"same"})], False),
+        # It swallowed a lost request and went on.
+        ("succeeded", 0.0, [(9.0, {"waited_seconds": 3.0, "seconds": 3.0}),
+                            (2.0, {"delivered": True, "waited_seconds": 0.0})], True),
+        # An engine in good health: closed calls have waited for moments, however many there are.
+        ("agent_error", None, [(0.2 + 0.001 * n, {"waited_seconds": 0.2, "seconds": 0.2}) for n in range(40)], False),
+    ],
+)  # fmt: skip
+async def test_waits_are_the_platforms_whatever_ended_the_attempt(
+    scene: Scene, kind: str, reward: float | None, requests: list[tuple[float, dict[str, Any]]], again: bool
+) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    rollout, *_ = await scene.rollouts(run)
+    times = {"state": "settled", "started_at": LONG_AGO - timedelta(seconds=10), "finished_at": LONG_AGO}
+    await builders.add_attempt(scene.database, rollout, **times)
+    await builders.add_outcome(scene.database, rollout, kind=kind, reward=reward)
+    for since, columns in requests:
+        await add_request(scene, rollout, since, **columns)
+    await scene.tick()
+    found, *_ = await scene.rollouts(run)
+    assert (found.state, found.excused_attempt) == (("queued", 1) if again else ("finished", 0))
+
+
+async def test_an_attempt_is_judged_once_its_requests_have_ended(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    rollout, *_ = await scene.rollouts(run)
+    now = datetime.now(UTC)
+    times = {"state": "settled", "started_at": now - timedelta(seconds=30), "finished_at": now - timedelta(seconds=20)}
+    await builders.add_attempt(scene.database, rollout, **times)
+    await builders.add_outcome(scene.database, rollout, kind="succeeded", reward=0.0)
+    async with scene.database.session() as session:
+        session.add(tables.Gateway(name="alive", seen_at=now + timedelta(seconds=600)))
+    opened = {"waited_seconds": None, "seconds": None, "delivered": None, "gateway": "alive"}
+    await add_request(scene, rollout, 5.0, **opened)
+    await scene.tick()
+    assert (await scene.rollouts(run))[0].state == "queued"
+    # The gateway dies, and its request has waited until then.
+    async with scene.database.session() as session:
+        gateway = await session.get(tables.Gateway, "alive")
+        request = (await session.scalars(select(tables.Delivery))).one()
+        assert gateway is not None
+        gateway.seen_at, request.created_at = now - timedelta(seconds=15), now - timedelta(seconds=25)
+    await scene.tick()
+    assert [(row.state, row.excused_attempt) for row in (await scene.rollouts(run))[:1]] == [("queued", 1)]
+
+
+async def test_a_failure_is_judged_after_every_living_gateway_has_told_its_requests(scene: Scene) -> None:
+    run = await add_run(scene)
+    await scene.tick(2)
+    rollout, *_ = await scene.rollouts(run)
+    ended_at = datetime.now(UTC) - timedelta(seconds=3)
+    times = {"state": "settled", "started_at": ended_at - timedelta(seconds=9), "finished_at": ended_at}
+    await builders.add_attempt(scene.database, rollout, **times)
+    await builders.add_outcome(scene.database, rollout, kind="agent_error", reward=None)
+    async with scene.database.session() as session:
+        session.add(tables.Gateway(name="late", seen_at=ended_at - timedelta(seconds=1)))
+    await scene.tick()
+    assert (await scene.rollouts(run))[0].state == "queued"
+    async with scene.database.session() as session:
+        gateway = await session.get(tables.Gateway, "late")
+        assert gateway is not None
+        gateway.seen_at = ended_at + timedelta(seconds=1)
+    await scene.tick()
+    assert (await scene.rollouts(run))[0].reason == "agent_error"
+
+
 async def test_a_reward_beside_an_unanswered_call_of_ours_is_tried_again(scene: Scene) -> None:
     run = await add_run(scene)
     await scene.tick(2)

@@ -52,6 +52,18 @@ def ended(kind: OutcomeKind | None, **changes: object) -> AttemptFacts:
         ("succeeded", {"call_failed": True, "failures": 3}, Resolution("r", EXCLUDED, None, None, "call_failed")),
         ("timeout", {"waited_seconds": 4.0}, None),
         ("timeout", {"waited_seconds": 1.9}, Resolution("r", FINISHED, 2, -1.0, "timeout")),
+        # Whatever ended it: its client gave up waiting and raised an error, or went on without a reward.
+        ("agent_error", {"waited_seconds": 6.0}, None),
+        ("succeeded", {"waited_seconds": 6.0}, None),
+        # Its last request had no answer: a tool took most of its time.
+        ("agent_error", {"waited_seconds": 1.5, "unanswered_seconds": 1.5}, None),
+        # Answers that came late are no excuse for a reward; lost ones are.
+        ("succeeded", {"reward": 0.0, "waited_seconds": 6.0}, Resolution("r", FINISHED, 2, 0.0, "succeeded")),
+        ("succeeded", {"reward": 0.0, "waited_seconds": 6.0, "lost_seconds": 3.0}, None),
+        ("succeeded", {"reward": 0.0, "lost_seconds": 1.5, "unanswered_seconds": 1.5}, None),
+        ("succeeded", {"reward": 0.5, "lost_seconds": 0.3}, Resolution("r", FINISHED, 2, 0.5, "succeeded")),
+        # An engine in good health would have answered; the agent closed the call at once.
+        ("agent_error", {"unanswered_seconds": 0.4}, Resolution("r", FINISHED, 2, -1.0, "agent_error")),
     ],
 )
 def test_what_becomes_of_a_rollout(kind: str | None, changes: dict[str, object], resolution: Resolution | None) -> None:
@@ -75,6 +87,12 @@ def test_the_agents_own_failures_can_be_excluded(kind: OutcomeKind) -> None:
 def test_a_run_may_accept_a_reward_beside_a_failed_call() -> None:
     config = run_config(sampling={"failed_call": "accept"})
     accepted = resolve(ended(OutcomeKind.SUCCEEDED, call_failed=True, reward=0.5), config)
+    assert accepted == Resolution("r", FINISHED, 2, 0.5, "succeeded")
+
+
+def test_a_run_may_accept_a_reward_beside_a_lost_request() -> None:
+    config = run_config(sampling={"failed_call": "accept"})
+    accepted = resolve(ended(OutcomeKind.SUCCEEDED, lost_seconds=6.0, reward=0.5), config)
     assert accepted == Resolution("r", FINISHED, 2, 0.5, "succeeded")
 
 

@@ -12,6 +12,7 @@ from leyden.libs.queue.leases import Lease, Outcome
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.database import Database
+from leyden.libs.store.groups import excuse_attempts
 from tests import builders, queues
 
 SUCCESS = Outcome(OutcomeKind.SUCCEEDED, reward=1.0, exit_code=0)
@@ -171,46 +172,17 @@ async def test_a_final_outcome_is_never_executed_again(
     assert await lease(database, rollout) is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "call"),
-    [
-        (OutcomeKind.AGENT_ERROR, {"status": "failed", "trainable": False}),
-        (OutcomeKind.TIMEOUT, {"status": "failed", "trainable": False}),
-        (OutcomeKind.TIMEOUT, {"queued_seconds": 60.0}),
-        # The agent caught the error and printed a reward.
-        (OutcomeKind.SUCCEEDED, {"status": "failed", "trainable": False}),
-    ],
-)
-async def test_an_agent_that_failed_because_of_its_model_calls_is_executed_again(
-    database: Database, rollout: tables.Rollout, kind: OutcomeKind, call: dict[str, Any]
+@pytest.mark.parametrize("kind", [OutcomeKind.SUCCEEDED, OutcomeKind.AGENT_ERROR, OutcomeKind.TIMEOUT])
+async def test_an_attempt_that_the_controller_excused_is_executed_again(
+    database: Database, rollout: tables.Rollout, kind: OutcomeKind
 ) -> None:
-    got = await lease_of(database, rollout)
+    await settle(database, await lease_of(database, rollout), Outcome(kind))
+    assert await lease(database, rollout) is None
     async with database.session() as session:
-        await leases.start_all(session, [got])
-    await builders.add_call(database, rollout, **call)
-    await settle(database, got, Outcome(kind))
+        await excuse_attempts(session, {rollout.id: 1})
     again = await lease_of(database, rollout)
     assert (again.rollout_id, again.attempt) == (rollout.id, 2)
     await settle(database, again, Outcome(kind))
-    assert await lease(database, rollout) is None
-
-
-async def test_a_reward_counts_where_a_later_try_of_the_failed_call_was_answered(
-    database: Database, rollout: tables.Rollout
-) -> None:
-    got = await lease_of(database, rollout)
-    await builders.add_call(database, rollout, status="failed", trainable=False, request_sha256=b"same")
-    await builders.add_call(database, rollout, request_sha256=b"same")
-    await settle(database, got, Outcome(OutcomeKind.SUCCEEDED, 0.0))
-    assert await lease(database, rollout) is None
-
-
-async def test_a_run_may_accept_rewards_beside_failed_calls(database: Database) -> None:
-    run = await builders.add_run(database, config=builders.run_document(sampling={"failed_call": "accept"}))
-    _, [rollout, *_] = await builders.add_group(database, run)
-    got = await lease_of(database, rollout)
-    await builders.add_call(database, rollout, status="failed", trainable=False)
-    await settle(database, got, Outcome(OutcomeKind.SUCCEEDED, 0.0))
     assert await lease(database, rollout) is None
 
 
