@@ -18,6 +18,7 @@ from leyden.libs.client import Client
 from leyden.libs.contracts.api import Attempt, Call, RolloutDetail, Span
 
 TAIL_LINES, TAIL_CHARACTERS = 10, 2000
+DELIVERED = {True: "yes", False: "no: its client had left", None: "unknown"}
 """The part of a stored output that is shown without --output."""
 NO_TEXTS = "For the text of tokens, install `tokenizers` and have the model's folder here: name it with --model."
 
@@ -174,6 +175,7 @@ def _of_call(number: int, call: Call, spans: Sequence[Span]) -> Iterator[Part]:
         ("log-probability", sum(call.logprobs)),
         ("policy versions", ", ".join(map(str, sorted(set(call.policy_versions))))),
         ("trainable", call.untrainable_reason or call.trainable),
+        ("delivered", DELIVERED.get(call.delivered)),
         *_credit(call),
     )
     yield from map(_of_span, tool_spans(call, spans))

@@ -400,6 +400,8 @@ class Call(_Body):
     """Error if `turns`, `tools` and `prompt_ids` cannot be read because an earlier call is not in the store."""
     answer: Turn | None
     """The assistant's turn; null where the call failed or was aborted."""
+    delivered: bool | None = None
+    """Whether the last byte of the answer went to a client that was still connected; null where that is unknown."""
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int

@@ -9,6 +9,8 @@ NO_ROLE = "no role, and the run's train names those that train"
 UNFINISHED = "without a complete answer"
 NO_TOKENS = "without a sampled token"
 FORCED = "forced by a grammar token by token"
+NOT_DELIVERED = "nobody received the answer"
+REPEATED = "the agent asked again and went on from a later answer"
 AUXILIARY = "beside the agent's work"
 UNKNOWN = "not trainable"
 
@@ -45,7 +47,7 @@ def remedy_of(reason: str) -> str:
             "let the agent leave out these parameters; a temperature must be above 0, best 1"
             " (`sampling.temperature` sets that of calls without one)"
         )
-    if reason in {UNFINISHED, NO_TOKENS}:
+    if reason in {UNFINISHED, NO_TOKENS, NOT_DELIVERED}:
         return "look at the calls (`leyden rollout show`) and at the agent's time-outs"
     if reason == AUXILIARY:
         return "write credit.auxiliary_calls 'train'"

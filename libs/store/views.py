@@ -230,14 +230,17 @@ async def list_calls(
 
     Args: attempt: None for all; prompt: whether the prompt's token ids are given too
     """
-    call, credit, name = tables.ModelCall, tables.CallCredit, f"calls of {rollout_id}"
+    call, credit, delivery = tables.ModelCall, tables.CallCredit, tables.Delivery
+    name = f"calls of {rollout_id}"
     conditions = [call.run_id == run_of(rollout_id), call.rollout_id == rollout_id]
     if attempt is not None:
         conditions.append(call.attempt == attempt)
     if key := decode_cursor(cursor, name, int, str):
         conditions.append(tuple_(call.sequence, call.id) > tuple_(*key))
     same = (credit.run_id == call.run_id) & (credit.call_id == call.id)
-    query = select(call, credit).outerjoin(credit, same).where(*conditions).order_by(call.sequence, call.id)
+    sent = (delivery.run_id == call.run_id) & (delivery.request_id == call.request_id)
+    columns = select(call, credit, delivery.delivered).outerjoin(credit, same).outerjoin(delivery, sent)
+    query = columns.where(*conditions).order_by(call.sequence, call.id)
     rows = (await session.execute(query.limit(limit + 1))).all()
     found = await full_calls(session, [row[0] for row in rows])
     return page(
@@ -250,9 +253,15 @@ async def list_calls(
 
 
 def _call(
-    row: tables.ModelCall, credit: tables.CallCredit | None, full: FullCall | MissingParent, *, prompt: bool
+    row: tables.ModelCall,
+    credit: tables.CallCredit | None,
+    delivered: bool | None,
+    full: FullCall | MissingParent,
+    *,
+    prompt: bool,
 ) -> api.Call:
     values: dict[str, Any] = {
+        "delivered": delivered,
         "sampled_ids": _ints(row.sampled_ids),
         "logprobs": _floats(row.generator_logprobs),
         "policy_versions": _ints(row.policy_versions),

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from leyden.libs.contracts.call_counts import CallCounts
-from leyden.libs.contracts.untrainable import AUXILIARY, NO_TOKENS
+from leyden.libs.contracts.untrainable import AUXILIARY, NO_TOKENS, NOT_DELIVERED, REPEATED
 from leyden.services.credit.air import ToolUse
 from leyden.services.credit.records import Call, Rollout
 
@@ -29,7 +29,9 @@ def _counts(calls: Sequence[Call], uses: Mapping[str, Sequence[ToolUse]]) -> Cal
     tools: dict[str, Counter[str]] = defaultdict(Counter)
     for use in (use for call in calls for use in uses.get(call.id, ())):
         tools[use.tool][str(use.status)] += 1
-    reasons = Counter(filter(None, (_reason(call, has_credit=call.id in uses) for call in calls)))
+    bodies = {call.request_sha256 for call in calls if call.id in uses} - {b""}
+    found = (_reason(call, has_credit=call.id in uses, is_repeated=call.request_sha256 in bodies) for call in calls)
+    reasons = Counter(filter(None, found))
     return CallCounts(
         calls=len(calls),
         untrainable=dict(reasons.most_common()),
@@ -40,7 +42,11 @@ def _counts(calls: Sequence[Call], uses: Mapping[str, Sequence[ToolUse]]) -> Cal
     )
 
 
-def _reason(call: Call, *, has_credit: bool) -> str | None:
+def _reason(call: Call, *, has_credit: bool, is_repeated: bool) -> str | None:
     if (reason := call.untrainable_reason) is not None or has_credit:
         return reason
-    return AUXILIARY if call.sampled else NO_TOKENS
+    if not call.sampled:
+        return NO_TOKENS
+    if call.delivered is False:
+        return NOT_DELIVERED
+    return REPEATED if is_repeated else AUXILIARY

@@ -43,12 +43,13 @@ class Forest:
 def call_forest(calls: Sequence[Call]) -> Forest:
     """The forest of an attempt's calls.
 
-    It has no calls without sampled tokens. An aborted call is in it only if a later call continues it: an SDK repeated
-    the others.
+    It has no calls without sampled tokens, and none that the agent did not use. A call that a later one continues was
+    used. Any other was not if it is aborted, if its client did not get the answer, or if a later request with the same
+    body is continued: a client repeated it.
     """
     sampled = sorted((call for call in calls if call.sampled), key=lambda call: call.order)
     forest = _grow(sampled)
-    used = [node.call for node in forest.nodes if node.call.completed or _leads_to_completed(node)]
+    used = _used(forest)
     return forest if len(used) == len(sampled) else _grow(used)
 
 
@@ -91,5 +92,21 @@ def _is_auxiliary(node: Node) -> bool:
     return alone and node.call.role is None and node.call.offers_tools is False
 
 
-def _leads_to_completed(node: Node) -> bool:
-    return any(child.call.completed or _leads_to_completed(child) for child in node.children)
+def _used(forest: Forest) -> list[Call]:
+    """The calls that the agent used, in order."""
+    used: list[Call] = []
+    continued: set[int] = set()
+    repeats: dict[bytes, int] = {}
+    # Children and later requests come first.
+    for node in reversed(forest.nodes):
+        call = node.call
+        is_continued = id(node) in continued
+        is_repeated = repeats.get(call.request_sha256, call.sequence) > call.sequence
+        if not is_continued and (not call.completed or call.delivered is False or is_repeated):
+            continue
+        used.append(call)
+        if node.parent is not None:
+            continued.add(id(node.parent))
+        if is_continued and call.request_sha256:
+            repeats.setdefault(call.request_sha256, call.sequence)
+    return used[::-1]

@@ -49,10 +49,11 @@ class ToolResult:
 class Call:
     """One model call. Arrays are bytes as stored: prompt int32[P]; sampled, versions int32[S]; logprobs float32[S].
 
-    `policy` is None for the run's own model, `offers_tools` where the call has the tools of its parent. `is_cut`: the
-    answer ended for its length. `recorded_reason`: the gateway's, for a call that is not `trainable`. `asked` and
-    `text` are the sampled answer's tool calls and its text beside them; `results` are those of earlier calls' tools,
-    which the conversation adds.
+    `delivered` is None where nobody knows whether the agent got the answer; requests with the same body have one
+    `request_sha256`. `policy` is None for the run's own model, `offers_tools` where the call has the tools of its
+    parent. `is_cut`: the answer ended for its length. `recorded_reason`: the gateway's, for a call that is not
+    `trainable`. `asked` and `text` are the sampled answer's tool calls and its text beside them; `results` are those of
+    earlier calls' tools, which the conversation adds.
 
     Raises: BrokenRecord: the arrays of the sampled tokens differ in length
     """
@@ -72,6 +73,8 @@ class Call:
     masks_forced: bool = False
     is_cut: bool = False
     role: str | None = None
+    request_sha256: bytes = b""
+    delivered: bool | None = None
     policy: str | None = None
     offers_tools: bool | None = None
     asked: tuple[AskedTool, ...] = ()

@@ -135,6 +135,8 @@ def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:
         versions=row.policy_versions,
         temperature=row.temperature,
         role=row.role,
+        request_sha256=row.request_sha256,
+        delivered=row.delivered,
         policy=policy,
         offers_tools=row.offers_tools,
         asked=tuple(AskedTool(one.name, one.id, one.is_malformed) for one in answer.tool_calls) if answer else (),

@@ -49,3 +49,38 @@ def test_cut_short_calls_remain_only_where_a_completed_call_continues_them() -> 
 
 def test_no_calls_make_an_empty_forest() -> None:
     assert (call_forest([]).nodes, call_forest([]).leaves) == ([], [])
+
+
+def names(forest: Forest) -> list[str]:
+    return [node.call.id for node in forest.nodes]
+
+
+def test_an_answer_that_nobody_received_is_no_call_of_the_agent() -> None:
+    lost = call("lost", [1], [5], at=0, delivered=False)
+    kept = call("kept", [1, 3], [6], at=1, delivered=True)
+    unknown = call("unknown", [1, 3, 6, 2], [7], at=2)
+    assert names(call_forest([lost, kept, unknown])) == [kept.id, unknown.id]
+
+
+def test_an_answer_that_a_later_call_continues_was_received() -> None:
+    # Its client closed the connection after the text and before the end of the stream.
+    cut = call("cut", [1], [5], at=0, delivered=False)
+    after = call("after", [1, 5, 2], [7], at=1)
+    assert names(call_forest([cut, after])) == [cut.id, after.id]
+
+
+def test_an_answer_that_only_lost_calls_continue_was_not_received() -> None:
+    first = call("first", [1], [5], at=0, delivered=False)
+    second = call("second", [1, 5, 2], [7], at=1, delivered=False)
+    assert names(call_forest([first, second])) == []
+
+
+def test_a_repeat_that_is_continued_replaces_the_equal_requests_before_it() -> None:
+    first, second, third = (call(f"v{n}", [1], [5 + n], at=n, request_sha256=b"same") for n in range(3))
+    after = call("after", [1, 6, 2], [9], at=4, request_sha256=b"other")
+    assert names(call_forest([first, second, third, after])) == [second.id, third.id, after.id]
+
+
+def test_equal_requests_stay_where_nobody_continues_a_later_one() -> None:
+    votes = [call(f"v{n}", [1], [5 + n], at=n, request_sha256=b"same") for n in range(3)]
+    assert names(call_forest(votes)) == [vote.id for vote in votes]

@@ -1,0 +1,38 @@
+"""An answer that nobody received, and one that its agent discarded and asked for again, get no credit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leyden.libs.cli.platform import Platform
+from leyden.libs.client import Client
+from tests.faults.stage import until
+from tests.invariants import violations
+from tests.soak import bandit_run
+
+CARELESS = Path(__file__).parents[1] / "agents" / "careless.py"
+
+
+@pytest.mark.timeout(600)
+def test_only_calls_that_the_agent_used_have_credit(platform: Platform, client: Client, received: Path) -> None:
+    document = bandit_run(
+        received,
+        "careless",
+        1,
+        agent={"command": ["{python}", "-I", "-S", str(CARELESS)], "environment": {}},
+        sampling={"group_size": 2, "groups_per_step": 1},
+        credit={"rule": {"type": "equal_split"}},
+    )
+    run = client.create_run(document)
+    until(lambda: client.run(run.id).phase in {"completed", "failed"}, "the end of the run")
+    for sibling in range(2):
+        calls = [call for call in client.calls(f"{run.id}.0.{sibling}") if call.turns]
+        credited = [(call.turns[-1].content, call.credit.return_) for call in calls if call.turns and call.credit]
+        # Two of five calls, each with a half of the reward.
+        assert credited == [("heads?", sibling / 2), ("again?", sibling / 2)]
+        lost, used = calls[:-3], calls[-3:]
+        assert [call.delivered for call in used] == [True, True, True]
+        assert {call.delivered for call in lost} <= {False}
+    assert violations(platform.facts.database_url, run.id) == {}
