@@ -250,7 +250,8 @@ _ENDED = text(f"""
            (SELECT count(*) FROM attempts b LEFT JOIN outcomes p ON p.rollout_id = b.rollout_id AND p.attempt = b.number
             WHERE b.rollout_id = r.id AND p.kind IS DISTINCT FROM 'cancelled') AS failures,
            EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = a.number)
-           OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id) AS explicit,
+           OR EXISTS (SELECT FROM external_rewards x
+                      WHERE x.rollout_id = r.id AND coalesce(x.attempt, a.number) = a.number) AS explicit,
            coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
            coalesce(w.waited, 0) AS waited, coalesce(w.lost, 0) AS lost, coalesce(w.unanswered, 0) AS unanswered,
            coalesce(c.failed, false) AS call_failed

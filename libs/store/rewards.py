@@ -2,7 +2,8 @@
 
 REWARD = """(rollouts.reward
     + coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt), 0)
-    + coalesce((SELECT sum(value) FROM external_rewards WHERE rollout_id = rollouts.id), 0))"""
+    + coalesce((SELECT sum(value) FROM external_rewards
+                WHERE rollout_id = rollouts.id AND coalesce(attempt, rollouts.attempt) = rollouts.attempt), 0))"""
 """SQL over `rollouts`; null unless the rollout is finished."""
 
 SOLVE_RATE = f"avg(({REWARD} >= :solved_at)::int)::double precision"

@@ -217,7 +217,7 @@ _REWARDS = text("""
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
     UNION ALL
     SELECT x.rollout_id, x.value, NULL, NULL, x.call_id, x.key, true
-    FROM rollouts r JOIN external_rewards x ON x.rollout_id = r.id
+    FROM rollouts r JOIN external_rewards x ON x.rollout_id = r.id AND coalesce(x.attempt, r.attempt) = r.attempt
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
     ORDER BY rollout_id, key
 """)

@@ -199,6 +199,9 @@ class ExternalReward(Base):
     name: Mapped[str] = mapped_column(comment="The rewarded quality.")
     value: Mapped[float] = mapped_column(comment="Finite.")
     call_id: Mapped[str | None] = mapped_column(comment="The rewarded model call; null for the rollout.")
+    attempt: Mapped[int | None] = mapped_column(
+        comment="The attempt that made the call: the reward counts if that attempt does. Null for the rollout."
+    )
     comment: Mapped[str | None] = mapped_column(comment="A note of the sender.")
     created_at: Mapped[datetime] = _created()
     __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)

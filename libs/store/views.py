@@ -171,7 +171,7 @@ def _external_rewards(rollout_id: str) -> Select[tables.ExternalReward]:
 def _external(row: tables.ExternalReward) -> api.Reward:
     return api.Reward(
         key=row.key,
-        attempt=None,
+        attempt=row.attempt,
         source="external",
         name=row.name,
         value=row.value,
@@ -195,8 +195,7 @@ async def add_external_reward(session: Session, rollout_id: str, request: api.Re
         if api.RewardRequest.model_validate(existing, from_attributes=True) != request:
             raise RewardConflict(f"key {request.key!r} was used for another reward of this rollout: send a new key")
         return _external(existing), False
-    if request.call_id is not None:
-        await _check_call(session, found, request.call_id)
+    attempt = None if request.call_id is None else await _attempt_of(session, found, request.call_id)
     # Credit locks the group while it computes: this waits for it, and credit passes over a group that is locked here.
     await session.execute(select(tables.Group.id).where(tables.Group.id == found.group_id).with_for_update(read=True))
     if await session.get(tables.GroupCredit, (found.group_id, found.run_id)) is not None:
@@ -204,17 +203,18 @@ async def add_external_reward(session: Session, rollout_id: str, request: api.Re
             f"the rollout's group {found.group_id} was credited before this reward came, so it could not be trained:"
             " send rewards before the last rollout of the group ends"
         )
-    row = tables.ExternalReward(rollout_id=rollout_id, **request.model_dump())
+    row = tables.ExternalReward(rollout_id=rollout_id, attempt=attempt, **request.model_dump())
     session.add(row)
     await session.flush()
     await session.refresh(row)
     return _external(row), True
 
 
-async def _check_call(session: ReadSession, rollout: tables.Rollout, call_id: str) -> None:
+async def _attempt_of(session: ReadSession, rollout: tables.Rollout, call_id: str) -> int:
     call = await session.get(tables.ModelCall, (rollout.run_id, call_id))
     if call is None or call.rollout_id != rollout.id:
         raise UnknownCall(f"rollout {rollout.id} has no model call {call_id!r}: list its calls")
+    return call.attempt
 
 
 async def list_calls(

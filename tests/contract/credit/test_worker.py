@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from sqlalchemy import select, text
@@ -24,10 +25,12 @@ from leyden.services.credit.settings import Settings
 from leyden.services.credit.worker import credit_pending, work
 from leyden.services.trainer.resume import decode_sample
 from tests.builders import (
+    add_attempt,
     add_call,
     add_credited_group,
     add_dataset,
     add_group,
+    add_outcome,
     add_run,
     add_tool_span,
     finish_rollout,
@@ -102,6 +105,31 @@ async def test_a_complete_group_becomes_credits_and_samples(database: Database) 
     np.testing.assert_allclose(
         np.frombuffer(second.advantages, "<f4"), np.array([0, 0, 1, 1, 0, 1]) * -0.425, rtol=1e-6
     )
+
+
+async def test_a_reward_for_a_call_of_another_attempt_trains_nothing(
+    database: Database, api_http: httpx.AsyncClient
+) -> None:
+    """A judge rewards a call, its attempt is lost, and the next attempt does something else."""
+    run = await add_run_with_credit(database, rule={"type": "identical"}, air=None)
+    group, (retried, other) = await add_group(database, run)
+    await add_attempt(database, retried, 1, state="expired")
+    lost = await add_call(database, retried, [1], [2])
+    body = {"key": "judge", "value": 1.0, "call_id": lost.id}
+    response = await api_http.post(f"/v1/rollouts/{retried.id}/rewards", json=body)
+    assert (response.status_code, response.json()["attempt"]) == (201, 1)
+    await add_attempt(database, retried, 2, state="settled")
+    await add_outcome(database, retried, 2, reward=0.0)
+    await add_call(database, retried, [1], [3], attempt=2)
+    async with database.session() as session:
+        row = await session.get_one(tables.Rollout, retried.id)
+        row.state, row.attempt, row.reward, row.reason = "finished", 2, 0.0, "succeeded"
+    await add_call(database, other, [1], [4])
+    await finish_rollout(database, other, reward=0.0)
+    await complete(database, group)
+    await credit_pending(database, 8)
+    assert [one.return_ for one in await rows(database, tables.CallCredit)] == [0.0, 0.0]
+    assert (await api_http.get(f"/v1/rollouts/{retried.id}")).json()["reward"] == 0.0
 
 
 async def test_samples_of_a_run_with_a_critic_hold_the_rewards_of_their_calls(database: Database) -> None:
