@@ -137,12 +137,16 @@ _CLAIM = f"""
 _CLAIM_ALL = text(_CLAIM.format(recent=""))
 _CLAIM_RECENT = text(_CLAIM.format(recent=f"AND g.finished_at > now() - interval '{RECENT_SECONDS} seconds'"))
 _LOCK = text(f"{_PENDING_NOW.format(columns='')} AND g.id = ANY(:groups) ORDER BY g.id FOR UPDATE OF g SKIP LOCKED")
-_STILL_PENDING = text("""
-    SELECT g.id, (SELECT count(*) FROM rollouts r JOIN external_rewards x ON x.rollout_id = r.id
-                  WHERE r.group_id = g.id) AS given
+# One definition: a group for which the input of credit and the later count differ would never be credited.
+_COUNTED_EXTERNAL = """
+    rollouts r JOIN external_rewards x ON x.rollout_id = r.id AND coalesce(x.attempt, r.attempt) = r.attempt
+        AND r.state = 'finished'
+"""
+_STILL_PENDING = text(f"""
+    SELECT g.id, (SELECT count(*) FROM {_COUNTED_EXTERNAL} WHERE r.group_id = g.id) AS given
     FROM groups g
     WHERE g.id = ANY(:groups) AND NOT EXISTS (SELECT FROM group_credits c WHERE c.group_id = g.id)
-""")
+""")  # noqa: S608  # constants alone
 
 _SIZES = text("""
     SELECT r.group_id, sum(spans.count + calls.count + given.count) AS records, sum(calls.tokens) AS tokens
@@ -211,16 +215,15 @@ _SPANS = text("""
     ORDER BY s.rollout_id, s.start_ns, s.span_id
 """)
 
-_REWARDS = text("""
+_REWARDS = text(f"""
     SELECT w.rollout_id, w.value, w.response_id, w.tool_call_id, NULL AS call_id, w.key, false AS is_external
     FROM rollouts r JOIN rewards w ON w.rollout_id = r.id AND w.attempt = r.attempt
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
     UNION ALL
     SELECT x.rollout_id, x.value, NULL, NULL, x.call_id, x.key, true
-    FROM rollouts r JOIN external_rewards x ON x.rollout_id = r.id AND coalesce(x.attempt, r.attempt) = r.attempt
-    WHERE r.group_id = ANY(:groups) AND r.state = 'finished'
+    FROM {_COUNTED_EXTERNAL} WHERE r.group_id = ANY(:groups)
     ORDER BY rollout_id, key
-""")
+""")  # noqa: S608  # constants alone
 
 # clock_timestamp orders the groups of one transaction, too, as a moving average over them needs.
 _VERDICTS = text("""

@@ -132,6 +132,19 @@ async def test_a_reward_for_a_call_of_another_attempt_trains_nothing(
     assert (await api_http.get(f"/v1/rollouts/{retried.id}")).json()["reward"] == 0.0
 
 
+async def test_a_group_is_credited_though_one_that_does_not_count_was_rewarded(database: Database) -> None:
+    run = await add_run_with_credit(database)
+    group, rollouts = await add_group(database, run, size=3)
+    for rollout in rollouts[:2]:
+        await add_call(database, rollout)
+        await finish_rollout(database, rollout)
+    async with database.session() as session:
+        (await session.get_one(tables.Rollout, rollouts[2].id)).state = "excluded"
+        session.add(tables.ExternalReward(rollout_id=rollouts[2].id, key="judge", name="judge", value=1.0))
+    await complete(database, group)
+    assert await credit_pending(database, 8) == [group.id]
+
+
 async def test_samples_of_a_run_with_a_critic_hold_the_rewards_of_their_calls(database: Database) -> None:
     document = run_document(
         credit={"air": {"weights": {"search": 0.2}}, "baseline": {"type": "value"}},
