@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "20261125_0035"
-down_revision = "20261125_0034"
+revision = "20261125_0037"
+down_revision = "20261125_0036"
 branch_labels = None
 depends_on = None
 
