@@ -45,9 +45,9 @@ class SiblingRows(NamedTuple):
     calls: rollout_id, id, parent_call_id, shared_tokens, request_id, choice, sequence, status, trainable,
         untrainable_reason, finish_reason, masks_forced, prompt_ids (after the shared tokens), prompt_tokens (of the
         complete prompt), sampled_ids, generator_logprobs, policy_versions, temperature, role (or null), request_sha256,
-        delivered (null: unknown), offers_tools (null where it has the tools of its parent), answer (a turn or null),
-        results (of tools, in the turns of the row: [{id, text, is_error}]; id is null for a user's text with a result
-        in it; text is its beginning; or null)
+        total_seconds, delivered (null: unknown), offers_tools (null where it has the tools of its parent), answer (a
+        turn or null), results (of tools, in the turns of the row: [{id, text, is_error}]; id is null for a user's text
+        with a result in it; text is its beginning; or null)
     spans: rollout_id, span_id, parent_span_id, scope, tool, status, tool_call_id, response_id, start_ns, end_ns; only
         tool spans
     rewards: rollout_id, value, response_id, tool_call_id, call_id, key, is_external; of agents, telemetry and people
@@ -189,7 +189,7 @@ _CALLS = text(f"""
     SELECT c.rollout_id, c.id, c.parent_call_id, c.shared_tokens, c.request_id, c.choice, c.sequence, c.status,
            c.trainable, c.untrainable_reason, c.finish_reason, c.masks_forced,
            c.prompt_ids, c.prompt_tokens, c.sampled_ids, c.generator_logprobs, c.policy_versions,
-           c.temperature, c.role, c.request_sha256, d.delivered,
+           c.temperature, c.role, c.request_sha256, c.total_seconds, d.delivered,
            json_array_length(c.tools) > 0 AS offers_tools, c.answer, (
                SELECT jsonb_agg(jsonb_build_object(
                    'id', turn ->> 'tool_call_id', 'is_error', turn -> 'is_error', 'text', left(coalesce(

@@ -44,8 +44,9 @@ def call_forest(calls: Sequence[Call]) -> Forest:
     """The forest of an attempt's calls.
 
     It has no calls without sampled tokens, and none that the agent did not use. A call that a later one continues was
-    used. Any other was not if it is aborted, if its client did not get the answer, or if a later request with the same
-    body is continued: a client repeated it.
+    used. Any other was not if it is aborted, if its client did not get the answer, or if a request with the same body
+    that came after the answer is continued: a client repeated it. Equal requests at the same time are samples to choose
+    from.
     """
     sampled = sorted((call for call in calls if call.sampled), key=lambda call: call.order)
     forest = _grow(sampled)
@@ -101,7 +102,7 @@ def _used(forest: Forest) -> list[Call]:
     for node in reversed(forest.nodes):
         call = node.call
         is_continued = id(node) in continued
-        is_repeated = repeats.get(call.request_sha256, call.sequence) > call.sequence
+        is_repeated = repeats.get(call.request_sha256, call.sequence) > call.ended_at
         if not is_continued and (not call.completed or call.delivered is False or is_repeated):
             continue
         used.append(call)

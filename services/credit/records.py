@@ -49,11 +49,11 @@ class ToolResult:
 class Call:
     """One model call. Arrays are bytes as stored: prompt int32[P]; sampled, versions int32[S]; logprobs float32[S].
 
-    `delivered` is None where nobody knows whether the agent got the answer; requests with the same body have one
-    `request_sha256`. `policy` is None for the run's own model, `offers_tools` where the call has the tools of its
-    parent. `is_cut`: the answer ended for its length. `recorded_reason`: the gateway's, for a call that is not
-    `trainable`. `asked` and `text` are the sampled answer's tool calls and its text beside them; `results` are those of
-    earlier calls' tools, which the conversation adds.
+    `delivered` is None where nobody knows whether the agent got the answer, which was complete `seconds` after the
+    request came; requests with the same body have one `request_sha256`. `policy` is None for the run's own model,
+    `offers_tools` where the call has the tools of its parent. `is_cut`: the answer ended for its length.
+    `recorded_reason`: the gateway's, for a call that is not `trainable`. `asked` and `text` are the sampled answer's
+    tool calls and its text beside them; `results` are those of earlier calls' tools, which the conversation adds.
 
     Raises: BrokenRecord: the arrays of the sampled tokens differ in length
     """
@@ -74,6 +74,7 @@ class Call:
     is_cut: bool = False
     role: str | None = None
     request_sha256: bytes = b""
+    seconds: float = 0.0
     delivered: bool | None = None
     policy: str | None = None
     offers_tools: bool | None = None
@@ -84,6 +85,11 @@ class Call:
     def __post_init__(self) -> None:
         if not len(self.sampled) == len(self.logprobs) == len(self.versions) or len(self.sampled) % TOKEN.itemsize:
             raise BrokenRecord(f"call {self.id}: tokens, log-probabilities and versions differ in length")
+
+    @property
+    def ended_at(self) -> float:
+        """The end of the answer, on the scale of `sequence`."""
+        return self.sequence + self.seconds * 1e9
 
     @property
     def order(self) -> tuple[int, int]:

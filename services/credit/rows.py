@@ -136,6 +136,7 @@ def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:
         temperature=row.temperature,
         role=row.role,
         request_sha256=row.request_sha256,
+        seconds=row.total_seconds or 0.0,
         delivered=row.delivered,
         policy=policy,
         offers_tools=row.offers_tools,

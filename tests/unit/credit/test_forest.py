@@ -81,6 +81,13 @@ def test_a_repeat_that_is_continued_replaces_the_equal_requests_before_it() -> N
     assert names(call_forest([first, second, third, after])) == [second.id, third.id, after.id]
 
 
+def test_equal_requests_at_one_time_stay_though_one_of_them_is_continued() -> None:
+    """As an agent that samples several answers side by side and goes on with the best."""
+    votes = [call(f"v{n}", [1], [5 + n], at=n / 10, seconds=2.0, request_sha256=b"same") for n in range(3)]
+    after = call("after", [1, 6, 2], [9], at=4, request_sha256=b"other")
+    assert names(call_forest([*votes, after])) == [*(vote.id for vote in votes), after.id]
+
+
 def test_equal_requests_stay_where_nobody_continues_a_later_one() -> None:
     votes = [call(f"v{n}", [1], [5 + n], at=n, request_sha256=b"same") for n in range(3)]
     assert names(call_forest(votes)) == [vote.id for vote in votes]
