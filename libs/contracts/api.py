@@ -135,6 +135,21 @@ class RunParent(_Body):
     version: int
 
 
+class TrainerEnd(_Body):
+    """An end of a run's trainer that was not planned."""
+
+    attempt: int
+    """Number of the start that ended, from 1."""
+    state: str
+    """ended, out_of_memory, killed or final."""
+    step: int
+    """Steps that the run had made by then."""
+    reason: str
+    output: str
+    """The last lines of its output."""
+    created_at: datetime
+
+
 class Run(_Body):
     """One training job."""
 
@@ -157,6 +172,10 @@ class Run(_Body):
     """Reasons for which most of its newest attempts teach nothing; only in the answer about one run."""
     calls: CallCounts = CallCounts()
     """Counts of the model calls of its credited groups; only in the answer about one run."""
+    trainer_ends: int = 0
+    """How often a trainer of the run ended without a plan; only in the answer about one run."""
+    last_trainer_end: TrainerEnd | None = None
+    """The last of these ends."""
     best_version: int | None = None
     """The version from 1 that earned most in evaluations, else in training; that of a further policy has the number of
     the leading run's. Only in the answer about one run."""

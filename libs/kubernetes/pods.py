@@ -110,6 +110,9 @@ def _waiting(status: Object, state: Object) -> tuple[str, bool]:
         waiting = one.get("waiting")
         if waiting is not None and waiting.get("reason") not in NORMAL_WAITS:
             return _words(waiting), waiting.get("reason") in HOPELESS_WAITS
+    names = [one["name"] for one in status.get("initContainerStatuses", []) if "running" in one.get("state", {})]
+    if names:
+        return f"its container {names[0]} has not ended", False
     return state.get("waiting", {}).get("reason", "no node has reported the pod"), False
 
 

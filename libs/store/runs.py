@@ -20,6 +20,7 @@ from leyden.libs.store.datasets import find_dataset
 from leyden.libs.store.paging import decode_cursor, page
 from leyden.libs.store.partitions import create_run_partitions
 from leyden.libs.store.rewards import REWARD
+from leyden.libs.store.trainer_ends import trainer_ends
 from leyden.libs.store.warnings import run_warnings
 
 
@@ -164,6 +165,8 @@ async def get_run(session: ReadSession, run_id: str) -> api.Run:
     """
     run = (await _with_progress(session, [await check_run(session, run_id)]))[0]
     warnings = [] if run.pruned else await run_warnings(session, run_id)
+    ends, last_end = await trainer_ends(session, run_id)
+    run = run.model_copy(update={"trainer_ends": ends, "last_trainer_end": last_end})
     return run.model_copy(update={"warnings": warnings, "calls": await of_run(session, run_id)})
 
 

@@ -756,6 +756,24 @@ class DamagedStep(Base):
     )
 
 
+class TrainerEnd(Base):
+    """Writer: controller. An end of a run's trainer, planned ones apart."""
+
+    __tablename__ = "trainer_ends"
+    run_id: Mapped[str] = mapped_column(
+        ForeignKey("runs.id", ondelete="CASCADE"), primary_key=True, comment="The run of the trainer."
+    )
+    attempt: Mapped[int] = mapped_column(primary_key=True, comment="Number of the start that ended, from 1.")
+    state: Mapped[str] = mapped_column(
+        comment="ended (by itself), out_of_memory, killed (by a signal, an eviction or a lost node) or final (another"
+        " start would end in the same way)."
+    )
+    step: Mapped[int] = mapped_column(comment="Steps that the run had made by then.")
+    reason: Mapped[str] = mapped_column(comment="The cause with its remedy, in words for users.")
+    output: Mapped[str] = mapped_column(comment="The last lines of its output.")
+    created_at: Mapped[datetime] = _created()
+
+
 class StepGroup(Base):
     """Writer: trainer. The verdict of a run's trainer on a credited group, at most one, in the step's transaction."""
 

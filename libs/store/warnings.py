@@ -14,6 +14,7 @@ from leyden.libs.contracts.untrainable import UNKNOWN, remedy_of
 from leyden.libs.store import failure_rewards, tables
 from leyden.libs.store.call_counts import of_steps
 from leyden.libs.store.database import ReadSession
+from leyden.libs.store.trainer_ends import trainer_ends
 
 ATTEMPTS = 100
 MIN_ATTEMPTS, MIN_GROUPS = 4, 4
@@ -62,6 +63,12 @@ async def _of_steps(session: ReadSession, run_id: str) -> AsyncIterator[str]:
         yield (
             f"in {uncompared} of the last {steps} steps trainer and engine were not compared: the weights that sampled"
             " the tokens are gone, or there is no memory for a second model; the trainer's log names the cause"
+        )
+    ends, last_end = await trainer_ends(session, run_id)
+    if last_end is not None:
+        yield (
+            f"a trainer of the run ended {ends} times; the last, after step {last_end.step}:"
+            f" {last_end.reason[:MAX_CAUSE]}"
         )
     times, step, cause = (await session.execute(_DAMAGED, {"run_id": run_id})).one()
     if times:

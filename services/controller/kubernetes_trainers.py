@@ -15,6 +15,7 @@ from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainer_backend import (
     LESS_MEMORY,
+    WORKER_KILLED,
     TrainerAttempt,
     TrainerRefused,
     TrainerState,
@@ -119,19 +120,20 @@ def _refusals() -> Iterator[None]:
 def trainer_status(job: JobStatus, pods: list[PodStatus], expected: int) -> TrainerStatus:
     """Reads the state of a trainer from its Job and its pods: one pod down is the trainer's end."""
     if job.complete:
-        return TrainerStatus(TrainerState.ENDED, "exit code 0")
+        return TrainerStatus(TrainerState.DONE, "exit code 0")
     failed = [pod for pod in pods if pod.is_over and pod.exit_code != 0]
     disrupted = next((pod.disrupted or pod.evicted_for_limit for pod in pods if pod.is_over and _was_killed(pod)), None)
     if disrupted is not None:
-        return TrainerStatus(TrainerState.KILLED, disrupted)
+        return TrainerStatus(TrainerState.KILLED, disrupted, _output(pods))
     # A process that loses another one ends, too: the other's end is the cause.
     causes = [pod for pod in failed if not any(words in pod.message for words in (RANK_LOST, PEER_LOST))]
     if causes:
-        return _end_of_pod(min(causes, key=lambda pod: not pod.out_of_memory))
+        end = _end_of_pod(min(causes, key=lambda pod: not pod.out_of_memory))
+        return end._replace(output=_output(pods))
     if failed and not job.over and sum(pod.is_over for pod in pods) < expected:
         return TrainerStatus(TrainerState.RUNNING, "a pod has ended")
     if failed:
-        return TrainerStatus(TrainerState.KILLED, last_line(failed[0].message))
+        return TrainerStatus(TrainerState.KILLED, last_line(failed[0].message), _output(pods))
     if job.over:
         # No pod is left to blame: somebody deleted it.
         return TrainerStatus(TrainerState.KILLED, job.trouble or "its Job failed")
@@ -148,8 +150,15 @@ def _was_killed(pod: PodStatus) -> bool:
 
 
 def _end_of_pod(pod: PodStatus) -> TrainerStatus:
-    line = last_line(pod.start_error or pod.message) or "no output"
-    code = pod.exit_code or 0
+    output, code = pod.start_error or pod.message, pod.exit_code or 0
     if pod.out_of_memory:
-        return TrainerStatus(TrainerState.KILLED, f"out of memory: {MORE_MEMORY}, or {LESS_MEMORY}: {line}")
-    return end_of(SIGNALS_FROM - code if code > SIGNALS_FROM else code, line, MORE_MEMORY)
+        line = last_line(output) or "no output"
+        return TrainerStatus(TrainerState.OUT_OF_MEMORY, f"out of memory: {MORE_MEMORY}, or {LESS_MEMORY}: {line}")
+    # The kernel may kill one process of a container for want of memory: torchrun alone reports it, and exits with 1.
+    by_torchrun = WORKER_KILLED in last_line(output)
+    return end_of(SIGNALS_FROM - code if code > SIGNALS_FROM else code, output, MORE_MEMORY, without_memory=by_torchrun)
+
+
+def _output(pods: list[PodStatus]) -> str:
+    """The last lines of each pod's log, which go with the Job."""
+    return "\n".join(f"{pod.name}:\n{pod.message}" for pod in pods if pod.message)

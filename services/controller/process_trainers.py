@@ -18,12 +18,13 @@ from leyden.services.controller.trainer_backend import (
     TrainerState,
     TrainerStatus,
     end_of,
-    last_line,
 )
 
 log = logger()
 
-LAST_LINE_BYTES = 4000
+OUTPUT_BYTES = 8000
+VMSTAT = Path("/proc/vmstat")
+"""Counts the processes that this machine's kernel killed for want of memory."""
 
 _LAUNCH = str(Path(launch.__file__).resolve())
 
@@ -34,6 +35,7 @@ class ProcessTrainers:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._processes: dict[TrainerAttempt, asyncio.subprocess.Process] = {}
+        self._memory_kills: dict[TrainerAttempt, int] = {}
 
     async def last_attempt(self, run_id: str) -> int:
         # Processes of a former leader have died with it.
@@ -42,6 +44,7 @@ class ProcessTrainers:
     async def start(self, attempt: TrainerAttempt) -> None:
         if attempt in self._processes:
             return
+        self._memory_kills[attempt] = _memory_kills()
         try:
             process = await self._spawn(attempt.run_id)
         except OSError as error:
@@ -54,8 +57,9 @@ class ProcessTrainers:
         code = process.returncode
         if code is None:
             return TrainerStatus(TrainerState.RUNNING, f"process {process.pid}")
-        line = await asyncio.to_thread(_last_line_of, self._log_file(attempt.run_id))
-        return end_of(code, line, "give this machine more memory")
+        output = await asyncio.to_thread(_last_lines, self._log_file(attempt.run_id))
+        without_memory = _memory_kills() > self._memory_kills[attempt]
+        return end_of(code, output, "give this machine more memory", without_memory=without_memory)
 
     async def stop(self, attempt: TrainerAttempt) -> None:
         process = self._processes.get(attempt)
@@ -95,7 +99,13 @@ def log_file(folder: Path, run_id: str) -> Path:
     return folder / f"trainer-{run_id}.log"
 
 
-def _last_line_of(path: Path) -> str:
+def _last_lines(path: Path) -> str:
     with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - LAST_LINE_BYTES))
-        return last_line(file.read().decode(errors="replace"))
+        file.seek(max(0, path.stat().st_size - OUTPUT_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def _memory_kills() -> int:
+    """0 where the kernel counts none."""
+    lines = VMSTAT.read_text().splitlines() if VMSTAT.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

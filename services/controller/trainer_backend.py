@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -13,6 +14,12 @@ LESS_MEMORY = (
 """Settings of a run by which its trainer needs less memory of the host."""
 WORKER_KILLED = "Signal 9 (SIGKILL) received by PID"
 """Words of torchrun, which exits with 1 itself."""
+WITHOUT_MEMORY = re.compile(r"\b(OutOfMemoryError|HostOutOfMemory)\b")
+"""The errors of a trainer that met the bound of a device's or the host's memory itself."""
+FINAL = re.compile(r"\b(PoliciesDisagree|UnsupportedModel): ")
+"""A trainer's verdicts that every further start would repeat: from the run's rows, or from its model."""
+PASSING = re.compile(r"\b(OSError|\w*Connection\w*|\w*Timeout\w*|RankLost|RankFailed|StoreAway|LockLost)\b")
+"""Errors that may be of a moment: of a network, a disk or another process."""
 
 
 class TrainerAttempt(NamedTuple):
@@ -28,24 +35,29 @@ class TrainerAttempt(NamedTuple):
 
 
 class TrainerState(StrEnum):
-    """WAITING: created, not started yet, as while no node has room. ENDED: by itself, so the run is to blame.
-    KILLED: by a signal, an eviction or a lost node, which says little about the run."""
+    """WAITING: created, not started yet, as while no node has room. DONE: nothing was left to do. ENDED: by itself, so
+    the run is to blame. OUT_OF_MEMORY: as seen, not guessed. KILLED: by a signal, an eviction or a lost node, which
+    says little about the run. FINAL: another start would end in the same way."""
 
     WAITING = "waiting"
     RUNNING = "running"
+    DONE = "done"
     ENDED = "ended"
+    OUT_OF_MEMORY = "out_of_memory"
     KILLED = "killed"
+    FINAL = "final"
 
     @property
     def is_over(self) -> bool:
-        return self in {TrainerState.ENDED, TrainerState.KILLED}
+        return self not in {TrainerState.WAITING, TrainerState.RUNNING}
 
 
 class TrainerStatus(NamedTuple):
-    """An attempt's state, and the reason for it in words for users."""
+    """An attempt's state, the reason for it in words for users, and the last lines of its output once it is over."""
 
     state: TrainerState
     reason: str
+    output: str = ""
 
 
 def last_line(output: str) -> str:
@@ -57,17 +69,26 @@ def last_line(output: str) -> str:
     return next((line[:1000] for line in lines if any(map(str.isalnum, line))), "")
 
 
-def end_of(code: int, line: str, more_memory: str) -> TrainerStatus:
+def end_of(code: int, output: str, more_memory: str, *, without_memory: bool = False) -> TrainerStatus:
     """The status of a trainer that is over.
 
-    Args: code: of its exit, or -n for signal n; line: its last one; more_memory: how a user gives it more memory
+    Args: code: of its exit, or -n for signal n; output: its last lines; more_memory: how a user gives it more memory;
+        without_memory: a SIGKILL of one of its processes was for want of memory
     """
-    state, how = TrainerState.ENDED, f"exit code {code}"
-    if code < 0:
-        state, how = TrainerState.KILLED, f"killed by signal {-code}"
+    line = last_line(output)
+    if code == 0:
+        return TrainerStatus(TrainerState.DONE, "exit code 0", output)
+    how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
     if code == -signal.SIGKILL or WORKER_KILLED in line:
-        how += f", probably out of memory: {more_memory}, or {LESS_MEMORY}"
-    return TrainerStatus(state, f"{how}: {line}")
+        state = TrainerState.OUT_OF_MEMORY if without_memory else TrainerState.KILLED
+        how += f", {'' if without_memory else 'probably '}out of memory: {more_memory}, or {LESS_MEMORY}"
+    elif code < 0:
+        state = TrainerState.KILLED
+    elif FINAL.search(line):
+        state = TrainerState.FINAL
+    else:
+        state = TrainerState.OUT_OF_MEMORY if WITHOUT_MEMORY.search(line) else TrainerState.ENDED
+    return TrainerStatus(state, f"{how}: {line or 'no output'}", output)
 
 
 class TrainerRefused(Exception):

@@ -1,14 +1,25 @@
-"""Keeps a trainer for the active run: starts it again when it ends early, and gives up when it ends too often."""
+"""Keeps a trainer for the active run: starts it again when it ends early, and gives up when it ends too often.
+
+- Every end that was not planned is a row before the next start, so that a change of leaders forgives nothing.
+- The same cause twice without a step is the run's own, and the run fails with it. A kill says little about the run.
+- Each end without a step doubles the pause before the next start.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
 
 from prometheus_client import Counter
 
-from leyden.libs.telemetry import logger
+from leyden.libs.store.database import StoreAway
+from leyden.libs.store.trainer_ends import TrainerEnd
+from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainer_backend import (
+    PASSING,
     TrainerAttempt,
     TrainerBackend,
     TrainerRefused,
@@ -17,20 +28,63 @@ from leyden.services.controller.trainer_backend import (
 )
 
 log = logger()
+limited_log = RateLimitedLogger(log)
+
+T = TypeVar("T")
 
 STARTS = Counter("controller_trainer_starts_total", "Trainers started.")
+ENDS = Counter("controller_trainer_ends_total", "Trainers that ended, planned ends apart.", ["state"])
 
 POLL_SECONDS = 0.2
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 
+class EndJournal(Protocol):
+    """The ends of trainers that were not planned."""
+
+    async def last_attempt(self, run_id: str) -> int:
+        """The newest attempt whose end is recorded; 0 for none."""
+
+    async def record(self, end: TrainerEnd) -> Sequence[TrainerEnd]:
+        """Records an end, and returns those of the run after its last step, oldest first.
+
+        A repeat changes nothing; idempotency key: run and attempt.
+        """
+
+
+def verdict(ends: Sequence[TrainerEnd], settings: Settings) -> str | None:
+    """Why the run must fail after these ends without a step, oldest first; None where its trainer may start again."""
+    if not ends:
+        return None
+    last = ends[-1]
+    alike = [one for one in ends if one.state == last.state]
+    match TrainerState(last.state):
+        case TrainerState.FINAL:
+            return f"the trainer ended: {last.reason}"
+        case TrainerState.OUT_OF_MEMORY:
+            is_over = len(alike) > 1
+        case TrainerState.ENDED:
+            same = [one for one in alike if _cause(one) == _cause(last)]
+            is_over = len(alike) > settings.trainer_restarts or (len(same) > 1 and not PASSING.search(last.reason))
+        case _:
+            is_over = len(alike) > settings.trainer_kills
+    return f"the trainer ended {len(ends)} times without a step: {last.reason}" if is_over else None
+
+
+def _cause(end: TrainerEnd) -> str:
+    """The reason without the numbers that differ from one attempt to the next."""
+    return re.sub(r"0x[0-9a-f]+|\d+", "#", end.reason)
+
+
 class TrainerSupervisor:
     """One supervised trainer for each run that needs one."""
 
-    def __init__(self, settings: Settings, backend: TrainerBackend) -> None:
+    def __init__(self, settings: Settings, backend: TrainerBackend, journal: EndJournal) -> None:
         self._settings = settings
         self._backend = backend
+        self._journal = journal
+        self._planned: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._steps: dict[str, int] = {}
         self._waiting: dict[str, str] = {}
@@ -39,7 +93,7 @@ class TrainerSupervisor:
     def reconcile(self, steps_done: dict[str, int]) -> None:
         """Starts and stops trainers, so that exactly these runs have one.
 
-        Args: steps_done: by run; a step since the last crash sets the count of crashes back to zero
+        Args: steps_done: by run; ends before the last step count no more
         """
         self._steps = dict(steps_done)
         for run_id in self._tasks.keys() - steps_done.keys():
@@ -65,29 +119,41 @@ class TrainerSupervisor:
         await self._backend.close()
 
     async def _supervise(self, run_id: str) -> None:
-        ends, kills, steps = 0, 0, self._steps.get(run_id, 0)
+        done = 0
         while True:
             try:
-                status = await self._run(await self._next_attempt(run_id))
+                attempt = await self._next_attempt(run_id)
+                status = await self._run(attempt)
             except TrainerRefused as error:
                 self._failures[run_id] = f"the trainer could not be started: {error}"
                 return
-            if self._steps.get(run_id, 0) > steps:
-                ends, kills, steps = 0, 0, self._steps[run_id]
-            # A kill says little about the run, so more of them are allowed.
-            ends, kills = ends + (status.state is TrainerState.ENDED), kills + (status.state is TrainerState.KILLED)
-            log.warning("trainer ended", run_id=run_id, reason=status.reason, ends=ends, kills=kills)
-            if ends > self._settings.trainer_restarts or kills > self._settings.trainer_kills:
-                self._failures[run_id] = f"the trainer ended {ends + kills} times without a step: {status.reason}"
+            if status.state is TrainerState.DONE:
+                # The next tick sees that the run needs no trainer.
+                done, self._planned[run_id] = done + 1, attempt.number
+                reason, pause = self._left(done), FIRST_PAUSE_SECONDS
+            else:
+                ends = await self._record(attempt, status)
+                reason, pause = verdict(ends, self._settings), FIRST_PAUSE_SECONDS * 2.0 ** max(0, len(ends) - 1)
+            if reason is not None:
+                self._failures[run_id] = reason
                 return
-            await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** max(0, ends - 1)))
+            await asyncio.sleep(min(LONGEST_PAUSE_SECONDS, pause))
+
+    def _left(self, times: int) -> str | None:
+        return f"the trainer left its run {times} times" if times > self._settings.trainer_restarts else None
+
+    async def _record(self, attempt: TrainerAttempt, status: TrainerStatus) -> Sequence[TrainerEnd]:
+        ENDS.labels(status.state).inc()
+        log.warning("trainer ended", trainer=attempt.name, state=status.state, reason=status.reason)
+        end = TrainerEnd(attempt.run_id, attempt.number, status.state, status.reason, status.output)
+        return await _answered(lambda: self._journal.record(end))
 
     async def _next_attempt(self, run_id: str) -> TrainerAttempt:
-        """Returns the attempt that runs already, as after a change of leaders, or a new one."""
-        last = TrainerAttempt(run_id, await self._backend.last_attempt(run_id))
-        if last.number and not (await self._backend.status(last)).state.is_over:
-            return last
-        return TrainerAttempt(run_id, last.number + 1)
+        """Returns the attempt whose end nobody has seen, as after a change of leaders, or a new one."""
+        recorded = await _answered(lambda: self._journal.last_attempt(run_id))
+        recorded = max(recorded, self._planned.get(run_id, 0))
+        last = await self._backend.last_attempt(run_id)
+        return TrainerAttempt(run_id, last if last > recorded else recorded + 1)
 
     async def _run(self, attempt: TrainerAttempt) -> TrainerStatus:
         """Runs one attempt to its end. Cancelling stops the trainer, unless the run still needs it."""
@@ -103,7 +169,18 @@ class TrainerSupervisor:
         except asyncio.CancelledError:
             # `close` cancels as well, and leaves the trainers to the backend.
             if attempt.run_id not in self._steps:
+                self._planned[attempt.run_id] = attempt.number
                 await asyncio.shield(asyncio.ensure_future(self._backend.stop(attempt)))
             raise
         finally:
             self._waiting.pop(attempt.run_id, None)
+
+
+async def _answered(ask: Callable[[], Awaitable[T]]) -> T:
+    """Asks the journal until the store answers."""
+    while True:
+        try:
+            return await ask()
+        except StoreAway as error:
+            limited_log.warning("store away", cause=str(error))
+            await asyncio.sleep(FIRST_PAUSE_SECONDS)

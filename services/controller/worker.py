@@ -13,6 +13,7 @@ from leyden.libs.service import Checks, pause
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.store.schema import check_schema
+from leyden.libs.store.trainer_ends import StoredEnds
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.engine_discovery import EngineDiscovery, StaticEngines
 from leyden.services.controller.engines import Fleet
@@ -51,7 +52,7 @@ async def run_controller(settings: Settings, stop: asyncio.Event, checks: Checks
             try:
                 if await lock.acquire():
                     # Here alone the settings decide where trainers and engines are.
-                    trainers = TrainerSupervisor(settings, _trainer_backend(settings, cluster))
+                    trainers = TrainerSupervisor(settings, _trainer_backend(settings, cluster), StoredEnds(database))
                     fleets = {
                         name: Fleet(
                             settings, _engine_discovery(pool, cluster), database, notifications, name, pool.adapters

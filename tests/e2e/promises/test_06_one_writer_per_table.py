@@ -57,9 +57,10 @@ SEEN = "SELECT written, array_agg(DISTINCT writer) FROM audit GROUP BY written"
 SERVICES = {"api", "controller", "runner", "gateway", "collector", "credit", "trainer", "migrations"}
 NOT_WRITTEN = {
     *("rewards", "agent_objects", "evaluations", "state_transitions", "step_replays", "engine_adapters"),
-    "weight_transfers",
+    *("weight_transfers", "damaged_steps", "trainer_ends"),
 }
-"""By this training: no reward door and no conversation is used, nothing is evaluated, used again, migrated or sent."""
+"""By this training: no reward door and no conversation is used, nothing is evaluated, used again, migrated or sent, no
+file is damaged and no trainer ends early."""
 NOT_PRUNED = {"outcomes": {"leyden-controller"}}
 """Writers whose moment comes days after the run."""
 

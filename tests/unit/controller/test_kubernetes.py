@@ -18,6 +18,7 @@ from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerRefused, TrainerState
 from leyden.services.controller.trainers import TrainerSupervisor
 from tests.fakes.kubernetes_api import FakeKubernetes
+from tests.fakes.trainer_journal import RememberedEnds
 
 FIRST = TrainerAttempt("run-abc", 1)
 TEMPLATE = """
@@ -137,7 +138,7 @@ async def test_the_states_of_a_trainer_have_their_reasons(server: FakeKubernetes
     backend, name = make(trainer_pods=2), FIRST.name
 
     async def state() -> tuple[TrainerState, str]:
-        return tuple(await backend.status(FIRST))  # type: ignore[return-value]
+        return tuple(await backend.status(FIRST))[:2]  # type: ignore[return-value]
 
     await backend.start(FIRST)
     assert await state() == (TrainerState.WAITING, "its pods are being created")
@@ -154,7 +155,7 @@ async def test_the_states_of_a_trainer_have_their_reasons(server: FakeKubernetes
     server.ended(name, 0, 0, "trainer")
     assert (await state())[0] is TrainerState.RUNNING
     server.finish_job(name, "Complete")
-    assert await state() == (TrainerState.ENDED, "exit code 0")
+    assert await state() == (TrainerState.DONE, "exit code 0")
 
 
 async def end(server: FakeKubernetes, make: Make, code: int, **details: Any) -> tuple[TrainerState, str]:
@@ -183,7 +184,7 @@ LOST = f"RankLost: rank 0 of 2: {RANK_LOST}, or did not answer"
     ("code", "details", "expected"),
     [
         (1, {"message": "ValueError: loss is nan"}, (TrainerState.ENDED, "exit code 1: ValueError: loss is nan")),
-        (137, {"reason": "OOMKilled"}, (TrainerState.KILLED, OUT_OF_MEMORY)),
+        (137, {"reason": "OOMKilled"}, (TrainerState.OUT_OF_MEMORY, OUT_OF_MEMORY)),
         (1, {"message": LOST}, (TrainerState.KILLED, LOST)),
     ],
 )
@@ -196,7 +197,7 @@ async def test_a_pod_that_lost_another_one_is_not_the_cause(
     server.running(FIRST.name, 1, "trainer")
     assert (await backend.status(FIRST)).state is TrainerState.RUNNING
     server.ended(FIRST.name, code, 1, "trainer", **details)
-    assert tuple(await backend.status(FIRST)) == expected
+    assert tuple(await backend.status(FIRST))[:2] == expected
 
 
 async def test_a_pod_whose_collective_lost_another_one_is_not_the_cause(server: FakeKubernetes, make: Make) -> None:
@@ -205,14 +206,13 @@ async def test_a_pod_whose_collective_lost_another_one_is_not_the_cause(server: 
     server.ended(FIRST.name, 1, 0, "trainer", message=f"RuntimeError: Connection closed by peer. This is {PEER_LOST}.")
     server.ended(FIRST.name, 1, 1, "trainer", message="HostOutOfMemory: lower training.micro_batch_tokens")
     reason = "exit code 1: HostOutOfMemory: lower training.micro_batch_tokens"
-    assert tuple(await backend.status(FIRST)) == (TrainerState.ENDED, reason)
+    assert tuple(await backend.status(FIRST))[:2] == (TrainerState.OUT_OF_MEMORY, reason)
 
 
 @pytest.mark.parametrize(
     ("code", "details", "reason"),
     [
         (1, {"conditions": [EVICTED]}, "EvictionByEvictionAPI: drained"),
-        (137, {"reason": "OOMKilled"}, OUT_OF_MEMORY),
         (137, {}, f"killed by signal 9, probably {OUT_OF_MEMORY}"),
         (143, {"message": "stopping"}, "killed by signal 15: stopping"),
     ],
@@ -223,13 +223,49 @@ async def test_a_disruption_or_a_signal_is_not(
     assert await end(server, make, code, **details) == (TrainerState.KILLED, reason)
 
 
+async def test_a_trainer_out_of_memory_fails_its_run_the_second_time(
+    server: FakeKubernetes, make: Make, tmp_path: Path
+) -> None:
+    """The kernel killed one process of the pod: torchrun alone tells it."""
+    words = "Root Cause\n  exitcode : -9\n  traceback : Signal 9 (SIGKILL) received by PID {}\n=====\n"
+    journal = RememberedEnds()
+    supervisor = TrainerSupervisor(settings(tmp_path), make(), journal)
+    supervisor.reconcile({"run-abc": 0})
+    for number in (1, 2):
+        name = f"trainer-run-abc-{number}"
+        await until(lambda: name in server.objects["jobs"])  # noqa: B023
+        server.ended(name, 1, 0, "trainer", message=words.format(40 + number))
+        server.finish_job(name, "Failed")
+        await until(lambda: len(journal.ends) == number)  # noqa: B023
+    failed: dict[str, str] = {}
+    await until(lambda: failed.update(supervisor.pop_failures()) or failed)
+    assert failed["run-abc"].startswith(
+        "the trainer ended 2 times without a step: exit code 1, out of memory: raise trainer.resources.limits.memory"
+    )
+    assert [end.state for end in journal.ends] == ["out_of_memory"] * 2
+    assert journal.ends[0].output == f"trainer-run-abc-1-0-x7k2p:\n{words.format(41)}"
+    await supervisor.close()
+
+
+async def test_a_trainer_waits_for_its_model(server: FakeKubernetes, make: Make) -> None:
+    backend = make()
+    await backend.start(FIRST)
+    server.pod(FIRST.name, 0, phase="Pending", initContainerStatuses=[
+        {"name": "wait-for-model", "state": {"running": {"startedAt": "2026-11-24T10:00:00Z"}}}
+    ])  # fmt: skip
+    assert tuple(await backend.status(FIRST))[:2] == (
+        TrainerState.WAITING,
+        "its container wait-for-model has not ended",
+    )
+
+
 async def test_a_trainer_whose_pod_or_job_is_gone_was_killed(server: FakeKubernetes, make: Make) -> None:
     backend = make()
     await backend.start(FIRST)
     server.finish_job(FIRST.name, "Failed", reason="PodFailurePolicy", message="Pod was evicted")
-    assert tuple(await backend.status(FIRST)) == (TrainerState.KILLED, "PodFailurePolicy: Pod was evicted")
+    assert tuple(await backend.status(FIRST))[:2] == (TrainerState.KILLED, "PodFailurePolicy: Pod was evicted")
     server.objects["jobs"].clear()
-    assert tuple(await backend.status(FIRST)) == (TrainerState.KILLED, "the Job trainer-run-abc-1 was deleted")
+    assert tuple(await backend.status(FIRST))[:2] == (TrainerState.KILLED, "the Job trainer-run-abc-1 was deleted")
 
 
 async def test_a_trainer_without_quota_waits_for_room_and_another_refusal_is_final(
@@ -238,7 +274,7 @@ async def test_a_trainer_without_quota_waits_for_room_and_another_refusal_is_fin
     backend = make()
     server.refuse = lambda kind, body: (403, "exceeded quota: count/jobs=0")
     await backend.start(FIRST)
-    assert tuple(await backend.status(FIRST)) == (TrainerState.WAITING, "exceeded quota: count/jobs=0")
+    assert tuple(await backend.status(FIRST))[:2] == (TrainerState.WAITING, "exceeded quota: count/jobs=0")
     server.refuse = lambda kind, body: None
     await backend.status(FIRST)
     assert list(server.objects["jobs"]) == [FIRST.name]
@@ -250,7 +286,7 @@ async def test_a_trainer_without_quota_waits_for_room_and_another_refusal_is_fin
 async def test_an_evicted_trainer_is_started_again_without_blame(
     server: FakeKubernetes, make: Make, tmp_path: Path
 ) -> None:
-    supervisor = TrainerSupervisor(settings(tmp_path, trainer_restarts=0), make())
+    supervisor = TrainerSupervisor(settings(tmp_path, trainer_restarts=0), make(), RememberedEnds())
     supervisor.reconcile({"run-abc": 0})
     await until(lambda: FIRST.name in server.objects["jobs"])
     server.ended(FIRST.name, 1, 0, "trainer")
@@ -264,13 +300,13 @@ async def test_an_evicted_trainer_is_started_again_without_blame(
 
 
 async def test_a_trainer_survives_its_controller(server: FakeKubernetes, make: Make, tmp_path: Path) -> None:
-    former = TrainerSupervisor(settings(tmp_path), make())
+    former = TrainerSupervisor(settings(tmp_path), make(), RememberedEnds())
     former.reconcile({"run-abc": 0})
     await until(lambda: FIRST.name in server.objects["jobs"])
     server.running(FIRST.name, 0, "trainer")
     server.down = 3
     await former.close()
-    leader = TrainerSupervisor(settings(tmp_path), make())
+    leader = TrainerSupervisor(settings(tmp_path), make(), RememberedEnds())
     leader.reconcile({"run-abc": 0})
     await asyncio.sleep(0.3)
     assert (list(server.objects["jobs"]), server.deleted, leader.pop_failures()) == ([FIRST.name], [], {})

@@ -7,13 +7,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from leyden.services.controller import launch, trainers
+from leyden.libs.store.database import StoreAway
+from leyden.libs.store.trainer_ends import TrainerEnd
+from leyden.services.controller import launch, process_trainers, trainers
 from leyden.services.controller.process_trainers import ProcessTrainers
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainer_backend import (
@@ -25,16 +27,19 @@ from leyden.services.controller.trainer_backend import (
     last_line,
 )
 from leyden.services.controller.trainers import TrainerSupervisor
+from tests.fakes.trainer_journal import RememberedEnds
 
 NOTE = "import os, sys, time; open('pids', 'a').write(f'{os.getpid()}\\n'); "
 
 
 @asynccontextmanager
-async def supervised(folder: Path, code: str, **settings: object) -> AsyncIterator[TrainerSupervisor]:
+async def supervised(
+    folder: Path, code: str, journal: RememberedEnds | None = None, **settings: object
+) -> AsyncIterator[TrainerSupervisor]:
     command = [sys.executable, "-c", f"import os; os.chdir({str(folder)!r}); {code}"]
     values = {"log_folder": folder, "trainer_stop_seconds": 0.3, "trainer_command": command, **settings}
     chosen = Settings(**values)  # type: ignore[arg-type]
-    made = TrainerSupervisor(chosen, ProcessTrainers(chosen))
+    made = TrainerSupervisor(chosen, ProcessTrainers(chosen), journal or RememberedEnds())
     yield made
     await made.close()
 
@@ -64,10 +69,14 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainers, "POLL_SECONDS", 0.01)
 
 
-class Cluster:
-    """A backend whose trainers outlive the controller; tests set their statuses."""
+AT_WORK = TrainerStatus(TrainerState.RUNNING, "on node a")
 
-    def __init__(self) -> None:
+
+class Cluster:
+    """A backend whose trainers outlive the controller; tests set their statuses. `beginning`: of every new attempt."""
+
+    def __init__(self, beginning: TrainerStatus = AT_WORK) -> None:
+        self.beginning = beginning
         self.statuses: dict[TrainerAttempt, TrainerStatus] = {}
         self.journal: list[str] = []
 
@@ -77,7 +86,7 @@ class Cluster:
     async def start(self, attempt: TrainerAttempt) -> None:
         if attempt not in self.statuses:
             self.journal.append(f"start {attempt.name}")
-            self.statuses[attempt] = TrainerStatus(TrainerState.RUNNING, "on node a")
+            self.statuses[attempt] = self.beginning
 
     async def status(self, attempt: TrainerAttempt) -> TrainerStatus:
         return self.statuses[attempt]
@@ -110,12 +119,123 @@ async def test_a_trainer_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_trainer_without_progress_is_not_restarted_and_its_last_line_is_reported(tmp_path: Path) -> None:
-    async with supervised(tmp_path, NOTE + "sys.exit('no memory')", trainer_restarts=2) as made:
-        made.reconcile({"run-a": 0})
-        failed: dict[str, str] = {}
-        await until(lambda: failed.update(made.pop_failures()) or failed)
-        assert failed == {"run-a": "the trainer ended 3 times without a step: exit code 1: no memory"}
-        assert len(pids(tmp_path)) == 3
+    """The second time with the same cause, numbers apart."""
+    code = NOTE + "sys.exit(f'ValueError: no model in row {os.getpid()}')"
+    async with supervised(tmp_path, code, trainer_restarts=9) as made:
+        failed = await failures(made)
+        assert failed["run-a"].startswith("the trainer ended 2 times without a step: exit code 1: ValueError: no model")
+        assert len(pids(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "starts"),
+    [
+        ("ConnectionError: reset", 3),
+        ("OSError: [Errno 5] input/output error", 3),
+        ("torch.OutOfMemoryError: the learner needs too much memory: lower training.micro_batch_tokens", 2),
+        ("leyden.services.trainer.loop.PoliciesDisagree: differ by 2", 1),
+        ("leyden.services.trainer.model.UnsupportedModel: falcon: choose another model", 1),
+    ],
+)
+async def test_a_cause_is_tried_again_as_often_as_trying_may_help(tmp_path: Path, words: str, starts: int) -> None:
+    async with supervised(tmp_path, NOTE + f"sys.exit({words!r})", trainer_restarts=2) as made:
+        failed = await failures(made)
+        assert failed["run-a"].endswith(words)
+        assert len(pids(tmp_path)) == starts
+
+
+async def failures(made: TrainerSupervisor) -> dict[str, str]:
+    """Those of a run without a step, once it has failed."""
+    made.reconcile({"run-a": 0})
+    failed: dict[str, str] = {}
+    await until(lambda: failed.update(made.pop_failures()) or failed)
+    return failed
+
+
+async def test_a_trainer_that_the_kernel_kills_for_memory_twice_fails_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = tmp_path / "vmstat"
+    counter.write_text("oom_kill 3\n")
+    monkeypatch.setattr(process_trainers, "VMSTAT", counter)
+    kill = (
+        "kills = int(open('vmstat').read().split()[1]); open('vmstat', 'w').write(f'oom_kill {kills + 1}\\n');"
+        " os.kill(os.getpid(), 9)"
+    )
+    journal = RememberedEnds()
+    async with supervised(tmp_path, NOTE + "print('at work', flush=True); " + kill, journal) as made:
+        failed = await failures(made)
+    remedy = f"give this machine more memory, or {LESS_MEMORY}"
+    assert failed == {
+        "run-a": f"the trainer ended 2 times without a step: killed by signal 9, out of memory: {remedy}: at work"
+    }
+    assert [(end.attempt, end.state) for end in journal.ends] == [(1, "out_of_memory"), (2, "out_of_memory")]
+    assert journal.ends[-1].output.endswith("at work\n")
+
+
+async def test_pauses_between_starts_grow_for_kills_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses, sleep = list[float](), asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        if seconds != trainers.POLL_SECONDS:
+            pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(trainers.asyncio, "sleep", noted)
+    monkeypatch.setattr(trainers, "FIRST_PAUSE_SECONDS", 1.0)
+    cluster = Cluster(TrainerStatus(TrainerState.KILLED, "evicted from node a"))
+    made = TrainerSupervisor(Settings(trainer_kills=7), cluster, RememberedEnds())
+    await failures(made)
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    await made.close()
+
+
+async def test_a_change_of_leaders_forgives_no_end() -> None:
+    journal, crash = (
+        RememberedEnds(),
+        TrainerStatus(TrainerState.ENDED, "exit code 1: ValueError: no", "a\nValueError: no"),
+    )
+    cluster = Cluster(crash)
+    first = TrainerSupervisor(Settings(), cluster, journal)
+    first.reconcile({"run-a": 0})
+    await until(lambda: journal.ends)
+    await first.close()
+    second = TrainerSupervisor(Settings(), cluster, journal)
+    assert await failures(second) == {"run-a": "the trainer ended 2 times without a step: exit code 1: ValueError: no"}
+    assert [(end.attempt, end.output) for end in journal.ends] == [(1, crash.output), (2, crash.output)]
+    await second.close()
+
+
+async def test_a_planned_end_is_none(tmp_path: Path) -> None:
+    """Neither that of a paused run, nor that of a trainer whose work is done."""
+    journal = RememberedEnds()
+    async with supervised(tmp_path, NOTE + "time.sleep(60)", journal) as made:
+        for starts in (1, 2):
+            made.reconcile({"run-a": 0})
+            await until(lambda: len(pids(tmp_path)) == starts)  # noqa: B023
+            made.reconcile({})
+            await until(lambda: not alive(pids(tmp_path)[-1]))
+    async with supervised(tmp_path, NOTE + "sys.exit(0)", journal, trainer_restarts=1) as made:
+        assert await failures(made) == {"run-a": "the trainer left its run 2 times"}
+    assert journal.ends == []
+
+
+async def test_an_end_that_the_store_cannot_record_yet_is_recorded_before_the_next_start() -> None:
+    class Away(RememberedEnds):
+        refusals = 3
+
+        async def record(self, end: TrainerEnd) -> Sequence[TrainerEnd]:
+            self.refusals -= 1
+            if self.refusals >= 0:
+                raise StoreAway("Postgres is away")
+            return await super().record(end)
+
+    journal = Away()
+    cluster = Cluster(TrainerStatus(TrainerState.ENDED, "exit code 1: ValueError: no"))
+    made = TrainerSupervisor(Settings(), cluster, journal)
+    await failures(made)
+    assert [end.attempt for end in journal.ends] == [1, 2]
+    await made.close()
 
 
 async def test_being_killed_is_no_failure_of_a_trainer_yet_not_for_ever(tmp_path: Path) -> None:
@@ -146,14 +266,16 @@ async def test_being_killed_is_no_failure_of_a_trainer_yet_not_for_ever(tmp_path
     ],
 )
 def test_a_trainer_that_was_killed_for_memory_names_the_settings(code: int, line: str, reason: str) -> None:
-    state = TrainerState.KILLED if code < 0 else TrainerState.ENDED
-    assert end_of(code, line, "add some") == (state, reason)
+    state = TrainerState.ENDED if line == "ValueError: no" else TrainerState.KILLED
+    assert end_of(code, line, "add some") == (state, reason, line)
 
 
 async def test_a_step_in_between_forgives_a_crash(tmp_path: Path) -> None:
-    async with supervised(tmp_path, NOTE + "time.sleep(0.05); sys.exit(1)", trainer_restarts=1) as made:
+    journal = RememberedEnds()
+    async with supervised(tmp_path, NOTE + "time.sleep(0.05); sys.exit(1)", journal, trainer_restarts=1) as made:
         # Every tick sees one step more.
         for step in range(1000):
+            journal.steps["run-a"] = step
             made.reconcile({"run-a": step})
             if len(pids(tmp_path)) > 4:
                 break
@@ -163,7 +285,7 @@ async def test_a_step_in_between_forgives_a_crash(tmp_path: Path) -> None:
 
 async def test_a_program_that_cannot_start_is_not_restarted(tmp_path: Path) -> None:
     settings = Settings(log_folder=tmp_path / "file" / "logs")
-    made = TrainerSupervisor(settings, ProcessTrainers(settings))
+    made = TrainerSupervisor(settings, ProcessTrainers(settings), RememberedEnds())
     (tmp_path / "file").write_text("no folder")
     made.reconcile({"run-a": 0})
     failed: dict[str, str] = {}
@@ -174,13 +296,13 @@ async def test_a_program_that_cannot_start_is_not_restarted(tmp_path: Path) -> N
 
 async def test_a_leader_adopts_the_trainer_of_the_last_one_and_stops_it_once_no_run_needs_it() -> None:
     cluster, attempt = Cluster(), TrainerAttempt("run-a", 1)
-    first = TrainerSupervisor(Settings(), cluster)
+    first = TrainerSupervisor(Settings(), cluster, RememberedEnds())
     first.reconcile({"run-a": 0})
     await until(lambda: cluster.statuses)
     await first.close()
     assert cluster.journal == ["start trainer-run-a-1"]
     cluster.statuses[attempt] = TrainerStatus(TrainerState.WAITING, "no node has a free GPU")
-    second = TrainerSupervisor(Settings(), cluster)
+    second = TrainerSupervisor(Settings(), cluster, RememberedEnds())
     second.reconcile({"run-a": 0})
     await until(lambda: second.waiting_reason("run-a") == "no node has a free GPU")
     cluster.statuses[attempt] = TrainerStatus(TrainerState.RUNNING, "on node a")
@@ -191,10 +313,11 @@ async def test_a_leader_adopts_the_trainer_of_the_last_one_and_stops_it_once_no_
     await second.close()
 
 
-async def test_an_attempt_that_is_over_is_followed_by_the_next_number() -> None:
+async def test_an_attempt_that_ended_between_two_leaders_is_recorded_and_followed_by_the_next_number() -> None:
     cluster = Cluster()
     cluster.statuses[TrainerAttempt("run-a", 7)] = TrainerStatus(TrainerState.KILLED, "evicted from node a")
-    made = TrainerSupervisor(Settings(trainer_restarts=0, trainer_kills=1), cluster)
+    journal = RememberedEnds()
+    made = TrainerSupervisor(Settings(trainer_restarts=0, trainer_kills=2), cluster, journal)
     made.reconcile({"run-a": 0})
     for number in (8, 9):
         attempt = TrainerAttempt("run-a", number)
@@ -202,7 +325,8 @@ async def test_an_attempt_that_is_over_is_followed_by_the_next_number() -> None:
         cluster.statuses[attempt] = TrainerStatus(TrainerState.KILLED, "evicted from node a")
     failed: dict[str, str] = {}
     await until(lambda: failed.update(made.pop_failures()) or failed)
-    assert failed == {"run-a": "the trainer ended 2 times without a step: evicted from node a"}
+    assert failed == {"run-a": "the trainer ended 3 times without a step: evicted from node a"}
+    assert [end.attempt for end in journal.ends] == [7, 8, 9]
     assert cluster.journal == ["start trainer-run-a-8", "start trainer-run-a-9"]
     await made.close()
 

@@ -24,6 +24,8 @@ spec:
   securityContext:
     {{- include "leyden.podSecurity" . | nindent 4 }}
   {{- include "leyden.scheduling" (dict "root" . "values" $trainer) | nindent 2 }}
+  initContainers:
+  {{- include "leyden.waitForModel" (dict "root" . "image" $image) | nindent 2 }}
   containers:
   - name: trainer
     image: {{ $image }}
