@@ -11,12 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from leyden.libs.cli.output import as_text, mean_and_interval, print_json_line, table
-from leyden.libs.client import Client
+from leyden.libs.client import Client, Unreachable
 from leyden.libs.contracts.api import Evaluation, Run, Step
 from leyden.libs.contracts.call_counts import why_nothing_trains
 
 ENDED = frozenset({"completed", "failed", "cancelled"})
 ROWS = 30
+OUTAGE_SECONDS = 600.0
+OUTAGE_PAUSE_SECONDS = 5.0
 
 
 METRICS = {"loss": "loss", "entropy": "entropy", "kl_reference": "KL"}
@@ -36,8 +38,7 @@ def watch_run(
     printed = warned = 0
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
-            run, steps = leyden.run(run_id), list(leyden.steps(run_id))
-            evaluations = list(leyden.evaluations(run_id))
+            run, steps, evaluations = _poll(leyden, run_id, console)
             complete = all(evaluation.results.complete for evaluation in evaluations)
             if console.is_terminal:
                 live.update(view(run, steps, evaluations), refresh=True)
@@ -60,6 +61,22 @@ def watch_run(
             print_json_line({"type": "evaluation", **evaluation.model_dump(mode="json")})
         print_json_line({"type": "run", **run.model_dump(mode="json")})
     return run
+
+
+def _poll(leyden: Client, run_id: str, console: Console) -> tuple[Run, list[Step], list[Evaluation]]:
+    """The run as it is now. A slow or restarting API ends no watch: the run goes on without it.
+
+    Raises: Unreachable: the API has not answered for `OUTAGE_SECONDS`
+    """
+    deadline = time.monotonic() + OUTAGE_SECONDS
+    while True:
+        try:
+            return leyden.run(run_id), list(leyden.steps(run_id)), list(leyden.evaluations(run_id))
+        except Unreachable as error:
+            if time.monotonic() > deadline:
+                raise
+            console.print(as_text(f"waiting for the API: {error}"), soft_wrap=True)
+            time.sleep(OUTAGE_PAUSE_SECONDS)
 
 
 def view(run: Run, steps: Sequence[Step], evaluations: Sequence[Evaluation]) -> RenderableType:

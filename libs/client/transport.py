@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +20,8 @@ CHUNK_BYTES = 65536
 class Transport:
     """A connection pool with a bearer token.
 
-    Args: patience_seconds: how long a request is retried while there is no answer, or the answer is 503.
+    Args: patience_seconds: how long after its first failure a request is retried while there is no answer, or the
+        answer is 503. A try that timed out is repeated, however long it took.
     """
 
     def __init__(self, base_url: str, token: str | None, *, timeout_seconds: float, patience_seconds: float) -> None:
@@ -66,7 +68,7 @@ class Transport:
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
         given = {name: value for name, value in (parameters or {}).items() if value is not None}
-        deadline, pause = time.monotonic() + self._patience_seconds, 0.1
+        deadline, pause = math.inf, 0.1
         while True:
             try:
                 body = content() if callable(content) else content
@@ -77,6 +79,7 @@ class Transport:
                 if response.is_success:
                     return response.content
                 failure = error_of(response)
+            deadline = min(deadline, time.monotonic() + self._patience_seconds)
             if not isinstance(failure, Unreachable) or time.monotonic() + pause > deadline:
                 raise failure
             time.sleep(pause)

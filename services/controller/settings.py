@@ -105,9 +105,10 @@ class Settings(ServiceSettings):
     """Command that starts a trainer, as a JSON list; `--run-id` and the run follow. For several processes it begins
     with `torchrun`."""
     trainer_restarts: int = Field(default=3, ge=0)
-    """Restarts of a trainer that ended by itself, in a row without a step, before the run fails with the reason."""
+    """Restarts of a trainer that ended by itself, in a row without a step, before the run fails with the reason. One
+    cause fails it the second time, unless it may pass, such as a lost connection; so does want of memory."""
     trainer_kills: int = Field(default=30, ge=0)
-    """Restarts of a trainer that was killed, as for want of memory, in a row without a step, before the run fails."""
+    """Restarts of a trainer that was killed, as with a lost node, in a row without a step, before the run fails."""
     trainer_stop_seconds: float = Field(default=20.0, ge=0)
     """Time between SIGTERM and SIGKILL of a trainer that no run needs."""
     log_folder: Path = Path("logs")

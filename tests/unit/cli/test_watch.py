@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import io
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
+import httpx
+import pytest
 from rich.console import Console
 
+from leyden.libs.cli import watch
 from leyden.libs.cli.platform import rotate_log
 from leyden.libs.cli.record import PlatformRecord, Process, ServiceRecord, read_record, write_record
 from leyden.libs.cli.services import PORTS, SERVICES, STOP_ORDER, Listeners, open_listeners
 from leyden.libs.cli.watch import line, step_table, summary
-from leyden.libs.contracts.api import Progress, Run, Step
+from leyden.libs.client import Client, Unreachable
+from leyden.libs.client.transport import Transport
+from leyden.libs.contracts.api import Evaluation, Progress, Run, Step
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
 from tests.builders import run_document
@@ -52,6 +59,70 @@ def test_steps_are_rows_with_reward_shares_loss_entropy_kl_tokens_and_seconds() 
     assert two == ["2", "–", "–", "100%", "–", "–", "–", "–", "–", "–"]
     said = "step 1: reward 0.250 ± 0.125, memory_first 50%, calls 2.50, loss -0.0123, entropy 0.5, KL 0.002"
     assert line(first) == f"{said}, tokens 1,234, seconds 2.1"
+
+
+class SlowApi:
+    """A client whose API fails `failures` times before each run's answer."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def run(self, run_id: str) -> Run:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise Unreachable("no answer from http://api: timed out")
+        return ended(run_id)
+
+    def steps(self, run_id: str) -> list[Step]:
+        return [step(1, 0.5, {})]
+
+    def evaluations(self, run_id: str) -> list[Evaluation]:
+        return []
+
+
+def ended(run_id: str) -> Run:
+    return Run(
+        id=run_id,
+        name="slow",
+        dataset_id="d",
+        intent="running",
+        phase="completed",
+        reason=None,
+        created_at=NOW,
+        started_at=NOW,
+        finished_at=NOW,
+        progress=Progress(step=1, steps=1, policy_version=1, rollouts={}, reward_mean=None),
+        allowed_actions=[],
+        config=RunConfig.model_validate(run_document()),
+    )
+
+
+def test_a_watch_survives_an_api_that_does_not_answer_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "OUTAGE_PAUSE_SECONDS", 0.0)
+    output = Console(file=io.StringIO(), width=200)
+    assert watch.watch_run(cast(Client, SlowApi(3)), "run-a", output).phase == "completed"
+    assert isinstance(output.file, io.StringIO)
+    assert output.file.getvalue().count("waiting for the API: no answer from http://api: timed out") == 3
+    monkeypatch.setattr(watch, "OUTAGE_SECONDS", -1.0)
+    with pytest.raises(Unreachable):
+        watch.watch_run(cast(Client, SlowApi(1)), "run-a", output)
+
+
+def test_a_request_that_timed_out_is_repeated() -> None:
+    tries = list[httpx.Request]()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        tries.append(request)
+        if len(tries) == 1:
+            # Longer than the patience.
+            time.sleep(0.3)
+            raise httpx.ReadTimeout("timed out")
+        return httpx.Response(200, content=b"{}")
+
+    transport = Transport("http://api", None, timeout_seconds=0.3, patience_seconds=0.2)
+    transport._client = httpx.Client(base_url="http://api", transport=httpx.MockTransport(answer))
+    assert transport.get("/v1/runs") == b"{}"
+    assert len(tries) == 2
 
 
 def test_a_step_without_a_trainable_token_says_so() -> None:
