@@ -203,6 +203,12 @@ def test_a_sigkill_is_the_agents_only_where_it_must_have_sent_it_itself(
         assert exit_of(report, contained=contained).platform_failure is None
 
 
+def test_a_failure_on_a_disk_that_others_filled_is_the_platforms() -> None:
+    assert exit_of(_report(exit_code=1), contained=True, lacked_room=True).platform_failure is not None
+    for report in (_report(exit_code=0), _report(exit_code=1, timed_out=True)):
+        assert exit_of(report, contained=True, lacked_room=True).platform_failure is None
+
+
 def test_an_exit_carries_the_report() -> None:
     ended = exit_of(_report(exit_code=-9, cpu_exceeded=True), contained=True)
     assert (ended.exit_code, ended.stdout, ended.stderr) == (-9, b"out", b"err")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from leyden.libs.service.errors import Misconfigured
-from leyden.services.runner.backends.process.workspace import AgentFolder, Workspaces, remove_tree
+from leyden.services.runner.backends.process.workspace import AgentFolder, Workspaces, others_filled_disk, remove_tree
 
 
 @pytest.fixture
@@ -196,3 +196,17 @@ def test_a_folder_that_cannot_be_removed_costs_no_outcome(
         patched.setattr(subprocess, "run", lambda *_, **__: None)
         remove_tree(folder.root)
     assert folder.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("free_blocks", "free_files", "own_bytes", "is_ours"),
+    [(16, 9, 0, False), (15, 9, 0, True), (500, 0, 0, True), (15, 9, 3 << 20, False)],
+)
+def test_a_disk_is_filled_by_others_where_less_than_half_of_it_is_the_attempts_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_blocks: int, free_files: int, own_bytes: int, is_ours: bool
+) -> None:
+    (tmp_path / "notes").write_bytes(bytes(own_bytes))
+    # A disk of 4 MiB in blocks of 4 KiB.
+    disk = os.statvfs_result((4096, 4096, 1024, free_blocks, free_blocks, 99, free_files, free_files, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    assert others_filled_disk(tmp_path) is is_ours

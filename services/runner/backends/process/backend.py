@@ -24,7 +24,13 @@ from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
 from leyden.services.runner.backends.process import supervisor
 from leyden.services.runner.backends.process.sandbox import SIGNAL_LANDLOCK, USABLE_LANDLOCK, landlock_abi
 from leyden.services.runner.backends.process.users import REMEDIES, SandboxUser, closed_to, sandbox_users
-from leyden.services.runner.backends.process.workspace import AgentFolder, Workspace, Workspaces, remove_tree
+from leyden.services.runner.backends.process.workspace import (
+    AgentFolder,
+    Workspace,
+    Workspaces,
+    others_filled_disk,
+    remove_tree,
+)
 from leyden.services.runner.settings import Settings, open_work_folder
 
 if TYPE_CHECKING:
@@ -116,11 +122,13 @@ class ProcessBackend:
             raise BackendError(f"the working folder could not be made: {error}") from error
         try:
             report = await self._supervisors.run(self._orders(spec, workspace, user), user.lock)
+            lacked_room = await asyncio.to_thread(others_filled_disk, workspace.root)
         finally:
             await asyncio.shield(asyncio.to_thread(remove_tree, workspace.root))
         if not report["all_dead"]:
             log.warning("a process of an attempt survived SIGKILL", attempt=spec.name)
-        return exit_of(report, contained=user.uid is not None or self._landlock >= SIGNAL_LANDLOCK)
+        contained = user.uid is not None or self._landlock >= SIGNAL_LANDLOCK
+        return exit_of(report, contained=contained, lacked_room=lacked_room)
 
     async def survivors(self) -> list[tuple[str, int]]:
         """None: supervisors end with their runner."""
@@ -225,10 +233,10 @@ class ProcessBackend:
         }
 
 
-def exit_of(report: Report, *, contained: bool) -> Exit:
+def exit_of(report: Report, *, contained: bool, lacked_room: bool = False) -> Exit:
     """The end of the agent, with the cause where that is not the agent.
 
-    Args: contained: no other agent can signal this one
+    Args: contained: no other agent can signal this one; lacked_room: others had filled the disk of its workspace
     Raises: BackendError: the agent never started
     """
     if report["start_error"] is not None:
@@ -240,7 +248,7 @@ def exit_of(report: Report, *, contained: bool) -> Exit:
         seconds=report["seconds"],
         timed_out=report["timed_out"],
         limit_exceeded=_limit_exceeded(report),
-        platform_failure=_platform_failure(report, contained=contained),
+        platform_failure=_platform_failure(report, contained=contained, lacked_room=lacked_room),
     )
 
 
@@ -250,14 +258,16 @@ def _limit_exceeded(report: Report) -> str | None:
     return "the agent went on after its limit of CPU time" if report["cpu_exceeded"] else None
 
 
-def _platform_failure(report: Report, *, contained: bool) -> str | None:
-    """Attributes a SIGKILL that the supervisor did not send.
+def _platform_failure(report: Report, *, contained: bool, lacked_room: bool) -> str | None:
+    """Attributes a failure on a full disk, and a SIGKILL that the supervisor did not send.
 
     The kernel sent it while memory was short: ours. An agent that no other can signal, while memory was not short, sent
     it itself: its own, since it could otherwise throw away tries that go badly. The sender is unknown: ours.
     """
     if report["timed_out"] or _limit_exceeded(report) is not None:
         return None
+    if report["exit_code"] != 0 and lacked_room:
+        return "the agent failed while the disk of RUNNER_WORK_FOLDER was full: give it more room"
     if report["exit_code"] in {-signal.SIGKILL, SHELL_SIGKILL} and report["lacked_memory"]:
         return "ended by a SIGKILL while the kernel ended processes for want of memory"
     if report["exit_code"] == -signal.SIGKILL and (report["lacked_memory"] is None or not contained):

@@ -20,6 +20,8 @@ from leyden.libs.telemetry import logger
 log = logger()
 
 CHUNK_BYTES = 1 << 20
+LEAST_FREE_BYTES = 64 << 10
+"""A disk with less room is full."""
 ENTRY_BYTES = 4096
 """The least that a file or folder counts, so that the limit bounds their number, too."""
 
@@ -198,6 +200,20 @@ def _give(workspace: Workspace, uid: int) -> None:
     for inside in (workspace.work, workspace.scratch):
         for path in (inside, *inside.rglob("*")):
             os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def others_filled_disk(root: Path) -> bool:
+    """Whether the disk of a workspace is full, and less than half of it is the workspace's own. Blocks.
+
+    An agent that could have any attempt repeated by filling the disk would throw away tries that go badly.
+    """
+    disk = os.statvfs(root)
+    is_full = disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
+    if not is_full:
+        return False
+    du = subprocess.run(["du", "-sk", "--", str(root)], check=False, capture_output=True, text=True)
+    own_bytes = int(du.stdout.split()[0]) * 1024 if du.stdout else 0
+    return own_bytes * 2 < disk.f_blocks * disk.f_frsize
 
 
 def remove_tree(root: Path) -> None:
