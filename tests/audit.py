@@ -1,7 +1,7 @@
 """Two audits before a release: pinned packages with published vulnerabilities, and secrets in tracked files.
 
-`python -m tests.audit packages` asks PyPI's advisories for every version in constraints.txt. A vulnerability fails; a
-package that could not be asked about (a mirror without advisories, no network) is named and does not.
+`python -m tests.audit packages` asks PyPI's advisories for every version in constraints.txt. A vulnerability fails, as
+does an audit of nothing (no network, a mirror without advisories); a single package without advisories is named.
 `python -m tests.audit secrets` fails on anything that looks like a secret and is not in `.secrets.baseline`;
 `--accept` writes into the baseline what is there now, after somebody has looked at each.
 """
@@ -32,7 +32,7 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def packages() -> int:
-    """Exit status: 1 with vulnerabilities."""
+    """Exit status: 1 with vulnerabilities, or where no package was audited."""
     ran = tool(
         "pip-audit", "--requirement=constraints.txt", "--no-deps", "--disable-pip", "--format=json",
         "--progress-spinner=off",
@@ -41,7 +41,7 @@ def packages() -> int:
         found: list[dict[str, Any]] = json.loads(ran.stdout)["dependencies"]
     except ValueError:
         print(f"packages: NOT AUDITED, pip-audit could not ask: {(ran.stderr.strip().splitlines() or ['?'])[-1]}")
-        return 0
+        return 1
     asked = [one for one in found if "vulns" in one]
     skipped = [one["name"] for one in found if "vulns" not in one]
     broken = [(one, problem) for one in asked for problem in one["vulns"]]
@@ -50,7 +50,9 @@ def packages() -> int:
         print(f"packages: {one['name']} {one['version']} has {problem['id']}; fixed in {fixed}")
     print(f"packages: {len(asked)} audited, {len(broken)} vulnerabilities, {len(skipped)} could not be audited", end="")
     print(f" (no advisories for them here: {', '.join(skipped[:5])} …)" if skipped else "")
-    return 1 if broken else 0
+    if not asked:
+        print("packages: NOT AUDITED: no package has advisories here; ask an index that has them")
+    return 1 if broken or not asked else 0
 
 
 def findings() -> dict[Finding, int]:
