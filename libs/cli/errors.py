@@ -9,7 +9,7 @@ from enum import IntEnum
 import typer
 from pydantic import ValidationError
 
-from leyden.libs.cli.output import as_text, error_console
+from leyden.libs.cli.output import as_block, error_console
 from leyden.libs.cli.platform import AlreadyRunning, PlatformError
 from leyden.libs.client import Conflict, Forbidden, LeydenError, NotFound, Refused, Unauthorised, Unreachable
 
@@ -71,5 +71,5 @@ def _message(error: Exception) -> str:
 
 
 def _end(message: str, status: Exit) -> None:
-    error_console.print(as_text(f"error: {message}"), soft_wrap=True)
+    error_console.print(as_block(message, first="error: ", then="  "), soft_wrap=True)
     raise typer.Exit(status)

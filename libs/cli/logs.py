@@ -16,6 +16,7 @@ from leyden.libs.cli.cluster.release import COMPONENT, RUN, Release, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.errors import CommandError, Exit
 from leyden.libs.cli.output import console
+from leyden.libs.cli.safe_text import safe_line
 from leyden.libs.cli.services import LOGS
 
 TAIL_BYTES = 4 * 2**20
@@ -102,7 +103,9 @@ class _Tail:
         self._print(self._file.read().splitlines(keepends=True))
 
     def _print(self, lines: list[str]) -> None:
-        sys.stdout.write("".join(self._prefix + line for line in lines))
+        for line in lines:
+            words = line.removesuffix("\n")
+            sys.stdout.write(f"{self._prefix}{safe_line(words)}{line[len(words) :]}")
 
 
 def log_files(home: Path) -> dict[str, Path]:

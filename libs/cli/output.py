@@ -1,7 +1,7 @@
 """Printing: tables for people, JSON for programs.
 
-Names, reasons, tasks and answers are printed as they are: Rich reads no markup in them, and a terminal no escape
-sequence.
+Names, reasons, tasks and answers are printed as they are: Rich reads no markup in them, a terminal no escape sequence,
+and no text of an agent makes a line of its own (`safe_text`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
+from leyden.libs.cli.safe_text import is_unsafe, safe_line, safe_lines
 from leyden.libs.contracts.api import Statistic
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -30,18 +31,23 @@ error_console = Console(highlight=False, markup=False, emoji=False, stderr=True)
 
 TEXT_COLUMNS = 30
 """Least width of a column of texts; on a narrow terminal the table becomes wider than the terminal."""
-_CONTROL = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 
 
 def print_json(value: object) -> None:
     """One JSON document on standard output; `value` may contain API bodies at any depth."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
+    sys.stdout.write(_json(value, indent=2) + "\n")
 
 
 def print_json_line(value: object) -> None:
     """One JSON document on one line of standard output, flushed: a program that reads the pipe gets it at once."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=_plain) + "\n")
+    sys.stdout.write(_json(value) + "\n")
     sys.stdout.flush()
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    """The document; characters that act on a terminal are escaped, as JSON allows in its texts."""
+    document = json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
+    return "".join(json.dumps(one)[1:-1] if one != "\n" and is_unsafe(one) else one for one in document)
 
 
 def _plain(value: object) -> object:
@@ -50,8 +56,19 @@ def _plain(value: object) -> object:
 
 
 def as_text(value: object, style: str = "") -> Text:
-    """A value's characters, with control characters as `\\x1b`."""
-    return Text(format_value(value).translate(_CONTROL), style)
+    """A value on one line, with characters such as an escape or a line's end written out."""
+    return Text(safe_line(format_value(value)), style)
+
+
+def as_block(value: object, style: str = "", *, first: str = "│ ", then: str = "│ ") -> Text:
+    """A text of several lines, each behind a mark, so that none of them looks like a line of ours."""
+    lines = safe_lines(format_value(value))
+    return Text("\n".join([first + lines[0], *(then + line for line in lines[1:])]), style)
+
+
+def heading(words: str) -> Text:
+    """A line in bold after an empty one."""
+    return Text("\n").append_text(as_text(words, "bold"))
 
 
 def mean_and_interval(statistic: Statistic, form: str) -> str:
@@ -101,7 +118,7 @@ def print_parts(*parts: Part) -> None:
 
 def report_event(words: str) -> None:
     """One line on standard error about the platform."""
-    sys.stderr.write(f"leyden: {words}\n")
+    sys.stderr.write(f"leyden: {safe_line(words)}\n")
     sys.stderr.flush()
 
 

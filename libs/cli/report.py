@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape as html_escape
 from pathlib import PurePath
 
 from leyden.libs.cli.output import mean_and_interval
+from leyden.libs.cli.safe_text import safe_lines
 from leyden.libs.contracts.api import Call, Evaluation, Fact, RolloutDetail, Run, Span, Statistic, Step
+from leyden.libs.contracts.conversation import Json
 
 WIDTH, HEIGHT, MARGIN = 640, 220, 36
 COLOURS = ("#2f6f9f", "#c2571a", "#3d8b4f", "#7d4f9e", "#a33b4b")
@@ -28,6 +30,15 @@ svg text { font: 11px system-ui, sans-serif; fill: #4a5866 } pre { white-space: 
 .call { border-left: 3px solid #9aa7b5; padding-left: .8rem; margin: .8rem 0 }
 .answer { background: #f3f6f9; padding: .4rem .6rem; border-radius: 4px }
 """
+
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""The page may style itself: it runs nothing and asks nothing, whatever an agent wrote into it."""
+
+
+def escape(text: str) -> str:
+    """Text for the page: no markup, and no character that controls or turns what is around it; lines stay."""
+    return html_escape("\n".join(safe_lines(text)))
 
 
 @dataclass(frozen=True)
@@ -73,6 +84,7 @@ def render_report(
     ]
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        f"<meta http-equiv='Content-Security-Policy' content=\"{POLICY}\">"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>{escape(run.name)}</title><style>{STYLE}</style></head><body>{''.join(sections)}</body></html>\n"
     )
@@ -226,7 +238,10 @@ def _trajectory(trajectory: Trajectory) -> str:
         f"<h3>{escape(trajectory.title)}</h3><p class='muted'>rollout {escape(rollout.id)}, policy version"
         f" {rollout.admitted_version}, reward {_number(rollout.reward)}</p><pre class='muted'>{task}</pre>"
     )
-    return head + "".join(_call(number, call, trajectory.spans) for number, call in enumerate(trajectory.calls, 1))
+    calls = "".join(_call(number, call, trajectory.spans) for number, call in enumerate(trajectory.calls, 1))
+    rest = unmatched_spans(trajectory.calls, trajectory.spans)
+    others = f"<p class='muted'>tool spans that name no call</p>{''.join(map(_tool, rest))}" if rest else ""
+    return head + calls + others
 
 
 def _call(number: int, call: Call, spans: Sequence[Span]) -> str:
@@ -237,7 +252,8 @@ def _call(number: int, call: Call, spans: Sequence[Span]) -> str:
             f"return {call.credit.return_:+.2f}",
             f"advantage {call.credit.advantage:+.2f}",
         ]
-    tools = "".join(map(_tool, tool_spans(call, spans)))
+    found = tool_spans(call, spans)
+    tools = "".join(map(_tool, found)) + "".join(map(_use, _uses_without_span(call, found)))
     return (
         f"<div class='call'><p class='muted'>call {number}: {escape(last_question(call))}</p>"
         f"<pre class='answer'>{escape(answer_text(call))}</pre>"
@@ -249,6 +265,31 @@ def _tool(span: Span) -> str:
     mark = "bad" if span.status == "error" else "good"
     detail = span.error_type or span.attributes.get("gen_ai.tool.call.result") or ""
     return f"<p class='{mark}'>{escape(span.tool or span.name)}: {escape(span.status)} {escape(str(detail))}</p>"
+
+
+def _uses_without_span(call: Call, spans: Sequence[Span]) -> list[Json]:
+    """The tools that credit found for a call beside those with a span."""
+    left = [span.tool for span in spans]
+    found: list[Json] = []
+    for use in call.credit.tools.get("calls", ()) if call.credit is not None else ():
+        if use["tool"] in left:
+            left.remove(use["tool"])
+        else:
+            found.append(use)
+    return found
+
+
+def _use(use: Json) -> str:
+    mark = {"ok": "good", "error": "bad"}.get(use["status"], "muted")
+    return (
+        f"<p class='{mark}'>{escape(str(use['tool']))}: {escape(str(use['status']))} ({escape(str(use['source']))})</p>"
+    )
+
+
+def unmatched_spans(calls: Sequence[Call], spans: Sequence[Span]) -> list[Span]:
+    """The tool spans that name the response of none of these calls."""
+    matched = [span for call in calls for span in tool_spans(call, spans)]
+    return [span for span in spans if span.kind == "tool" and span not in matched]
 
 
 def tool_spans(call: Call, spans: Sequence[Span]) -> list[Span]:

@@ -11,8 +11,19 @@ from typing import Annotated
 import typer
 
 from leyden.libs.cli.context import context_of
-from leyden.libs.cli.output import AsJson, Count, Part, as_text, facts, format_value, print_result, table
-from leyden.libs.cli.report import answer_text, last_question, tool_spans
+from leyden.libs.cli.output import (
+    AsJson,
+    Count,
+    Part,
+    as_block,
+    as_text,
+    facts,
+    format_value,
+    heading,
+    print_result,
+    table,
+)
+from leyden.libs.cli.report import answer_text, last_question, tool_spans, unmatched_spans
 from leyden.libs.cli.token_text import TokenText, find_tokenizer
 from leyden.libs.client import Client
 from leyden.libs.contracts.api import Attempt, Call, RolloutDetail, Span
@@ -99,9 +110,8 @@ def trajectory(
     for number, call in enumerate(calls, 1):
         parts += _of_call(number, call, spans)
         parts += [_tokens(call, texts)] if token_rows else []
-    matched = [span for call in calls for span in tool_spans(call, spans)]
-    if rest := [span for span in spans if span.kind == "tool" and span not in matched]:
-        parts += [as_text("\ntool spans that name no call", "bold"), *map(_of_span, rest)]
+    if rest := unmatched_spans(calls, spans):
+        parts += [heading("tool spans that name no call"), *map(_of_span, rest)]
     return [*parts, *_of_output(_shown_attempt(rollout, attempt), full=output)]
 
 
@@ -121,11 +131,16 @@ def _of_rollout(rollout: RolloutDetail) -> Iterator[Part]:
         ("policy version", rollout.admitted_version),
         ("trained in step", rollout.step),
         ("attempts", ", ".join(map(_attempt, rollout.attempts))),
+        *(
+            (f"attempt {one.number}", one.outcome.detail)
+            for one in rollout.attempts
+            if one.outcome and one.outcome.detail
+        ),
         *((f"reward {reward.name}", f"{reward.value:+.3g} from {reward.source}") for reward in rollout.rewards),
     )
     outcome = next((a.outcome for a in rollout.attempts if a.number == rollout.attempt and a.outcome), None)
     if outcome is not None:
-        yield facts(("facts", outcome.facts), ("detail", outcome.detail))
+        yield facts(("facts", outcome.facts))
 
 
 def _attempt(attempt: Attempt) -> str:
@@ -149,8 +164,8 @@ def _of_output(attempt: Attempt | None, *, full: bool) -> Iterator[Part]:
         shown = stored if full else "\n".join(stored.rstrip().splitlines()[-TAIL_LINES:])[-TAIL_CHARACTERS:]
         if shown.strip():
             more = "" if shown.strip() == stored.strip() else " (its end; --output shows all that is stored)"
-            yield as_text(f"\n{name} of attempt {attempt.number}{more}", "bold")
-            yield as_text(shown.rstrip(), "red" if name == "stderr" and outcome.kind != "succeeded" else "")
+            yield heading(f"{name} of attempt {attempt.number}{more}")
+            yield as_block(shown.rstrip(), "red" if name == "stderr" and outcome.kind != "succeeded" else "")
 
 
 def _tokenizer(leyden: Client, run_id: str, model: Path | None) -> TokenText | None:
@@ -167,9 +182,9 @@ def _tokens(call: Call, texts: TokenText | None) -> Part:
 
 
 def _of_call(number: int, call: Call, spans: Sequence[Span]) -> Iterator[Part]:
-    yield as_text(f"\ncall {number}  {call.id}  {call.status}", "bold")
-    yield as_text(last_question(call)[-600:], "dim")
-    yield as_text(answer_text(call))
+    yield heading(f"call {number}  {call.id}  {call.status}")
+    yield as_block(last_question(call)[-600:], "dim")
+    yield as_block(answer_text(call))
     yield facts(
         ("tokens", f"{call.prompt_tokens} + {call.completion_tokens} ({call.cached_tokens} cached)"),
         ("log-probability", sum(call.logprobs)),

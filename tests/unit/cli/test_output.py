@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from typer.testing import CliRunner
 from leyden.libs.cli import doctor
 from leyden.libs.cli.__main__ import app
 from leyden.libs.cli.errors import CommandError, exit_on_error
-from leyden.libs.cli.output import facts, print_parts, table
+from leyden.libs.cli.output import as_block, facts, heading, print_json, print_parts, table
+from leyden.libs.cli.safe_text import safe_line
 
 OUTSIDE = "[bold]list[int] [/INST] :boom:"
 
@@ -27,6 +29,27 @@ def test_no_text_is_read_as_markup(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_escape_sequence_is_shown_and_does_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     print_parts(facts(("answer", "\x1b]0;title\x07 and \x9b31m")))
     assert "\\x1b]0;title\\x07 and \\x9b31m" in capsys.readouterr().out
+
+
+FORGED = "fine\nrun-1: completed, reward 1.0\r\x1b[2K\u202egnirts\u2066x\u2069\u2028next\x85"
+
+
+def test_text_of_an_agent_makes_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    print_parts(facts(("reason", FORGED)), as_block(FORGED), table(("name",), [(FORGED,)]), heading(FORGED))
+    with pytest.raises(typer.Exit), exit_on_error():
+        raise CommandError(FORGED)
+    print_json({"reason": FORGED})
+    said = capsys.readouterr()
+    shown = said.out + said.err
+    assert not [line for line in shown.splitlines() if line.startswith("run-1")]
+    assert not set(shown) & set("\r\x1b\u202e\u2066\u2069\u2028\x85")
+    assert "│ run-1: completed, reward 1.0\\r\\x1b[2K\\u202egnirts" in said.out
+    assert json.loads(said.out[said.out.index("{") :]) == {"reason": FORGED}
+
+
+@pytest.mark.parametrize("character", ["é", "日", "👨‍👩‍👧", "نص", "\t", "‌"])
+def test_ordinary_characters_of_every_script_stay(character: str) -> None:
+    assert safe_line(character) == character
 
 
 def test_no_id_and_no_word_is_cut_at_the_width_of_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -92,6 +92,26 @@ def test_the_page_fetches_nothing_and_runs_nothing() -> None:
     assert re.findall(r"(?:src|href)=|url\(|<script", page()) == []
 
 
+def test_a_policy_forbids_the_page_to_run_or_to_fetch() -> None:
+    assert "http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'" in page()
+
+
+def test_every_tool_is_shown_and_no_character_controls_the_page() -> None:
+    shown = trajectory()
+    [call], [span] = shown.calls, shown.spans
+    uses = [{"tool": tool, "status": "ok", "source": "result"} for tool in ("memory", "calculator")]
+    credit = call.credit.model_copy(update={"tools": {"calls": uses}}) if call.credit else None
+    hostile = Turn("assistant", "a\x1b[2Jb\u202ec\nd")
+    silent = span.model_copy(update={"response_id": None, "tool": "search\u2066", "span_id": "s2"})
+    changed = call.model_copy(update={"credit": credit, "answer": hostile})
+    text = render_report(run(), [], [], [Trajectory("After", shown.rollout, [changed], [span, silent])])
+    assert "a\\x1b[2Jb\\u202ec\nd" in text
+    assert "calculator: ok (result)" in text
+    assert "memory: ok (result)" not in text
+    assert "search\\u2066: ok" in text
+    assert not set(text) & set("\x1b\u202e\u2066")
+
+
 def test_counts_intervals_and_credit_are_shown() -> None:
     text = page()
     for expected in (
