@@ -33,6 +33,7 @@ from leyden.libs.contracts.config import RunConfig
 
 AGENT = EXAMPLES / "flight_agent"
 TRAINING_TASKS, HELD_OUT_TASKS = 400, 200
+GAMMA = 0.95
 AIR_WEIGHTS = {"memory": 0.3, "search": 0.2}
 READY_SECONDS = 600.0
 
@@ -175,7 +176,7 @@ def run_document(options: DemoOptions) -> RunConfig:
             "seed": options.seed,
         },
         "credit": {
-            "rule": {"type": options.credit},
+            "rule": {"type": options.credit, **({"gamma": GAMMA} if options.credit == "discounted" else {})},
             "air": {"weights": AIR_WEIGHTS} if options.air else None,
             "baseline": {"type": options.baseline, "per": per},
         },

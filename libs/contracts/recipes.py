@@ -29,7 +29,7 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
             {
                 "sampling": {"group_size": 8, "groups_per_step": 6, "max_policy_lag": 0},
                 "credit": {
-                    "rule": {"type": "discounted"},
+                    "rule": {"type": "discounted", "gamma": 0.95},
                     "air": {"weights": {"memory": 0.3, "search": 0.2}},
                     "baseline": {"type": "mean", "per": "state"},
                 },

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, func, select, text, tuple_, update
 from leyden.libs.contracts import api
 from leyden.libs.contracts.config import EvaluationPlan, RunConfig
 from leyden.libs.contracts.ids import evaluation_id, new_id
+from leyden.libs.contracts.judgements import warnings_of
 from leyden.libs.contracts.states import RunIntent, RunPhase
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
@@ -113,7 +114,8 @@ async def create_run(
         carried = config.policy_run(policy)
         await _add_run(session, carried, dataset_id, policy_parents.get(policy), lead=(row.id, policy))
     await session.refresh(row)
-    return (await _with_progress(session, [row]))[0]
+    made = (await _with_progress(session, [row]))[0]
+    return made.model_copy(update={"warnings": warnings_of(config)})
 
 
 async def _add_run(
@@ -164,7 +166,7 @@ async def get_run(session: ReadSession, run_id: str) -> api.Run:
     Raises: UnknownRun
     """
     run = (await _with_progress(session, [await check_run(session, run_id)]))[0]
-    warnings = [] if run.pruned else await run_warnings(session, run_id)
+    warnings = warnings_of(run.config) + ([] if run.pruned else await run_warnings(session, run_id))
     ends, last_end = await trainer_ends(session, run_id)
     run = run.model_copy(update={"trainer_ends": ends, "last_trainer_end": last_end})
     return run.model_copy(update={"warnings": warnings, "calls": await of_run(session, run_id)})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from leyden.libs.contracts.api import FieldProblem
 from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.judgements import judge
 from leyden.libs.contracts.model_folder import serving_mismatch
 from leyden.libs.service import Problem
 from leyden.libs.store.database import ReadSession
@@ -163,6 +164,17 @@ def _exists(path: Path) -> bool:
     except OSError:
         # A name too long, a folder that this process may not enter: only a trainer can tell.
         return False
+
+
+def check_judgements(config: RunConfig, path: str = "") -> None:
+    """Passes a document that can train.
+
+    Args:   path: where the request has these settings, with a dot at its end
+    Raises: Problem: it never can
+    """
+    refused = next((one for one in judge(config) if one.verdict == "refused"), None)
+    if refused is not None:
+        raise refusal(f"{path}{refused.path}", refused.message)
 
 
 def refusal(path: str, message: str) -> Problem:

@@ -21,6 +21,7 @@ from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.models import (
     check_frozen_policies,
+    check_judgements,
     check_model,
     check_policies,
     check_pool,
@@ -41,6 +42,7 @@ async def create_run(
     """Create a run from its document; it begins as soon as an engine is free."""
     _check_runner(request, config)
     check_frozen_policies(config)
+    check_judgements(config)
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
         await _check_references(session, config)
@@ -124,6 +126,7 @@ async def resume_run(
         ended, version = await runs.resumable_version(session, run_id, asked.from_version)
         config = amended(ended, version, asked, await read_pools(session))
         _check_runner(request, config)
+        check_judgements(config, "changes.")
         await _check_references(session, config)
         continued = continued_policies(ended, config, asked)
         check_frozen_policies(config, continued)

@@ -28,7 +28,8 @@ def check_critic(algorithm: Algorithm, credit: Credit, sampling: Sampling) -> No
             f"algorithm.critic computes advantages itself, but credit.baseline.type is {baseline.type!r}: write"
             " 'value', or remove the critic"
         )
-    if baseline.per != "rollout" or credit.rule != DiscountedCredit():
+    # The default had γ 0.95 before, which stored documents name.
+    if baseline.per != "rollout" or credit.rule not in {DiscountedCredit(), DiscountedCredit(gamma=0.95)}:
         raise ValueError(
             "credit.rule and credit.baseline.per do not act with algorithm.critic, which takes the calls' rewards:"
             " remove them, and set algorithm.critic.gamma and gae_lambda"

@@ -40,10 +40,13 @@ class EqualSplitCredit(Document):
 
 
 class DiscountedCredit(Document):
-    """Every call gets its own reward and γ times the mean return of the calls that follow it in the call tree."""
+    """Every call gets its own reward and γ times the mean return of the calls that follow it in the call tree.
+
+    With γ below 1 the first calls of a long rollout learn little: 0.95 leaves 0.36 of a reward 20 calls later.
+    """
 
     type: Literal["discounted"] = "discounted"
-    gamma: float = Field(default=0.95, ge=0.0, le=1.0)
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
 
 
 class TemporalCredit(Document):
@@ -51,7 +54,7 @@ class TemporalCredit(Document):
     branch: for agents whose prompts do not extend each other, so that the call tree knows no order."""
 
     type: Literal["temporal"] = "temporal"
-    gamma: float = Field(default=0.95, ge=0.0, le=1.0)
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
 
 
 class TokenDiscountedCredit(Document):

@@ -61,6 +61,9 @@ class RunConfig(Document):
         document = self.model_dump(mode="json")
         if self.sampling.failure_reward is None:
             del document["sampling"]["failure_reward"]
+        if self.algorithm.critic is not None:
+            # The rule does not act, and the version before takes its own default alone.
+            del document["credit"]["rule"]
         return document
 
     @model_validator(mode="before")

@@ -72,6 +72,7 @@ async def test_an_ended_run_continues_with_an_amended_document(
         ({"changes": {"training": {"lora": {"rank": 4}}}}, 422, "changes.training.lora: "),
         ({"changes": {"optimizer": {"learning_rat": 1}}}, 422, "changes.optimizer.learning_rat: "),
         ({"changes": {"sampling": {"min_siblings": 9}}}, 422, "changes.sampling: min_siblings 9 exceeds"),
+        ({"changes": {"sampling": {"temperature": 0.0}}}, 422, "changes.sampling.temperature: calls at temperature 0"),
         ({"changes": {"pool": "huge"}}, 422, "there is no pool 'huge'"),
         ({"changes": {"recipe": "lora-1gpu"}}, 422, "changes.recipe: a recipe only begins a document"),
     ],

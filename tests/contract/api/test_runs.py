@@ -172,6 +172,8 @@ async def test_a_run_is_created_with_partitions_and_planned_evaluations(
         ({"sampling": {"group_size": 2, "min_siblings": 3}}, "sampling", "no group could count"),
         ({"learning_rate": 1}, "learning_rate", "unknown field"),
         ({"agent": {"command": []}}, "agent.command", "at least 1 item"),
+        ({"sampling": {"group_size": 1, "min_siblings": 1}}, "sampling.group_size", "write 2 or more"),
+        ({"sampling": {"temperature": 0.0}}, "sampling.temperature", "write 1, or leave it out"),
     ],
 )
 async def test_a_refused_run_config_names_the_field_and_the_remedy(
@@ -182,6 +184,12 @@ async def test_a_refused_run_config_names_the_field_and_the_remedy(
     assert (response.status_code, response.headers["content-type"]) == (422, "application/problem+json")
     assert [error["path"] for error in problem["errors"]] == [path]
     assert words in problem["errors"][0]["message"]
+
+
+async def test_settings_that_do_not_mean_what_they_say_are_warnings_of_the_run(api_http: httpx.AsyncClient) -> None:
+    made = await create(api_http, algorithm={"type": "gspo"})
+    assert [warning.split(":")[0] for warning in made["warnings"]] == ["algorithm.correction"]
+    assert (await api_http.get(f"/v1/runs/{made['id']}")).json()["warnings"] == made["warnings"]
 
 
 async def test_a_run_shows_its_best_version_and_the_space_of_its_weights(

@@ -1,0 +1,91 @@
+"""Combinations that can never train are refused, those that do not mean what they say are named, others pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from leyden.libs.contracts.config import DiscountedCredit, RunConfig, TemporalCredit
+from leyden.libs.contracts.judgements import judge, warnings_of
+from leyden.libs.contracts.overlay import overlay
+from leyden.libs.contracts.recipes import RECIPES
+from tests.builders import run_document
+
+GSPO = {"type": "gspo"}
+CRITIC = {"credit": {"baseline": {"type": "value"}}, "algorithm": {"type": "ppo_clip", "critic": {"warmup_steps": 9}}}
+DECOUPLED = {"type": "decoupled"}
+CASES: list[tuple[dict[str, Any], str, str]] = [
+    ({"sampling": {"group_size": 1, "min_siblings": 1}}, "sampling.group_size", "refused"),
+    ({"sampling": {"temperature": 0.0}}, "sampling.temperature", "refused"),
+    ({**CRITIC, "training": {"steps": 9}}, "algorithm.critic.warmup_steps", "refused"),
+    ({"optimizer": {"warmup_steps": 10}, "training": {"steps": 9}}, "optimizer.warmup_steps", "warning"),
+    ({"algorithm": GSPO}, "algorithm.correction", "warning"),
+    ({"algorithm": {"type": "reinforce"}, "sampling": {"max_policy_lag": 2}}, "algorithm.type", "warning"),
+    ({"algorithm": {"type": "reinforce", "epochs": 2}}, "algorithm.type", "warning"),
+    ({"algorithm": {"type": "importance_sampling"}, "sampling": {"max_policy_lag": 4}}, "algorithm.type", "warning"),
+    ({"training": {"lora": {}}}, "optimizer.learning_rate", "warning"),
+    (
+        {
+            "sampling": {"refill_zero_variance": 1},
+            "training": {"early_stopping": {"metric": "train_reward", "patience": 3}},
+        },
+        "training.early_stopping.metric",
+        "warning",
+    ),
+    (
+        {"sampling": {"curriculum": {}}, "training": {"early_stopping": {"metric": "train_reward", "target": 1.0}}},
+        "training.early_stopping.metric",
+        "warning",
+    ),
+]
+SOUND: list[dict[str, Any]] = [
+    {},
+    {"sampling": {"group_size": 1, "min_siblings": 1}, "credit": {"baseline": {"type": "ema"}}},
+    {"sampling": {"temperature": 0.0}, "training": {"steps": 0}},
+    {**CRITIC, "training": {"steps": 10}},
+    {"optimizer": {"warmup_steps": 9}, "training": {"steps": 9}},
+    {"algorithm": {**GSPO, "correction": DECOUPLED, "mini_batches": 2}, "sampling": {"groups_per_step": 2}},
+    {"algorithm": {"type": "reinforce", "correction": DECOUPLED}, "sampling": {"max_policy_lag": 2}},
+    {"training": {"lora": {}}, "optimizer": {"learning_rate": 1e-4}},
+]
+
+
+def run(changes: dict[str, Any]) -> RunConfig:
+    return RunConfig.model_validate(overlay(run_document(), changes))
+
+
+@pytest.mark.parametrize(("changes", "path", "verdict"), CASES)
+def test_a_combination_is_judged(changes: dict[str, Any], path: str, verdict: str) -> None:
+    document = run(changes)
+    assert [(one.path, one.verdict) for one in judge(document)] == [(path, verdict)]
+    # A stored run is read whatever is thought of it.
+    assert RunConfig.stored(document.storable()) == document
+
+
+@pytest.mark.parametrize("changes", SOUND)
+def test_sound_documents_pass(changes: dict[str, Any]) -> None:
+    assert judge(run(changes)) == []
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_pass(recipe: str) -> None:
+    document = {name: value for name, value in run_document().items() if name != "sampling"}
+    assert judge(RunConfig.model_validate({**document, "recipe": recipe})) == []
+
+
+def test_further_policies_are_judged_with_their_own_settings() -> None:
+    roles = [{"name": "checker", "system": "check", "policy": "small"}, {"name": "writer"}]
+    policies = {"small": {"pool": "other", "lora": {}}}
+    assert [one.path for one in judge(run({"roles": roles, "policies": policies}))] == [
+        "policies.small.optimizer.learning_rate"
+    ]
+    assert warnings_of(run({"roles": roles, "policies": policies}))[0].startswith("policies.small.optimizer")
+
+
+def test_discounts_are_1_by_default_and_critics_of_before_are_read() -> None:
+    assert (DiscountedCredit().gamma, TemporalCredit().gamma) == (1.0, 1.0)
+    before = overlay(run(CRITIC).model_dump(mode="json"), {"credit": {"rule": {"type": "discounted", "gamma": 0.95}}})
+    assert RunConfig.stored(before).algorithm.critic is not None
+    # The version before reads no other rule beside a critic than its own default.
+    assert "rule" not in run(CRITIC).storable()["credit"]
