@@ -14,9 +14,9 @@ from leyden.libs.cli.cluster.release import copy_from_storage
 from leyden.libs.cli.context import context_of
 from leyden.libs.cli.document import read_document, set_values
 from leyden.libs.cli.errors import CommandError, Exit
-from leyden.libs.cli.output import AsJson, Count, console, error_console, facts, print_result, table
+from leyden.libs.cli.output import AsJson, Count, Part, console, error_console, facts, print_result, table
 from leyden.libs.cli.run_report import write_report
-from leyden.libs.cli.watch import ENDED, evaluation_table, step_table, watch_run
+from leyden.libs.cli.watch import ENDED, call_lines, evaluation_table, step_table, warning_lines, watch_run
 from leyden.libs.contracts.api import EvaluationRequest, ResumeRequest, Run, RunParent
 
 app = typer.Typer(no_args_is_help=True, help="Runs: training jobs.")
@@ -50,7 +50,7 @@ def create(
             made = watch_run(leyden, made.id, error_console if as_json else console)
     if as_json or not watch:
         shown = facts(("run", made.id), ("name", made.name), ("phase", made.phase), ("steps", made.progress.steps))
-        print_result(as_json, made, shown, f"Watch it with: leyden run watch {made.id}")
+        print_result(as_json, made, shown, *warning_lines(made), f"Watch it with: leyden run watch {made.id}")
 
 
 @app.command("list")
@@ -90,7 +90,8 @@ def show(ctx: typer.Context, run: Name, as_json: AsJson = False) -> None:
         ("made", found.created_at),
         ("allowed actions", ", ".join(found.allowed_actions) or "none"),
     )
-    tables = [step_table(steps)] if steps else []
+    tables: list[Part] = [*warning_lines(found), *call_lines(found.calls)]
+    tables += [step_table(steps)] if steps else []
     tables += [evaluation_table(evaluations)] if evaluations else []
     document = {**found.model_dump(mode="json"), "step_list": steps, "evaluations": evaluations}
     print_result(as_json, document, shown, *tables)
@@ -190,7 +191,7 @@ def _print_continued(made: Run, policies: Mapping[str, Run], as_json: bool) -> N
         ("steps", made.progress.steps),
         *of_policies,
     )
-    print_result(as_json, made, shown, f"Watch it with: leyden run watch {made.id}")
+    print_result(as_json, made, shown, *warning_lines(made), f"Watch it with: leyden run watch {made.id}")
 
 
 def _policy_version(given: str) -> tuple[str, int]:

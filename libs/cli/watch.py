@@ -13,7 +13,7 @@ from rich.text import Text
 from leyden.libs.cli.output import as_text, mean_and_interval, print_json_line, table
 from leyden.libs.client import Client, Unreachable
 from leyden.libs.contracts.api import Evaluation, Run, Step
-from leyden.libs.contracts.call_counts import why_nothing_trains
+from leyden.libs.contracts.call_counts import CallCounts, why_nothing_trains
 
 ENDED = frozenset({"completed", "failed", "cancelled"})
 ROWS = 30
@@ -98,6 +98,26 @@ def summary(run: Run) -> Text:
     return Text("\n").join(map(as_text, [first, *policies, *(f"warning: {warning}" for warning in run.warnings)]))
 
 
+def warning_lines(run: Run) -> list[Text]:
+    """A line for each warning of a run."""
+    return [as_text(f"warning: {warning}", "yellow") for warning in run.warnings]
+
+
+def call_lines(counts: CallCounts) -> list[Text]:
+    """The counts of a run's model calls and tools, in lines; none before its first credited group."""
+    if not counts.calls:
+        return []
+    odd = (("malformed", counts.malformed), ("empty", counts.empty), ("cut off", counts.cut))
+    words = [f"{counts.calls} model calls", *(f"{count} {name}" for name, count in odd if count)]
+    lines = [", ".join(words)]
+    lines += [f"{count} calls do not train: {reason}" for reason, count in counts.untrainable.items()]
+    lines += [
+        f"tool {tool}: " + ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()))
+        for tool, statuses in counts.tools.items()
+    ]
+    return list(map(as_text, lines))
+
+
 def step_table(steps: Sequence[Step]) -> Table:
     """Reward with its standard deviation, facts, loss, entropy, KL, tokens and seconds, by step; with the metrics of
     a critic and the samples that were used again, where the run has them."""
@@ -158,7 +178,7 @@ def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
                 evaluation.measured_version,
                 ", ".join(f"{count} {state}" for state, count in sorted(results.rollouts.items())),
                 mean_and_interval(reward, ".3f") if reward else "–",
-                "\n".join([*shares, *texts]),
+                Text("\n").join(map(as_text, [*shares, *texts])),
             )
         )
     return table(("evaluation", "version", "rollouts", "reward", "facts"), rows)

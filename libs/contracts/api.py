@@ -169,7 +169,8 @@ class Run(_Body):
     pruned: bool = False
     """Whether the run's calls, spans, credits and samples have been deleted."""
     warnings: list[str] = []
-    """Reasons for which most of its newest attempts teach nothing; only in the answer about one run."""
+    """Settings that do not mean what they say, and reasons for which its newest attempts teach nothing; only in the
+    answer about one run."""
     calls: CallCounts = CallCounts()
     """Counts of the model calls of its credited groups; only in the answer about one run."""
     trainer_ends: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from leyden.libs.contracts.call_counts import CallCounts, total, why_nothing_trains
-from leyden.libs.contracts.conversation import parse_turn
+from leyden.libs.contracts.conversation import ToolCall, parse_turn
 from leyden.libs.contracts.ids import sample_id
 from leyden.libs.contracts.states import CallStatus, GroupVerdict, OutcomeKind
 from leyden.libs.store.chains import MissingParent, full_prompt
@@ -140,10 +141,26 @@ def _call(row: Any, by_id: Mapping[str, Any], policy: str | None) -> Call:
         delivered=row.delivered,
         policy=policy,
         offers_tools=row.offers_tools,
-        asked=tuple(AskedTool(one.name, one.id, one.is_malformed) for one in answer.tool_calls) if answer else (),
+        asked=tuple(map(_asked, answer.tool_calls)) if answer else (),
         text=answer.content if answer else "",
         results=tuple(ToolResult(one["id"], one["text"], one["is_error"] is True) for one in row.results or ()),
     )
+
+
+def _asked(call: ToolCall) -> AskedTool:
+    return AskedTool(call.name, call.id, call.is_malformed or not is_json_object(call.arguments))
+
+
+def is_json_object(arguments: str) -> bool:
+    """Whether a tool call's arguments are an object of strict JSON: no text, and no NaN in it."""
+    try:
+        return isinstance(json.loads(arguments, parse_constant=_refuse), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _span(row: Any) -> ToolSpan:

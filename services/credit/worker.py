@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from prometheus_client import Counter, Histogram
 
+from leyden.libs.contracts.call_counts import CallCounts, total
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.faults import fault_point
 from leyden.libs.queue.notifications import Notifications, Topic
@@ -42,6 +43,9 @@ from leyden.services.credit.settings import Settings
 
 GROUPS = Counter("credit_groups_total", "Groups that got a verdict.", ["verdict", "has_variance"])
 SAMPLES = Counter("credit_samples_total", "Samples written.")
+CALLS = Counter("credit_calls_total", "Model calls of credited groups: all, malformed, empty or cut.", ["kind"])
+UNTRAINABLE = Counter("credit_untrainable_calls_total", "Model calls of credited groups that do not train.", ["reason"])
+TOOL_CALLS = Counter("credit_tool_calls_total", "Tool calls of credited groups by status.", ["status"])
 BATCH_SECONDS = Histogram(
     "credit_batch_seconds", "Loading, computing and writing the groups of one transaction.", buckets=SECONDS_BUCKETS
 )
@@ -259,11 +263,24 @@ async def _wait(notifications: Notifications, stop: asyncio.Event, seconds: floa
     await asyncio.gather(woken, stopped, return_exceptions=True)
 
 
+def _count_calls(counts: CallCounts) -> None:
+    for kind in ("malformed", "empty", "cut"):
+        CALLS.labels(kind).inc(getattr(counts, kind))
+    CALLS.labels("all").inc(counts.calls)
+    for reason, count in counts.untrainable.items():
+        UNTRAINABLE.labels(reason).inc(count)
+    for statuses in counts.tools.values():
+        for status, count in statuses.items():
+            TOOL_CALLS.labels(status).inc(count)
+
+
 def _log_result(group: PendingGroup, result: Result) -> None:
     row = verdict_row(group, result)
     samples = sum(map(len, result.samples.values())) if isinstance(result, Credited) else 0
     GROUPS.labels(str(row.verdict), str(row.has_variance).lower()).inc()
     SAMPLES.inc(samples)
+    if isinstance(result, Credited):
+        _count_calls(total(result.counts.values()))
     log.info(
         "group credited",
         group_id=group.id,

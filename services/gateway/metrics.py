@@ -24,6 +24,9 @@ PROMPTS = Counter(
 )
 REPLAYS = Counter("gateway_replays_total", "Retries of an SDK answered without sampling again.", ["source"])
 UNTRAINABLE = Counter("gateway_untrainable_calls_total", "Completed calls whose parameters a trainer cannot reproduce.")
+CONTEXT_OVERFLOWS = Counter(
+    "gateway_context_overflows_total", "Requests refused because their messages exceed the model's context."
+)
 RECORD_SECONDS = Histogram(
     "gateway_record_seconds", "Time that an answer waited for its durable record.", buckets=SECONDS_BUCKETS
 )

@@ -25,6 +25,7 @@ from leyden.libs.contracts.conversation import Json, Turn
 from leyden.libs.contracts.states import Continuation
 from leyden.services.gateway.conversation import ModelRequest, Prompt
 from leyden.services.gateway.errors import ContextOverflow
+from leyden.services.gateway.metrics import CONTEXT_OVERFLOWS
 from leyden.services.gateway.prompt.rendering import Renderer, Rendering
 from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.prompt.tokenizer import TokenIds
@@ -166,6 +167,7 @@ class PrefixIndex:
 
     def _check_length(self, ids: TokenIds) -> None:
         if len(ids) > self._model.tokenizer.context_length - 2:
+            CONTEXT_OVERFLOWS.inc()
             raise ContextOverflow(self._model.tokenizer.context_length, len(ids))
 
     def remember(
