@@ -1,7 +1,7 @@
-{{/* The pods that runner and controller make Jobs of; values replace any part. */}}
+{{/* The pods that runner and controller make Jobs of; values lie over any part. */}}
 {{- define "leyden.podTemplates" -}}
 {{- range $key, $part := dict "agent" "rollouts" "trainer" "trainer" }}
 {{ $key }}.yaml: |
-  {{- mergeOverwrite (include (printf "leyden.%sPod" $key) $ | fromYaml) (index $.Values $part "podTemplate" | default dict) | toYaml | nindent 2 }}
+  {{- include "leyden.podWith" (dict "pod" (include (printf "leyden.%sPod" $key) $) "over" (index $.Values $part "podTemplate")) | nindent 2 }}
 {{- end }}
 {{- end }}

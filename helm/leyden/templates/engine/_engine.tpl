@@ -26,7 +26,7 @@ spec:
     matchLabels:
       {{- include "leyden.selectorLabels" . | nindent 6 }}
   template:
-    {{- include "leyden.enginePod" . | nindent 4 }}
+    {{- include "leyden.enginePodOf" . | nindent 4 }}
 {{- end }}
 {{- end }}
 
@@ -52,9 +52,9 @@ spec:
     size: {{ .engine.nodes }}
     restartPolicy: RecreateGroupOnPodRestart
     leaderTemplate:
-      {{- include "leyden.enginePod" (merge (dict "role" "leader") .) | nindent 6 }}
+      {{- include "leyden.enginePodOf" (merge (dict "role" "leader") .) | nindent 6 }}
     workerTemplate:
-      {{- include "leyden.enginePod" (merge (dict "role" "worker") .) | nindent 6 }}
+      {{- include "leyden.enginePodOf" (merge (dict "role" "worker") .) | nindent 6 }}
 {{- end }}
 
 {{/* Its EndpointSlices are the controller's list of engines, ready or not. */}}
@@ -76,6 +76,11 @@ spec:
     port: 30000
     targetPort: http
     protocol: TCP
+{{- end }}
+
+{{/* The pod with the operator's part over it. */}}
+{{- define "leyden.enginePodOf" -}}
+{{- include "leyden.podWith" (dict "pod" (include "leyden.enginePod" .) "over" .engine.podTemplate) -}}
 {{- end }}
 
 {{- define "leyden.enginePod" -}}

@@ -1,0 +1,82 @@
+"""An operator's `podTemplate` adds to the pods of agents, trainers and engines, and leaves their protection."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.contract.chart.chart import FULLNAME, Object, containers, template
+
+PARTS = {"rollouts": "agent", "trainer": "trainer", "engine": "engine"}
+
+
+def pod_of(part: str, over: dict[str, Any], folder: Path) -> Object:
+    file = folder / "values.yaml"
+    file.write_text(yaml.safe_dump({part: {"podTemplate": over}}))
+    done = template("--values", str(file))
+    assert done.returncode == 0, done.stderr
+    found = {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout) if one}
+    if part == "engine":
+        pod: Object = found["StatefulSet", f"{FULLNAME}-engine"]["spec"]["template"]
+        return pod
+    text = found["ConfigMap", f"{FULLNAME}-pod-templates"]["data"][f"{PARTS[part]}.yaml"]
+    templated: Object = yaml.safe_load(text)
+    return templated
+
+
+def added(pod: Object, container: Object) -> Object:
+    """The same pod with more in its first container."""
+    first, *others = pod["spec"]["containers"]
+    return {**pod, "spec": {**pod["spec"], "containers": [{**first, **container}, *others]}}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_one_more_source_of_variables_changes_nothing_else(part: str, tmp_path: Path) -> None:
+    source = [{"secretRef": {"name": "tools"}}]
+    over = {"spec": {"containers": [{"name": PARTS[part], "envFrom": source}]}}
+    before = pod_of(part, {}, tmp_path)
+    assert pod_of(part, over, tmp_path) == added(before, {"envFrom": source})
+    assert containers(before)[-1]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_things_of_a_name_are_merged_and_others_are_added(part: str, tmp_path: Path) -> None:
+    over = {
+        "metadata": {"labels": {"team": "blue"}},
+        "spec": {
+            "containers": [
+                {
+                    "name": PARTS[part],
+                    "env": [{"name": "HOME", "value": "/elsewhere"}, {"name": "MORE", "value": "x"}],
+                    "volumeMounts": [{"name": "extra", "mountPath": "/extra"}],
+                    "securityContext": {"readOnlyRootFilesystem": True},
+                },
+                {"name": "sidecar", "image": "sidecar:1"},
+            ],
+            "volumes": [{"name": "extra", "emptyDir": {}}, {"name": "tmp", "hostPath": {"path": "/x"}}],
+            "tolerations": [{"key": "more", "operator": "Exists"}],
+        },
+    }
+    before, after = pod_of(part, {}, tmp_path), pod_of(part, over, tmp_path)
+    assert after["metadata"]["labels"] == before["metadata"]["labels"] | {"team": "blue"}
+    assert [one["name"] for one in after["spec"]["containers"]] == [PARTS[part], "sidecar"]
+    old, new = before["spec"]["containers"][0], after["spec"]["containers"][0]
+    variables = {one["name"]: one for one in old.get("env", ())} | {
+        one["name"]: one for one in over["spec"]["containers"][0]["env"]
+    }
+    assert {one["name"]: one for one in new["env"]} == variables
+    assert new["volumeMounts"] == [*old["volumeMounts"], {"name": "extra", "mountPath": "/extra"}]
+    assert new["securityContext"] == old["securityContext"] | {"readOnlyRootFilesystem": True}
+    volumes = {one["name"]: one for one in (*before["spec"]["volumes"], *over["spec"]["volumes"])}
+    assert {one["name"]: one for one in after["spec"]["volumes"]} == volumes
+    more = before["spec"].get("tolerations", [])
+    assert after["spec"]["tolerations"] == [*more, {"key": "more", "operator": "Exists"}]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_null_removes(part: str, tmp_path: Path) -> None:
+    over = {"spec": {"containers": [{"name": PARTS[part], "resources": None}]}}
+    assert "resources" not in containers(pod_of(part, over, tmp_path))[-1]
