@@ -9,7 +9,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
 
 from leyden.libs.contracts import api
-from leyden.libs.contracts.config import RunConfig
+from leyden.libs.contracts.agent_rules import AgentRules
+from leyden.libs.contracts.config import KubernetesRunner, RunConfig
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store import agents, results, retention, runs, views
@@ -58,6 +59,9 @@ def _check_runner(request: Request, config: RunConfig) -> None:
             f"runner.type: this platform's runners execute {', '.join(sorted(executed))} and not {config.runner.type}"
         )
         raise Problem(422, detail, cause="runner_type")
+    rules: AgentRules = request.app.state.settings.agent_rules
+    if isinstance(config.runner, KubernetesRunner) and (refused := rules.refusals(config.runner)):
+        raise Problem(422, "; ".join(refused), cause="agent_rules")
 
 
 async def _check_references(session: Session, config: RunConfig) -> None:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import SettingsConfigDict
 
+from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.service import HttpSettings
 from leyden.libs.service.secrets import read_secret
 
@@ -26,6 +27,9 @@ class Settings(HttpSettings):
     runner_types: frozenset[Literal["process", "kubernetes"]] | None = None
     """Values of `runner.type` that the platform's runners execute (their RUNNER_BACKEND), as a JSON list. The API
     refuses runs with another; unset, their rollouts wait for a runner of that type."""
+    agent_rules: AgentRules = AgentRules()
+    """Secrets, images, nodes, tolerations and resources that a run with `runner.type: kubernetes` may name, as JSON:
+    `{"secrets": ["tools"], "images": ["registry.example/*"], "limits": {"cpu": "4"}}`."""
     max_upload_bytes: int = Field(default=512 * 2**20, ge=1024)
     """Size of one dataset upload."""
     max_row_bytes: int = Field(default=2**20, ge=64)

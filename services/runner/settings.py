@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import AliasChoices, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.service import HttpAddress, ServiceSettings
 
 
@@ -38,6 +39,8 @@ class Settings(ServiceSettings):
     """Kubernetes: the label `app.kubernetes.io/instance` of agents' Jobs. Two platforms in one namespace need two."""
     owner_role: str | None = None
     """Kubernetes: a Role of the namespace that owns agents' Jobs: `helm uninstall` ends them with it."""
+    agent_rules: AgentRules = AgentRules()
+    """Kubernetes: what a run may name, as API_AGENT_RULES; an attempt of another run does not start."""
     start_seconds: float = Field(default=300.0, gt=0)
     """Kubernetes: the longest wait of an agent's pod for quota, a node or its image. Then the attempt fails with the
     reason, and is tried again."""

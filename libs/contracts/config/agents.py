@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -21,6 +22,11 @@ RESERVED_NAMES = frozenset(
     }
 )
 """Variables of agents that carry the platform's addresses, keys and ids, beside those in `LEYDEN_`."""
+
+
+def reserved_names(names: Iterable[str]) -> list[str]:
+    """Those that the platform sets in every agent's environment."""
+    return sorted(name for name in names if name.startswith("LEYDEN_") or name in RESERVED_NAMES)
 
 
 class Agent(Document):
@@ -49,7 +55,6 @@ class Agent(Document):
 
     @model_validator(mode="after")
     def _platform_names_are_reserved(self) -> Agent:
-        reserved = sorted(name for name in self.environment if name.startswith("LEYDEN_") or name in RESERVED_NAMES)
-        if reserved:
+        if reserved := reserved_names(self.environment):
             raise ValueError(f"environment sets {reserved}, which the platform sets itself: remove them")
         return self

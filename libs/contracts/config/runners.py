@@ -6,12 +6,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from leyden.libs.contracts.config.agents import VariableName, reserved_names
 from leyden.libs.contracts.config.document import Document
 
 ImageName = Annotated[str, Field(max_length=500, pattern=r"^[a-z0-9][a-zA-Z0-9._/:-]*(@sha256:[0-9a-f]{64})?$")]
 Quantity = Annotated[str, Field(pattern=r"^[0-9]{1,15}(\.[0-9]{1,9})?(m|k|[MGTPE]|[KMGTPE]i)?$")]
 """A Kubernetes quantity, such as `500m` or `2Gi`."""
 LabelName = Annotated[str, Field(max_length=317, pattern=r"^([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,62})$")]
+SecretName = Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")]
 LabelValue = Annotated[str, Field(max_length=63, pattern=r"^[A-Za-z0-9._-]*$")]
 
 
@@ -53,6 +55,13 @@ class Toleration(Document):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
 
 
+class SecretKey(Document):
+    """A key of a Secret in the agents' namespace."""
+
+    name: SecretName
+    key: Annotated[str, Field(max_length=253, pattern=r"^[A-Za-z0-9._-]+$")]
+
+
 class KubernetesRunner(_Runner):
     """Each attempt is a Job of the Kubernetes cluster, in a pod of its own, for agents whose code is not trusted."""
 
@@ -61,9 +70,19 @@ class KubernetesRunner(_Runner):
     """The image that holds the agent, with a tag other than `latest`, or a digest: attempts of one run are alike."""
     resources: Resources = Field(default_factory=Resources)
     """Added to those of the platform's pod template. A pod that exceeds its memory limit is the agent's own failure."""
+    secrets: dict[VariableName, SecretKey] = Field(default_factory=dict, max_length=50)
+    """Variables of the agent whose values are in Secrets of its namespace, as
+    `{"TOOL_KEY": {"name": "tools", "key": "api-key"}}`. The operator allows Secrets by name (chart:
+    `rollouts.allow.secrets`)."""
     node_selector: dict[LabelName, LabelValue] = Field(default_factory=dict, max_length=20)
     """Labels that the agent's node must have."""
     tolerations: list[Toleration] = Field(default_factory=list, max_length=20)
+
+    @model_validator(mode="after")
+    def _platform_names_are_reserved(self) -> KubernetesRunner:
+        if reserved := reserved_names(self.secrets):
+            raise ValueError(f"secrets sets {reserved}, which the platform sets itself: remove them")
+        return self
 
     @model_validator(mode="after")
     def _the_image_is_pinned(self) -> KubernetesRunner:

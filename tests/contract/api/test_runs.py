@@ -15,6 +15,8 @@ from leyden.libs.contracts.states import EngineState
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import Assignment, EngineStatus, Pool, write_assignments, write_engines, write_pools
+from leyden.services.api.app import create_app
+from leyden.services.api.settings import Settings
 from tests import builders
 from tests.fakes.chat_model import CHATML_WITH_TOOLS, make_chat_model
 
@@ -45,6 +47,20 @@ async def test_a_run_for_runners_that_the_platform_lacks_is_refused(api_http: ht
     refused = await api_http.post("/v1/runs", json=document)
     assert (refused.status_code, refused.json()["cause"]) == (422, "runner_type")
     assert "execute process and not kubernetes" in refused.json()["detail"]
+
+
+async def test_a_run_that_names_a_secret_without_leave_is_refused(postgres_dsn: str) -> None:
+    app = create_app(Settings(database_url=postgres_dsn, admin_token="secret-of-tests"))  # type: ignore[arg-type]
+    headers = {"authorization": "Bearer secret-of-tests"}
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://api", headers=headers) as http:
+            await create(http)
+            secrets = {"TOOL_KEY": {"name": "leyden-secrets", "key": "admin-token"}}
+            runner = {"type": "kubernetes", "image": "agents/flight:3", "secrets": secrets}
+            refused = await http.post("/v1/runs", json=builders.run_document(runner=runner))
+    assert (refused.status_code, refused.json()["cause"]) == (422, "agent_rules")
+    assert "leyden-secrets is not among the secrets that runs may name" in refused.json()["detail"]
 
 
 async def test_a_run_of_an_unknown_pool_or_of_another_model_is_refused(

@@ -106,6 +106,7 @@ LISTS: dict[str, list[Any]] = {
     "extraVolumeMounts": [{"name": "tmp", "mountPath": "/x"}],
     "extraArgs": ["--enable-lora", "--x=1"],
     "imagePullSecrets": [{"name": "x"}],
+    **{name: ["x"] for name in ("secrets", "images", "nodes")},
     "claims": [{"name": "x"}],
     "accessModes": ["ReadWriteOnce"],
     "ports": [7443],

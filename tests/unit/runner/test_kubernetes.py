@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from leyden.libs.contracts.agent_rules import AgentRules
 from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.contracts.config.runners import SecretKey
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.kubernetes import cluster as cluster_module
 from leyden.libs.service.errors import Misconfigured
@@ -426,3 +428,32 @@ async def test_the_check_creates_nothing_and_names_the_missing_right(
 def test_the_settings_of_a_cluster_belong_together() -> None:
     with pytest.raises(ValueError, match="RUNNER_BACKEND=kubernetes needs RUNNER_NAMESPACE, RUNNER_POD_TEMPLATE_FILE"):
         Settings(backend="kubernetes", release="leyden")
+
+
+async def test_the_agents_container_reads_the_secrets_that_the_operator_allows(
+    server: FakeKubernetes, tmp_path: Path
+) -> None:
+    secrets = {"TOOL_KEY": SecretKey(name="tools", key="api-key")}
+    limits = KubernetesRunner(image="agents/flight:3", secrets=secrets)
+    made: list[Object] = []
+
+    def create(name: str) -> None:
+        made.append(server.objects["jobs"][name])
+        server.logs[POD] = b"{}\n"
+        asyncio.get_running_loop().call_later(0.05, server.ended, JOB, 0)
+
+    at_start(server, create)
+    async with opened(server, tmp_path, agent_rules=AgentRules(secrets=("tools",))) as backend:
+        await backend.run(spec(limits=limits))
+    [agent] = made[0]["spec"]["template"]["spec"]["containers"]
+    [found] = [one for one in agent["env"] if one["name"] == "TOOL_KEY"]
+    assert found["valueFrom"] == {"secretKeyRef": {"name": "tools", "key": "api-key"}}
+
+
+async def test_an_attempt_that_the_operator_does_not_allow_makes_no_job(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    limits = KubernetesRunner(image="agents/flight:3", secrets={"TOOL_KEY": SecretKey(name="tools", key="api-key")})
+    with pytest.raises(BackendError, match="tools is not among the secrets that runs may name"):
+        await backend.run(spec(limits=limits))
+    assert server.objects["jobs"] == {}

@@ -131,6 +131,8 @@ class KubernetesBackend:
     async def _create_both(self, spec: AttemptSpec, name: str) -> None:
         """Creates the Job, or adopts it, and then the Secret, for which its pod waits."""
         assert isinstance(spec.limits, KubernetesRunner)
+        if refused := self._settings.agent_rules.refusals(spec.limits):
+            raise BackendError("; ".join(refused))
         job = agent_job(spec, spec.limits, self._template, self._settings)
         while True:
             try:

@@ -72,8 +72,10 @@ def _pod(
 ) -> client.V1PodTemplateSpec:
     name = job_name(spec)
     first, *rest = spec.command
-    secrets = [_from_secret(name, key) for key in spec.secrets]
-    environment = [*variables({**spec.environment, "LEYDEN_TASK_FILE": f"{TASK_FOLDER}/{TASK_FILE}"}), *secrets]
+    given = [_from_secret(variable, one.name, one.key) for variable, one in runner.secrets.items()]
+    secrets = [_from_secret(key, name, key) for key in spec.secrets]
+    plain = variables({**spec.environment, "LEYDEN_TASK_FILE": f"{TASK_FOLDER}/{TASK_FILE}"})
+    environment = [*(one for one in plain if one.name not in runner.secrets), *given, *secrets]
     command = ["python" if first == "{python}" else first, *rest]
     if spec.task_on_stdin:
         # A pod has no stdin without a client that stays attached. The words of the command are arguments of the shell.
@@ -97,9 +99,9 @@ def _pod(
     return pod
 
 
-def _from_secret(secret: str, key: str) -> client.V1EnvVar:
+def _from_secret(variable: str, secret: str, key: str) -> client.V1EnvVar:
     reference = client.V1SecretKeySelector(name=secret, key=key)
-    return client.V1EnvVar(name=key, value_from=client.V1EnvVarSource(secret_key_ref=reference))
+    return client.V1EnvVar(name=variable, value_from=client.V1EnvVarSource(secret_key_ref=reference))
 
 
 def _toleration(one: object) -> client.V1Toleration:

@@ -1,0 +1,70 @@
+"""An operator's bounds on the pod that a run may ask for: secrets, images, nodes, tolerations and resources."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leyden.libs.contracts.config import KubernetesRunner
+from leyden.libs.contracts.config.runners import LabelName, Quantity
+
+VALUE = "rollouts.allow"
+"""The chart's value that holds the rules."""
+_QUANTITY = re.compile(r"([0-9.]+)(m|k|[MGTPE]i?|Ki)?")
+
+
+class AgentRules(BaseModel):
+    """The rules. Patterns are those of file names: `registry.example/*` allows every image of a registry."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    secrets: tuple[str, ...] = ()
+    """Patterns of the Secrets that a run may give to its agents; none by default."""
+    images: tuple[str, ...] = ("*",)
+    """Patterns of images."""
+    nodes: tuple[str, ...] = ("*",)
+    """Patterns of `label=value` in a node selector."""
+    tolerations: tuple[str, ...] = ("*",)
+    """Patterns of the keys of taints; a toleration of every taint has the key `*`."""
+    limits: Mapping[LabelName, Quantity] = Field(default_factory=dict)
+    """The most of a resource that a run may request, or limit its agents to; others are unbounded."""
+
+    def refusals(self, runner: KubernetesRunner) -> list[str]:
+        """One sentence for each part of the document that the operator has not allowed."""
+        return [*self._names(runner), *self._amounts(runner)]
+
+    def _names(self, runner: KubernetesRunner) -> Iterator[str]:
+        asked = {
+            "secrets": [one.name for one in runner.secrets.values()],
+            "images": [runner.image],
+            "nodes": [f"{name}={value}" for name, value in runner.node_selector.items()],
+            "tolerations": [one.key or "*" for one in runner.tolerations],
+        }
+        for kind, names in asked.items():
+            patterns: tuple[str, ...] = getattr(self, kind)
+            for name in sorted(set(names)):
+                if not any(fnmatchcase(name, pattern) for pattern in patterns):
+                    allowed = ", ".join(patterns) or "none"
+                    yield f"{name} is not among the {kind} that runs may name ({VALUE}.{kind}: {allowed})"
+
+    def _amounts(self, runner: KubernetesRunner) -> Iterator[str]:
+        for part, amounts in (("requests", runner.resources.requests), ("limits", runner.resources.limits)):
+            for name, amount in amounts.items():
+                most = self.limits.get(name)
+                if most is not None and quantity(amount) > quantity(most):
+                    yield f"runner.resources.{part}: {amount} of {name} is above {most} ({VALUE}.limits)"
+
+
+def quantity(text: str) -> float:
+    """The number that a quantity of Kubernetes stands for, such as 0.5 for `500m`."""
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no quantity, such as 500m or 2Gi")
+    number, unit = float(found[1]), found[2] or ""
+    if unit == "m":
+        return number / 1000
+    base = 1024 if unit.endswith("i") else 1000
+    return number * float(base ** (" KMGTPE".index(unit[0].upper()) if unit else 0))
