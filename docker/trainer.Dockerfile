@@ -33,7 +33,6 @@ ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS
 RUN python3 -m venv /opt/leyden
 ENV PATH=/opt/leyden/bin:$PATH HOME=/tmp PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 \
-    TORCHINDUCTOR_CACHE_DIR=/tmp/torchinductor \
     PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=/src/constraints.txt
 WORKDIR /src
 # As in engine.Dockerfile down to the model libraries, so that a builder makes these layers once for both.
@@ -51,6 +50,7 @@ LABEL org.opencontainers.image.title="leyden-trainer" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
+ENV TORCHINDUCTOR_CACHE_DIR=/tmp/torchinductor
 WORKDIR /tmp
 USER 10001:10001
 CMD ["python", "-m", "leyden.services.trainer"]

@@ -34,6 +34,7 @@ limited_log = RateLimitedLogger(log)
 
 GROUPS_ADMITTED = Counter("controller_groups_admitted_total", "Groups admitted.", ["kind"])
 ROLLOUTS_ENDED = Counter("controller_rollouts_ended_total", "Rollouts that ended.", ["state", "reason"])
+RUNS_FAILED = Counter("controller_runs_failed_total", "Runs that the controller ended as failed.")
 LEASES_EXPIRED = Counter("controller_leases_expired_total", "Leases whose runner stopped renewing them.")
 ROLLOUTS_QUEUED = Gauge("controller_rollouts_queued", "Rollouts that wait for an attempt.")
 
@@ -333,4 +334,5 @@ async def _fail(session: Session, causes: dict[str, str]) -> None:
         causes = {**await store.causes_of_leads(session, causes), **causes}
         await store.write_phases(session, [store.Phase(run, RunPhase.FAILED, cause) for run, cause in causes.items()])
         await store.cancel_open_work(session, list(causes), "the run failed")
+        RUNS_FAILED.inc(len(causes))
         log.error("runs failed", causes=causes)

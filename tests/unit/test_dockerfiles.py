@@ -42,3 +42,11 @@ def test_the_context_holds_every_file_that_an_image_copies() -> None:
                 assert source.startswith("--chmod") or top in kept or (top == "docker" and "docker/*.sh" in kept), (
                     source
                 )
+
+
+def test_trainer_and_engine_share_the_layers_of_torch() -> None:
+    def layers(name: str) -> list[str]:
+        text = (ROOT / "docker" / name).read_text().partition("python3 -m venv")[2].partition("accelerate")[0]
+        return [line for line in text.splitlines() if not line.startswith("#")]
+
+    assert layers("trainer.Dockerfile") == layers("engine.Dockerfile")

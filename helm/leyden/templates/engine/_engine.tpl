@@ -153,6 +153,11 @@ spec:
     - name: http
       containerPort: 30000
       protocol: TCP
+    {{- if $cpu }}
+    - name: internal
+      containerPort: 9090
+      protocol: TCP
+    {{- end }}
     {{- if ne (.role | default "leader") "worker" }}
     startupProbe:
       httpGet: {path: /health, port: http}
