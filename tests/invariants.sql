@@ -491,3 +491,15 @@ WHERE g.run_id = :'run' AND g.replaces IS NOT NULL AND NOT coalesce(
     l.replaces IS NULL AND l.evaluation_id IS NULL AND l.task_number = g.task_number AND l.number < g.number
     AND (EXISTS (SELECT FROM group_credits c WHERE c.group_id = l.id AND c.run_id = l.run_id AND c.verdict = 'excluded')
          OR EXISTS (SELECT FROM step_groups s WHERE s.group_id = l.id AND s.run_id = l.run_id AND s.verdict = 'stale')), false);
+
+\echo question: steps that compared no token with the engine and judge how far both are apart
+SELECT number, metrics ->> 'logprob_gap_sample_share' FROM steps
+WHERE run_id = :'run' AND (metrics ->> 'logprob_gap_tokens')::float = 0
+AND metrics ?| array['logprob_gap_sample_share', 'logprob_gap_mean'];
+
+\echo question: trainers that started again after a verdict, or a second want of memory without a step
+SELECT e.attempt, e.state, e.step FROM trainer_ends e
+WHERE e.run_id = :'run' AND e.state IN ('final', 'out_of_memory')
+AND EXISTS (SELECT FROM trainer_ends n WHERE n.run_id = e.run_id AND n.attempt > e.attempt)
+AND (e.state = 'final' OR EXISTS (
+    SELECT FROM trainer_ends b WHERE b.run_id = e.run_id AND b.step = e.step AND b.state = e.state AND b.attempt < e.attempt));

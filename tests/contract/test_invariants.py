@@ -170,6 +170,18 @@ BROKEN = [
     ),
     ("tokens older than the lag allows", "UPDATE samples SET min_policy_version = -2"),
     (
+        "steps that compared no token with the engine and judge how far both are apart",
+        """UPDATE steps SET metrics = metrics || '{"logprob_gap_tokens": 0, "logprob_gap_sample_share": 0.4}'""",
+    ),
+    (
+        "trainers that started again after a verdict, or a second want of memory without a step",
+        "INSERT INTO trainer_ends SELECT id, n, 'final', 1, '', '' FROM runs, generate_series(1, 2) AS n",
+    ),
+    (
+        "trainers that started again after a verdict, or a second want of memory without a step",
+        "INSERT INTO trainer_ends SELECT id, n, 'out_of_memory', 1, '', '' FROM runs, generate_series(1, 3) AS n",
+    ),
+    (
         "groups used again that no earlier step trained, that are too old, or too often",
         "INSERT INTO step_replays (group_id, use, run_id, step) SELECT group_id, 1, run_id, 2 FROM step_groups",
     ),
