@@ -8,9 +8,12 @@
 {{- end -}}
 {{- end }}
 
-{{/* Namespace of agents. */}}
+{{/* Namespace of agents: named by namespace and release, for two releases of one name share none. */}}
 {{- define "leyden.rolloutsNamespace" -}}
-{{- .Values.rollouts.namespace | default (printf "%s-rollouts" .Release.Name | trunc 63) -}}
+{{- $owner := ternary .Release.Name (printf "%s-%s" .Release.Namespace .Release.Name) (eq .Release.Namespace .Release.Name) -}}
+{{- $long := gt (len $owner) 54 -}}
+{{- $short := ternary (printf "%s-%s" ($owner | trunc 45) (sha256sum $owner | trunc 8)) $owner $long -}}
+{{- .Values.rollouts.namespace | default (printf "%s-rollouts" $short) -}}
 {{- end }}
 
 {{/* Selectors are immutable: name, instance and component alone. Arguments: root, component. */}}

@@ -45,6 +45,16 @@ spec:
       securityContext:
         {{- include "leyden.podSecurity" $root | nindent 8 }}
       {{- include "leyden.scheduling" (dict "root" $root "values" $values) | nindent 6 }}
+      {{- if not $values.topologySpreadConstraints }}
+      # Replicas on several nodes, where there are several.
+      topologySpreadConstraints:
+      - maxSkew: 1
+        topologyKey: kubernetes.io/hostname
+        whenUnsatisfiable: ScheduleAnyway
+        labelSelector:
+          matchLabels:
+            {{- include "leyden.selectorLabels" $component | nindent 12 }}
+      {{- end }}
       initContainers:
       - name: wait-for-schema
         image: {{ $image }}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
 
@@ -43,8 +44,7 @@ def examine_release(kubectl: Kubectl, namespace: str | None, name: str | None) -
     lasting = [state for state in states if lasts(state.component)]
     ready = sum(not state.reason for state in lasting)
     yield Finding("release", "ok", f"{release.name} in {release.namespace}: {ready} of {len(lasting)} pods ready")
-    for state in waiting:
-        yield from _pod(release, state)
+    yield from once_each(finding for state in waiting for finding in _pod(release, state))
     for claim in release.listed("/api/v1", "persistentvolumeclaims"):
         if claim.get("status", {}).get("phase") != "Bound":
             detail = f"{claim['metadata']['name']} is {claim.get('status', {}).get('phase', 'unknown').lower()}"
@@ -52,6 +52,16 @@ def examine_release(kubectl: Kubectl, namespace: str | None, name: str | None) -
             yield Finding("claim", "problem", detail, remedy)
     for event in _events(release, datetime.now(UTC)):
         yield Finding("event", "warning", event, "")
+
+
+def once_each(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """One finding for each cause and remedy; it names the first pod and counts the others."""
+    causes: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        causes.setdefault((finding.status, finding.detail, finding.remedy), []).append(finding)
+    for (_, detail, _), same in causes.items():
+        others = f" (and {len(same) - 1} more pods)" if len(same) > 1 else ""
+        yield replace(same[0], detail=f"{detail}{others}")
 
 
 def _pod(release: Release, state: PodState) -> Iterator[Finding]:

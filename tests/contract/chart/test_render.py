@@ -170,3 +170,24 @@ def test_another_model_is_another_folder_and_replaces_the_pods_that_read_it() ->
     for options in ("model.repository=Qwen/other", "model.repository=Qwen/one,model.revision=a1b2"):
         after = readers(options)
         assert [name for name, part in after.items() if part == before[name]] == []
+
+
+def test_two_releases_of_one_name_share_no_namespace_of_agents() -> None:
+    def namespace(release: str, place: str) -> str:
+        command = [str(HELM), "template", release, str(CHART), "--namespace", place]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        [found] = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "Namespace"]
+        assert found["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+        return str(found["metadata"]["name"])
+
+    assert namespace("leyden", "leyden") == "leyden-rollouts"
+    assert namespace("leyden", "blue") == "blue-leyden-rollouts"
+    long = [namespace("release", f"{'a' * 60}{end}") for end in "bc"]
+    assert len(set(long)) == 2
+    assert all(len(name) <= 63 for name in long)
+
+
+def test_replicas_of_a_service_are_spread_over_nodes() -> None:
+    for one in of_kind("minimal", "Deployment"):
+        [spread] = one["spec"]["template"]["spec"]["topologySpreadConstraints"]
+        assert spread["labelSelector"] == one["spec"]["selector"]

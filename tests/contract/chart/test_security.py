@@ -18,7 +18,7 @@ RIGHTS = {
         ("endpointslices", "list watch"),
         ("roles", "get", f"{FULLNAME}-controller"),
     },
-    (f"{FULLNAME}-runner", "trial-rollouts"): {
+    (f"{FULLNAME}-runner", "platform-trial-rollouts"): {
         ("jobs", "create get list watch delete"),
         ("pods", "get list watch"),
         ("pods/log", "get"),
@@ -116,7 +116,7 @@ def test_secrets_stand_in_secrets_alone() -> None:
 
 def test_agents_reach_gateway_and_collector_alone() -> None:
     policy = next(
-        one for one in of_kind("minimal", "NetworkPolicy") if one["metadata"]["namespace"] == "trial-rollouts"
+        one for one in of_kind("minimal", "NetworkPolicy") if one["metadata"]["namespace"] == "platform-trial-rollouts"
     )
     assert policy["spec"]["podSelector"] == {}
     assert policy["spec"]["ingress"] == []
@@ -146,7 +146,11 @@ def test_what_an_uninstallation_keeps() -> None:
         for one in objects("minimal")
         if one["metadata"].get("annotations", {}).get("helm.sh/resource-policy") == "keep"
     }
-    assert kept == {("Secret", f"{FULLNAME}-secrets"), ("PersistentVolumeClaim", f"{FULLNAME}-storage")}
+    assert kept == {
+        ("Secret", f"{FULLNAME}-secrets"),
+        ("PersistentVolumeClaim", f"{FULLNAME}-storage"),
+        ("Namespace", "platform-trial-rollouts"),
+    }
 
 
 def test_a_change_of_the_pod_templates_restarts_runner_and_controller() -> None:
