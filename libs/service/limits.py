@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -43,6 +43,7 @@ READ_BYTES = 2**18
 MAX_AHEAD_BYTES = 2**17
 """Bytes that a client may send behind a request in progress; beyond them its hang-up shows only after the answer."""
 _UPGRADE = re.compile(rb"\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+_HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*", re.ASCII)
 
 
 class Limits(BaseModel):
@@ -157,8 +158,12 @@ class RequestLimits:
         return receive_bounded
 
 
+class MalformedHead(Exception):
+    """A proxy in front might read the bytes of this request as other requests than we do; the message says why."""
+
+
 class DeadlineProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with a bound on connections, and on the size and the time of headers.
+    """uvicorn's protocol with a bound on connections, and on the size, the time and the meaning of headers.
 
     uvicorn reports a hang-up to the last request of a connection alone; this reports it to the one in progress, too.
     """
@@ -168,7 +173,9 @@ class DeadlineProtocol(HttpToolsProtocol):
         self._limits = limits
         self._current: RequestResponseCycle | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._is_in_head = self._is_refused = self._is_stopping = False
+        self._is_in_head = self._is_in_body = self._is_refused = self._is_stopping = False
+        self._line = b""
+        self._malformed: MalformedHead | None = None
         self._head_bytes = self._ahead_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
@@ -185,7 +192,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        super().data_received(data if self._current else _without_upgrade(data))
+        super().data_received(data if self._current else self._whole_lines(data))
         self._head_bytes = self._head_bytes + len(data) if self._is_in_head else 0
         if self._head_bytes > self._limits.max_header_bytes + READ_BYTES:
             self._refuse("head_too_long", 431, f"the headers exceed {self._limits.max_header_bytes} bytes")
@@ -198,15 +205,37 @@ class DeadlineProtocol(HttpToolsProtocol):
             # uvicorn stops reading here, and would not see that the client hangs up.
             self.flow.resume_reading()
 
+    def _whole_lines(self, data: bytes) -> bytes:
+        """Retains the last line of an unfinished head, with the line break before it: cut in two, a name hides."""
+        if self._is_in_body:
+            return data
+        data = _without_upgrade(self._line + data)
+        end = len(data) if b"\n\r\n" in data or b"\n" not in data else data.rfind(b"\n")
+        data, self._line = data[:end], data[end:]
+        return data
+
     def on_message_begin(self) -> None:
         self._is_in_head = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head, self._is_in_body = False, True
+        self._check_head()
         super().on_headers_complete()
         self._current = self._current or self.cycle
         self.cycle.keep_alive = self.cycle.keep_alive and not self._is_stopping
+
+    def on_message_complete(self) -> None:
+        self._is_in_body = False
+        super().on_message_complete()
+
+    def _check_head(self) -> None:
+        """Raises: MalformedHead; the parser then reads nothing more and calls `send_400_response`."""
+        try:
+            check_head(self.parser.get_http_version(), self.headers, is_upgrade=self.parser.should_upgrade())
+        except MalformedHead as error:
+            self._malformed = error
+            raise
 
     def on_response_complete(self) -> None:
         self._current = self.pipeline[-1][0] if self.pipeline else None
@@ -215,7 +244,7 @@ class DeadlineProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse("malformed", 400, "this is no valid HTTP/1.1 request")
+        self._refuse("malformed", 400, str(self._malformed or "this is no valid HTTP/1.1 request"))
 
     def shutdown(self) -> None:
         """Finishes the requests in progress, and the first one of a new connection; accepts no other."""
@@ -262,10 +291,28 @@ def _refusal(cause: str, status: int, detail: str, headers: Mapping[str, str] | 
     return problem_response(status, detail, cause=cause, headers={"connection": "close", **(headers or {})})
 
 
+def check_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, is_upgrade: bool) -> None:
+    """Refuses a head that two readers could end, or address, in two ways (RFC 9112 3.2, 6.1, 6.3).
+
+    Args:   headers: names in lower case; is_upgrade: the parser takes the bytes behind the head for another protocol
+    Raises: MalformedHead
+    """
+    hosts = [value for name, value in headers if name == b"host"]
+    codings = [value for name, value in headers if name == b"transfer-encoding"]
+    if len(hosts) > 1 or (not hosts and version == "1.1"):
+        raise MalformedHead(f"a request has one Host header; this one has {len(hosts)}")
+    if hosts and not _HOST.fullmatch(hosts[0]):
+        raise MalformedHead("the Host header is no name of a host")
+    if codings and (version != "1.1" or [coding.lower() for coding in codings] != [b"chunked"]):
+        raise MalformedHead("the only Transfer-Encoding is `chunked`, in HTTP/1.1; compress with Content-Encoding")
+    if is_upgrade:
+        raise MalformedHead("this server speaks HTTP/1.1 alone: send no CONNECT, and Upgrade only with a first request")
+
+
 def _without_upgrade(data: bytes) -> bytes:
     """The data, with the header of that name renamed: httptools drops the body behind it.
 
     Java's client asks for HTTP/2 with its first request; HTTP/1.1 is the answer of a server without it (RFC 9110 7.8).
     """
-    head, end, body = data.partition(b"\r\n\r\n")
+    head, end, body = data.partition(b"\n\r\n")
     return _UPGRADE.sub(b"\nIgnored", head) + end + body

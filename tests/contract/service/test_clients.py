@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -93,9 +94,12 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
     return said
 
 
-async def exchange(port: int, data: bytes) -> bytes:
+async def exchange(port: int, *pieces: bytes) -> bytes:
+    """Everything that the server answers to pieces that come one after another."""
     async with connected(port) as (reader, writer):
-        writer.write(data)
+        for number, piece in enumerate(pieces):
+            await asyncio.sleep(0.05 if number else 0)
+            writer.write(piece)
         return await read_all(reader)
 
 
@@ -222,6 +226,90 @@ async def test_an_upgrade_request_is_answered_over_http_1_and_its_body_is_read()
             writer.write(head % name + b"content-length: %d\r\n\r\n" % len(body) + body)
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
             assert await reader.readexactly(11) == b'{"size":12}'
+
+
+def answers_in(said: bytes) -> int:
+    return len(re.findall(rb"HTTP/1\.1 \d{3} ", said))
+
+
+HIDDEN = b"GET /trace HTTP/1.1\r\nhost: a\r\n\r\n"
+POST = b"POST /echo HTTP/1.1\r\n"
+FRAMED = b"content-length: %d\r\n\r\n%b" % (len(HIDDEN), HIDDEN)
+
+
+@pytest.mark.parametrize("upgrade", [b"Upgrade: h2c", b"UPGRADE:websocket", b"upgrade:\t x"])
+async def test_an_upgrade_header_cut_at_any_byte_hides_no_request_in_the_body(upgrade: bytes) -> None:
+    head = POST + b"host: a\r\nconnection: upgrade\r\n"
+    data = head + upgrade + b"\r\n" + FRAMED
+    async with served(**QUICK) as (_, port):
+        cuts = range(len(head) - 1, len(data) - len(HIDDEN) + 2)
+        answers = await asyncio.gather(*(exchange(port, data[:cut], data[cut:]) for cut in cuts))
+    for said in answers:
+        assert answers_in(said) == 1 and b'{"size":%d}' % len(HIDDEN) in said
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (HIDDEN + POST + b"host: a\r\nconnection: upgrade\r\nUpg", b"rade: h2c\r\n" + FRAMED, HIDDEN),
+        (b"CONNECT a:80 HTTP/1.1\r\nhost: a\r\n" + FRAMED, HIDDEN),
+    ],
+    ids=["cut and sent ahead", "a tunnel"],
+)
+async def test_a_request_for_another_protocol_is_the_last_of_its_connection(pieces: tuple[bytes, ...]) -> None:
+    async with served(**QUICK) as (_, port):
+        said = await exchange(port, *pieces)
+        assert answers_in(said) <= 2 and said.count(b'"trace"') <= 1 and b"HTTP/1.1 400" in said
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"content-length: 0\r\n",
+        b"host: a\r\nhost: b\r\n",
+        b"host: a\r\nHost: a\r\n",
+        b"host: a/b\r\n",
+        b"host: a, b\r\n",
+        b"host: a\r\ntransfer-encoding: gzip, chunked\r\n",
+        b"host: a\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n",
+        b"host: a\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
+        b"host: a\r\ntransfer-encoding: chunked, chunked\r\n",
+        b"host: a\r\ntransfer-encoding: chunked, identity\r\n",
+        b"host: a\r\ntransfer-encoding: identity\r\n",
+        b"host: a\r\ntransfer-encoding: xchunked\r\n",
+        b"host: a\r\ntransfer-encoding:\x0bchunked\r\n",
+        b"host: a\r\ntransfer-encoding : chunked\r\n",
+        b"host: a\r\nx: y\r\n transfer-encoding: chunked\r\n",
+        b"host: a\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n",
+        b"host: a\r\ncontent-length: 5\r\ncontent-length: 5\r\n",
+        b"host: a\r\ncontent-length: 5, 5\r\n",
+        b"host: a\r\ncontent-length: +5\r\n",
+        b"host: a\r\nx: y\nhost: b\r\n",
+        b"host: a\r\nx: y\rhost: b\r\n",
+        b"host: a\nx: y\n",
+        b"host: a\r\nx: y\x00\r\n",
+    ],
+    ids=lambda head: head.decode("latin-1").replace("\r\n", "; ").strip(),
+)
+async def test_a_head_that_two_readers_may_read_in_two_ways_is_refused(head: bytes) -> None:
+    async with served(**QUICK) as (_, port):
+        body = b"0\r\n\r\n" + HIDDEN if b"chunked" in head else b""
+        said = await exchange(port, POST + head + b"\r\n" + body, HIDDEN)
+        assert said.startswith(b"HTTP/1.1 400") and answers_in(said) == 1
+        assert await is_served(port)
+
+
+async def test_a_chunked_body_in_http_1_0_is_refused() -> None:
+    async with served(**QUICK) as (_, port):
+        data = b"POST /echo HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN
+        assert answers_in(await exchange(port, data)) == 1
+
+
+@pytest.mark.parametrize("host", [b"", b"a", b"a:80", b"[::1]:8080", b"leyden-gateway.leyden.svc.cluster.local:8080"])
+async def test_hosts_of_every_form_are_served(host: bytes) -> None:
+    async with served(**QUICK) as (_, port):
+        said = await exchange(port, b"GET /trace HTTP/1.1\r\nHost: " + host + b"\r\n\r\n")
+        assert said.startswith(b"HTTP/1.1 200")
 
 
 async def test_requests_sent_ahead_are_answered_in_their_order() -> None:
