@@ -29,6 +29,8 @@ SGLANG_TYPES := sglang==0.5.23
 
 # The agents of `make test-agents` whose names contain this word; all of them by default.
 AGENTS ?=
+# Folders of your own agents for `make up`, below which a run's `agent.directory` may lie.
+AGENT_FOLDERS ?=
 # The version of the flight agent that `make demo` trains: plain, langgraph, openai-agents or autogen.
 AGENT ?= plain
 DEMO_VENV := $(if $(filter plain,$(AGENT)),$(AGENTS_VENV),$(CACHE)/demo/$(AGENT))
@@ -146,8 +148,8 @@ e2e: setup ## tests through real processes
 check: lint ## everything but the end-to-end tests
 	$(BIN)/pytest tests/unit tests/contract
 
-up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C
-	$(BIN)/leyden up
+up: $(VENV)/.ready ## run the platform on embedded parts until Ctrl-C; AGENT_FOLDERS=~/agents allows your agents' folders
+	$(BIN)/leyden up $(foreach folder,$(AGENT_FOLDERS),--agents $(folder))
 
 down: $(VENV)/.ready ## stop a platform that runs in the background
 	$(BIN)/leyden down

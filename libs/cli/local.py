@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 import typer
 
 from leyden.libs.cli import control_files
+from leyden.libs.cli.agent_folders import agent_folders
 from leyden.libs.cli.cluster.release import lasts, pod_state
 from leyden.libs.cli.context import Context, Home, context_of
 from leyden.libs.cli.engines import EngineChoice
@@ -28,6 +29,7 @@ from leyden.libs.cli.platform import (
     Platform,
     PlatformError,
     exclusive_home,
+    make_home,
     platform_options,
     readiness,
     stop_servers,
@@ -67,6 +69,15 @@ def up(
         Path | None,
         typer.Option("--engine-python", help="Python of an environment that has SGLang.", show_default="this one"),
     ] = None,
+    agents: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--agents",
+            metavar="DIR",
+            help="Folder of your agents, from which runs may name an `agent.directory`; repeat it for several.",
+            show_default="the examples alone",
+        ),
+    ] = None,
     silent: Annotated[bool, typer.Option("--silent", hidden=True, help="Print no addresses and no token.")] = False,
 ) -> None:
     """Run the platform on this machine until Ctrl-C: embedded Postgres and Redis, and every service.
@@ -78,11 +89,13 @@ def up(
     urls = tuple(url.rstrip("/") for url in engine_urls or ())
     choice = EngineChoice(engine, urls, engine_args, engine_python)
     sglang = choice.sglang()
+    folders = agent_folders(agents or ())
     if detach:
-        _detach(context, [*(["--free-ports"] if free_ports else []), *choice.options()])
+        allowed = [word for folder in folders for word in ("--agents", str(folder))]
+        _detach(context, [*(["--free-ports"] if free_ports else []), *choice.options(), *allowed])
         _print_platform(context, as_json)
         return
-    options = platform_options(context.settings, free_ports=free_ports, engine_urls=urls, sglang=sglang)
+    options = platform_options(context.settings, free_ports=free_ports, engine_urls=urls, sglang=sglang, agents=folders)
     platform = Platform(context.home, options, report=report_event)
     with _stop_on_signal(platform):
         platform.start()
@@ -120,7 +133,8 @@ def _detach(context: Context, options: list[str]) -> None:
     if record is not None and record.is_running():
         raise AlreadyRunning(f"a platform already runs in {context.home}: see `leyden status`")
     logs = context.home / LOGS
-    logs.mkdir(parents=True, exist_ok=True)
+    make_home(context.home)
+    logs.mkdir(exist_ok=True)
     # Silent, because its output is a log, and a log must not contain the token.
     command = [sys.executable, "-m", "leyden.libs.cli", "up", "--silent", "--home", str(context.home)]
     with (logs / "supervisor.log").open("ab") as log:

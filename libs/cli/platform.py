@@ -43,6 +43,7 @@ from leyden.libs.cli.services import (
     Listeners,
     Sglang,
     environment,
+    inherited_by,
     listens,
     open_listeners,
 )
@@ -76,6 +77,7 @@ class Options:
         database_url, redis_url: servers of your own; null starts embedded ones
         engine_urls: engines of your own; without any, the service `engine` starts one
         sglang: what that service runs; null runs the CPU engine
+        agents: folders below which a run's `agent.directory` may lie
     """
 
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -87,10 +89,16 @@ class Options:
     redis_url: str | None = None
     engine_urls: tuple[str, ...] = ()
     sglang: Sglang | None = None
+    agents: tuple[Path, ...] = ()
 
 
 def platform_options(
-    settings: Settings, *, free_ports: bool, engine_urls: tuple[str, ...] = (), sglang: Sglang | None = None
+    settings: Settings,
+    *,
+    free_ports: bool,
+    engine_urls: tuple[str, ...] = (),
+    sglang: Sglang | None = None,
+    agents: tuple[Path, ...] = (),
 ) -> Options:
     """The options of `leyden up` and `leyden demo`: the servers and the model that the settings name."""
     return Options(
@@ -101,7 +109,13 @@ def platform_options(
         redis_url=settings.redis_url,
         engine_urls=engine_urls,
         sglang=sglang,
+        agents=agents,
     )
+
+
+def make_home(home: Path) -> None:
+    """Makes the home, open to its owner alone, where it is missing."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 class Platform:
@@ -138,7 +152,7 @@ class Platform:
 
         Raises: AlreadyRunning
         """
-        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_home(self.home)
         self._lock = _lock_home(self.home)
         _kill_orphans(self.home)
         self._thread = threading.Thread(target=self._supervise, name="supervisor", daemon=True)
@@ -348,6 +362,7 @@ class Platform:
         module: str,
         variables: Mapping[str, str],
         *,
+        service: str = "",
         stdout: int | IO[bytes],
         stderr: int | IO[bytes],
         descriptors: Sequence[int] = (),
@@ -356,7 +371,9 @@ class Platform:
         return subprocess.Popen(
             # -P: modules beside the launcher must not shadow others.
             [sys.executable, "-P", launcher, str(os.getpid()), module],
-            env=inherited_environment() | {"PYTHONUNBUFFERED": "1"} | dict(variables),
+            env=inherited_by(service, inherited_environment(self.options.agents))
+            | {"PYTHONUNBUFFERED": "1"}
+            | dict(variables),
             cwd=self.home,
             stdin=subprocess.DEVNULL,
             stdout=stdout,
@@ -379,7 +396,9 @@ class Platform:
             try:
                 is_sglang = name == "engine" and self.options.sglang is not None
                 module = f"leyden.services.{name}{'.sglang' if is_sglang else ''}"
-                popen = self._launch(module, variables, stdout=log, stderr=subprocess.STDOUT, descriptors=descriptors)
+                popen = self._launch(
+                    module, variables, service=name, stdout=log, stderr=subprocess.STDOUT, descriptors=descriptors
+                )
             finally:
                 os.close(write_end)
             undo.pop_all()

@@ -32,6 +32,9 @@ INTERNAL_PORTS = {name: 8010 + number for number, name in enumerate(SERVICES)}
 STOP_ORDER = (("runner",), ("controller",), ("credit", "gateway", "collector", "api"), ("engine",))
 """Services that create work stop before the services that handle it."""
 
+STORE_VARIABLES = ("LEYDEN_DATABASE_", "LEYDEN_REDIS_", "LEYDEN_CAPABILITY_", "LEYDEN_TOKEN", "API_ADMIN_")
+"""Beginnings of the names of variables that open Postgres, Redis, agents' addresses or the API."""
+
 HURRY_SECONDS = {"runner": 1.0, "controller": 20.0}
 """Seconds between the first and the second SIGTERM when the platform stops; 3 for the other services. A stop on a
 laptop should be quick, and the next start repeats any work that it cut short."""
@@ -171,11 +174,20 @@ class Facts:
         return f"http://127.0.0.1:{self.internal_ports[service]}"
 
 
+def inherited_by(service: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """The caller's variables that a service may have: the engine gets none that opens the store or the API."""
+    if service != "engine":
+        return dict(variables)
+    return {name: value for name, value in variables.items() if not name.startswith(STORE_VARIABLES)}
+
+
 def environment(service: str, facts: Facts) -> dict[str, str]:
     """The variables of one service, beside those that it inherits."""
-    shared = {
-        # Services share the cores: a waiting thread that spins slows down all others.
-        "OMP_WAIT_POLICY": "passive",
+    # Services share the cores: a waiting thread that spins slows down all others.
+    shared = {"OMP_WAIT_POLICY": "passive"}
+    if service == "engine":
+        return shared | _own_environment(service, facts)
+    shared |= {
         "LEYDEN_DATABASE_URL": facts.database_url,
         "LEYDEN_REDIS_URL": facts.redis_url,
         "LEYDEN_CAPABILITY_KEYS_FILE": str(facts.home / KEYS),

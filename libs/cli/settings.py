@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -41,10 +42,11 @@ class Settings(BaseSettings):
     """Hugging Face folder of the base model for `leyden up`; SmolLM2-135M-Instruct when unset."""
 
 
-def inherited_environment() -> dict[str, str]:
+def inherited_environment(agents: Sequence[Path] = ()) -> dict[str, str]:
     """Variables that services inherit: all of the caller's, so that `TRAINER_…` and others reach them.
 
-    Agents may come from the folder of the caller, unless that is `/`, and from the examples.
+    Args: agents: folders below which a run's `agent.directory` may lie, beside the examples and RUNNER_AGENT_ROOTS
     """
-    roots = [str(folder) for folder in (Path.cwd(), EXAMPLES) if folder != Path("/")]
-    return {"RUNNER_AGENT_ROOTS": json.dumps(roots), **os.environ}
+    given = json.loads(os.environ.get("RUNNER_AGENT_ROOTS") or "[]")
+    roots = dict.fromkeys([*given, *(str(folder) for folder in (*agents, EXAMPLES))])
+    return {**os.environ, "RUNNER_AGENT_ROOTS": json.dumps(list(roots))}

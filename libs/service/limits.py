@@ -192,7 +192,7 @@ class DeadlineProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        super().data_received(data if self._current else self._whole_lines(data))
+        super().data_received(data if self._current else self._by_lines(data))
         self._head_bytes = self._head_bytes + len(data) if self._is_in_head else 0
         if self._head_bytes > self._limits.max_header_bytes + READ_BYTES:
             self._refuse("head_too_long", 431, f"the headers exceed {self._limits.max_header_bytes} bytes")
@@ -205,7 +205,7 @@ class DeadlineProtocol(HttpToolsProtocol):
             # uvicorn stops reading here, and would not see that the client hangs up.
             self.flow.resume_reading()
 
-    def _whole_lines(self, data: bytes) -> bytes:
+    def _by_lines(self, data: bytes) -> bytes:
         """Retains the last line of an unfinished head, with the line break before it: cut in two, a name hides."""
         if self._is_in_body:
             return data

@@ -53,7 +53,7 @@ class Settings(ServiceSettings):
     """Folders that agents may not open: the platform's own. As JSON: `["/var/lib/leyden"]`."""
     agent_roots: tuple[Path, ...] = ()
     """Folders below which a run's `agent.directory` may lie; none by default, because the runner, perhaps root, copies
-    it for agents. As JSON: `["/srv/agents"]`. `leyden up` allows the folder in which it was started."""
+    it for agents. As JSON: `["/srv/agents"]`. `leyden up --agents DIR` adds one."""
     max_directory_bytes: int = Field(default=2**30, ge=2**12)
     """The files of an `agent.directory` in sum; each file or folder counts 4 KiB at least."""
     agent_path: str = Field(default=os.defpath, validation_alias=AliasChoices("RUNNER_AGENT_PATH", "PATH"))

@@ -108,7 +108,51 @@ def its_own_process():
     attempt("groups", lambda: set(facts["Groups"].split()) - set(facts["Gid"].split()) and PREY["own"])
 
 
+def doors_into_the_kernel():
+    """Numbers of x86-64 and of arm64."""
+    arm = os.uname().machine == "aarch64"
+    clone, unshare, setns, new_user = (220, 97, 268, 0x10000000) if arm else (56, 272, 308, 0x10000000)
+    params = ctypes.create_string_buffer(248)
+    attempt("io_uring", lambda: libc.syscall(425, 4, params) >= 0)
+    attempt("io_uring_enter", lambda: libc.syscall(426, -1, 0, 0, 0, None, 0) >= 0 or ctypes.get_errno() != 38)
+    attempt("a user namespace", lambda: in_a_child(lambda: libc.syscall(unshare, new_user) == 0))
+    attempt("one with others", lambda: in_a_child(lambda: libc.syscall(unshare, new_user | 0x20000) == 0))
+    attempt("setns", lambda: libc.syscall(setns, os.open("/proc/self/ns/user", os.O_RDONLY), 0) == 0)
+    attempt("a clone in a user namespace", lambda: cloned(libc.syscall(clone, new_user | signal.SIGCHLD, 0, 0, 0, 0)))
+    attempt("clone3", lambda: libc.syscall(435, None, 0) == 0 or ctypes.get_errno() != 38)
+    attempt("uid_map", lambda: in_a_child(lambda: open("/proc/self/uid_map", "w").write("0 0 1") > 0))
+
+
+def in_a_child(theft):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(42 if theft() else 0)
+        except OSError:
+            os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+
+
+def cloned(pid):
+    if pid == 0:
+        os._exit(0)
+    return pid > 0
+
+
+def a_better_place_when_memory_is_short():
+    attempt("a worse score than ours", lambda: int(open("/proc/self/oom_score_adj").read()) != 1000)
+    for value in ("999", "0", "-1000"):
+        for path in (
+            "/proc/self/oom_score_adj",
+            "/proc/thread-self/oom_score_adj",
+            f"/proc/{os.getppid()}/oom_score_adj",
+        ):
+            attempt("a lower oom_score_adj", lambda path=path, value=value: open(path, "w").write(value) > 0)
+
+
 its_own_process()
+doors_into_the_kernel()
+a_better_place_when_memory_is_short()
 files()
 processes()
 ports()

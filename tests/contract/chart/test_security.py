@@ -173,3 +173,13 @@ def test_the_migration_is_named_by_what_it_runs() -> None:
 
     assert name() == name("--set", "engine.replicas=3")
     assert name() != name("--set", "api.image.tag=0.2.0")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_engines_have_no_key_to_the_store(case: str) -> None:
+    for name, pod in pods(case):
+        if "engine" in name and "postgres" not in name:
+            for container in containers(pod):
+                variables = [variable["name"] for variable in container.get("env", ())]
+                assert not [one for one in variables if one.startswith(("LEYDEN_DATABASE", "LEYDEN_REDIS"))], name
+                assert "postgres-password" not in str(container) and "redis-password" not in str(container)

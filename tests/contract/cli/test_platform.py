@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -141,6 +142,16 @@ def test_other_commands_detect_a_running_and_a_stopped_platform(home: Path) -> N
         platform.stop()
     gone = leyden("status")
     assert (gone.returncode, "leyden up" in gone.stderr) == (4, True)
+
+
+@pytest.mark.parametrize("options", [(), ("--detach",)])
+def test_a_home_is_open_to_its_owner_alone(tmp_path: Path, options: tuple[str, ...]) -> None:
+    home = tmp_path / "home"
+    nowhere = {"LEYDEN_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing", "LEYDEN_MODEL_PATH": str(tmp_path)}
+    command = [sys.executable, "-m", "leyden.libs.cli", "up", "--free-ports", "--home", str(home), *options]
+    with_groups = {"umask": 0o002, "env": os.environ | nowhere, "timeout": 120, "check": False}
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, **with_groups)  # type: ignore[call-overload]
+    assert (ended.returncode, stat.S_IMODE(home.stat().st_mode)) == (1, 0o700)
 
 
 def test_a_failed_start_reports_the_reason_and_stops_cleanly(home: Path) -> None:

@@ -7,16 +7,44 @@ from pathlib import Path
 
 import pytest
 
+from leyden.libs.cli.agent_folders import agent_folders
+from leyden.libs.cli.errors import CommandError
+from leyden.libs.cli.services import Facts, environment, inherited_by
 from leyden.libs.cli.settings import EXAMPLES, inherited_environment
 
 
-@pytest.mark.parametrize(("folder", "roots"), [("/usr", ["/usr", str(EXAMPLES)]), ("/", [str(EXAMPLES)])])
-def test_agents_may_be_in_the_callers_folder(folder: str, roots: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agents_may_be_in_named_folders_and_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RUNNER_AGENT_ROOTS", raising=False)
-    monkeypatch.setattr(Path, "cwd", lambda: Path(folder))
-    assert json.loads(inherited_environment()["RUNNER_AGENT_ROOTS"]) == roots
+    monkeypatch.chdir("/usr")
+    assert json.loads(inherited_environment()["RUNNER_AGENT_ROOTS"]) == [str(EXAMPLES)]
+    named = inherited_environment([Path("/srv/agents")])["RUNNER_AGENT_ROOTS"]
+    assert json.loads(named) == ["/srv/agents", str(EXAMPLES)]
 
 
-def test_the_caller_may_name_other_folders(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_callers_variable_names_folders_beside_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_AGENT_ROOTS", '["/srv"]')
-    assert inherited_environment()["RUNNER_AGENT_ROOTS"] == '["/srv"]'
+    assert json.loads(inherited_environment([Path("/opt")])["RUNNER_AGENT_ROOTS"]) == ["/srv", "/opt", str(EXAMPLES)]
+
+
+def test_a_home_is_no_folder_of_agents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    home, agents = tmp_path / "me", tmp_path / "me" / "agents"
+    agents.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    assert agent_folders([agents, agents / ".." / "agents"]) == (agents, agents)
+    for folder in (home, tmp_path, Path("/")):
+        with pytest.raises(CommandError, match="of a user: name the agents' own folder in it"):
+            agent_folders([folder])
+    (tmp_path / "link").symlink_to(home)
+    for folder, cause in ((tmp_path / "link", "is the home"), (tmp_path / "none", "there is no such folder")):
+        with pytest.raises(CommandError, match=cause):
+            agent_folders([folder])
+
+
+@pytest.mark.parametrize(
+    "name", ["LEYDEN_DATABASE_URL", "LEYDEN_DATABASE_PASSWORD", "LEYDEN_REDIS_URL", "LEYDEN_TOKEN"]
+)
+def test_the_engine_has_no_key_to_the_store(name: str, tmp_path: Path) -> None:
+    assert inherited_by("engine", {name: "secret", "ENGINE_THREADS": "2"}) == {"ENGINE_THREADS": "2"}
+    assert inherited_by("gateway", {name: "secret"}) == {name: "secret"}
+    facts = Facts(tmp_path, {"engine": 1}, {}, "postgresql://u:secret@h/n", "redis://:secret@h", tmp_path)
+    assert "secret@" not in str(environment("engine", facts)) and "CAPABILITY" not in str(environment("engine", facts))

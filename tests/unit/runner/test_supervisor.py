@@ -35,7 +35,14 @@ def orders(code: str, folder: Path, **changes: object) -> Orders:
         "output_bytes": 1000,
         "memory_bytes": None,
         "limits": [],
-        "sandbox": {"uid": None, "landlock": False, "hidden": [], "visible": str(folder), "writable": None},
+        "sandbox": {
+            "uid": None,
+            "landlock": False,
+            "hidden": [],
+            "visible": str(folder),
+            "writable": None,
+            "filter": True,
+        },
     }
     return {**values, **changes}  # type: ignore[return-value]
 

@@ -23,6 +23,7 @@ from leyden.libs.telemetry import logger
 from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
 from leyden.services.runner.backends.process import supervisor
 from leyden.services.runner.backends.process.sandbox import SIGNAL_LANDLOCK, USABLE_LANDLOCK, landlock_abi
+from leyden.services.runner.backends.process.system_calls import can_filter
 from leyden.services.runner.backends.process.users import REMEDIES, SandboxUser, closed_to, sandbox_users
 from leyden.services.runner.backends.process.workspace import (
     AgentFolder,
@@ -66,9 +67,13 @@ class ProcessBackend:
         self._landlock = landlock_abi()
         if self._landlock < USABLE_LANDLOCK:
             log.warning(
-                "this kernel has no usable Landlock (5.19 or later): agents can inspect processes of their own user",
+                "this kernel has no usable Landlock (5.19 or later): agents can inspect processes of their own user,"
+                " and lower their oom_score_adj, so that the kernel ends the platform before them when memory is short",
                 own_users=self._users.first is not None,
             )
+        self._can_filter = can_filter()
+        if not self._can_filter:
+            log.warning("this kernel has no seccomp filters: user namespaces and io_uring are open to agents")
         self._supervisors = Supervisors()
 
     def _work_folder(self) -> Path:
@@ -164,8 +169,8 @@ class ProcessBackend:
         if not any(folder.is_relative_to(os.path.realpath(root)) for root in self._settings.agent_roots):
             roots = ", ".join(map(str, self._settings.agent_roots)) or "none"
             raise PermissionError(
-                f"agent.directory {folder} lies in no folder of RUNNER_AGENT_ROOTS ({roots}): move it there, or ask "
-                "the operator to add its parent (`leyden up` allows the folder in which it was started)"
+                f"agent.directory {folder} lies in no folder of RUNNER_AGENT_ROOTS ({roots}): move it there, or name "
+                "the folder of your agents to the platform (`leyden up --agents DIR`)"
             )
 
     def _orders(self, spec: AttemptSpec, workspace: Workspace, user: SandboxUser) -> Orders:
@@ -229,6 +234,7 @@ class ProcessBackend:
             "landlock": self._landlock >= USABLE_LANDLOCK,
             "hidden": [path for path in self._hidden if Path(path).exists()],
             "visible": os.path.realpath(workspace.root),
+            "filter": self._can_filter,
             "writable": [os.path.realpath(folder) for folder in WRITABLE_BY_ROOT] if stays_root else None,
         }
 

@@ -1,4 +1,4 @@
-"""The system calls that hold an agent back: a user of its own, no capabilities, no new privileges, Landlock.
+"""The bounds of an agent: a user of its own, no capabilities, no new privileges, Landlock, fewer system calls.
 
 The forked child of the supervisor runs them between `fork` and `exec`, with the standard library alone.
 """
@@ -11,6 +11,9 @@ import ctypes
 import os
 import struct
 
+# Relative: in its own process this file is no part of `leyden`.
+from .system_calls import refuse_namespaces_and_io_uring  # noqa: TID251
+
 TYPE_CHECKING = False
 """mypy takes it for true. Importing `typing` costs a third of the start of a supervisor."""
 
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
 
         `uid`: the user and group that it becomes, which no other attempt has; None for the runner's. `landlock`:
         whether to use Landlock, which closes the paths `hidden` but for the folder `visible`. `writable`: the folders
-        outside of `visible` in which it may write, None for no such bound.
+        outside of `visible` in which it may write, None for no such bound. `filter`: whether to close user namespaces
+        and io_uring, by seccomp.
         """
 
         uid: int | None
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
         hidden: list[str]
         visible: str
         writable: list[str] | None
+        filter: bool
 
 
 PR_SET_NO_NEW_PRIVS = 38
@@ -63,6 +68,8 @@ def enter(sandbox: Sandbox) -> None:
     if ruleset is not None:
         _check(_libc.syscall(LANDLOCK_RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
         os.close(ruleset)
+    if sandbox["filter"]:
+        refuse_namespaces_and_io_uring()
 
 
 def become(uid: int) -> None:
@@ -97,6 +104,9 @@ def landlock_abi() -> int:
 def landlock_ruleset(sandbox: Sandbox) -> int:
     """A descriptor of rules: every path but the hidden ones; no signal or ptrace to processes outside.
 
+    Nothing in `/proc` can be written: an agent that lowers its `oom_score_adj` would let the kernel end the platform
+    in its place.
+
     Landlock only allows, and a right on a folder holds for everything below. So the rules allow every sibling along
     the way to a hidden folder, and not the folders on that way. Names may be listed everywhere.
 
@@ -111,11 +121,12 @@ def landlock_ruleset(sandbox: Sandbox) -> int:
         "landlock_create_ruleset",
     )
     hidden, writable = sandbox["hidden"], sandbox["writable"]
-    for path in _siblings("/", hidden):
+    for path in _siblings("/", [*hidden, "/proc"]):
         _allow(ruleset, path, handled if writable is None else EXECUTE | READ_FILE)
     for folder in writable or ():
         for path in _siblings(folder, hidden):
             _allow(ruleset, path, handled)
+    _allow(ruleset, "/proc", EXECUTE | READ_FILE)
     _allow(ruleset, sandbox["visible"], handled)
     return ruleset
 
