@@ -88,6 +88,8 @@ def _disruption(pod: Object, ended: Object) -> str | None:
     condition = _condition(status, "DisruptionTarget")
     if condition is not None and condition["status"] == "True":
         return _words(condition)
+    if ended.get("exitCode") is None and (failed := _failed_init(status)) is not None:
+        return failed
     if ended.get("exitCode") is None or ended.get("reason") == "ContainerStatusUnknown":
         return _words(status) or _words(ended) or "the node ended the pod"
     deleted = _time(metadata.get("deletionTimestamp"))
@@ -114,6 +116,15 @@ def _waiting(status: Object, state: Object) -> tuple[str, bool]:
     if names:
         return f"its container {names[0]} has not ended", False
     return state.get("waiting", {}).get("reason", "no node has reported the pod"), False
+
+
+def _failed_init(status: Object) -> str | None:
+    """The last words of an init container that failed, so that no other container of the pod began."""
+    for one in status.get("initContainerStatuses", []):
+        ended = one.get("state", {}).get("terminated")
+        if ended is not None and ended.get("exitCode") != 0:
+            return f"{one['name']}: {ended.get('message') or _words(ended) or 'it failed'}"
+    return None
 
 
 def _container(status: Object, name: str) -> Object:

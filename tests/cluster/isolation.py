@@ -17,6 +17,8 @@ ALLOWED = {
     for name, port in (("gateway", 8001), ("collector", 8003), ("collector", 4317))
 }
 
+PODS_AT_ONCE = 5
+
 
 def check(release: Release) -> None:
     """Connects from an agent's pod: gateway and collector answer, and nothing else does."""
@@ -29,7 +31,25 @@ def check(release: Release) -> None:
     found = json.loads(node.kubectl(*arguments, stdin=script))
     node.kubectl("delete", "pod", "probe", "-n", ROLLOUTS, "--now")
     assert set(found) == ALLOWED, found
+    check_first_instant(release)
     check_restricted(release)
+
+
+def check_first_instant(release: Release) -> None:
+    """Agents that connect as their first act reach no more: each begins after its pod's policies hold."""
+    script = Path(__file__).with_name("probe.py").read_text()
+    closed = ("169.254.169.254:80", "203.0.113.10:80", "kubernetes.default.svc:443")
+    names = [f"first-{number}" for number in range(PODS_AT_ONCE)]
+    for name in names:
+        pod = agent_pod(release, name)
+        pod["spec"]["containers"][0] |= {"command": ["python", "-c", script, *closed]}
+        release.node.kubectl("apply", "-f", "-", stdin=json.dumps(pod))
+    for name in names:
+        succeeded = "--for=jsonpath={.status.phase}=Succeeded"
+        release.node.kubectl("wait", f"pod/{name}", "-n", ROLLOUTS, succeeded, "--timeout=180s")
+        found = json.loads(release.node.kubectl("logs", "-n", ROLLOUTS, name, "-c", "agent"))
+        assert found == [], (name, found)
+    release.node.kubectl("delete", "pod", *names, "-n", ROLLOUTS, "--now")
 
 
 def check_restricted(release: Release) -> None:

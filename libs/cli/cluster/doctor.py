@@ -27,6 +27,12 @@ ONE_READER = re.compile(
 ENFORCING = ("calico", "cilium", "antrea", "kube-router", "weave", "canal", "azure-npm", "anetd", "kindnet", "ovnkube")
 """Parts of the names of DaemonSets whose network plugins enforce NetworkPolicies."""
 NOT_ENFORCING = ("flannel",)
+BEFORE_START = ("cilium", "anetd")
+"""Those that let a pod start once its policies hold; the others may close its network some time later."""
+WAITS = "an agent begins once they hold (rollouts.policyWait)"
+AWS, AWS_MODE = "aws-node", "NETWORK_POLICY_ENFORCING_MODE"
+"""The DaemonSet of AWS's plugin, and its variable: `standard` opens a new pod until its policies hold, `strict` closes
+it."""
 NODE_LOCAL_DNS = "node-local-dns"
 KINDS = {
     "": "services configmaps secrets serviceaccounts persistentvolumeclaims",
@@ -208,12 +214,31 @@ def _network(daemon_sets: list[Object]) -> Finding:
     name, names = "network policies", [one["metadata"]["name"] for one in daemon_sets]
     found = [one for one in names if any(word in one for word in ENFORCING)]
     if found:
-        return Finding(name, "ok", f"{', '.join(found)} enforces them")
+        return Finding(name, "ok", f"{', '.join(found)} enforces them, {_moment(found)}")
+    if (mode := _aws_mode(daemon_sets)) is not None:
+        moment = "before a pod starts" if mode == "strict" else f"perhaps after a pod has started; {WAITS}"
+        return Finding(name, "ok", f"{AWS} enforces them where they are switched on, in mode {mode}: {moment}")
     attempt = "install, then connect from an agent's pod to the API: `leyden-api` must time out"
     if any(word in one for one in names for word in NOT_ENFORCING):
         detail = "flannel does not enforce them: agents would reach every pod"
         return Finding(name, "warning", detail, "add Calico or kube-router for policies")
     return Finding(name, "warning", "cannot tell whether the network plugin enforces them", attempt)
+
+
+def _moment(plugins: list[str]) -> str:
+    if all(any(word in one for word in BEFORE_START) for one in plugins):
+        return "before a pod starts"
+    return f"perhaps after a pod has started; {WAITS}"
+
+
+def _aws_mode(daemon_sets: list[Object]) -> str | None:
+    """The mode of AWS's network plugin; None where it is not there."""
+    for one in daemon_sets:
+        if one["metadata"]["name"] == AWS:
+            containers = one.get("spec", {}).get("template", {}).get("spec", {}).get("containers", [])
+            variables = [variable for container in containers for variable in container.get("env", [])]
+            return next((str(v.get("value")) for v in variables if v["name"] == AWS_MODE), "standard")
+    return None
 
 
 def _pod_security(kubectl: Kubectl, namespace: str) -> Finding:

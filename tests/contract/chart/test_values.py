@@ -135,6 +135,7 @@ TEXTS = {
     "interval": "77s",
     "timeout": "77s",
     "parameters": "sslmode=require",
+    "canary": "10.0.0.1:443",
 }
 
 

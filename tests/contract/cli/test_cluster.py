@@ -181,8 +181,36 @@ def test_a_good_cluster_has_no_problem(cluster: FakeCluster, leyden: Leyden) -> 
     assert {name for name, one in found.items() if one["status"] == "problem"} == set()
     assert found["release"]["detail"] == "leyden in platform: 4 of 4 pods ready"
     assert "4 of 4 pods ready" in leyden("doctor", "--cluster").stdout
-    assert found["network policies"]["detail"] == "calico-node enforces them"
+    assert found["network policies"]["detail"].startswith("calico-node enforces them, perhaps after a pod has started")
     assert (found["gpus"]["status"], found["KEDA"]["status"]) == ("warning", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("daemon_set", "detail"),
+    [
+        ({"metadata": {"name": "cilium"}}, "cilium enforces them, before a pod starts"),
+        ({"metadata": {"name": "aws-node"}}, "mode standard: perhaps after a pod has started"),
+        (
+            {
+                "metadata": {"name": "aws-node"},
+                "spec": {
+                    "template": {
+                        "spec": {
+                            "containers": [{"env": [{"name": "NETWORK_POLICY_ENFORCING_MODE", "value": "strict"}]}]
+                        }
+                    }
+                },
+            },
+            "mode strict: before a pod starts",
+        ),
+    ],
+)
+def test_the_doctor_names_the_moment_from_which_policies_hold(
+    cluster: FakeCluster, leyden: Leyden, daemon_set: dict[str, Any], detail: str
+) -> None:
+    add_cluster(cluster)
+    cluster.objects["/apis/apps/v1/daemonsets"] = [daemon_set]
+    assert detail in findings(leyden)["network policies"]["detail"]
 
 
 def test_each_lack_of_a_cluster_has_a_remedy(cluster: FakeCluster, leyden: Leyden) -> None:

@@ -133,3 +133,13 @@ def test_an_eviction_for_the_pods_own_limit_is_its_own_failure_and_one_for_the_n
     assert own.evicted_for_limit is not None
     nodes = pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory.")
     assert (nodes.disrupted, nodes.evicted_for_limit) == ("Evicted: The node was low on resource: memory.", None)
+
+
+def test_a_pod_whose_init_container_failed_says_its_last_words_and_blames_no_agent() -> None:
+    words = "policies did not hold within 60 s"
+    inits = [
+        {"name": "first", "state": {"terminated": {"exitCode": 0}}},
+        {"name": "wait-for-policies", "state": {"terminated": {"exitCode": 1, "reason": "Error", "message": words}}},
+    ]
+    found = pod({"waiting": {"reason": "PodInitializing"}}, phase="Failed", initContainerStatuses=inits)
+    assert (found.is_over, found.exit_code, found.disrupted) == (True, None, f"wait-for-policies: {words}")

@@ -1,0 +1,71 @@
+"""Waits, inside an agent's pod and before its agent, until NetworkPolicies hold for the pod.
+
+Some network plugins start a pod first and close its network up to a second later. An agent would reach the metadata
+address, the API server and the internet meanwhile. The canary is an address that nothing but the policies closes: by
+default the API server. Once it is closed while the gateway is open, the network works and the policies hold.
+
+It runs with the standard library alone, as the init container `wait-for-policies`. Its last words are the reason of an
+attempt that could not start.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+PROBE_SECONDS = 0.3
+GATEWAY_SECONDS = 2.0
+PAUSE_SECONDS = 0.1
+TRIES = 2
+"""A lost packet looks like a closed address; two in a row are unlikely."""
+LAST_WORDS = Path("/dev/termination-log")
+
+
+def is_open(address: str, seconds: float) -> bool:
+    """Whether somebody accepts a connection there within this time."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except OSError:
+        return False
+    return True
+
+
+def obstacle(canary: str, gateway: str) -> str | None:
+    """The reason why the agent may not begin yet."""
+    if any(is_open(canary, PROBE_SECONDS) for _ in range(TRIES)):
+        return (
+            f"the canary address {canary} is open: the network plugin does not enforce NetworkPolicies, or a value such"
+            " as rollouts.extraEgress opens it; name a closed one in rollouts.policyWait.canary"
+        )
+    if not is_open(gateway, GATEWAY_SECONDS):
+        return f"the gateway {gateway} is closed to the agent's pod"
+    return None
+
+
+def wait(canary: str, gateway: str, seconds: float) -> str | None:
+    """None once the policies hold; after this time, the reason why the agent may not begin."""
+    ends = time.monotonic() + seconds
+    while (reason := obstacle(canary, gateway)) is not None:
+        if time.monotonic() > ends:
+            return f"policies did not hold within {seconds:g} s: {reason}"
+        time.sleep(PAUSE_SECONDS)
+    return None
+
+
+def main() -> int:
+    """Exit status 1 where the policies never held, with the reason as the container's last words."""
+    server = f"{os.environ.get('KUBERNETES_SERVICE_HOST', '')}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
+    canary = os.environ.get("POLICY_CANARY") or server
+    reason = wait(canary, os.environ["POLICY_GATEWAY"], float(os.environ["POLICY_SECONDS"]))
+    if reason is None:
+        return 0
+    LAST_WORDS.write_text(reason)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
