@@ -503,3 +503,9 @@ WHERE e.run_id = :'run' AND e.state IN ('final', 'out_of_memory')
 AND EXISTS (SELECT FROM trainer_ends n WHERE n.run_id = e.run_id AND n.attempt > e.attempt)
 AND (e.state = 'final' OR EXISTS (
     SELECT FROM trainer_ends b WHERE b.run_id = e.run_id AND b.step = e.step AND b.state = e.state AND b.attempt < e.attempt));
+
+\echo question: external rewards that the list of changes does not name with the token that gave them
+SELECT e.rollout_id, e.key, e.token_name FROM external_rewards e JOIN rollouts o ON o.id = e.rollout_id
+WHERE o.run_id = :'run' AND e.token_name IS NOT NULL AND NOT EXISTS (
+    SELECT FROM audit_entries a WHERE a.action = 'create_reward' AND a.subject = e.rollout_id
+    AND a.detail ->> 'key' = e.key AND a.token_name = e.token_name);

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from leyden.libs.cli import agents, datasets, local, rollouts, runs
+from leyden.libs.cli import agents, datasets, local, rollouts, runs, tokens
 from leyden.libs.cli.context import Context, Home, make_context
 from leyden.libs.cli.demo import demo
 from leyden.libs.cli.doctor import doctor
@@ -81,6 +81,8 @@ app.command()(demo)
 app.command()(pools)
 app.command()(recipes)
 app.command()(logs)
+app.command()(tokens.audit)
+app.add_typer(tokens.app, name="token")
 app.add_typer(agents.app, name="agent")
 app.add_typer(datasets.app, name="dataset")
 app.add_typer(runs.app, name="run")

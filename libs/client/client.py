@@ -230,10 +230,26 @@ class Client:
         """Lists engines with the weights that they served at the last poll."""
         return self._all_of("/v1/engines", api.Engine)
 
-    def create_token(self, name: str, scopes: Sequence[api.ApiScope]) -> api.IssuedToken:
+    def create_token(
+        self, name: str, scopes: Sequence[api.ApiScope], *, expires_seconds: int | None = None
+    ) -> api.IssuedToken:
         """Creates a bearer token; only this answer contains its secret."""
-        request = api.TokenRequest(name=name, scopes=list(scopes))
-        return api.IssuedToken.model_validate_json(self._http.create("/v1/tokens", request.model_dump_json().encode()))
+        request = api.TokenRequest(name=name, scopes=list(scopes), expires_seconds=expires_seconds)
+        # An older platform refuses fields that it does not know.
+        content = request.model_dump_json(exclude_none=True).encode()
+        return api.IssuedToken.model_validate_json(self._http.create("/v1/tokens", content))
+
+    def rotate_token(self, token_id: str, *, grace_seconds: int = 0) -> api.IssuedToken:
+        """Replaces a token by a new one with its name, scopes and life; the old one ends after the grace."""
+        content = api.RotateRequest(grace_seconds=grace_seconds).model_dump_json().encode()
+        return api.IssuedToken.model_validate_json(self._http.create(f"/v1/tokens/{_part(token_id)}/rotate", content))
+
+    def audit(
+        self, *, token: str | None = None, action: str | None = None, subject: str | None = None
+    ) -> Iterator[api.AuditEntry]:
+        """Lists the changes that bearer tokens asked for, newest first."""
+        parameters: Parameters = {"token": token, "action": action, "subject": subject}
+        return self._pages("/v1/audit", api.AuditEntry, parameters)
 
     def tokens(self) -> Iterator[api.Token]:
         """Lists tokens without their secrets."""

@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from leyden.libs.contracts.call_counts import CallCounts
 from leyden.libs.contracts.config import RunConfig
@@ -38,6 +38,12 @@ class _Request(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, strict=True, allow_inf_nan=False
     )
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("use characters that can be printed: no line breaks, control characters or marks of direction")
+    return text
 
 
 class Page(_Body, Generic[Item]):
@@ -73,8 +79,18 @@ class Problem(_Body):
 class TokenRequest(_Request):
     """Requests a bearer token."""
 
-    name: str = Field(min_length=1, max_length=200)
+    name: Annotated[str, AfterValidator(_printable)] = Field(min_length=1, max_length=200)
+    """A name for people, on one line."""
     scopes: list[Annotated[ApiScope, Field(strict=False)]] = Field(min_length=1, max_length=3)
+    expires_seconds: int | None = Field(default=None, ge=60, le=10 * 366 * 86400)
+    """The token's life; null: it has no end."""
+
+
+class RotateRequest(_Request):
+    """Requests a new secret for a token of the same name, scopes and life."""
+
+    grace_seconds: int = Field(default=0, ge=0, le=30 * 86400)
+    """So long the old secret works beside the new one."""
 
 
 class Token(_Body):
@@ -85,12 +101,31 @@ class Token(_Body):
     scopes: list[ApiScope]
     created_at: datetime
     revoked_at: datetime | None = None
+    expires_at: datetime | None = None
+    """The API refuses the token from then on; null: it has no end."""
 
 
 class IssuedToken(Token):
     """A new bearer token; only this answer contains its secret."""
 
     token: str
+
+
+class AuditEntry(_Body):
+    """A change that a bearer token asked for."""
+
+    id: int
+    created_at: datetime
+    token_id: str
+    """`first-admin` for the first administrator's token."""
+    token_name: str
+    """The token's name then."""
+    action: str
+    """The operation of the API, such as `create_reward`."""
+    subject: str | None
+    """The id or name in the address, or the id of the new thing."""
+    detail: Json
+    """Further facts of the change: keys, names, values."""
 
 
 class Dataset(_Body):
@@ -350,6 +385,8 @@ class Reward(_Body):
     response_id: str | None = None
     tool_call_id: str | None = None
     comment: str | None = None
+    given_by: str | None = None
+    """The name of the token that gave a reward of people and outside systems."""
     created_at: datetime
 
 

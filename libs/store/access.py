@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import func, select, text, update
+from sqlalchemy import ColumnElement, func, or_, select, text, update
 
-from leyden.libs.contracts.api import ApiScope, Token
+from leyden.libs.contracts.api import ApiScope, AuditEntry, Page, Token
 from leyden.libs.contracts.conversation import Json
 from leyden.libs.store import tables
 from leyden.libs.store.database import ReadSession, Session
+from leyden.libs.store.paging import decode_cursor, page
 
 
 class KeyReused(ValueError):
@@ -26,17 +28,34 @@ class StoredAnswer:
 
 
 async def find_token(session: ReadSession, secret: str) -> Token | None:
-    """The live token with this secret."""
+    """The token with this secret, unless it has expired or was revoked."""
     digest = hashlib.sha256(secret.encode()).digest()
     table = tables.ApiToken
-    row = await session.scalar(select(table).where(table.token_sha256 == digest, table.revoked_at.is_(None)))
+    row = await session.scalar(select(table).where(table.token_sha256 == digest, *_lives(table)))
     return None if row is None else Token.model_validate(row, from_attributes=True)
 
 
-async def add_token(session: Session, token_id: str, name: str, secret: str, scopes: list[ApiScope]) -> Token:
+def _lives(table: type[tables.ApiToken]) -> tuple[ColumnElement[bool], ...]:
+    return table.revoked_at.is_(None), or_(table.expires_at.is_(None), table.expires_at > func.now())
+
+
+async def add_token(
+    session: Session,
+    token_id: str,
+    name: str,
+    secret: str,
+    scopes: list[ApiScope],
+    expires_at: datetime | None = None,
+) -> Token:
     """Stores a new token; only its hash."""
     digest = hashlib.sha256(secret.encode()).digest()
-    row = tables.ApiToken(id=token_id, name=name, token_sha256=digest, scopes=[str(scope) for scope in scopes])
+    row = tables.ApiToken(
+        id=token_id,
+        name=name,
+        token_sha256=digest,
+        scopes=[str(scope) for scope in scopes],
+        expires_at=expires_at,
+    )
     session.add(row)
     await session.flush()
     await session.refresh(row)
@@ -59,6 +78,62 @@ async def revoke_token(session: Session, token_id: str) -> bool:
         .returning(table.id)
     )
     return result.first() is not None
+
+
+async def rotate_token(session: Session, token_id: str, new_id: str, secret: str, grace: timedelta) -> Token | None:
+    """Stores a token with the name, the scopes and the life of another one, which ends after the grace.
+
+    None when no living token has this id.
+    """
+    table = tables.ApiToken
+    old = await session.scalar(select(table).where(table.id == token_id, *_lives(table)).with_for_update())
+    if old is None:
+        return None
+    now = datetime.now(UTC)
+    end = None if old.expires_at is None else now + (old.expires_at - old.created_at)
+    if grace:
+        old.expires_at = min(old.expires_at or now + grace, now + grace)
+    else:
+        old.revoked_at = now
+    return await add_token(session, new_id, old.name, secret, [ApiScope(scope) for scope in old.scopes], end)
+
+
+async def add_audit_entry(
+    session: Session, token_id: str, token_name: str, action: str, subject: str | None, detail: Json
+) -> None:
+    """Records a change in the transaction that makes it."""
+    session.add(
+        tables.AuditEntry(token_id=token_id, token_name=token_name, action=action, subject=subject, detail=detail)
+    )
+    await session.flush()
+
+
+async def list_audit(
+    session: ReadSession,
+    *,
+    token: str | None,
+    action: str | None,
+    subject: str | None,
+    cursor: str | None,
+    limit: int,
+) -> Page[AuditEntry]:
+    """The changes, newest first. Args: token: its id or its name then"""
+    table = tables.AuditEntry
+    query = select(table).order_by(table.id.desc()).limit(limit + 1)
+    if token is not None:
+        query = query.where(or_(table.token_id == token, table.token_name == token))
+    if action is not None:
+        query = query.where(table.action == action)
+    if subject is not None:
+        query = query.where(table.subject == subject)
+    if (after := decode_cursor(cursor, "audit", int)) is not None:
+        query = query.where(table.id < after[0])
+    rows = list(await session.scalars(query))
+    return page("audit", rows, limit, lambda row: AuditEntry.model_validate(row, from_attributes=True), _id_of)
+
+
+def _id_of(row: tables.AuditEntry) -> tuple[int]:
+    return (row.id,)
 
 
 async def recall_answer(session: Session, token_id: str, key: str, request_sha256: bytes) -> StoredAnswer | None:

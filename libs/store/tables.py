@@ -21,6 +21,7 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     ForeignKeyConstraint,
+    Identity,
     Index,
     LargeBinary,
     MetaData,
@@ -99,6 +100,28 @@ class ApiToken(Base):
     created_at: Mapped[datetime] = _created()
     revoked_at: Mapped[datetime | None] = mapped_column(
         comment="The API refuses the token from then on; null while it is valid."
+    )
+    expires_at: Mapped[datetime | None] = mapped_column(
+        comment="The API refuses the token from then on; null for a token without an end."
+    )
+
+
+class AuditEntry(Base):
+    """Writer: api. A change that a bearer token asked for, in the transaction that made it."""
+
+    __tablename__ = "audit_entries"
+    id: Mapped[int] = mapped_column(
+        BigInteger, Identity(always=True), primary_key=True, comment="Grows with the order of the changes."
+    )
+    token_id: Mapped[str] = mapped_column(comment="The token of the request; first-admin for the first administrator.")
+    token_name: Mapped[str] = mapped_column(comment="Its name then.")
+    action: Mapped[str] = mapped_column(comment="The operation of the API, such as create_run.")
+    subject: Mapped[str | None] = mapped_column(comment="The id or name in the address, or the id of the new thing.")
+    detail: Mapped[Json] = mapped_column(comment="Further facts of the change: keys, names, values.")
+    created_at: Mapped[datetime] = _created()
+    __table_args__ = (
+        Index("ix_audit_entries_subject", "subject", "id"),
+        Index("ix_audit_entries_token_name", "token_name", "id"),
     )
 
 
@@ -203,6 +226,9 @@ class ExternalReward(Base):
         comment="The attempt that made the call: the reward counts if that attempt does. Null for the rollout."
     )
     comment: Mapped[str | None] = mapped_column(comment="A note of the sender.")
+    token_name: Mapped[str | None] = mapped_column(
+        comment="The name of the sender's token; null in rows of earlier versions."
+    )
     created_at: Mapped[datetime] = _created()
     __table_args__ = (CheckConstraint("value > '-Infinity' AND value < 'Infinity'", name="value_finite"),)
 

@@ -177,11 +177,14 @@ def _external(row: tables.ExternalReward) -> api.Reward:
         value=row.value,
         call_id=row.call_id,
         comment=row.comment,
+        given_by=row.token_name,
         created_at=row.created_at,
     )
 
 
-async def add_external_reward(session: Session, rollout_id: str, request: api.RewardRequest) -> tuple[api.Reward, bool]:
+async def add_external_reward(
+    session: Session, rollout_id: str, request: api.RewardRequest, token_name: str | None = None
+) -> tuple[api.Reward, bool]:
     """The reward and whether it is new. The repeat key is rollout and `key`; a repeat changes nothing.
 
     Raises: UnknownRollout; UnknownCall; RewardConflict
@@ -203,7 +206,7 @@ async def add_external_reward(session: Session, rollout_id: str, request: api.Re
             f"the rollout's group {found.group_id} was credited before this reward came, so it could not be trained:"
             " send rewards before the last rollout of the group ends"
         )
-    row = tables.ExternalReward(rollout_id=rollout_id, attempt=attempt, **request.model_dump())
+    row = tables.ExternalReward(rollout_id=rollout_id, attempt=attempt, token_name=token_name, **request.model_dump())
     session.add(row)
     await session.flush()
     await session.refresh(row)

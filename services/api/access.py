@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hmac
 import secrets
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 
 from fastapi import APIRouter, Request, Response
 
@@ -12,6 +14,8 @@ from leyden.libs.contracts import api
 from leyden.libs.contracts.ids import new_id
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store import access
+from leyden.libs.store.database import Session
+from leyden.services.api.audit import changing
 from leyden.services.api.auth import Admin, GuardedRoute
 from leyden.services.api.creation import Create, IdempotencyKey, create_request, store_answer
 from leyden.services.api.parameters import Store
@@ -21,19 +25,57 @@ router = APIRouter(prefix="/v1/tokens", tags=["tokens"], route_class=GuardedRout
 
 @router.post("", response_model=api.IssuedToken, status_code=201)
 async def create_token(
-    request: Request, asked: api.TokenRequest, caller: Admin, store: Store, idempotency_key: IdempotencyKey = None
+    request: Request, asked: api.TokenRequest, caller: Admin, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Make a bearer token. Its secret is in this answer alone; only a repeat with the same key shows it again."""
-    create = create_request(request, caller, idempotency_key, asked)
+    life = asked.expires_seconds
+    end = None if life is None else datetime.now(UTC) + timedelta(seconds=life)
+
+    async def issue(session: Session, secret: str) -> api.Token:
+        return await access.add_token(session, new_id("token"), asked.name, secret, asked.scopes, end)
+
+    return await _issue_once(request, create_request(request, caller, idempotency_key, asked), issue)
+
+
+@router.post("/{token_id}/rotate", response_model=api.IssuedToken, status_code=201)
+async def rotate_token(
+    request: Request,
+    caller: Admin,
+    token_id: str,
+    asked: api.RotateRequest | None = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Replace a token: the answer is a new one with its name, scopes and life; the old one ends, after the grace.
+
+    409 for a token that has ended; only a repeat with the same key shows the secret again.
+    """
+    asked = asked or api.RotateRequest()
+
+    async def issue(session: Session, secret: str) -> api.Token:
+        grace = timedelta(seconds=asked.grace_seconds)
+        made = await access.rotate_token(session, token_id, new_id("token"), secret, grace)
+        if made is None:
+            raise Problem(409, f"no living token has the id {token_id!r}: list tokens, and create one", cause="state")
+        return made
+
+    return await _issue_once(request, create_request(request, caller, idempotency_key, asked), issue)
+
+
+async def _issue_once(
+    request: Request, create: Create, issue: Callable[[Session, str], Awaitable[api.Token]]
+) -> Response:
+    """201 with a new token and its secret; a repeated key gets the first one."""
     secret = _secret(request, create)
-    async with store.session() as session:
+    async with changing(request) as change:
         stored = None
         if create.key is not None:
-            stored = await access.recall_answer(session, caller, create.key, create.digest)
+            stored = await access.recall_answer(change.session, create.caller, create.key, create.digest)
+        change.is_new = stored is None
         if stored is None:
-            token = await access.add_token(session, new_id("token"), asked.name, secret, asked.scopes)
+            token = await issue(change.session, secret)
+            change.made(token)
             stored = access.StoredAnswer(201, token.model_dump(mode="json"))
-            await store_answer(session, create, stored)
+            await store_answer(change.session, create, stored)
     return JsonResponse({**stored.body, "token": secret}, stored.status_code)
 
 
@@ -56,9 +98,8 @@ async def list_tokens(store: Store, caller: Admin) -> api.Page[api.Token]:
 
 
 @router.delete("/{token_id}", status_code=204)
-async def revoke_token(store: Store, token_id: str, caller: Admin) -> None:
+async def revoke_token(request: Request, token_id: str, caller: Admin) -> None:
     """Revoke a token; a repeat changes nothing."""
-    async with store.session() as session:
-        found = await access.revoke_token(session, token_id)
-    if not found:
-        raise Problem(404, f"no token has the id {token_id!r}: list tokens to find it", cause="unknown")
+    async with changing(request) as change:
+        if not await access.revoke_token(change.session, token_id):
+            raise Problem(404, f"no token has the id {token_id!r}: list tokens to find it", cause="unknown")

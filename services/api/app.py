@@ -22,7 +22,7 @@ from leyden.libs.store.retention import RecordsInUse
 from leyden.libs.store.runs import ActionRefused, UnknownRun
 from leyden.libs.store.schema import check_schema
 from leyden.libs.store.views import RewardConflict, UnknownCall, UnknownRollout
-from leyden.services.api import access, datasets, docs_page, platform, rollouts, runs
+from leyden.services.api import access, audit, datasets, docs_page, platform, rollouts, runs
 from leyden.services.api.refusals import on_refused
 from leyden.services.api.settings import Settings
 from leyden.services.api.upload import BadUpload, UploadTooLarge
@@ -80,7 +80,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     app.state.first_admin_token = settings.first_admin_token()
-    for module in (datasets, runs, rollouts, platform, access, docs_page):
+    for module in (datasets, runs, rollouts, platform, access, audit, docs_page):
         app.include_router(module.router)
     return app
 

@@ -35,6 +35,7 @@ class Caller:
 
     token_id: str
     scopes: list[ApiScope]
+    name: str
 
 
 class GuardedRoute(JsonRoute):
@@ -74,13 +75,13 @@ async def _identify(request: Request) -> Caller:
         raise _unauthorised("no bearer token: send `Authorization: Bearer TOKEN`")
     first: str | None = request.app.state.first_admin_token
     if first is not None and hmac.compare_digest(secret.encode(), first.encode()):
-        return Caller(FIRST_ADMIN, [ApiScope.ADMIN])
+        return Caller(FIRST_ADMIN, [ApiScope.ADMIN], FIRST_ADMIN)
     database: Database = request.app.state.database
     async with database.read() as session:
         token: Token | None = await find_token(session, secret)
     if token is None:
-        raise _unauthorised("the bearer token is unknown or revoked: ask an administrator for a new one")
-    return Caller(token.id, token.scopes)
+        raise _unauthorised("the bearer token is unknown, expired or revoked: ask an administrator for a new one")
+    return Caller(token.id, token.scopes, token.name)
 
 
 def _unauthorised(detail: str) -> Problem:

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from leyden.libs.faults import fault_point
 from leyden.libs.service import JsonResponse
 from leyden.libs.store.access import StoredAnswer, add_answer, recall_answer
-from leyden.libs.store.database import Database, Session
+from leyden.libs.store.database import Session
+from leyden.services.api.audit import changing
 
 IdempotencyKey = Annotated[
     str | None,
@@ -46,18 +47,22 @@ def create_request(request: Request, caller: str, key: str | None, *parts: BaseM
 
 
 async def create_once(
-    database: Database, create: Create, work: Callable[[Session], Awaitable[tuple[BaseModel, bool]]]
+    request: Request, create: Create, work: Callable[[Session], Awaitable[tuple[BaseModel, bool]]]
 ) -> Response:
     """201 with what `work` made, 200 when it found an equal thing, or the first answer again for a repeated key.
 
     Raises: KeyReused: the key came with another request
     """
-    async with database.session() as session:
+    async with changing(request) as change:
+        session = change.session
         if create.key is not None:
             stored = await recall_answer(session, create.caller, create.key, create.digest)
             if stored is not None:
+                change.is_new = False
                 return _replayed(stored)
         made, is_new = await work(session)
+        change.is_new = is_new
+        change.made(made)
         answer = StoredAnswer(201 if is_new else 200, made.model_dump(mode="json", by_alias=True))
         await store_answer(session, create, answer)
         fault_point("api.created")

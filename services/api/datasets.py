@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect
 from leyden.libs.contracts import api
 from leyden.libs.service import JsonResponse, Problem
 from leyden.libs.store.access import StoredAnswer, recall_answer
-from leyden.libs.store.database import Database
 from leyden.libs.store.datasets import delete_dataset, find_dataset, list_datasets, list_tasks, store_dataset
+from leyden.services.api.audit import changing
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_request, store_answer
 from leyden.services.api.parameters import Cursor, Limit, Store
@@ -56,7 +56,7 @@ _BODY = {
 
 @router.post("", response_model=api.Dataset, status_code=201, openapi_extra={"requestBody": _BODY})
 async def upload_dataset(
-    request: Request, caller: Writer, store: Store, name: Name = None, idempotency_key: IdempotencyKey = None
+    request: Request, caller: Writer, name: Name = None, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Upload a dataset: JSON Lines or a JSON array, as the body or as `file` of a multipart form.
 
@@ -72,10 +72,10 @@ async def upload_dataset(
                     raise Problem(422, "the form has no file: send the rows in a field named `file`", cause="invalid")
                 stem = PurePath(file.filename or "").stem
                 chosen = name or _checked_name(given if isinstance(given, str) and given else stem)
-                return await _store(request, store, caller, idempotency_key, chosen, _pieces(file))
+                return await _store(request, caller, idempotency_key, chosen, _pieces(file))
         settings: Settings = request.app.state.settings
         chunks = _arriving(request, settings.upload_silence_seconds)
-        return await _store(request, store, caller, idempotency_key, name, chunks)
+        return await _store(request, caller, idempotency_key, name, chunks)
 
 
 def _checked_name(name: str) -> str:
@@ -91,19 +91,23 @@ def _checked_name(name: str) -> str:
 
 
 async def _store(
-    request: Request, store: Database, caller: str, key: str | None, name: str | None, chunks: AsyncIterator[bytes]
+    request: Request, caller: str, key: str | None, name: str | None, chunks: AsyncIterator[bytes]
 ) -> Response:
     if not name:
         raise Problem(422, "the dataset has no name: add ?name=NAME to the address", cause="invalid")
     settings: Settings = request.app.state.settings
     limits = Limits(settings.max_upload_bytes, settings.max_row_bytes, settings.max_reported_rows)
-    async with store.session() as session:
+    async with changing(request) as change:
+        session = change.session
         stored = await store_dataset(session, name, read_rows(chunks, limits))
         create = create_request(request, caller, key, name, stored.dataset.content_sha256)
         if key is not None and (first := await recall_answer(session, caller, key, create.digest)):
+            change.is_new = False
             return JsonResponse(first.body, first.status_code, headers={"idempotency-replayed": "true"})
         answer = StoredAnswer(201 if stored.created else 200, stored.dataset.model_dump(mode="json"))
         await store_answer(session, create, answer)
+        change.is_new = stored.created
+        change.made(stored.dataset)
     return JsonResponse(answer.body, answer.status_code)
 
 
@@ -150,10 +154,10 @@ async def get_dataset(store: Store, caller: Reader, dataset_id: str) -> api.Data
 
 
 @router.delete("/{dataset_id}", status_code=204)
-async def remove_dataset(store: Store, caller: Admin, dataset_id: str) -> None:
+async def remove_dataset(request: Request, caller: Admin, dataset_id: str) -> None:
     """Delete a dataset and its tasks, by id or name. 409 while a run uses it."""
-    async with store.session() as session:
-        await delete_dataset(session, dataset_id)
+    async with changing(request) as change:
+        await delete_dataset(change.session, dataset_id)
 
 
 @router.get("/{dataset_id}/tasks")

@@ -11,7 +11,7 @@ from leyden.libs.contracts import api
 from leyden.libs.contracts.states import ShownRolloutState
 from leyden.libs.store import views
 from leyden.libs.store.database import Session
-from leyden.services.api.auth import GuardedRoute, Reader, Writer
+from leyden.services.api.auth import Caller, GuardedRoute, Reader, Writer
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
 from leyden.services.api.parameters import MAX_NUMBER, Cursor, Limit, Store
 
@@ -108,6 +108,7 @@ async def create_reward(
     """
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
-        return await views.add_external_reward(session, rollout_id, asked)
+        giver: Caller = request.state.caller
+        return await views.add_external_reward(session, rollout_id, asked, giver.name)
 
-    return await create_once(store, create_request(request, caller, idempotency_key, asked), work)
+    return await create_once(request, create_request(request, caller, idempotency_key, asked), work)

@@ -17,6 +17,7 @@ from leyden.libs.store import agents, results, retention, runs, views
 from leyden.libs.store.database import Session
 from leyden.libs.store.engines import read_pools
 from leyden.libs.store.training import best_version, weights_bytes
+from leyden.services.api.audit import changing
 from leyden.services.api.auth import Admin, GuardedRoute, Reader, Writer
 from leyden.services.api.continuation import amended, continued_policies
 from leyden.services.api.creation import IdempotencyKey, create_once, create_request
@@ -49,7 +50,7 @@ async def create_run(
         await _check_references(session, config)
         return await runs.create_run(session, config), True
 
-    return await create_once(store, create_request(request, caller, idempotency_key, config), work)
+    return await create_once(request, create_request(request, caller, idempotency_key, config), work)
 
 
 def _check_runner(request: Request, config: RunConfig) -> None:
@@ -101,10 +102,10 @@ async def get_run(store: Store, caller: Reader, run_id: str) -> api.Run:
 
 
 @router.post("/{run_id}/pause")
-async def pause_run(store: Store, caller: Writer, run_id: str) -> api.Run:
+async def pause_run(request: Request, caller: Writer, run_id: str) -> api.Run:
     """Pause a run: rollouts under way end, no new ones begin. 409 where that cannot be asked; a repeat is harmless."""
-    async with store.session() as session:
-        return await runs.change_intent(session, run_id, "pause")
+    async with changing(request) as change:
+        return await runs.change_intent(change.session, run_id, "pause")
 
 
 @router.post("/{run_id}/resume", response_model=api.Run, responses={201: {"model": api.Run}})
@@ -122,8 +123,8 @@ async def resume_run(
     409 where that cannot be asked. A repeat without a body is harmless; with one, the Idempotency-Key makes it so.
     """
     if asked is None:
-        async with store.session() as session:
-            resumed = await runs.change_intent(session, run_id, "resume")
+        async with changing(request) as change:
+            resumed = await runs.change_intent(change.session, run_id, "resume")
         return JsonResponse(resumed.model_dump(mode="json"), 200)
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
@@ -137,31 +138,34 @@ async def resume_run(
         parents = await runs.policy_parents(session, ended, version, continued)
         return await runs.create_run(session, config, api.RunParent(run_id=run_id, version=version), parents), True
 
-    return await create_once(store, create_request(request, caller, idempotency_key, asked), work)
+    return await create_once(request, create_request(request, caller, idempotency_key, asked), work)
 
 
 @router.post("/{run_id}/cancel")
-async def cancel_run(store: Store, caller: Writer, run_id: str) -> api.Run:
+async def cancel_run(request: Request, caller: Writer, run_id: str) -> api.Run:
     """Cancel a run for good. 409 where it has ended; a repeat is harmless."""
-    async with store.session() as session:
-        return await runs.change_intent(session, run_id, "cancel")
+    async with changing(request) as change:
+        return await runs.change_intent(change.session, run_id, "cancel")
 
 
 @router.post("/{run_id}/prune")
-async def prune_run(store: Store, caller: Admin, run_id: str) -> api.PrunedRun:
+async def prune_run(request: Request, store: Store, caller: Admin, run_id: str) -> api.PrunedRun:
     """Drop the calls, spans, credits and samples of a run that has ended, for good. A repeat frees nothing more."""
+    # Partitions are dropped in transactions of their own, once the entry stands.
+    async with changing(request) as change:
+        await runs.check_run(change.session, run_id)
     return api.PrunedRun(run_id=run_id, freed_bytes=await retention.prune_run(store, run_id))
 
 
 @router.delete("/{run_id}", status_code=202)
-async def delete_run(store: Store, caller: Admin, run_id: str) -> api.Run:
+async def delete_run(request: Request, caller: Admin, run_id: str) -> api.Run:
     """Delete a run that has ended, for good: records, history, weights and checkpoints.
 
     The controller does it; until then the run's intent is `deleted`, afterwards the run is unknown (404). 409 where the
     run has not ended; a repeat is harmless.
     """
-    async with store.session() as session:
-        return await runs.mark_deleted(session, run_id)
+    async with changing(request) as change:
+        return await runs.mark_deleted(change.session, run_id)
 
 
 @router.get("/{run_id}/evaluations")
@@ -263,4 +267,4 @@ async def create_evaluation(
         assert made is not None
         return made, True
 
-    return await create_once(store, create_request(request, caller, idempotency_key, asked), work)
+    return await create_once(request, create_request(request, caller, idempotency_key, asked), work)

@@ -30,6 +30,11 @@ CREDITED = (
     " SELECT run_id, {id}, rollout_id, {parent}, 0, '', '{{}}'::jsonb, 0, 0, 0, 0 FROM model_calls"
 )
 BROKEN = [
+    (
+        "external rewards that the list of changes does not name with the token that gave them",
+        "INSERT INTO external_rewards (rollout_id, key, name, value, token_name)"
+        " SELECT id, 'k', 'reward', 1, 'ann' FROM rollouts",
+    ),
     ("rollouts that are not terminal", "UPDATE rollouts SET state = 'queued'"),
     ("groups that are open though the run is over", "UPDATE groups SET state = 'open'"),
     ("groups without all their siblings, or complete before all of them ended", "DELETE FROM rollouts"),

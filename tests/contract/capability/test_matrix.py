@@ -113,7 +113,9 @@ API = {
     ("GET", "/v1/recipes"): READ,
     ("GET", "/v1/tokens"): Row(for_people(403, 403, 200)),
     ("POST", "/v1/tokens"): Row(for_people(403, 403, 201), TOKEN),
+    ("POST", "/v1/tokens/{token_id}/rotate"): Row(for_people(403, 403, 201), {"grace_seconds": 3600}),
     ("DELETE", "/v1/tokens/{token_id}"): Row(for_people(403, 403, 204)),
+    ("GET", "/v1/audit"): Row(for_people(403, 403, 200)),
 }
 GATEWAY = {
     ("POST", "/r/{rollout}/{attempt}/v1/chat/completions"): Row(for_agents(200), CHAT),

@@ -59,6 +59,27 @@ def test_a_dataset_is_uploaded_listed_and_shown(leyden: Leyden, document: Path) 
     assert '{"question": 2}' in leyden("dataset", "show", listed[0]["id"]).stdout
 
 
+def test_tokens_expire_and_rotate_and_their_changes_are_listed(leyden: Leyden, tmp_path: Path) -> None:
+    made = json.loads(leyden("token", "create", "ci", "--scope", "write", "--expires", "30d", "--json").stdout)
+    rows = tmp_path / "questions.jsonl"
+    rows.write_text('{"question": 1}\n')
+    assert leyden("dataset", "upload", str(rows), token=made["token"]).exit_code == 0
+    new = json.loads(leyden("token", "rotate", made["id"], "--json").stdout)
+    assert leyden("run", "list", token=made["token"]).exit_code == Exit.NOT_ALLOWED
+    assert leyden("run", "list", token=new["token"]).exit_code == 0
+    assert new["id"] in leyden("token", "list").stdout
+    assert leyden("token", "revoke", new["id"]).exit_code == 0
+    entries = json.loads(leyden("audit", "--json").stdout)
+    assert [(one["token_name"], one["action"]) for one in entries] == [
+        ("first-admin", "revoke_token"),
+        ("first-admin", "rotate_token"),
+        ("ci", "upload_dataset"),
+        ("first-admin", "create_token"),
+    ]
+    assert "upload_dataset" in leyden("audit", "--token", "ci").stdout
+    assert "no duration" in leyden("token", "create", "x", "--expires", "soon").stderr
+
+
 def test_a_bad_dataset_is_refused_with_its_lines(leyden: Leyden, tmp_path: Path) -> None:
     rows = tmp_path / "bad.jsonl"
     rows.write_text('{"a": 1}\n[2]\n')
