@@ -1,7 +1,9 @@
 """The reward of agents' own failures where the run's document names none: no failure earns more than other attempts.
 
 It is the smallest reward that an attempt of the run has earned without a failure, those of its own group included, and
-at most 0. The store decides in the transaction that completes the group, and writes it on the rollout once.
+at most 0. The store decides in the transaction that completes the group, and writes it on the rollout once. Failures of
+evaluations have the smallest reward at the time of the question (`store.rewards`): a number that falls while the run
+learns would make later versions look worse.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ _SMALLEST = text(f"""
 
 _DECIDE = text("""
     UPDATE rollouts r SET reward = least(0, s.smallest_reward)
-    FROM run_status s
+    FROM run_status s, groups g
     WHERE r.group_id = ANY(:groups) AND r.state = 'finished' AND r.reward IS NULL AND s.run_id = r.run_id
+    AND g.id = r.group_id AND g.evaluation_id IS NULL
 """)
 
 _TOO_HIGH = text("""

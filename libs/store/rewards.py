@@ -1,6 +1,9 @@
 """A rollout's reward, for every reader: its outcome's plus all that was given to it or to one of its calls."""
 
-REWARD = """(rollouts.reward
+# An evaluation's failures have no reward of their own: at every moment all versions are measured by one number.
+REWARD = """(coalesce(rollouts.reward, (
+        SELECT least(0, run_status.smallest_reward) FROM groups JOIN run_status ON run_status.run_id = groups.run_id
+        WHERE groups.id = rollouts.group_id AND groups.evaluation_id IS NOT NULL AND rollouts.state = 'finished'))
     + coalesce((SELECT sum(value) FROM rewards WHERE rollout_id = rollouts.id AND attempt = rollouts.attempt), 0)
     + coalesce((SELECT sum(value) FROM external_rewards
                 WHERE rollout_id = rollouts.id AND coalesce(attempt, rollouts.attempt) = rollouts.attempt), 0))"""

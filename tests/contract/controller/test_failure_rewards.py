@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from leyden.libs.contracts import ids
 from leyden.libs.store import tables
+from leyden.libs.store.groups import complete_groups
+from leyden.libs.store.results import list_evaluations
 from leyden.libs.store.runs import get_run
+from tests import builders
 from tests.contract.controller.test_store import Scene, add_run, document
 from tests.contract.controller.test_store import scene as scene
 from tests.invariants import violations
@@ -78,3 +82,25 @@ async def test_a_number_for_failures_above_other_rewards_is_a_warning(scene: Sce
 async def _broken(scene: Scene, run: tables.Run) -> list[Any]:
     found = await asyncio.to_thread(violations, scene.database.dsn, run.id)
     return [rows for words, rows in found.items() if words.startswith(("failures", "finished rollouts"))]
+
+
+async def test_evaluations_measure_failures_of_all_versions_by_one_number(scene: Scene) -> None:
+    run = await builders.add_run(scene.database)
+    for number, earned in ((1, 0.0), (2, -5.0)):
+        _, trained = await builders.add_group(scene.database, run, number)
+        for rollout in trained:
+            await builders.finish_rollout(scene.database, rollout, reward=earned)
+        evaluation = ids.evaluation_id(run.id, number)
+        async with scene.database.session() as session:
+            columns = {"dataset_id": run.dataset_id, "policy_version": number, "rollouts_per_task": 2, "max_tasks": 1}
+            session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=number, **columns))
+        _, [solved, crashed] = await builders.add_group(scene.database, run, 0, evaluation_id=evaluation)
+        await builders.finish_rollout(scene.database, solved, reward=1.0)
+        await builders.finish_rollout(scene.database, crashed, reward=None, kind="agent_error")
+        async with scene.database.session() as session:
+            await complete_groups(session)
+        async with scene.database.read() as session:
+            page = await list_evaluations(session, run.id, cursor=None, limit=9)
+        means = [one.results.reward.mean for one in page.items if one.results.reward is not None]
+        # The crash is worth 0 in the first, and -5 in both once the run has earned that.
+        assert means == [(1.0 + earned) / 2] * number
