@@ -139,7 +139,7 @@ class CallService:
         """Notes that the call's client hung up before the end of the answer, so that an equal request repeats it."""
         self._retries.undelivered[call.context.attempt.key, call.context.request_sha256] = call.request_id
         if call.task is not None and call.task.done():
-            self._end_delivery(call, delivered=False)
+            self._lose_delivery(call)
 
     def deliver(self, call: InFlightCall | Completion, attempt: Attempt, digest: bytes) -> None:
         """Notes that the end of an answer went to a client that was still connected."""
@@ -148,6 +148,10 @@ class CallService:
             return
         sequence = call.created * 1_000_000_000
         self._deliveries.replayed(_delivery(attempt, call.request_id, sequence, digest))
+
+    def _lose_delivery(self, call: InFlightCall) -> None:
+        assert call.delivery is not None
+        self._deliveries.lose(call.delivery, call.waited_seconds(), self._settings.abandoned_seconds)
 
     def _end_delivery(self, call: InFlightCall, *, delivered: bool) -> None:
         assert call.delivery is not None
@@ -159,6 +163,7 @@ class CallService:
             if call.context.attempt.key == attempt:
                 call.has_attempt_ended = True
                 task.cancel()
+        self._deliveries.end_lost(attempt.rollout_id, attempt.attempt)
 
     async def close(self) -> None:
         """Cancels the calls in flight; every one is recorded as aborted before this returns."""
@@ -300,9 +305,11 @@ class CallService:
         metrics.IN_FLIGHT.dec()
         # All clients may have disconnected: reading the exception avoids asyncio's "never retrieved" warning.
         error = None if task.cancelled() else task.exception()
-        if task.cancelled() or error is not None or not call.listeners:
+        if task.cancelled() or error is not None:
             # The refusal of a bad request is its answer.
             self._end_delivery(call, delivered=isinstance(error, BadRequest) and bool(call.listeners))
+        elif not call.listeners:
+            self._lose_delivery(call)
         call.progressed()
 
     async def _serve(self, call: InFlightCall, wire_format: WireFormat) -> Completion:

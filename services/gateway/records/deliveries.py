@@ -10,8 +10,10 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
 
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.deliveries import (
@@ -48,6 +50,11 @@ class Delivery:
     is_ended: bool = False
 
 
+class _Losing(NamedTuple):
+    timer: asyncio.TimerHandle
+    end: Callable[[], None]
+
+
 class Deliveries:
     """Watches requests from their arrival to the end of their answers.
 
@@ -62,6 +69,7 @@ class Deliveries:
         self._gathering: asyncio.TimerHandle | None = None
         self._writing: set[asyncio.Task[None]] = set()
         self._open: set[Delivery] = set()
+        self._losing: dict[Delivery, _Losing] = {}
         self._ended_at = -IDLE_SECONDS
 
     def watch(self, row: NewDelivery, arrived_at: float) -> Delivery:
@@ -75,17 +83,37 @@ class Deliveries:
         """Ends a request; a later end counts only where its answer was delivered after all."""
         if delivery.begins is not None:
             delivery.begins.cancel()
+        if (losing := self._losing.pop(delivery, None)) is not None:
+            losing.timer.cancel()
         self._open.discard(delivery)
         self._ended_at = time.monotonic()
         if delivery.is_ended and not delivered:
             return
-        was_ended, delivery.is_ended = delivery.is_ended, True
+        delivery.is_ended = True
         seconds = (delivery.left_at or time.perf_counter()) - delivery.arrived_at
         row = replace(delivery.row, waited_seconds=waited_seconds, seconds=seconds, delivered=delivered)
-        if delivered and not was_ended:
+        if delivered:
             self._gather(row)
         else:
             self._submit([row])
+
+    def lose(self, delivery: Delivery, waited_seconds: float, after_seconds: float) -> None:
+        """Ends a request whose answer is complete and whose client left, unless a repeat gets the answer before.
+
+        Until then its row has no end, and the controller waits for it.
+        """
+        delivery.left_at = delivery.left_at or time.perf_counter()
+        if delivery.is_ended or delivery in self._losing:
+            return
+        ending = partial(self.end, delivery, delivered=False, waited_seconds=waited_seconds)
+        timer = asyncio.get_running_loop().call_later(after_seconds, ending)
+        self._losing[delivery] = _Losing(timer, ending)
+
+    def end_lost(self, rollout_id: str | None = None, attempt: int | None = None) -> None:
+        """Ends the lost requests of an attempt, or all of them: no repeat comes any more."""
+        for delivery, losing in list(self._losing.items()):
+            if rollout_id is None or (delivery.row.rollout_id, delivery.row.attempt) == (rollout_id, attempt):
+                losing.end()
 
     def replayed(self, row: NewDelivery) -> None:
         """Notes that a stored answer was delivered to a repeat of its request."""
@@ -100,6 +128,7 @@ class Deliveries:
 
     async def drain(self) -> None:
         """Returns when every row of an ended request is written; for a shutdown, while `run` still runs."""
+        self.end_lost()
         self._flush()
         while self._writing:
             await asyncio.wait(self._writing)

@@ -135,7 +135,7 @@ async def test_an_answer_for_a_client_that_left_at_once_is_not_delivered(tmp_pat
     async def pace(tokens: int) -> None:
         await asyncio.sleep(0.5 if tokens == 0 else 0)
 
-    async with scene(tmp_path, database, engine={"pace": pace}) as stage:
+    async with scene(tmp_path, database, engine={"pace": pace}, abandoned_seconds=1.5) as stage:
         await give_up(stage, 0.1)
         (row,) = await ended(database, 1)
         (call,) = await stage.calls()
@@ -144,7 +144,7 @@ async def test_an_answer_for_a_client_that_left_at_once_is_not_delivered(tmp_pat
 
 
 async def test_an_answer_that_its_client_no_longer_awaits_after_a_slow_commit_is_not_delivered(tmp_path, database):
-    async with scene(tmp_path, database, record_hold_seconds=60) as stage:
+    async with scene(tmp_path, database, record_hold_seconds=60, abandoned_seconds=1.5) as stage:
         async with held_table(database.dsn):
             await give_up(stage, 0.6)
         (row,) = await ended(database, 1)
@@ -157,7 +157,9 @@ async def test_a_stream_that_its_client_cuts_is_not_delivered(tmp_path, database
     async def pace(tokens: int) -> None:
         await asyncio.sleep(0.05 if tokens else 0)
 
-    async with scene(tmp_path, database, says="Hello, world. " * 3, engine={"pace": pace}) as stage:
+    async with scene(
+        tmp_path, database, says="Hello, world. " * 3, engine={"pace": pace}, abandoned_seconds=1.5
+    ) as stage:
         async with raw_stream(stage) as response:
             read = 0
             async for piece in response.aiter_raw():
@@ -174,7 +176,11 @@ async def test_a_stored_answer_that_a_repeat_gets_counts_as_delivered(tmp_path, 
 
     async with scene(tmp_path, database, engine={"pace": pace}) as stage, stage.client() as client:
         await give_up(stage, 0.3)
-        await ended(database, 1)
+        async with asyncio.timeout(60):
+            while not await stage.calls():
+                await asyncio.sleep(0.02)
+        # The controller waits: a repeat may come.
+        assert [row.seconds for row in await deliveries(database)] == [None]
         answer = await client.chat.completions.create(model="m", messages=HI)
         await delivered(database)
         (call,) = await stage.calls()
