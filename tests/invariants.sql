@@ -36,10 +36,11 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- Completed calls whose answer the agent did not use: no later call begins with their tokens, and nobody received
--- them, or a later request with the same body is continued.
+-- them, or a request with the same body that came after the answer is continued.
 CREATE OR REPLACE FUNCTION pg_temp.unused_calls(run text) RETURNS TABLE (id text) LANGUAGE sql STABLE AS $$
     WITH call AS (
         SELECT m.id, m.request_id, m.rollout_id, m.attempt, m.sequence, m.request_sha256, f.prompt_ids,
+               m.sequence + (m.total_seconds * 1e9)::bigint AS ended,
                f.prompt_ids || m.sampled_ids AS tokens, q.delivered
         FROM model_calls m JOIN pg_temp.full_calls(run) f ON f.id = m.id
         LEFT JOIN deliveries q ON q.run_id = m.run_id AND q.request_id = m.request_id
@@ -58,7 +59,7 @@ CREATE OR REPLACE FUNCTION pg_temp.unused_calls(run text) RETURNS TABLE (id text
     )
     SELECT k.id FROM known k WHERE NOT k.continued AND (NOT k.delivered OR EXISTS (
         SELECT FROM known n WHERE n.rollout_id = k.rollout_id AND n.attempt = k.attempt AND n.continued
-        AND n.request_sha256 = k.request_sha256 AND n.sequence > k.sequence))
+        AND n.request_sha256 = k.request_sha256 AND n.sequence > k.ended))
 $$;
 
 \echo question: rollouts that are not terminal
@@ -162,7 +163,7 @@ AND NOT EXISTS (SELECT FROM credits n WHERE n.run_id = c.run_id AND n.parent_cal
 \echo question: answers with credit whose agent discarded them and asked again
 SELECT c.call_id, c.rollout_id, n.id FROM credits c JOIN model_calls m ON m.run_id = c.run_id AND m.id = c.call_id
 JOIN model_calls n ON n.run_id = m.run_id AND n.rollout_id = m.rollout_id AND n.attempt = m.attempt
-    AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence
+    AND n.request_sha256 = m.request_sha256 AND n.sequence > m.sequence + (m.total_seconds * 1e9)::bigint
 WHERE c.run_id = :'run' AND EXISTS (SELECT FROM credits x WHERE x.run_id = n.run_id AND x.parent_call_id = n.id)
 AND NOT EXISTS (SELECT FROM credits x WHERE x.run_id = c.run_id AND x.parent_call_id = c.call_id);
 

@@ -76,7 +76,7 @@ BROKEN = [
     (
         "answers with credit whose agent discarded them and asked again",
         "WITH same AS (UPDATE model_calls SET rollout_id = (SELECT min(rollout_id) FROM model_calls),"
-        " request_sha256 = 'x')"
+        " request_sha256 = 'x', total_seconds = 0)"
         f" {CREDITED.format(id='id', parent='NULL')} WHERE sequence = (SELECT min(sequence) FROM model_calls)"
         f" UNION ALL {CREDITED.partition(')')[2].format(id=repr('after'), parent='id')}"
         " WHERE sequence = (SELECT max(sequence) FROM model_calls)",
