@@ -115,13 +115,13 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
 
 \echo question: failures without a number in the document that earned more than an attempt of their group, or less than all
 WITH earned AS (
-    SELECT r.id, r.group_id, r.reason, r.reward AS own, r.reward + coalesce((
+    SELECT r.id, r.group_id, g.evaluation_id, r.reason, r.reward AS own, r.reward + coalesce((
                SELECT sum(value) FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = r.attempt), 0) AS reward
     FROM rollouts r JOIN groups g ON g.id = r.group_id AND g.state = 'complete'
     WHERE r.run_id = :'run' AND r.state = 'finished')
 SELECT f.id, f.own, o.id, o.reward FROM earned f JOIN runs u ON u.id = :'run'
 LEFT JOIN earned o ON o.group_id = f.group_id AND o.reason = 'succeeded' AND o.reward < f.own
-WHERE f.reason <> 'succeeded' AND u.config #>> '{sampling,failure_reward}' IS NULL
+WHERE f.reason <> 'succeeded' AND f.evaluation_id IS NULL AND u.config #>> '{sampling,failure_reward}' IS NULL
 AND NOT EXISTS (SELECT FROM external_rewards x JOIN rollouts r ON r.id = x.rollout_id WHERE r.run_id = :'run')
 AND (f.own IS NULL OR f.own > 0 OR o.id IS NOT NULL
      OR f.own < 0 AND f.own NOT IN (SELECT reward FROM earned WHERE reason = 'succeeded'));

@@ -104,3 +104,4 @@ async def test_evaluations_measure_failures_of_all_versions_by_one_number(scene:
         means = [one.results.reward.mean for one in page.items if one.results.reward is not None]
         # The crash is worth 0 in the first, and -5 in both once the run has earned that.
         assert means == [(1.0 + earned) / 2] * number
+    assert not await _broken(scene, run)
