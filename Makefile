@@ -19,9 +19,20 @@ BUILD ?= docker build
 BUILD_ARGS ?=
 IMAGES ?= gpu
 CPU_TORCH ?= --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
-IMAGE_TAG ?= 0.1.0
+REVISION := $(shell git rev-parse --short=10 HEAD 2>/dev/null)
+# The version, the commit and what differs from it: an image of other code has another tag, so nodes pull it.
+ifeq ($(origin IMAGE_TAG),undefined)
+CHANGES := $(shell git diff --quiet HEAD 2>/dev/null || git diff HEAD 2>/dev/null | git hash-object --stdin | cut -c 1-10)
+IMAGE_TAG := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)$(REVISION:%=-g%)$(CHANGES:%=-%)
+endif
 SERVICES ?= api controller runner gateway collector credit
 IMAGE_PREFIX ?= leyden
+STAMP = --build-arg VERSION=$(IMAGE_TAG) --build-arg REVISION=$(or $(REVISION),unknown)
+VARIANT = $(if $(filter cpu,$(IMAGES)),-cpu)
+IMAGE_NAMES = $(SERVICES) agent flight-agent trainer$(VARIANT) engine$(VARIANT)
+# The command that pushes an image, and Helm.
+PUSH ?= docker push
+HELM ?= helm
 # What `make test-sglang` runs; `make test-sglang SGLANG_TESTS=tests/contract/trainer/test_engine.py` starts one server.
 SGLANG_TESTS ?= tests/contract/engine tests/contract/gateway/test_engine.py tests/contract/trainer/test_engine.py tests/contract/controller/test_transfers.py tests/sglang
 # The SGLang of the tests: its request and response types come from the wheel, its server from $(SGLANG_VENV).
@@ -41,7 +52,7 @@ FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help oracle test-agents test-cluster test-cluster-long chart images setup format lint types test test-sglang contract e2e check up down restart demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down restart demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -188,15 +199,24 @@ images: ## build every image: make images BUILD="docker build" IMAGES=cpu
 	@# The agent's base before the example that begins with it.
 	set -e; for service in $(SERVICES); do \
 		$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/$$service:$(IMAGE_TAG) -f docker/service.Dockerfile \
-			--build-arg SERVICE=$$service --build-arg VERSION=$(IMAGE_TAG) .; \
+			--build-arg SERVICE=$$service $(STAMP) .; \
 	done
-	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/agent:$(IMAGE_TAG) -f docker/agent.Dockerfile .
+	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/agent:$(IMAGE_TAG) -f docker/agent.Dockerfile $(STAMP) .
 	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/flight-agent:$(IMAGE_TAG) -f examples/flight_agent/Dockerfile \
 		--build-arg AGENT_IMAGE=$(IMAGE_PREFIX)/agent:$(IMAGE_TAG) .
-	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/trainer$(if $(filter cpu,$(IMAGES)),-cpu):$(IMAGE_TAG) -f docker/trainer.Dockerfile \
-		$(if $(filter cpu,$(IMAGES)),--build-arg VARIANT=cpu $(CPU_TORCH)) .
-	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/engine$(if $(filter cpu,$(IMAGES)),-cpu):$(IMAGE_TAG) -f docker/engine.Dockerfile \
-		$(if $(filter cpu,$(IMAGES)),--build-arg BACKEND=cpu $(CPU_TORCH)) .
+	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/trainer$(VARIANT):$(IMAGE_TAG) -f docker/trainer.Dockerfile $(STAMP) \
+		$(if $(VARIANT),--build-arg VARIANT=cpu $(CPU_TORCH)) .
+	$(BUILD) $(BUILD_ARGS) -t $(IMAGE_PREFIX)/engine$(VARIANT):$(IMAGE_TAG) -f docker/engine.Dockerfile $(STAMP) \
+		$(if $(VARIANT),--build-arg BACKEND=cpu $(CPU_TORCH)) .
+
+push: ## push what `make images` built, with the same variables
+	set -e; for name in $(IMAGE_NAMES); do $(PUSH) $(IMAGE_PREFIX)/$$name:$(IMAGE_TAG); done
+
+package: ## write dist/leyden-$(IMAGE_TAG).tgz: the chart, whose images are those of `make images` with the same variables
+	$(HELM) package helm/leyden --version $(IMAGE_TAG) --app-version $(IMAGE_TAG) --destination dist
+
+image-tag: ## print the tag of images and chart
+	@echo $(IMAGE_TAG)
 
 chart: $(CACHE)/tools/.ready ## lint, render and validate the Helm chart
 	$(BIN)/pytest tests/contract/chart

@@ -26,7 +26,9 @@ PREFIX = "docker.io/leyden"
 PYTHON = "docker.io/library/python:3.11-slim-bookworm"
 LOG = ROOT / ".cache" / "test-cluster.log"
 STORES = f"{PREFIX}/stores:12"
-SERVICES_IMAGE = f"{PREFIX}/services:0.1.0"
+TAG = "0.1.0"
+"""The chart's appVersion: the release takes it without a value."""
+SERVICES_IMAGE = f"{PREFIX}/services:{TAG}"
 
 
 class Node:
@@ -67,7 +69,7 @@ class Node:
                 extras = f"SERVICE={','.join(services)}"
                 options = ["-t", SERVICES_IMAGE, "-f", "docker/service.Dockerfile", "--build-arg", extras]
                 run(self.program, "build", *shlex.split(arguments), *options, ".", cwd=ROOT)
-            run("make", "images", *variables, f"IMAGE_PREFIX={PREFIX}", cwd=ROOT)
+            run("make", "images", *variables, f"IMAGE_PREFIX={PREFIX}", f"IMAGE_TAG={TAG}", cwd=ROOT)
 
     def helm(self, *arguments: str) -> str:
         """The output of Helm."""

@@ -56,9 +56,10 @@ annotations:
 {{- end }}
 {{- end }}
 
-{{/* Arguments: root, image (repository, tag, digest; registry of its own where it is not the platform's). */}}
+{{/* Arguments: root, image (repository, tag, digest, registry where it is not that of the others); others: not Leyden's. */}}
 {{- define "leyden.image" -}}
-{{- $registry := .root.Values.global.imageRegistry | default .image.registry | default "docker.io" -}}
+{{- $global := .root.Values.global -}}
+{{- $registry := .image.registry | default (ternary $global.thirdPartyRegistry $global.imageRegistry (.others | default false)) | default "docker.io" -}}
 {{- if .image.digest -}}
 {{- printf "%s/%s@%s" $registry .image.repository .image.digest -}}
 {{- else -}}
