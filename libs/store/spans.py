@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert
 from leyden.libs.faults import fault_point
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import AttemptKey, lock_running_attempts
-from leyden.libs.store.database import Database, Refused, Session, copy_rows
+from leyden.libs.store.database import Database, ReadSession, Refused, Session, copy_rows
 
 ENDPOINT = "endpoint"
 """Source of rewards that an agent sent to the reward endpoint; there a key with two rewards is a mistake."""
@@ -28,6 +28,19 @@ _STORED = text("""
         AS asked (rollout_id, attempt, key)
     JOIN rewards r ON r.rollout_id = asked.rollout_id AND r.attempt = asked.attempt AND r.key = asked.key
 """)
+
+
+_STORED_SPANS = text("""
+    SELECT count(*), coalesce(sum(pg_column_size(attributes)), 0) FROM spans
+    WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
+""")
+_PLACES = text("""
+    SELECT coalesce(bool_or(right(:response_id, length(request_id)) = request_id), false),
+           coalesce(bool_or(jsonb_path_exists(answer, '$.tool_calls[*] ? (@.id == $id)',
+               jsonb_build_object('id', CAST(:tool_call_id AS text)))), false)
+    FROM model_calls WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
+""")
+_STORED_REWARDS = text("SELECT count(*) FROM rewards WHERE rollout_id = :rollout AND attempt = :attempt")
 
 
 class AttemptEnded(Refused):
@@ -89,6 +102,28 @@ async def write_telemetry(database: Database, spans: Sequence[NewSpan], rewards:
             raise
         # Exporters rarely send spans again, and the comparison with stored ones doubles the time.
         await _write(database, spans, rewards, may_exist=True)
+
+
+async def stored_spans(session: ReadSession, run_id: str, rollout_id: str, attempt: int) -> tuple[int, int]:
+    """The spans of an attempt and the bytes of their attributes."""
+    names = {"run": run_id, "rollout": rollout_id, "attempt": attempt}
+    count, size_bytes = (await session.execute(_STORED_SPANS, names)).one()
+    return int(count), int(size_bytes)
+
+
+async def unknown_place(session: ReadSession, reward: NewReward) -> str | None:
+    """The id that a reward names and no answer of its attempt has; None where there is none."""
+    if reward.response_id is None and reward.tool_call_id is None:
+        return None
+    ids = {"response_id": reward.response_id, "tool_call_id": reward.tool_call_id}
+    names = {"run": reward.run_id, "rollout": reward.rollout_id, "attempt": reward.attempt}
+    is_known = dict(zip(ids, (await session.execute(_PLACES, {**ids, **names})).one(), strict=True))
+    return next((f"{name} {value!r}" for name, value in ids.items() if value is not None and not is_known[name]), None)
+
+
+async def stored_rewards(session: ReadSession, rollout_id: str, attempt: int) -> int:
+    """The rewards that an attempt's agent and its telemetry gave."""
+    return await session.scalar(_STORED_REWARDS, {"rollout": rollout_id, "attempt": attempt}) or 0
 
 
 async def _write(

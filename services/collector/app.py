@@ -21,6 +21,7 @@ from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.schema import check_schema
 from leyden.libs.store.spans import AttemptEnded, RewardConflict
 from leyden.services.collector.batch import telemetry_commit
+from leyden.services.collector.quotas import Quotas
 from leyden.services.collector.routes import router, status_response
 from leyden.services.collector.settings import Settings
 
@@ -75,6 +76,7 @@ async def _resources(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     app.state.key_ring.clock = liveness.now
     await liveness.start()
     app.state.commit, app.state.liveness = commit, liveness
+    app.state.database, app.state.quotas = database, Quotas(settings, database)
     app.state.checks.add("database", database.ping)
     app.state.checks.add("schema", lambda: check_schema(database))
     writing = asyncio.create_task(commit.run(), name="group commit")

@@ -21,7 +21,7 @@ REWARDS_NOT_GRANTED = "rewards were ignored: the key does not grant scope reward
 
 @dataclass(slots=True)
 class Rows:
-    """The rows of a request. `rejected` counts invalid spans, and `message` gives the reason for people."""
+    """The rows of a request. `rejected` counts spans, or log records, that are not stored; `message` says why."""
 
     spans: list[NewSpan] = field(default_factory=list)
     rewards: list[NewReward] = field(default_factory=list)

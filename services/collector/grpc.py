@@ -97,6 +97,7 @@ async def _logs(state: State, body: bytes, context: Any) -> bytes:
     rows, response = await _store(state, body, context, decode), ExportLogsServiceResponse()
     if rows.message:
         response.partial_success.error_message = rows.message
+        response.partial_success.rejected_log_records = rows.rejected
     return response.SerializeToString()  # type: ignore[no-any-return]
 
 

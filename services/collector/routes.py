@@ -24,10 +24,12 @@ from leyden.libs.queue.attempt_liveness import AttemptEnded, AttemptLiveness
 from leyden.libs.service import Budget, JsonResponse, Problem, Share
 from leyden.libs.service.body import read_body
 from leyden.libs.service.json_body import JsonRoute
-from leyden.libs.store.spans import ENDPOINT, NewReward
+from leyden.libs.store.database import Database
+from leyden.libs.store.spans import ENDPOINT, NewReward, unknown_place
 from leyden.services.collector.batch import TelemetryCommit
 from leyden.services.collector.conventions import Limits, Sender
 from leyden.services.collector.decode import Rows, decode_logs, decode_traces
+from leyden.services.collector.quotas import Quotas
 from leyden.services.collector.settings import Settings
 from leyden.services.collector.wire import BadBody, TooMany
 
@@ -104,7 +106,7 @@ async def reward(
     """Stores a reward; 200 means durable.
 
     Idempotent by `key`, else by the Idempotency-Key header, else by the body itself: a repeat changes nothing, and the
-    key with another reward is 409.
+    key with another reward is 409. An id that no answer of the attempt has is 422.
     """
     capability = await _verified(request, rollout_id, int(attempt), Scope.REWARD)
     # Read here, not by the framework: without a key nobody's body is looked at.
@@ -117,8 +119,9 @@ async def reward(
     body = _reward_body(content)
     key = body.key or idempotency_key or hashlib.sha256(body.model_dump_json().encode()).hexdigest()[:32]
     rewards = _reward_rows(body, key, _sender(capability))
-    commit: TelemetryCommit = request.app.state.commit
-    await commit.submit(rewards)
+    await _check_place(request.app.state, rewards[0])
+    quotas: Quotas = request.app.state.quotas
+    await quotas.submit_rewards(request.app.state.commit, _sender(capability), rewards)
     return JsonResponse({"key": key, "rewards": len(rewards)})
 
 
@@ -165,8 +168,8 @@ async def decoded_and_stored(
     rows = await _decoded(decode, body, _sender(capability), Scope.REWARD in capability.scopes, state.decoding)
     # Rows wait for their commit longer than they take to decode.
     share.acquire(len(rows) * ROW_BYTES)
-    if len(rows):
-        await commit.submit([*rows.spans, *rows.rewards])
+    quotas: Quotas = state.quotas
+    await quotas.submit(commit, _sender(capability), rows)
     return rows
 
 
@@ -247,6 +250,16 @@ def _reward_rows(body: RewardBody, key: str, sender: Sender) -> list[NewReward]:
     ]
 
 
+async def _check_place(state: State, reward: NewReward) -> None:
+    """Raises: Problem: 422: no answer of the attempt has the id that the reward names."""
+    database: Database = state.database
+    async with database.read() as session:
+        unknown = await unknown_place(session, reward)
+    if unknown is not None:
+        detail = f"no answer of this attempt has {unknown}: send an id of one, or none for a reward of the rollout"
+        raise Problem(422, detail, cause="unknown_call")
+
+
 def _export_response(
     request: Request,
     response: ExportTraceServiceResponse | ExportLogsServiceResponse,
@@ -261,4 +274,6 @@ def _export_response(
         response.partial_success.error_message = rows.message
         if isinstance(response, ExportTraceServiceResponse):
             response.partial_success.rejected_spans = rows.rejected
+        else:
+            response.partial_success.rejected_log_records = rows.rejected
     return Response(response.SerializeToString(), media_type=PROTOBUF)

@@ -36,5 +36,11 @@ class Settings(HttpSettings):
     """Attributes kept of a span; the rest is dropped and the span marked `leyden.truncated`."""
     max_attribute_length: int = Field(default=16_384, ge=16)
     """Characters kept of a text inside an attribute."""
+    max_attempt_spans: int = Field(default=10_000, ge=1)
+    """Spans that one attempt may store; further ones are rejected by OTLP's partial success."""
+    max_attempt_span_bytes: int = Field(default=64 * 2**20, ge=1024)
+    """Bytes of an attempt's spans together."""
+    max_attempt_rewards: int = Field(default=1000, ge=1)
+    """Rewards that one attempt may store; beyond it 422 with `attempt_limit`."""
     database_pool_size: int = Field(default=2, ge=1)
     """Connections to Postgres; one writes at a time."""

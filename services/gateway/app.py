@@ -45,6 +45,7 @@ from leyden.services.gateway.prompt.template import ChatModel
 from leyden.services.gateway.providers import Providers
 from leyden.services.gateway.records.agent_objects import AgentObjects
 from leyden.services.gateway.records.deliveries import Deliveries
+from leyden.services.gateway.records.quotas import calls_quota, objects_quota
 from leyden.services.gateway.records.reader import Reader
 from leyden.services.gateway.records.writer import Recorder
 from leyden.services.gateway.response_routes import RESPONSE_ROUTES
@@ -101,7 +102,7 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     # Its own connection: records never wait for a place in the pool.
     answer_seconds = min(10.0, settings.record_hold_seconds)
     recording = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=answer_seconds)
-    recorder = Recorder(recording, hold_seconds=settings.record_hold_seconds)
+    recorder = Recorder(recording, hold_seconds=settings.record_hold_seconds, quota=calls_quota(settings))
     delivering = Database(settings.database_url, CLIENT, pool_size=1, answer_seconds=answer_seconds)
     deliveries = Deliveries(delivering, hold_seconds=settings.record_hold_seconds)
     pool = EnginePool(reader.endpoints, static_urls=settings.engine_urls, poll_seconds=settings.engine_poll_seconds)
@@ -124,7 +125,8 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         settings=settings,
     )
     liveness = AttemptLiveness(database, notifications, hold_seconds=settings.record_hold_seconds, on_end=calls.end)
-    app.state.agent_objects = AgentObjects(database, hold_seconds=settings.record_hold_seconds)
+    hold_seconds = settings.record_hold_seconds
+    app.state.agent_objects = AgentObjects(database, hold_seconds=hold_seconds, quota=objects_quota(settings))
     app.state.responses = Responses(reader, app.state.agent_objects)
     embeddings_key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
     app.state.embeddings = Embeddings(settings.embeddings_url, embeddings_key)

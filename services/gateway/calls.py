@@ -112,6 +112,7 @@ class CallService:
                 if isinstance(answered, Completion):
                     await wire_format.remember(attempt, request, answered)
                 return request, answered
+            self._recorder.check_room(attempt.key, request.choices)
             self._admit(attempt)
             try:
                 request = await wire_format.expand(attempt, request)

@@ -27,6 +27,7 @@ UNTRAINABLE = Counter("gateway_untrainable_calls_total", "Completed calls whose 
 CONTEXT_OVERFLOWS = Counter(
     "gateway_context_overflows_total", "Requests refused because their messages exceed the model's context."
 )
+REFUSED = Counter("gateway_refused_rows_total", "Requests beyond what one attempt may store.", ["kind"])
 RECORD_SECONDS = Histogram(
     "gateway_record_seconds", "Time that an answer waited for its durable record.", buckets=SECONDS_BUCKETS
 )

@@ -66,6 +66,14 @@ class Settings(HttpSettings):
     """Calls that run at once; further ones wait for at most `hold_seconds`."""
     max_calls_per_attempt: int = Field(default=2048, ge=1)
     """Calls of one attempt in flight at once; beyond it 429 with Retry-After. Lower it for untrusted agents."""
+    max_attempt_calls: int = Field(default=5000, ge=1)
+    """Calls that one attempt may store; beyond it 400 with `attempt_limit`."""
+    max_attempt_call_bytes: int = Field(default=2**30, ge=2**16)
+    """Bytes of an attempt's stored calls together: tokens and texts that each adds to the call before it."""
+    max_attempt_objects: int = Field(default=10_000, ge=1)
+    """Items and conversations that one attempt may store by the Responses API; beyond it 400 with `attempt_limit`."""
+    max_attempt_object_bytes: int = Field(default=256 * 2**20, ge=2**16)
+    """Bytes of these objects together."""
     max_choices: int = Field(default=64, ge=1, le=128)
     """Largest `n` of a request."""
     max_body_bytes: int = Field(default=16 * 2**20, ge=1024)

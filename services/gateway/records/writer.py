@@ -10,6 +10,7 @@ import numpy as np
 
 from leyden.libs.contracts import untrainable
 from leyden.libs.contracts.states import CallStatus, Continuation
+from leyden.libs.store.attempts import AttemptKey
 from leyden.libs.store.calls import CallDefaults, NewCall, write_calls
 from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.group_commit import GroupCommit
@@ -19,6 +20,7 @@ from leyden.services.gateway.auth import Attempt
 from leyden.services.gateway.conversation import Answer, ModelRequest, Prompt, SampledTokens
 from leyden.services.gateway.errors import GatewayError, Unavailable
 from leyden.services.gateway.metrics import RECORD_ROWS, RECORD_SECONDS
+from leyden.services.gateway.records.quotas import CALL_BYTES, AttemptQuota, call_bytes
 
 MAX_ROWS = 512
 GREEDY_BELOW = 1e-6
@@ -55,14 +57,19 @@ class CallContext:
 class Recorder:
     """Writes calls that end at about the same time in one transaction.
 
-    Args: hold_seconds: how long a call waits while the store is down
+    Args: hold_seconds: how long a call waits while the store is down; quota: of the calls of an attempt
     """
 
-    def __init__(self, database: Database, *, hold_seconds: float) -> None:
+    def __init__(self, database: Database, *, hold_seconds: float, quota: AttemptQuota) -> None:
         self._database = database
+        self._quota = quota
         self._commits = GroupCommit[NewCall](self._write, max_items=MAX_ROWS, hold_seconds=hold_seconds)
         self.run = self._commits.run
         self.drain = self._commits.drain
+
+    def check_room(self, attempt: AttemptKey, choices: int) -> None:
+        """Passes an attempt that may store so many more calls. Raises: BadRequest."""
+        self._quota.check(attempt, [CALL_BYTES] * choices)
 
     async def record(self, rows: Sequence[NewCall]) -> None:
         """Returns once the rows, the choices of one request, are durable. Cancelling the wait does not stop the write.
@@ -70,8 +77,10 @@ class Recorder:
         Raises: Unavailable: the store was down for longer than `hold_seconds`; GatewayError: the store refuses the rows
         """
         started = time.perf_counter()
+        attempt = AttemptKey(rows[0].rollout_id, rows[0].attempt)
         try:
-            await self._commits.submit(rows)
+            with self._quota.storing(attempt, list(map(call_bytes, rows))):
+                await self._commits.submit(rows)
         except StoreAway as error:
             message = "The call's record could not be stored, so its answer is withheld; try again."
             raise Unavailable(message, code="store_unavailable", retry_after_seconds=5) from error

@@ -36,7 +36,7 @@ from leyden.libs.store.spans import AttemptEnded, NewReward, write_telemetry
 from leyden.services.collector import batch as batch_module
 from leyden.services.collector.app import create_collector
 from leyden.services.collector.settings import Settings
-from tests.builders import add_attempt, add_group, add_run, end_attempt, end_run
+from tests.builders import add_attempt, add_call, add_group, add_run, end_attempt, end_run
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 EVERYTHING = frozenset(Scope)
@@ -79,15 +79,14 @@ class Collector:
 
 
 @pytest.fixture
-async def collector(database: Database, tmp_path: Path) -> AsyncIterator[Collector]:
+async def collector(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> AsyncIterator[Collector]:
     keys = tmp_path / "keys.json"
     write_keys(keys)
     run = await add_run(database)
     _, rollouts = await add_group(database, run)
     await add_attempt(database, rollouts[0])
-    settings = Settings(
-        port=0, database_url=database.dsn, capability_keys_file=keys, max_body_bytes=1_000_000, write_seconds=5
-    )
+    values: dict[str, Any] = {"max_body_bytes": 1_000_000, "write_seconds": 5, **getattr(request, "param", {})}
+    settings = Settings(port=0, database_url=database.dsn, capability_keys_file=keys, **values)
     async with serving(create_collector(settings)) as port, httpx.AsyncClient(timeout=30) as client:
         url = f"http://127.0.0.1:{port}/r/{rollouts[0].id}/1"
         yield Collector(database, rollouts[0], KeyRing(keys), url, client)
@@ -359,7 +358,9 @@ async def test_the_reward_endpoint_accepts_valid_rewards_alone(collector: Collec
 
     assert [await give({"value": 1}), await give({"value": 1})] == [200, 200]
     assert await give({"values": {"speed": 0.5, "style": 0.25}, "key": "k"}) == 200
-    assert await give({"value": 2, "response_id": "chatcmpl-c2", "name": "turn"}) == 200
+    call = await add_call(collector.database, collector.rollout, [1], [2])
+    turn = f"chatcmpl-{call.request_id}"
+    assert await give({"value": 2, "response_id": turn, "name": "turn"}) == 200
     assert await give({"value": 1}, scopes=frozenset({Scope.TELEMETRY, Scope.MODEL})) == 403
     for wrong in ({}, {"value": "NaN"}, {"value": 1, "values": {"a": 1}}, {"value": 1, "extra": 2}, {"values": {}}):
         assert await give(wrong) == 422
@@ -367,7 +368,7 @@ async def test_the_reward_endpoint_accepts_valid_rewards_alone(collector: Collec
         ("reward", 1.0, None, "endpoint"),
         ("speed", 0.5, None, "endpoint"),
         ("style", 0.25, None, "endpoint"),
-        ("turn", 2.0, "chatcmpl-c2", "endpoint"),
+        ("turn", 2.0, turn, "endpoint"),
     ]
 
 
@@ -382,6 +383,58 @@ async def test_ready_while_the_store_answers_and_the_writer_lives(database: Data
 async def give(collector: Collector, **document: Any) -> httpx.Response:
     headers = {"authorization": f"Bearer {collector.key()}"}
     return await collector.client.post(f"{collector.url}/reward", json=document, headers=headers)
+
+
+async def test_a_reward_for_an_answer_that_the_attempt_does_not_have_is_refused(collector: Collector) -> None:
+    asked = {"role": "assistant", "content": "", "tool_calls": [{"id": "call_1", "name": "f", "arguments": "{}"}]}
+    call = await add_call(collector.database, collector.rollout, [1], [2], answer=asked)
+    for known in ({"response_id": f"resp_{call.request_id}"}, {"tool_call_id": "call_1"}):
+        assert (await give(collector, value=1.0, **known)).status_code == 200
+    for unknown in ({"response_id": "chatcmpl-nothing"}, {"tool_call_id": "call_2"}):
+        refused = await give(collector, value=1.0, key="k", **unknown)
+        assert (refused.status_code, refused.json()["cause"]) == (422, "unknown_call")
+        assert next(iter(unknown.values())) in refused.json()["detail"]
+    assert len(await collector.rewards()) == 2
+
+
+LIMITS = {"max_attempt_spans": 10, "max_attempt_span_bytes": 100_000, "max_attempt_rewards": 3}
+
+
+@pytest.mark.parametrize("collector", [LIMITS], indirect=True)
+async def test_spans_beyond_the_limit_of_an_attempt_are_rejected_with_the_setting(collector: Collector) -> None:
+    spans = [{"span_id": (n + 1).to_bytes(8, "big")} for n in range(15)]
+    first = await collector.post("/v1/traces", body(*spans[:8]))
+    assert ExportTraceServiceResponse.FromString(first.content) == ExportTraceServiceResponse()
+    for rejected in (5, 7):
+        answer = await collector.post("/v1/traces", body(*spans[8:]))
+        partial = ExportTraceServiceResponse.FromString(answer.content).partial_success
+        assert (answer.status_code, partial.rejected_spans) == (200, rejected)
+        assert "may store 10 spans (COLLECTOR_MAX_ATTEMPT_SPANS)" in partial.error_message
+    assert len(await collector.spans()) == 10
+
+
+@pytest.mark.parametrize("collector", [LIMITS], indirect=True)
+async def test_bytes_of_spans_and_rewards_of_an_attempt_are_bounded(collector: Collector) -> None:
+    text = [{"key": "k", "value": {"string_value": "x" * 15_000}}]
+    answers = [
+        await collector.post("/v1/traces", body({"span_id": bytes([n + 1]) * 8, "attributes": text})) for n in range(8)
+    ]
+    found = [ExportTraceServiceResponse.FromString(one.content).partial_success.rejected_spans for one in answers]
+    assert found[:6] == [0] * 6
+    assert [(await give(collector, value=1.0, key=str(n))).status_code for n in range(5)] == [200] * 3 + [422] * 2
+    refused = await give(collector, value=1.0, key="more")
+    assert refused.json()["cause"] == "attempt_limit"
+    records = [
+        {
+            "eventName": "gen_ai.evaluation.result",
+            "attributes": [{"key": "gen_ai.evaluation.score.value", "value": {"doubleValue": 1}}],
+        }
+    ]
+    document = {"resourceLogs": [{"scopeLogs": [{"logRecords": records}]}]}
+    log = await collector.client.post(
+        f"{collector.url}/v1/logs", json=document, headers={"authorization": f"Bearer {collector.key()}"}
+    )
+    assert log.json()["partialSuccess"]["rejectedLogRecords"] == 1
 
 
 async def test_repeating_a_reward_key_adds_no_second_reward(collector: Collector) -> None:

@@ -536,3 +536,26 @@ async def test_a_retry_that_arrives_before_its_first_try_has_started_a_call_join
         calls = await stage.calls()
     assert {answer.id for answer in answers} == {f"chatcmpl-{call.id}" for call in calls}
     assert (len(calls), len(stage.engine.requests)) == (1, 1)
+
+
+async def test_an_attempt_may_store_so_many_calls_and_no_more(tmp_path, database):
+    async with scene(tmp_path, database, max_attempt_calls=3) as stage, stage.client() as agent:
+        create = agent.chat.completions.create
+        for number in range(3):
+            await create(model="m", messages=[{"role": "user", "content": str(number)}])
+        with pytest.raises(openai.BadRequestError, match=r"may store 3 calls \(GATEWAY_MAX_ATTEMPT_CALLS") as caught:
+            await create(model="m", messages=[{"role": "user", "content": "more"}])
+        assert caught.value.code == "attempt_limit"
+    assert len(await stage.calls()) == 3
+
+
+async def test_an_attempt_may_store_so_many_bytes_of_calls_and_of_objects(tmp_path, database):
+    limits = {"max_attempt_call_bytes": 2**16, "max_attempt_objects": 4}
+    async with scene(tmp_path, database, context_length=2**20, **limits) as stage, stage.client() as agent:
+        await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "x" * 30_000}])
+        with pytest.raises(openai.BadRequestError, match="GATEWAY_MAX_ATTEMPT_CALL_BYTES"):
+            await agent.chat.completions.create(model="m", messages=HI)
+        items: list[Any] = [{"type": "message", "role": "user", "content": "hi"}] * 2
+        await agent.conversations.create(items=items)
+        with pytest.raises(openai.BadRequestError, match="GATEWAY_MAX_ATTEMPT_OBJECTS"):
+            await agent.conversations.create(items=items)
