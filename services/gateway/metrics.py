@@ -17,6 +17,9 @@ TOKENS = Counter("gateway_tokens_total", "Tokens of recorded calls: prompt, cach
 HELD = Gauge("gateway_held_calls", "Choices that wait for an engine serving their run.")
 IN_FLIGHT = Gauge("gateway_calls_in_flight", "Requests between arrival and record.")
 ENGINE_RETRIES = Counter("gateway_engine_retries_total", "Engine requests that were lost and sent again.", ["cause"])
+OTHER_PROMPTS = Counter(
+    "gateway_other_prompts_total", "Calls that failed because the engine reports another number of prompt tokens."
+)
 PROMPTS = Counter(
     "gateway_prompts_total",
     "Prompts by how they continue: extend, fork (they rewrite an answer, or cannot continue its tokens), fresh.",

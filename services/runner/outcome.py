@@ -10,6 +10,7 @@ from leyden.libs.contracts.rewards import MAX_REWARD, is_reward
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.libs.queue.leases import Outcome
 from leyden.services.runner.backends.base import Exit
+from leyden.services.runner.backends.process.output import MAX_LINE_BYTES
 
 FACTS_BYTES = 64 * 1024
 MAX_DEPTH = 64
@@ -26,18 +27,19 @@ def outcome_of(ended: Exit, *, stdout_reward: bool = True) -> Outcome:
     agent printed. Any other exit code than 0, and a reward that is no finite number, are `agent_error`. An exit with 0
     and no reward line is `succeeded` with no reward: the controller looks for one posted to the collector or the API.
 
-    Args: stdout_reward: False takes facts alone from stdout
+    Args: stdout_reward: False: no line of stdout is a reward, whatever it looks like
     """
     kind, detail = _kind_of(ended)
     reward: float | None = None
     facts: dict[str, Any] = {}
     stdout, stderr = (raw.decode(errors="replace") for raw in (ended.stdout, ended.stderr))
-    if kind is OutcomeKind.SUCCEEDED:
+    if kind is OutcomeKind.SUCCEEDED and stdout_reward:
+        lines = stdout if ended.reward_lines is None else ended.reward_lines.decode(errors="replace")
         try:
-            reward, facts = last_reward(stdout)
+            reward, facts = last_reward(lines)
         except BrokenReward as error:
             kind, detail = OutcomeKind.AGENT_ERROR, str(error)
-    return Outcome(kind, reward if stdout_reward else None, facts, ended.exit_code, detail, stdout, stderr)
+    return Outcome(kind, reward, facts, ended.exit_code, detail, stdout, stderr)
 
 
 def _kind_of(ended: Exit) -> tuple[OutcomeKind, str | None]:
@@ -66,6 +68,11 @@ def last_reward(stdout: str) -> tuple[float | None, dict[str, Any]]:
         line = line.strip()
         if not line.startswith("{") or '"reward' not in line:
             continue
+        if len(line.encode()) > MAX_LINE_BYTES:
+            raise BrokenReward(
+                f"the last line with a reward has more than {MAX_LINE_BYTES} bytes, the most that one may have:"
+                f" {line[:200]}"
+            )
         try:
             facts = {name: _shallow(value) for name, value in json.loads(line).items()}
         except (ValueError, RecursionError) as error:

@@ -25,8 +25,8 @@ class _Runner(Document):
     grant_reward: bool = False
     """Whether the agent may post its own reward (LEYDEN_REWARD_URL)."""
     stdout_reward: bool = True
-    """Whether the last line of the agent's stdout may hold its own reward. False: a success starts from 0, and rewards
-    come from outside, telemetry with `grant_reward`, or `credit.air`."""
+    """Whether the last line of the agent's stdout may hold its own reward. False: no line is read, a success
+    starts from 0, and rewards come from outside, telemetry with `grant_reward`, or `credit.air`."""
 
 
 class ProcessRunner(_Runner):

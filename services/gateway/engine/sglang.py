@@ -20,6 +20,7 @@ from leyden.libs.contracts.conversation import Json
 from leyden.libs.contracts.ids import parse_weight_version
 from leyden.services.gateway.conversation import SampledTokens, Sampling
 from leyden.services.gateway.errors import BadRequest, Unavailable
+from leyden.services.gateway.metrics import OTHER_PROMPTS
 
 MIN_LOGPROB = -1e4
 """Least accepted log-probability of a sampled token; a sampler cannot draw one that is near it."""
@@ -177,6 +178,7 @@ class SampleBuilder:
     def _add(self, meta: Json, ids: list[int]) -> None:
         entries = meta.get("output_token_logprobs") or []
         finish = _finish_of(meta.get("finish_reason"))
+        self._check_prompt(meta.get("prompt_tokens"))
         received = len(self._tokens.ids) - self._base
         total = meta.get("completion_tokens")
         start = 0 if total is None else total - len(ids)
@@ -204,6 +206,18 @@ class SampleBuilder:
             began = time.perf_counter() - worked + max(0.0, float(meta.get("queue_time") or 0.0))
             latest = self._tokens.first_token_at or time.perf_counter()
             self._tokens.accepted_at = min(max(began, self._sent_at), latest)
+
+    def _check_prompt(self, prompt_tokens: int | None) -> None:
+        """Raises: Unavailable: the engine saw another prompt than the one that would be recorded and trained"""
+        sent = len(self._request.prompt_ids) + self._base
+        if prompt_tokens is not None and prompt_tokens != sent:
+            OTHER_PROMPTS.inc()
+            raise Unavailable(
+                f"The engine was sent {sent} prompt tokens and reports {prompt_tokens}: it saw another prompt than the"
+                " one of the record, so the call failed. Start the engine without options that change prompts.",
+                code="engine_prompt_mismatch",
+                retry_after_seconds=1,
+            )
 
     def _check_range(self, start: int, end: int, received: int, finish: str | None) -> None:
         """Raises: ValueError: the event's tokens [start, end) cannot follow the received ones"""

@@ -4,6 +4,7 @@ import pytest
 
 from leyden.libs.contracts.states import OutcomeKind
 from leyden.services.runner.backends.base import Exit
+from leyden.services.runner.backends.process.output import Output
 from leyden.services.runner.outcome import FACTS_BYTES, outcome_of
 
 
@@ -36,7 +37,7 @@ def test_the_last_json_line_with_a_reward_counts(stdout: str, reward: float | No
     outcome = outcome_of(ended(stdout))
     assert (outcome.kind, outcome.reward, outcome.facts) == (OutcomeKind.SUCCEEDED, reward, facts)
     outcome = outcome_of(ended(stdout), stdout_reward=False)
-    assert (outcome.kind, outcome.reward, outcome.facts) == (OutcomeKind.SUCCEEDED, None, facts)
+    assert (outcome.kind, outcome.reward, outcome.facts) == (OutcomeKind.SUCCEEDED, None, {})
 
 
 @pytest.mark.parametrize(
@@ -107,3 +108,37 @@ def test_facts_are_bounded() -> None:
     outcome = outcome_of(ended('{"reward": 1, "note": "' + "x" * FACTS_BYTES + '"}'))
     assert outcome.reward == 1.0
     assert list(outcome.facts) == ["truncated"]
+
+
+@pytest.mark.parametrize("line", ['{"reward": NaN}', '{"reward": "1"}', '{"reward": 1', '{"rewards": {}}'])
+def test_without_stdout_reward_no_line_fails_the_attempt(line: str) -> None:
+    outcome = outcome_of(ended(line), stdout_reward=False)
+    assert (outcome.kind, outcome.reward, outcome.detail) == (OutcomeKind.SUCCEEDED, None, None)
+
+
+def read_in_chunks(stdout: bytes, size: int) -> Exit:
+    output = Output()
+    for start in range(0, len(stdout), size):
+        output.add(stdout[start : start + size], 1000)
+    return ended(bytes(output.tail[-1000:]), reward_lines=output.reward_lines())
+
+
+@pytest.mark.parametrize("size", [1, 7, 65536])
+def test_a_reward_counts_however_much_follows_it(size: int) -> None:
+    noise = b"x" * 500 + b'\n{"note": "no \\"reward\\" here"}\n'
+    after = noise * (3 if size == 1 else 6)
+    found = read_in_chunks(b'{"reward": 0.25}\n{"reward": 0.5}\n' + after, size)
+    assert b"0.5" not in found.stdout
+    assert outcome_of(found).reward == 0.5
+
+
+def test_a_reward_before_three_megabytes_of_output_counts() -> None:
+    found = read_in_chunks(b'{"reward": 0.5}\n' + b"y" * 3_000_000, 65536)
+    assert outcome_of(found).reward == 0.5
+
+
+def test_a_line_with_a_reward_that_is_too_large_is_an_error_of_the_agent() -> None:
+    line = b'{"text": "' + b"z" * 1_000_000 + b'", "reward": 1}\n'
+    outcome = outcome_of(read_in_chunks(line, 65536))
+    assert outcome.kind is OutcomeKind.AGENT_ERROR
+    assert str(outcome.detail).startswith("the last line with a reward has more than 262144 bytes")

@@ -251,6 +251,7 @@ def exit_of(report: Report, *, contained: bool, lacked_room: bool = False) -> Ex
         exit_code=report["exit_code"],
         stdout=report["stdout"],
         stderr=report["stderr"],
+        reward_lines=report["reward_lines"],
         seconds=report["seconds"],
         timed_out=report["timed_out"],
         limit_exceeded=_limit_exceeded(report),

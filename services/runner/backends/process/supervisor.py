@@ -26,6 +26,7 @@ import warnings  # noqa: F401
 
 # Relative: in its own process this file is no part of `leyden`.
 from . import sandbox  # noqa: TID251
+from .output import Output  # noqa: TID251
 
 if sandbox.TYPE_CHECKING:
     from typing import TypedDict
@@ -67,6 +68,7 @@ if sandbox.TYPE_CHECKING:
         all_dead: bool
         stdout: bytes
         stderr: bytes
+        reward_lines: bytes
         seconds: float
         memory_bytes: int | None
         cpu_exceeded: bool
@@ -271,14 +273,14 @@ def _prefer_for_oom_kill() -> None:
         return
 
 
-def watch(agent: Agent, orders: Orders, tails: dict[int, bytearray]) -> bool:
+def watch(agent: Agent, orders: Orders, outputs: dict[int, Output]) -> bool:
     """Drains output until the agent ends, time or memory is over, or the runner died or cancelled.
 
     Returns: whether the agent ran into its timeout
     """
     poll = select.poll()
     ended = os.pidfd_open(agent.pid)
-    for descriptor in (STDOUT, ended, *tails):
+    for descriptor in (STDOUT, ended, *outputs):
         poll.register(descriptor, select.POLLIN)
     timed_out = False
     limit = orders["memory_bytes"] or sys.maxsize
@@ -300,29 +302,27 @@ def watch(agent: Agent, orders: Orders, tails: dict[int, bytearray]) -> bool:
                 agent.exceeded_bytes = used
                 return timed_out
         ready = {descriptor for descriptor, _ in poll.poll(min(remaining, next_poll - now) * 1000 + 1)}
-        for descriptor in ready & tails.keys():
-            if not read(descriptor, tails[descriptor], orders["output_bytes"]):
+        for descriptor in ready & outputs.keys():
+            if not read(descriptor, outputs[descriptor], orders["output_bytes"]):
                 poll.unregister(descriptor)
         if STDOUT in ready or ended in ready:
             return timed_out
 
 
-def read(descriptor: int, tail: bytearray, limit: int) -> bool:
-    """Adds a chunk to the end of the output, of which twice the limit stays at most; false at its end."""
+def read(descriptor: int, output: Output, limit: int) -> bool:
+    """Adds a chunk to the output; false at its end."""
     chunk = os.read(descriptor, CHUNK_BYTES)
-    tail += chunk
-    if len(tail) > 2 * limit:
-        del tail[:-limit]
+    output.add(chunk, limit)
     return bool(chunk)
 
 
-def drain(tails: dict[int, bytearray], limit: int) -> None:
+def drain(outputs: dict[int, Output], limit: int) -> None:
     """Reads the rest from the pipes of the dead, and stops there: a stranger may have been handed the other end."""
-    for descriptor, tail in tails.items():
+    for descriptor, output in outputs.items():
         os.set_blocking(descriptor, False)
         try:
             for _ in range(DRAIN_CHUNKS):
-                read(descriptor, tail, limit)
+                read(descriptor, output, limit)
         except BlockingIOError:
             continue
 
@@ -331,18 +331,19 @@ def supervise(orders: Orders) -> Report:
     """Runs one agent. When this returns, the agent and everything that it started are dead."""
     started, oom_kills_before, limit = time.monotonic(), oom_kills(), orders["output_bytes"]
     agent = Agent(orders)
-    tails = {agent.stdout: bytearray(), agent.stderr: bytearray()}
-    timed_out = watch(agent, orders, tails)
+    outputs = {agent.stdout: Output(), agent.stderr: Output()}
+    timed_out = watch(agent, orders, outputs)
     all_dead = agent.kill()
-    drain(tails, limit)
+    drain(outputs, limit)
     cpu_bound = next((hard for number, _, hard in orders["limits"] if number == resource.RLIMIT_CPU), math.inf)
     return {
         "exit_code": agent.exit_code,
         "start_error": agent.start_error,
         "timed_out": timed_out,
         "all_dead": all_dead,
-        "stdout": bytes(tails[agent.stdout][-limit:]),
-        "stderr": bytes(tails[agent.stderr][-limit:]),
+        "stdout": bytes(outputs[agent.stdout].tail[-limit:]),
+        "stderr": bytes(outputs[agent.stderr].tail[-limit:]),
+        "reward_lines": outputs[agent.stdout].reward_lines(),
         "seconds": time.monotonic() - started,
         "memory_bytes": agent.exceeded_bytes,
         "cpu_exceeded": agent.exit_code == -SIGKILL and agent.cpu_seconds > cpu_bound - 1,

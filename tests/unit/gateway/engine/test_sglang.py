@@ -420,3 +420,19 @@ def test_a_request_names_its_adapter_and_an_engine_without_it_is_lost() -> None:
     assert "lora_path" not in orjson.loads(request_body(request(), tokens, "r", "run-a:0"))
     refused = refusal(400, '{"error": {"message": "Got LoRA adapter that has never been loaded: run-a:5"}}')
     assert isinstance(refused, EngineLost) and refused.cause == "adapter"
+
+
+@pytest.mark.parametrize("reported", [1, 3, 0])
+def test_an_engine_that_saw_another_prompt_fails_the_call(reported: int) -> None:
+    build, tokens = builder()
+    with pytest.raises(Unavailable, match=rf"was sent 2 prompt tokens and reports {reported}") as caught:
+        build.add_event(event([5], prompt_tokens=reported))
+    assert (caught.value.code, tokens.ids) == ("engine_prompt_mismatch", [])
+
+
+def test_a_request_that_goes_on_elsewhere_has_the_sampled_tokens_in_its_prompt() -> None:
+    first, tokens = builder()
+    first.add_event(event([5], prompt_tokens=2))
+    second, _ = builder(tokens)
+    second.add_event(event([6], prompt_tokens=3))
+    assert tokens.ids == [5, 6]
