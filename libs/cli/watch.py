@@ -39,7 +39,8 @@ def watch_run(
     with Live(console=console, auto_refresh=False, transient=False) as live:
         while True:
             run, steps, evaluations = _poll(leyden, run_id, console)
-            complete = all(evaluation.results.complete for evaluation in evaluations)
+            # Rewards from outside may come days later: nobody waits for them here.
+            complete = all(one.results.complete or one.results.pending for one in evaluations)
             if console.is_terminal:
                 live.update(view(run, steps, evaluations), refresh=True)
             else:

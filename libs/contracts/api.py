@@ -297,8 +297,12 @@ class EvaluationResults(_Body):
 
     rollouts: dict[str, int]
     """Number of rollouts by state."""
+    pending: int = 0
+    """Finished rollouts whose reward has not come (`runner.stdout_reward: false`). They count in no mean."""
     complete: bool
+    """Whether all rollouts ended and none of them is pending."""
     reward: Statistic | None
+    """Null while nothing is measured."""
     facts: list[Fact]
 
 

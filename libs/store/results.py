@@ -50,14 +50,24 @@ _EVALUATION_FACTS = text(f"""
     GROUP BY evaluation_id, name, is_text, text
 """)  # noqa: S608  # constants alone
 
+# A success of a run whose rewards come from outside has 0 until one comes: unknown, not zero.
+_UNGRADED = """(runs.config #>> '{runner,stdout_reward}' = 'false' AND rollouts.state = 'finished'
+    AND EXISTS (SELECT FROM outcomes o WHERE o.rollout_id = rollouts.id AND o.attempt = rollouts.attempt
+                AND o.kind = 'succeeded' AND o.reward IS NULL)
+    AND NOT EXISTS (SELECT FROM rewards w WHERE w.rollout_id = rollouts.id AND w.attempt = rollouts.attempt)
+    AND NOT EXISTS (SELECT FROM external_rewards x
+                    WHERE x.rollout_id = rollouts.id AND coalesce(x.attempt, rollouts.attempt) = rollouts.attempt))"""
 _EARNED = f"CROSS JOIN LATERAL (SELECT {REWARD} AS reward) AS earned"
 
 _EVALUATION_ROLLOUTS = text(f"""
-    SELECT evaluation_id, state, sum(rollouts)::bigint AS rollouts, min(version) AS version, {_SUMS} FROM (
+    SELECT evaluation_id, state, sum(rollouts)::bigint AS rollouts, min(version) AS version,
+        sum(ungraded)::bigint AS ungraded, {_SUMS} FROM (
         SELECT groups.evaluation_id, groups.id, {ROLLOUT_STATE} AS state, count(*) AS rollouts,
             count(earned.reward) AS n, sum(earned.reward) AS s, bool_and(earned.reward IN (0, 1)) AS is_binary,
-            min(groups.admitted_version) AS version
-        FROM groups JOIN rollouts ON rollouts.group_id = groups.id {_EARNED}
+            min(groups.admitted_version) AS version, count(*) FILTER (WHERE graded.is_open) AS ungraded
+        FROM groups JOIN rollouts ON rollouts.group_id = groups.id JOIN runs ON runs.id = groups.run_id
+        CROSS JOIN LATERAL (SELECT {_UNGRADED} AS is_open) AS graded
+        CROSS JOIN LATERAL (SELECT CASE WHEN NOT graded.is_open THEN {REWARD} END AS reward) AS earned
         WHERE groups.evaluation_id = ANY(:evaluation_ids) GROUP BY 1, 2, 3
     ) AS of_tasks GROUP BY 1, 2
 """)  # noqa: S608  # constants alone
@@ -167,6 +177,7 @@ def _evaluation(
 ) -> api.Evaluation:
     counts = {record["state"]: record["rollouts"] for record in states}
     terminal = sum(count for state, count in counts.items() if state not in ("queued", "running"))
+    ungraded = sum(record["ungraded"] for record in states)
     finished = next((record for record in states if record["state"] == "finished" and record["count"]), None)
     return api.Evaluation(
         id=row.id,
@@ -180,7 +191,8 @@ def _evaluation(
         created_at=row.created_at,
         results=api.EvaluationResults(
             rollouts=counts,
-            complete=terminal >= expected,
+            pending=ungraded,
+            complete=terminal >= expected and not ungraded,
             reward=statistic(_sums(finished)) if finished else None,
             facts=_facts(facts),
         ),

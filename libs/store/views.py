@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Row, Select, func, literal_column, select,
 from leyden.libs.contracts import api
 from leyden.libs.contracts.conversation import parse_turn
 from leyden.libs.contracts.ids import run_of
-from leyden.libs.contracts.states import ShownRolloutState
+from leyden.libs.contracts.states import RunIntent, ShownRolloutState
 from leyden.libs.store import tables
 from leyden.libs.store.attempts import ROLLOUT_STATE
 from leyden.libs.store.chains import FullCall, MissingParent, full_calls
@@ -182,6 +182,9 @@ def _external(row: tables.ExternalReward) -> api.Reward:
     )
 
 
+_ABANDONED = (RunIntent.CANCELLED, RunIntent.DELETED)
+
+
 async def add_external_reward(
     session: Session, rollout_id: str, request: api.RewardRequest, token_name: str | None = None
 ) -> tuple[api.Reward, bool]:
@@ -198,6 +201,8 @@ async def add_external_reward(
         if api.RewardRequest.model_validate(existing, from_attributes=True) != request:
             raise RewardConflict(f"key {request.key!r} was used for another reward of this rollout: send a new key")
         return _external(existing), False
+    if await session.scalar(select(tables.Run.intent).where(tables.Run.id == found.run_id)) in _ABANDONED:
+        raise RewardConflict(f"run {found.run_id} was cancelled, so a reward for its rollouts counts nowhere")
     attempt = None if request.call_id is None else await _attempt_of(session, found, request.call_id)
     # Credit locks the group while it computes: this waits for it, and credit passes over a group that is locked here.
     await session.execute(select(tables.Group.id).where(tables.Group.id == found.group_id).with_for_update(read=True))

@@ -379,6 +379,54 @@ async def test_a_reward_with_the_same_key_changes_nothing_and_with_another_value
     assert (await api_http.post("/v1/rollouts/nobody/rewards", json=bodies[0])).status_code == 404
 
 
+async def test_a_reward_for_a_rollout_of_a_cancelled_run_is_refused_with_the_reason(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    run = await builders.add_run(database)
+    _, [rollout, _] = await builders.add_group(database, run)
+    path = f"/v1/rollouts/{rollout.id}/rewards"
+    before = {"key": "before", "value": 1.0}
+    assert (await api_http.post(path, json=before)).status_code == 201
+    assert (await api_http.post(f"/v1/runs/{run.id}/cancel")).status_code == 200
+    refused = await api_http.post(path, json={"key": "after", "value": 1.0})
+    assert (refused.status_code, "was cancelled" in refused.json()["detail"]) == (409, True)
+    # A repeat of one that was accepted changes nothing.
+    assert (await api_http.post(path, json=before)).status_code == 200
+
+
+async def test_an_evaluation_whose_rewards_come_from_outside_is_pending_until_they_do(
+    api_http: httpx.AsyncClient, database: Database
+) -> None:
+    document = builders.run_document(runner={"type": "process", "stdout_reward": False})
+    run = await builders.add_run(database, config=document)
+    evaluation = ids.evaluation_id(run.id, 1)
+    async with database.session() as session:
+        columns = {"dataset_id": run.dataset_id, "policy_version": 0, "rollouts_per_task": 1, "max_tasks": 2}
+        session.add(tables.Evaluation(id=evaluation, run_id=run.id, number=1, **columns))
+    rollouts = []
+    for number in range(2):
+        _, siblings = await builders.add_group(
+            database, run, number, size=1, evaluation_id=evaluation, task_number=number
+        )
+        rollouts += siblings
+    for rollout in rollouts:
+        await finish(database, rollout, None, {})
+        async with database.session() as session:
+            (await session.get_one(tables.Rollout, rollout.id)).reward = 0.0
+
+    async def results() -> dict[str, Any]:
+        found: dict[str, Any] = (await get(api_http, f"/v1/runs/{run.id}/evaluations/1"))["results"]
+        return found
+
+    found = await results()
+    assert (found["pending"], found["complete"], found["reward"]) == (2, False, None)
+    for rollout, pending in zip(rollouts, (1, 0), strict=True):
+        reward = {"key": "grade", "value": 0.5}
+        assert (await api_http.post(f"/v1/rollouts/{rollout.id}/rewards", json=reward)).status_code == 201
+        found = await results()
+        assert (found["pending"], found["complete"], found["reward"]["mean"]) == (pending, not pending, 0.5)
+
+
 async def test_a_reward_after_its_group_was_credited_is_refused_with_the_reason(
     api_http: httpx.AsyncClient, database: Database
 ) -> None:
