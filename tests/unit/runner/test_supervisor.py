@@ -95,10 +95,17 @@ async def test_exit_code_and_output_are_reported(tmp_path: Path) -> None:
         "all_dead": True,
         "stdout": b"out\n",
         "stderr": b"err\n",
+        "reward_lines": b"",
         "memory_bytes": None,
         "cpu_exceeded": False,
         "lacked_memory": report["lacked_memory"],
     }
+
+
+async def test_a_reward_line_is_reported_however_much_follows_it(tmp_path: Path) -> None:
+    report = await run("""print('{"reward": 0.5}'); print('y' * 3_000_000)""", tmp_path)
+    assert report["reward_lines"] == b'{"reward": 0.5}'
+    assert b"reward" not in report["stdout"]
 
 
 async def test_the_agent_gets_its_environment_folder_and_nothing_else(tmp_path: Path) -> None:
