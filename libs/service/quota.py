@@ -58,7 +58,7 @@ class Limit:
 
 
 class Quota(Generic[Key]):
-    """What attempts have stored through this process.
+    """Counts the rows that attempts have stored through this process.
 
     Args: stored: reads what an attempt has really stored, before anything is refused: a repeat counts twice here
     """
@@ -72,7 +72,7 @@ class Quota(Generic[Key]):
 
     def fitting(self, key: Key, sizes: Sequence[int]) -> int:
         """The number of the first of these items that the attempt may still store, by this process's own count."""
-        return self.limit.room(self._taken(key), sizes)
+        return self.limit.room(self._counted(key), sizes)
 
     async def room(self, key: Key, sizes: Sequence[int]) -> int:
         """The same, but what was really stored is read before an item is refused."""
@@ -100,5 +100,5 @@ class Quota(Generic[Key]):
             if not self._waiting[key].rows:
                 del self._waiting[key]
 
-    def _taken(self, key: Key) -> Amount:
+    def _counted(self, key: Key) -> Amount:
         return self._used.get(key, Amount()).plus(self._waiting.get(key, Amount()))

@@ -15,7 +15,7 @@ _MARK = b'"reward'
 
 
 class Output:
-    """What was read of a stream so far."""
+    """The end of a stream and its lines that may hold a reward."""
 
     def __init__(self) -> None:
         self.tail = bytearray()
@@ -23,7 +23,7 @@ class Output:
         self._begin_line()
 
     def add(self, chunk: bytes, limit: int) -> None:
-        """Adds a chunk. Of the end of the output twice the limit stays at most."""
+        """Adds a chunk. At most twice the limit stays of the end."""
         self.tail += chunk
         if len(self.tail) > 2 * limit:
             del self.tail[:-limit]
