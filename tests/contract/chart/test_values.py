@@ -106,7 +106,6 @@ LISTS: dict[str, list[Any]] = {
     "extraVolumeMounts": [{"name": "tmp", "mountPath": "/x"}],
     "extraArgs": ["--enable-lora", "--x=1"],
     "imagePullSecrets": [{"name": "x"}],
-    **{name: ["x"] for name in ("secrets", "images", "nodes")},
     "claims": [{"name": "x"}],
     "accessModes": ["ReadWriteOnce"],
     "ports": [7443],
@@ -145,7 +144,8 @@ def another(name: str, schema: Schema, before: Any) -> Any:
         return next(one for one in schema["enum"] if one != before)
     kind = schema["type"] if isinstance(schema["type"], str) else schema["type"][0]
     if kind == "array":
-        return LISTS[name]
+        words = schema.get("items", {}).get("type") == "string"
+        return ["x"] if words else LISTS[name]
     if kind == "object":
         return OBJECTS.get(name, {"x": "y"})
     if kind == "boolean":
