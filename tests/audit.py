@@ -1,7 +1,8 @@
 """Two audits before a release: pinned packages with published vulnerabilities, and secrets in tracked files.
 
-`python -m tests.audit packages` asks PyPI's advisories for every version in constraints.txt. A vulnerability fails, as
-does an audit of nothing (no network, a mirror without advisories); a single package without advisories is named.
+`python -m tests.audit packages` asks PyPI's advisories for every version in constraints.txt. A vulnerability fails with
+exit status 1, and an audit of nothing (no network, a mirror without advisories) with 2; a single package without
+advisories is named.
 `python -m tests.audit secrets` fails on anything that looks like a secret and is not in `.secrets.baseline`;
 `--accept` writes into the baseline what is there now, after somebody has looked at each.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+NOT_AUDITED = 2
 BASELINE = ROOT / ".secrets.baseline"
 NO_SECRETS_IN = r"(^|/)(constraints\.txt|package-lock\.json)$|^\.secrets\.baseline$"
 """Versions and hashes: random to look at, and public."""
@@ -32,7 +34,7 @@ def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def packages() -> int:
-    """Exit status: 1 with vulnerabilities, or where no package was audited."""
+    """Exit status: 1 with vulnerabilities, NOT_AUDITED where no package was audited."""
     ran = tool(
         "pip-audit", "--requirement=constraints.txt", "--no-deps", "--disable-pip", "--format=json",
         "--progress-spinner=off",
@@ -41,7 +43,7 @@ def packages() -> int:
         found: list[dict[str, Any]] = json.loads(ran.stdout)["dependencies"]
     except ValueError:
         print(f"packages: NOT AUDITED, pip-audit could not ask: {(ran.stderr.strip().splitlines() or ['?'])[-1]}")
-        return 1
+        return NOT_AUDITED
     asked = [one for one in found if "vulns" in one]
     skipped = [one["name"] for one in found if "vulns" not in one]
     broken = [(one, problem) for one in asked for problem in one["vulns"]]
@@ -52,7 +54,8 @@ def packages() -> int:
     print(f" (no advisories for them here: {', '.join(skipped[:5])} …)" if skipped else "")
     if not asked:
         print("packages: NOT AUDITED: no package has advisories here; ask an index that has them")
-    return 1 if broken or not asked else 0
+        return NOT_AUDITED
+    return 1 if broken else 0
 
 
 def findings() -> dict[Finding, int]:

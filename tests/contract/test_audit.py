@@ -1,4 +1,4 @@
-"""`make lint` fails on vulnerable packages, on likely secrets and on an audit of nothing; it names other packages."""
+"""`make audit` fails on vulnerable packages and on an audit of nothing, `make lint` on likely secrets."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def test_a_vulnerable_package_fails_and_one_without_advisories_is_named(monkeypa
 
 def test_the_audit_reports_a_missing_network(monkeypatch, capsys):
     monkeypatch.setattr(audit, "tool", ran("", "requests.exceptions.ConnectionError: no route"))
-    assert audit.main(["packages"]) == 1
+    assert audit.main(["packages"]) == audit.NOT_AUDITED
     assert "NOT AUDITED" in capsys.readouterr().out
 
 
 def test_an_audit_of_nothing_fails(monkeypatch, capsys):
     document = {"dependencies": [{"name": "torch", "skip_reason": "not found"}]}
     monkeypatch.setattr(audit, "tool", ran(json.dumps(document)))
-    assert audit.main(["packages"]) == 1
+    assert audit.main(["packages"]) == audit.NOT_AUDITED
     assert "NOT AUDITED" in capsys.readouterr().out
 
 
