@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import orjson
-from cachetools import LRUCache
+from cachetools import TTLCache
 
 from leyden.libs.contracts.conversation import Json, Turn
 from leyden.libs.contracts.states import Continuation
@@ -36,6 +37,8 @@ RECENT_CALLS = 16
 """A new branch looks for its parent call among this many latest calls."""
 LONG_CHARACTERS = 16_384
 """Texts with more uncached characters are encoded in a thread, because that takes milliseconds."""
+IDLE_SECONDS = 300.0
+"""An attempt without a call for so long is taken for ended."""
 CALL_BYTES, TURN_BYTES = 1000, 300
 """Estimated memory of a call's and of a turn's objects, without their texts and tokens."""
 
@@ -121,15 +124,31 @@ class _Attempt:
 
 
 class PrefixIndex:
-    """The completed calls of recently used attempts, at most `max_bytes` in all."""
+    """The completed calls of recently used attempts, at most `max_bytes` in all.
 
-    def __init__(self, model: ChatModel, *, max_bytes: int, renderer: Renderer | None = None) -> None:
+    An attempt leaves `idle_seconds` after its last call: otherwise the attempts that ended would fill `max_bytes`. One
+    that goes on later is read from the store.
+    """
+
+    def __init__(
+        self,
+        model: ChatModel,
+        *,
+        max_bytes: int,
+        renderer: Renderer | None = None,
+        idle_seconds: float = IDLE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._model = model
         self._renderer = renderer or Renderer()
-        # LRUCache refuses an item larger than itself: a larger attempt counts as `max_bytes`.
-        self._attempts: LRUCache[Hashable, _Attempt] = LRUCache(
-            max_bytes, lambda attempt: min(attempt.size_bytes, max_bytes)
+        # A TTLCache refuses an item larger than itself: a larger attempt counts as `max_bytes`.
+        self._attempts: TTLCache[Hashable, _Attempt] = TTLCache(
+            max_bytes, idle_seconds, clock, lambda attempt: min(attempt.size_bytes, max_bytes)
         )
+
+    def __len__(self) -> int:
+        """The number of attempts."""
+        return len(self._attempts)
 
     async def prompt(self, key: Hashable, request: ModelRequest, read: ReadCalls) -> IndexedPrompt:
         """Returns the request's prompt.

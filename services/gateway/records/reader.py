@@ -8,6 +8,7 @@ from itertools import groupby
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from cachetools import LRUCache
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, parse_turn
 from leyden.libs.contracts.ids import weight_version
@@ -26,6 +27,8 @@ from leyden.services.gateway.prompt.template import ChatModel
 
 T = TypeVar("T")
 RETRY_SECONDS = 0.25
+MAX_RUNS = 1000
+"""Runs whose document is in memory."""
 
 
 class StoredAnswer(NamedTuple):
@@ -42,8 +45,8 @@ class Reader:
     def __init__(self, database: Database, *, hold_seconds: float) -> None:
         self._database = database
         self._hold_seconds = hold_seconds
-        self._defaults: dict[str, CallDefaults] = {}
-        self._models: dict[str, RunModel] = {}
+        self._defaults: LRUCache[str, CallDefaults] = LRUCache(MAX_RUNS)
+        self._models: LRUCache[str, RunModel] = LRUCache(MAX_RUNS)
 
     async def endpoints(self) -> list[Endpoint]:
         """Reads the engines that serve a run. Raises: StoreAway."""
@@ -62,19 +65,21 @@ class Reader:
 
     async def defaults(self, run_id: str) -> CallDefaults:
         """Reads what the run's document says of its calls."""
-        if run_id not in self._defaults:
+        found = self._defaults.get(run_id)
+        if found is None:
 
             async def read() -> CallDefaults:
                 async with self._database.read() as session:
                     return await call_defaults(session, run_id)
 
             # A run's configuration never changes, so it is cached without expiry.
-            self._defaults[run_id] = await self._hold(read)
-        return self._defaults[run_id]
+            found = self._defaults[run_id] = await self._hold(read)
+        return found
 
     async def run_model(self, run_id: str) -> RunModel:
         """Reads the run's pool and model. Raises: Unavailable: the pool no longer exists."""
-        if run_id not in self._models:
+        found = self._models.get(run_id)
+        if found is None:
 
             async def read() -> RunModel | None:
                 async with self._database.read() as session:
@@ -85,7 +90,7 @@ class Reader:
                 message = "The pool of this run no longer exists; try again."
                 raise Unavailable(message, code="engine_unavailable", retry_after_seconds=10)
             self._models[run_id] = found
-        return self._models[run_id]
+        return found
 
     async def policy_run(self, run_id: str, role: str | None) -> str:
         """Reads the run whose policy answers calls of a role."""

@@ -314,6 +314,19 @@ async def test_forgotten_attempts_are_read_again(model):
     assert (again.tokens[: len(first.tokens)], session.reads, again.is_fork) == (first.tokens, 1, False)
 
 
+async def test_attempts_that_ended_leave_the_memory(model):
+    now = 0.0
+    index = PrefixIndex(model, max_bytes=10**8, idle_seconds=300, clock=lambda: now)
+    first = AttemptKey("run-a.0.0", 1)
+    # One attempt goes on for all the time, beside others that make one call.
+    for number in range(50):
+        now += 100
+        for key in (first, AttemptKey("run-a.1.0", number)):
+            prompt = await index.prompt(key, request(Turn("user", f"{number}")), nothing)
+            index.remember(key, f"c{number}", prompt, Turn("assistant", "x"), [5, EOS])
+    assert len(index) == 4
+
+
 async def test_a_prompt_must_leave_room_for_an_answer(tmp_path):
     small = ChatModel(make_chat_model(tmp_path / "small", context_length=32))
     with pytest.raises(ContextOverflow):
