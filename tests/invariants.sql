@@ -108,7 +108,8 @@ WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT coalesce(CASE
         OR u.config #>> '{runner,stdout_reward}' = 'false'
         OR EXISTS (SELECT FROM rewards w WHERE w.rollout_id = r.id AND w.attempt = r.attempt)
         OR EXISTS (SELECT FROM external_rewards x WHERE x.rollout_id = r.id))
-    ELSE u.config #>> '{sampling,agent_failure}' = 'reward'
+    ELSE (u.config #>> '{sampling,agent_failure}' = 'reward'
+          OR (SELECT evaluation_id FROM groups WHERE id = r.group_id) IS NOT NULL)
         AND r.reward IS NOT DISTINCT FROM coalesce((u.config #>> '{sampling,failure_reward}')::double precision, r.reward)
         AND CASE r.reason WHEN 'no_reward' THEN o.kind = 'succeeded' AND o.reward IS NULL ELSE o.kind = r.reason END
     END, false);
@@ -190,6 +191,7 @@ WHERE r.run_id = :'run' AND r.state = 'excluded' AND NOT coalesce(CASE
         WHEN 'lease_lost' THEN t.last = 'expired' WHEN 'call_failed' THEN t.last IN ('agent_error', 'timeout', 'succeeded')
         WHEN 'held' THEN t.last IN ('agent_error', 'timeout', 'succeeded') ELSE t.last = r.reason END
     ELSE u.config #>> '{sampling,agent_failure}' = 'exclude'
+        AND (SELECT evaluation_id FROM groups WHERE id = r.group_id) IS NULL
         AND CASE r.reason WHEN 'no_reward' THEN t.last = 'succeeded' ELSE t.last = r.reason END
     END, false);
 

@@ -109,6 +109,7 @@ class AttemptFacts:
     lost_seconds: float = 0.0
     unanswered_seconds: float = 0.0
     call_failed: bool = False
+    is_evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -254,8 +255,9 @@ _ENDED = text(f"""
                       WHERE x.rollout_id = r.id AND coalesce(x.attempt, a.number) = a.number) AS explicit,
            coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
            coalesce(w.waited, 0) AS waited, coalesce(w.lost, 0) AS lost, coalesce(w.unanswered, 0) AS unanswered,
-           coalesce(c.failed, false) AS call_failed
+           coalesce(c.failed, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation
     FROM rollouts r
+    JOIN groups g ON g.id = r.group_id
     CROSS JOIN LATERAL (SELECT * FROM attempts WHERE rollout_id = r.id ORDER BY number DESC LIMIT 1) a
     LEFT JOIN outcomes o ON o.rollout_id = r.id AND o.attempt = a.number
     LEFT JOIN LATERAL ({WAITS}) AS w ON o.kind IN ('agent_error', 'timeout', 'succeeded')
@@ -439,6 +441,7 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             lost_seconds=row.lost,
             unanswered_seconds=row.unanswered,
             call_failed=row.call_failed,
+            is_evaluation=row.is_evaluation,
         )
         for row in await session.execute(_ENDED)
     ]

@@ -74,11 +74,10 @@ def _failed_request(ended: AttemptFacts, waited_seconds: float) -> str | None:
 
 
 def _failed(ended: AttemptFacts, reason: str, sampling: Sampling) -> Resolution:
-    match sampling.agent_failure:
-        case "reward":
-            return _finished(ended, sampling.failure_reward, reason)
-        case "exclude":
-            return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, reason)
+    # An evaluation counts every failure: without its crashes a version that crashes more would look better.
+    if sampling.agent_failure == "exclude" and not ended.is_evaluation:
+        return Resolution(ended.rollout_id, RolloutState.EXCLUDED, None, None, reason)
+    return _finished(ended, sampling.failure_reward, reason)
 
 
 def _finished(ended: AttemptFacts, reward: float | None, reason: str) -> Resolution:

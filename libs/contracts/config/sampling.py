@@ -55,7 +55,8 @@ class Sampling(Document):
     max_attempts: int = Field(default=3, ge=1, le=100)
     """Maximum attempts of one rollout; infrastructure failures in all of them exclude it."""
     agent_failure: Literal["reward", "exclude"] = "reward"
-    """A crash or timeout of the agent itself: `reward` gives it `failure_reward`, `exclude` drops the rollout."""
+    """A crash or timeout of the agent itself: `reward` gives it `failure_reward`, `exclude` drops the rollout.
+    Evaluations count every failure, with `failure_reward`."""
     failure_reward: float | None = Field(default=None, ge=-1e6, le=1e6)
     """The reward of an agent's own failure, if `agent_failure` is `reward`. Null: the smallest reward of its group and
     of the run so far, at most 0, known when the group is complete, so that no failure earns more than the work."""

@@ -84,6 +84,12 @@ def test_the_agents_own_failures_can_be_excluded(kind: OutcomeKind) -> None:
     )
 
 
+def test_evaluations_count_failures_that_training_excludes() -> None:
+    config = run_config(sampling={"agent_failure": "exclude", "failure_reward": -1.0})
+    counted = resolve(ended(OutcomeKind.AGENT_ERROR, is_evaluation=True), config)
+    assert counted == Resolution("r", FINISHED, 2, -1.0, "agent_error")
+
+
 def test_a_run_may_accept_a_reward_beside_a_failed_call() -> None:
     config = run_config(sampling={"failed_call": "accept"})
     accepted = resolve(ended(OutcomeKind.SUCCEEDED, call_failed=True, reward=0.5), config)
