@@ -145,6 +145,7 @@ SELECT r.id, r.reason, 'had no answer', q.waited_seconds FROM rollouts r
 JOIN runs u ON u.id = r.run_id
 JOIN deliveries q ON q.run_id = r.run_id AND q.rollout_id = r.id AND q.attempt = r.attempt
 WHERE r.run_id = :'run' AND r.state = 'finished' AND NOT q.delivered AND q.waited_seconds > 1
+AND r.reason <> 'timeout'
 AND (r.reason <> 'succeeded' OR u.config #>> '{sampling,failed_call}' IS DISTINCT FROM 'accept')
 AND NOT EXISTS (
     SELECT FROM deliveries n WHERE n.run_id = r.run_id AND n.rollout_id = r.id AND n.attempt = r.attempt

@@ -6,6 +6,7 @@ the client is gone. `WAITS` sums the rows of an attempt up, for the controller, 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -55,7 +56,7 @@ _WRITE = text(f"""
 """)  # noqa: S608  # constants alone
 
 _SIGN_OF_LIFE = text("""
-    INSERT INTO gateways (name, seen_at) VALUES (:gateway, clock_timestamp())
+    INSERT INTO gateways (name, seen_at) VALUES (:gateway, clock_timestamp() - make_interval(secs => :age))
     ON CONFLICT (name) DO UPDATE SET seen_at = excluded.seen_at
 """)
 
@@ -75,11 +76,13 @@ UNSETTLED = f"""
             AND g.seen_at < a.finished_at + interval '{2 * BEGIN_SECONDS} seconds'))
 """  # noqa: S608  # constants alone
 
-# The requests of attempt a of run r. One that its gateway did not end waited until that gateway's last sign of life.
+# The requests of attempt a of run r. One that its gateway did not end waited until that gateway's last sign of life. A
+# row of 0 seconds says that another gateway delivered the stored answer: the call's own row has its times.
 _REQUESTS = f"""
-    SELECT q.sequence, q.request_sha256, coalesce(q.delivered, m.status = 'completed', false) AS delivered,
-           coalesce(q.waited_seconds, m.queued_seconds, open.seconds) AS waited,
-           coalesce(q.seconds, m.total_seconds, open.seconds) AS seconds
+    SELECT coalesce(m.sequence, q.sequence) AS sequence, q.request_sha256,
+           coalesce(q.delivered, m.status = 'completed', false) AS delivered,
+           coalesce(CASE WHEN q.seconds > 0 THEN q.waited_seconds END, m.queued_seconds, open.seconds) AS waited,
+           coalesce(nullif(q.seconds, 0), m.total_seconds, open.seconds) AS seconds
     FROM deliveries q
     LEFT JOIN gateways g ON g.name = q.gateway
     LEFT JOIN model_calls m ON m.run_id = r.run_id AND m.id = q.request_id
@@ -102,18 +105,20 @@ def _seconds(ranges: str) -> str:
 
 # Of attempt a of run r: `waited`, the seconds in which its requests waited for the platform; `lost`, those of requests
 # that got no answer while no other did, nor a later try of the same; `unanswered`, those of `lost` after the attempt's
-# last answer. Requests that waited at the same time count once: otherwise an agent could make any timeout the
-# platform's by many concurrent calls.
+# last answer; `answered`, those of its longest request with an answer. Requests that waited at the same time count
+# once: otherwise an agent could make any timeout the platform's by many concurrent calls.
 WAITS = f"""
     SELECT {_seconds("waits")} AS waited, {_seconds("lost")} AS lost,
-           {_seconds("lost * int8multirange(int8range(last_answer, NULL))")} AS unanswered
+           {_seconds("lost * int8multirange(int8range(last_answer, NULL))")} AS unanswered,
+           answered
     FROM (
         SELECT coalesce(range_agg(wait), '{{}}') AS waits,
                coalesce(range_agg(wait) FILTER (WHERE NOT delivered AND NOT is_repeated), '{{}}')
                - coalesce(range_agg(span) FILTER (WHERE delivered), '{{}}') AS lost,
-               max(upper(span)) FILTER (WHERE delivered) AS last_answer
+               max(upper(span)) FILTER (WHERE delivered) AS last_answer,
+               max(seconds) FILTER (WHERE delivered) AS answered
         FROM (
-            SELECT delivered, int8range(sequence, sequence + (waited * 1e9)::bigint) AS wait,
+            SELECT delivered, seconds, int8range(sequence, sequence + (waited * 1e9)::bigint) AS wait,
                    int8range(sequence, sequence + (seconds * 1e9)::bigint, '[]') AS span,
                    coalesce(max(sequence) FILTER (WHERE delivered) OVER (PARTITION BY request_sha256) > sequence, false)
                        AS is_repeated
@@ -123,9 +128,12 @@ WAITS = f"""
 """  # noqa: S608  # constants alone
 
 
-async def write_deliveries(database: Database, gateway: str, rows: Sequence[NewDelivery]) -> None:
+async def write_deliveries(
+    database: Database, gateway: str, rows: Sequence[NewDelivery], *, started_at: float | None = None
+) -> None:
     """Writes rows, and the gateway's sign of life with them. Idempotency key: run and request.
 
+    Args:   started_at: the moment of `time.monotonic` up to which `rows` and earlier ones are all; None for now
     Raises: StoreAway, Refused
     """
     merged: dict[tuple[str, str], NewDelivery] = {}
@@ -137,7 +145,10 @@ async def write_deliveries(database: Database, gateway: str, rows: Sequence[NewD
             # Sorted: two gateways that write the same rows lock them in one order.
             ordered = sorted(merged.values(), key=attrgetter("run_id", "request_id"))
             await session.execute(_WRITE, {name: [getattr(row, name) for row in ordered] for name in _TYPES})
-        await session.execute(_SIGN_OF_LIFE, {"gateway": gateway})
+        now = time.monotonic()
+        await session.execute(
+            _SIGN_OF_LIFE, {"gateway": gateway, "age": now - (now if started_at is None else started_at)}
+        )
 
 
 async def forget_gateways(database: Database) -> None:

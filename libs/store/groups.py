@@ -94,7 +94,8 @@ class AttemptFacts:
 
     `failures` counts the rollout's attempts without the cancelled ones. `seconds` is the run time of the attempt.
     `call_failed` is true when the gateway gave up on a model call and no later try of it made up for that.
-    `waited_seconds`, `lost_seconds` and `unanswered_seconds` are those of `leyden.libs.store.deliveries.WAITS`.
+    `waited_seconds`, `lost_seconds`, `unanswered_seconds` and `answered_seconds` are those of
+    `leyden.libs.store.deliveries.WAITS`.
     """
 
     rollout_id: str
@@ -108,6 +109,7 @@ class AttemptFacts:
     waited_seconds: float = 0.0
     lost_seconds: float = 0.0
     unanswered_seconds: float = 0.0
+    answered_seconds: float = 0.0
     call_failed: bool = False
     is_evaluation: bool = False
 
@@ -255,6 +257,7 @@ _ENDED = text(f"""
                       WHERE x.rollout_id = r.id AND coalesce(x.attempt, a.number) = a.number) AS explicit,
            coalesce(extract(epoch FROM a.finished_at - a.started_at), 0)::double precision AS seconds,
            coalesce(w.waited, 0) AS waited, coalesce(w.lost, 0) AS lost, coalesce(w.unanswered, 0) AS unanswered,
+           coalesce(w.answered, 0) AS answered,
            coalesce(c.failed, false) AS call_failed, g.evaluation_id IS NOT NULL AS is_evaluation
     FROM rollouts r
     JOIN groups g ON g.id = r.group_id
@@ -440,6 +443,7 @@ async def ended_attempts(session: ReadSession) -> list[AttemptFacts]:
             waited_seconds=row.waited,
             lost_seconds=row.lost,
             unanswered_seconds=row.unanswered,
+            answered_seconds=row.answered,
             call_failed=row.call_failed,
             is_evaluation=row.is_evaluation,
         )

@@ -140,7 +140,7 @@ _LOCK = text(f"{_PENDING_NOW.format(columns='')} AND g.id = ANY(:groups) ORDER B
 # One definition: a group for which the input of credit and the later count differ would never be credited.
 _COUNTED_EXTERNAL = """
     rollouts r JOIN external_rewards x ON x.rollout_id = r.id AND coalesce(x.attempt, r.attempt) = r.attempt
-        AND r.state = 'finished'
+        AND r.state = 'finished' AND r.reward IS NOT NULL
 """
 _STILL_PENDING = text(f"""
     SELECT g.id, (SELECT count(*) FROM {_COUNTED_EXTERNAL} WHERE r.group_id = g.id) AS given

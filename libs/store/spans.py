@@ -34,12 +34,15 @@ _STORED_SPANS = text("""
     SELECT count(*), coalesce(sum(pg_column_size(attributes)), 0) FROM spans
     WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
 """)
-_PLACES = text("""
-    SELECT coalesce(bool_or(right(:response_id, length(request_id)) = request_id), false),
-           coalesce(bool_or(jsonb_path_exists(answer, '$.tool_calls[*] ? (@.id == $id)',
-               jsonb_build_object('id', CAST(:tool_call_id AS text)))), false)
-    FROM model_calls WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt
-""")
+_CALLS = "SELECT FROM model_calls WHERE run_id = :run AND rollout_id = :rollout AND attempt = :attempt"
+# Each is asked only for an id that was given: the second one reads answers.
+_HAS_PLACE = {
+    "response_id": text(f"SELECT EXISTS ({_CALLS} AND right(:id, length(request_id)) = request_id)"),
+    "tool_call_id": text(f"""
+        SELECT EXISTS ({_CALLS} AND jsonb_path_exists(answer, '$.tool_calls[*] ? (@.id == $id)',
+                                                      jsonb_build_object('id', CAST(:id AS text))))
+    """),
+}
 _STORED_REWARDS = text("SELECT count(*) FROM rewards WHERE rollout_id = :rollout AND attempt = :attempt")
 
 
@@ -113,12 +116,11 @@ async def stored_spans(session: ReadSession, run_id: str, rollout_id: str, attem
 
 async def unknown_place(session: ReadSession, reward: NewReward) -> str | None:
     """The id that a reward names and no answer of its attempt has; None where there is none."""
-    if reward.response_id is None and reward.tool_call_id is None:
-        return None
-    ids = {"response_id": reward.response_id, "tool_call_id": reward.tool_call_id}
     names = {"run": reward.run_id, "rollout": reward.rollout_id, "attempt": reward.attempt}
-    is_known = dict(zip(ids, (await session.execute(_PLACES, {**ids, **names})).one(), strict=True))
-    return next((f"{name} {value!r}" for name, value in ids.items() if value is not None and not is_known[name]), None)
+    for name, value in {"response_id": reward.response_id, "tool_call_id": reward.tool_call_id}.items():
+        if value is not None and not await session.scalar(_HAS_PLACE[name], {**names, "id": value}):
+            return f"{name} {value!r}"
+    return None
 
 
 async def stored_rewards(session: ReadSession, rollout_id: str, attempt: int) -> int:

@@ -27,6 +27,8 @@ WAITING_SHARE = 0.2
 """Share of an attempt's time: a failure counts as the platform's when model calls waited for longer.
 
 Why not 0: every change of weights holds calls for a moment, and that must not excuse an agent that never ends."""
+USUAL_FACTOR = 2.0
+"""A request that a timeout cut counts as unanswered when it took so many times the longest of the attempt's others."""
 UNANSWERED_SECONDS = 1.0
 """A last request without an answer counts when it waited for so long: an engine in good health answers before."""
 
@@ -68,9 +70,12 @@ def _platform_failure(ended: AttemptFacts, config: RunConfig) -> str | None:
 def _failed_request(ended: AttemptFacts, waited_seconds: float) -> str | None:
     if ended.call_failed:
         return CALL_FAILED
-    if waited_seconds > WAITING_SHARE * ended.seconds or ended.unanswered_seconds >= UNANSWERED_SECONDS:
-        return HELD
-    return None
+    patience = UNANSWERED_SECONDS
+    if ended.kind is OutcomeKind.TIMEOUT:
+        # It cuts whatever request runs, and nobody knows of an answer in one piece whether the engine had begun it.
+        patience = max(patience, USUAL_FACTOR * ended.answered_seconds)
+    is_unanswered = ended.unanswered_seconds >= patience
+    return HELD if is_unanswered or waited_seconds > WAITING_SHARE * ended.seconds else None
 
 
 def _failed(ended: AttemptFacts, reason: str, sampling: Sampling) -> Resolution:

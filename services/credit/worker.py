@@ -166,12 +166,15 @@ async def _unchanged(
     moved = {run_id for run_id, before in found.averages.items() if await moving_averages(session, run_id) != before}
     groups = {row.id: row.group_id for row in found.rows.rollouts}
     seen = Counts(groups[row.rollout_id] for row in found.rows.rewards if row.is_external)
-    return [
-        (group, result)
-        for group, result in results
-        if group.run_id not in moved and (group.id in found.refused or seen[group.id] == given.get(group.id))
-        if group.id in given
-    ]
+    unchanged = []
+    for group, result in results:
+        is_same = group.id in found.refused or seen[group.id] == given.get(group.id)
+        if group.run_id not in moved and group.id in given and is_same:
+            unchanged.append((group, result))
+        elif group.run_id in found.averages:
+            # The averages of the run's later groups hold this one: they are computed again after it.
+            moved.add(group.run_id)
+    return unchanged
 
 
 async def _moving_averages(session: ReadSession, groups: list[PendingGroup]) -> dict[str, dict[str, float]]:

@@ -145,6 +145,9 @@ class CallService:
     def deliver(self, call: InFlightCall | Completion, attempt: Attempt, digest: bytes) -> None:
         """Notes that the end of an answer went to a client that was still connected."""
         if isinstance(call, InFlightCall):
+            # A later equal request is a request of its own.
+            if self._retries.undelivered.get((attempt.key, digest)) == call.request_id:
+                del self._retries.undelivered[attempt.key, digest]
             self._end_delivery(call, delivered=True)
             return
         sequence = call.created * 1_000_000_000
@@ -357,10 +360,13 @@ class CallService:
     async def _sample(self, call: InFlightCall) -> None:
         provided = call.context.defaults.provided.get(call.context.role or "")
         if provided is not None and provided.provider is not None:
-            model, asked_at = provided.provider_model, time.perf_counter()
-            call.provided = await self._providers.ask(provided.provider, model, call.context.request, call.request_id)
+            # Before the answer: the time of another provider's model is no wait for the platform.
             for choice in call.choices:
-                choice.accepted_at, choice.ended_at = asked_at, time.perf_counter()
+                choice.accepted_at = time.perf_counter()
+            request, model = call.context.request, provided.provider_model
+            call.provided = await self._providers.ask(provided.provider, model, request, call.request_id)
+            for choice in call.choices:
+                choice.ended_at = time.perf_counter()
             return
         request, tokenizer = call.context.request, call.served.chat.tokenizer
         # Engines reserve one place of the context for themselves.

@@ -66,7 +66,7 @@ class Settings(HttpSettings):
     """Calls that run at once; further ones wait for at most `hold_seconds`."""
     max_calls_per_attempt: int = Field(default=2048, ge=1)
     """Calls of one attempt in flight at once; beyond it 429 with Retry-After. Lower it for untrusted agents."""
-    max_attempt_calls: int = Field(default=5000, ge=1)
+    max_attempt_calls: int = Field(default=2000, ge=1)
     """Calls that one attempt may store; beyond it 400 with `attempt_limit`."""
     max_attempt_call_bytes: int = Field(default=2**30, ge=2**16)
     """Bytes of an attempt's stored calls together: tokens and texts that each adds to the call before it."""

@@ -178,7 +178,9 @@ class SampleBuilder:
     def _add(self, meta: Json, ids: list[int]) -> None:
         entries = meta.get("output_token_logprobs") or []
         finish = _finish_of(meta.get("finish_reason"))
-        self._check_prompt(meta.get("prompt_tokens"))
+        # An engine counts none for a request that it aborts in its queue.
+        if finish != "abort":
+            self._check_prompt(meta.get("prompt_tokens"))
         received = len(self._tokens.ids) - self._base
         total = meta.get("completion_tokens")
         start = 0 if total is None else total - len(ids)

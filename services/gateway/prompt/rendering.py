@@ -15,8 +15,8 @@ from leyden.services.gateway.prompt.sandbox import cpu_limit
 
 P = ParamSpec("P")
 T = TypeVar("T")
-THREADS = 8
-"""Prompts that are rendered at once; Python runs one of them at a time."""
+THREADS = 2
+"""Prompts that are rendered at once. Python runs one of them at a time, so more threads would only delay the loop."""
 
 
 class Rendering:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -43,6 +44,8 @@ class ModelTokenizer:
     def __init__(self, folder: Path, *, context_length: int | None = None) -> None:
         config = read_model_json(folder / "config.json")
         self._tokenizer = _read_tokenizer(folder)
+        # Short texts are encoded on the loop, long ones in threads, and the cache is not safe for both.
+        self._lock = threading.Lock()
         self._segments: LRUCache[tuple[str, int | None], TokenIds] = LRUCache(
             CACHED_TOKENS, lambda ids: len(ids) + SEGMENT_TOKENS
         )
@@ -101,11 +104,13 @@ class ModelTokenizer:
         return TextStream(self._tokenizer)
 
     def _encode_segment(self, segment: str, after: int | None) -> TokenIds:
-        found = self._segments.get((segment, after))
+        with self._lock:
+            found = self._segments.get((segment, after))
         if found is None:
             found = np.asarray(self._encode_after(segment, after), dtype=np.int32)
             if found.size + SEGMENT_TOKENS <= CACHED_TOKENS:
-                self._segments[segment, after] = found
+                with self._lock:
+                    self._segments[segment, after] = found
         return found
 
     def _encode_after(self, text: str, after: int | None) -> list[int]:

@@ -71,6 +71,7 @@ class Deliveries:
         self._open: set[Delivery] = set()
         self._losing: dict[Delivery, _Losing] = {}
         self._ended_at = -IDLE_SECONDS
+        self._started_at: float | None = None
 
     def watch(self, row: NewDelivery, arrived_at: float) -> Delivery:
         """Begins a request: unless it ends before, its row is written after `BEGIN_SECONDS`."""
@@ -169,4 +170,7 @@ class Deliveries:
             limited_log.warning("deliveries not written", cause=str(error))
 
     async def _write(self, rows: Sequence[NewDelivery], _may_exist: bool) -> None:
-        await write_deliveries(self._database, self._gateway, rows)
+        # Rows that are submitted while this write waits are in none: its sign of life is as old as its beginning.
+        self._started_at = self._started_at or time.monotonic()
+        await write_deliveries(self._database, self._gateway, rows, started_at=self._started_at)
+        self._started_at = None

@@ -57,6 +57,14 @@ def ended(kind: OutcomeKind | None, **changes: object) -> AttemptFacts:
         ("succeeded", {"waited_seconds": 6.0}, None),
         # Its last request had no answer: a tool took most of its time.
         ("agent_error", {"waited_seconds": 1.5, "unanswered_seconds": 1.5}, None),
+        # A timeout cuts a request of an agent that never ends; one of an engine that stopped takes longer than others.
+        (
+            "timeout",
+            {"unanswered_seconds": 1.9, "answered_seconds": 1.0},
+            Resolution("r", FINISHED, 2, -1.0, "timeout"),
+        ),
+        ("timeout", {"unanswered_seconds": 1.9, "answered_seconds": 0.5}, None),
+        ("timeout", {"unanswered_seconds": 1.9}, None),
         # Answers that came late are no excuse for a reward; lost ones are.
         ("succeeded", {"reward": 0.0, "waited_seconds": 6.0}, Resolution("r", FINISHED, 2, 0.0, "succeeded")),
         ("succeeded", {"reward": 0.0, "waited_seconds": 6.0, "lost_seconds": 3.0}, None),

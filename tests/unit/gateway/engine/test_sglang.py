@@ -430,6 +430,12 @@ def test_an_engine_that_saw_another_prompt_fails_the_call(reported: int) -> None
     assert (caught.value.code, tokens.ids) == ("engine_prompt_mismatch", [])
 
 
+def test_a_request_aborted_in_the_queue_has_seen_no_prompt() -> None:
+    build, _ = builder()
+    build.add_event(event([], prompt_tokens=0, finish={"type": "abort", "message": "Abort before prefill"}))
+    assert build.was_aborted
+
+
 def test_a_request_that_goes_on_elsewhere_has_the_sampled_tokens_in_its_prompt() -> None:
     first, tokens = builder()
     first.add_event(event([5], prompt_tokens=2))
