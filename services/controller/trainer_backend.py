@@ -18,7 +18,10 @@ WITHOUT_MEMORY = re.compile(r"\b(OutOfMemoryError|HostOutOfMemory)\b")
 """The errors of a trainer that met the bound of a device's or the host's memory itself."""
 FINAL = re.compile(r"\b(PoliciesDisagree|UnsupportedModel): ")
 """A trainer's verdicts that every further start would repeat: from the run's rows, or from its model."""
-PASSING = re.compile(r"\b(OSError|\w*Connection\w*|\w*Timeout\w*|RankLost|RankFailed|StoreAway|LockLost)\b")
+PASSING = re.compile(
+    r"\b(OSError|gaierror|BrokenPipeError|Dist\w*Error|\w*Connection\w*|\w*Timeout\w*"
+    r"|RankLost|RankFailed|StoreAway|LockLost)\b"
+)
 """Errors that may be of a moment: of a network, a disk or another process."""
 
 

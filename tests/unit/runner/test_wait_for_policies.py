@@ -42,6 +42,11 @@ def test_a_network_that_does_not_work_yet_is_no_closed_canary() -> None:
     assert f"the gateway {gateway} is closed" in (wait("127.0.0.1:1", gateway, 0.2) or "")
 
 
+def test_a_canary_without_a_host_is_not_closed() -> None:
+    with listening() as (_, gateway):
+        assert "correct rollouts.policyWait.canary" in (wait("no-such-host.invalid:443", gateway, 0.2) or "")
+
+
 def test_its_last_words_are_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(wait_for_policies, "LAST_WORDS", tmp_path / "words")
     with listening() as (_, canary), listening() as (_, gateway):

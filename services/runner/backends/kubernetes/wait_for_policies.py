@@ -34,15 +34,29 @@ def is_open(address: str, seconds: float) -> bool:
     return True
 
 
+def resolves(address: str) -> bool:
+    """Whether the host of an address is known."""
+    try:
+        socket.getaddrinfo(address.rpartition(":")[0].strip("[]"), None)
+    except OSError:
+        return False
+    return True
+
+
 def obstacle(canary: str, gateway: str) -> str | None:
-    """The reason why the agent may not begin yet."""
+    """The reason why the agent may not begin yet.
+
+    The gateway comes first: while the pod has no network at all, every address looks closed.
+    """
+    if not is_open(gateway, GATEWAY_SECONDS):
+        return f"the gateway {gateway} is closed to the agent's pod"
+    if not resolves(canary):
+        return f"the canary address {canary} has no such host: correct rollouts.policyWait.canary"
     if any(is_open(canary, PROBE_SECONDS) for _ in range(TRIES)):
         return (
             f"the canary address {canary} is open: the network plugin does not enforce NetworkPolicies, or a value such"
             " as rollouts.extraEgress opens it; name a closed one in rollouts.policyWait.canary"
         )
-    if not is_open(gateway, GATEWAY_SECONDS):
-        return f"the gateway {gateway} is closed to the agent's pod"
     return None
 
 

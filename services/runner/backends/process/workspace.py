@@ -207,6 +207,9 @@ def others_filled_disk(root: Path) -> bool:
 
     An agent that could have any attempt repeated by filling the disk would throw away tries that go badly.
     """
+    if not root.exists():
+        # The agent removed it.
+        return False
     disk = os.statvfs(root)
     is_full = disk.f_bavail * disk.f_frsize < LEAST_FREE_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
     if not is_full:
