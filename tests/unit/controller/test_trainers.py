@@ -211,8 +211,8 @@ async def test_a_planned_end_is_none(tmp_path: Path) -> None:
     journal = RememberedEnds()
     async with supervised(tmp_path, NOTE + "time.sleep(60)", journal) as made:
         for starts in (1, 2):
-            made.reconcile({"run-a": 0})
-            await until(lambda: len(pids(tmp_path)) == starts)  # noqa: B023
+            # Each tick asks again: the first trainer may be dead and not yet noticed.
+            await until(lambda: made.reconcile({"run-a": 0}) or len(pids(tmp_path)) == starts)  # noqa: B023
             made.reconcile({})
             await until(lambda: not alive(pids(tmp_path)[-1]))
     async with supervised(tmp_path, NOTE + "sys.exit(0)", journal, trainer_restarts=1) as made:
