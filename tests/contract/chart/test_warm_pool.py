@@ -23,7 +23,7 @@ def policy(component: str) -> Object:
 
 def components(rules: list[Object], side: str) -> set[str]:
     return {
-        peer["podSelector"]["matchLabels"]["app.kubernetes.io/component"]
+        peer["podSelector"]["matchLabels"].get("app.kubernetes.io/component")
         for rule in rules
         for peer in rule.get(side, ())
         if "podSelector" in peer
@@ -53,7 +53,9 @@ def test_the_api_takes_runs_of_both_types() -> None:
 
 def test_it_reaches_stores_gateway_and_collector_and_no_api_server() -> None:
     own = policy("warm-runner")
-    assert own["ingress"] == []
+    assert [(rule["from"][0]["podSelector"]["matchLabels"], rule["ports"]) for rule in own["ingress"]] == [
+        ({"app.kubernetes.io/name": "prometheus"}, [{"port": 9090, "protocol": "TCP"}])
+    ]
     assert components(own["egress"], "to") == {"postgres", "redis", "gateway", "collector"}
     assert not [peer for rule in own["egress"] for peer in rule.get("to", ()) if "ipBlock" in peer]
     for component in ("postgres", "redis", "gateway", "collector"):

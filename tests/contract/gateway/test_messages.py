@@ -351,7 +351,7 @@ async def test_a_stream_that_waits_starts_with_the_message_and_pings(tmp_path, d
 
 async def test_a_disconnect_aborts_the_call(tmp_path, database):
     async with scene(
-        tmp_path, database, says="Hello.", engine={"pace_seconds": 0.05, "tokens_per_chunk": 1}
+        tmp_path, database, says="Hello.", engine={"pace_seconds": 0.05, "tokens_per_chunk": 1}, abandoned_seconds=0
     ) as stage, stage.anthropic() as client:  # fmt: skip
         async with client.messages.stream(model="m", max_tokens=99, messages=HI) as stream:
             async for _ in stream.text_stream:

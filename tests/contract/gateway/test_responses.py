@@ -210,7 +210,9 @@ async def test_a_stream_that_fails_later_ends_with_a_failed_response(tmp_path, d
 
 async def test_a_stream_whose_client_hangs_up_is_aborted_at_the_engine(tmp_path, database):
     says = "a long answer that nobody waits for"
-    async with scene(tmp_path, database, says=says, engine={"pace_seconds": 0.05}) as stage, stage.client() as client:
+    async with scene(
+        tmp_path, database, says=says, engine={"pace_seconds": 0.05}, abandoned_seconds=0
+    ) as stage, stage.client() as client:  # fmt: skip
         async with await client.responses.create(model="m", input="hi", stream=True) as stream:
             async for event in stream:
                 if event.type == "response.output_text.delta":
@@ -225,7 +227,9 @@ async def test_a_stream_whose_client_hangs_up_is_aborted_at_the_engine(tmp_path,
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_retry_after_a_lost_answer_gets_the_same_one(tmp_path, database, stream):
     body = {"model": "m", "input": "hi", "stream": stream}
-    async with scene(tmp_path, database, engine={"delay_seconds": 0.3}) as stage, http_of(stage) as http:
+    async with scene(
+        tmp_path, database, engine={"delay_seconds": 0.3}, abandoned_seconds=0
+    ) as stage, http_of(stage) as http:  # fmt: skip
         with pytest.raises(httpx.ReadTimeout):
             await http.post("/responses", json=body, timeout=0.1)
         first = asyncio.create_task(http.post("/responses", json=body))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -125,6 +126,16 @@ class KeyMachine(StoreMachine):
 
         return Model.settle, work
 
+    @property
+    def request(self) -> Any:
+        """A request of this machine's caller, as much of one as the entry in the audit needs."""
+        return SimpleNamespace(
+            app=SimpleNamespace(state=SimpleNamespace(database=self.database)),
+            state=SimpleNamespace(caller=SimpleNamespace(token_id=self.caller, name=self.caller)),
+            path_params={},
+            scope={"route": SimpleNamespace(name="create_token")},
+        )
+
     def create(self, given: tuple[str | None, str]) -> Deed:
         key, name = given
 
@@ -134,7 +145,7 @@ class KeyMachine(StoreMachine):
                 return await access.add_token(session, token, f"{self.caller} {name}", token, ["read"]), True
 
             try:
-                answer = await create_once(self.database, Create(self.caller, key, name.encode()), make)
+                answer = await create_once(self.request, Create(self.caller, key, name.encode()), make)
             except access.KeyReused:
                 return CONFLICT
             return "replayed" if "idempotency-replayed" in answer.headers else "made"

@@ -13,7 +13,7 @@ from tests import builders
 
 async def prune(database: Database, run_id: str, before: int) -> set[int]:
     async with database.session() as session:
-        return await training.prune_versions(session, run_id, before)
+        return (await training.prune_versions(session, run_id, before)).versions
 
 
 async def add_pair(database: Database, *, is_policy: bool) -> tuple[tables.Run, tables.Run]:
@@ -86,7 +86,7 @@ async def test_a_version_that_is_being_removed_cannot_be_evaluated(database: Dat
             )
 
     async with database.session() as session:
-        assert await training.prune_versions(session, run.id, 3) == {0, 3}
+        assert (await training.prune_versions(session, run.id, 3)).versions == {0, 3}
         asking = asyncio.create_task(evaluate())
         assert not (await asyncio.wait({asking}, timeout=0.5))[0]
     with pytest.raises(runs.ActionRefused, match="no weights of version 1"):
