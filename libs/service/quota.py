@@ -79,7 +79,7 @@ class Quota(Generic[Key]):
         count = self.fitting(key, sizes)
         if count == len(sizes) or self._stored is None or key in self._is_full:
             return count
-        # What waits may have arrived by now and counts twice: too much near the limit, never too little.
+        # A waiting row may be stored by now and counts twice: too much near the limit, never too little.
         self._used[key] = await self._stored(key)
         count = self.fitting(key, sizes)
         if not count:

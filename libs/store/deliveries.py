@@ -45,7 +45,7 @@ _TYPES = {
     "seconds": "double precision", "delivered": "boolean",
 }  # fmt: skip
 
-# What was delivered once stays so: a repeat of the request may get the answer that the first client did not.
+# A delivered row stays so: a repeat of the request may get the answer that the first client did not.
 _WRITE = text(f"""
     INSERT INTO deliveries AS d ({", ".join(_TYPES)})
     SELECT * FROM unnest({", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in _TYPES.items())})

@@ -78,7 +78,7 @@ class OpenAsks:
             for ask in asks:
                 self._by_id[number, ask.asked.tool_call_id].append(ask)
         self._earlier = deque(sorted(range(len(calls)), key=lambda number: calls[number].sequence))
-        # Of each tool, the asks of the calls before the current span; the latest call is last.
+        # The asks for each tool by the calls before the current span; the latest call is last.
         self._before: dict[str, list[deque[Ask]]] = defaultdict(list)
 
     def named(self, tool_call_id: str | None) -> tuple[bool, Ask | None]:

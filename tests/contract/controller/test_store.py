@@ -442,7 +442,7 @@ async def test_the_tasks_of_excluded_and_stale_groups_are_sampled_again_once(sce
     groups = await scene.groups(run)
     assert [(group.number, group.replaces) for group in groups[4:]] == [(4, groups[1].id), (5, groups[2].id)]
     assert [group.task_number for group in groups[4:]] == [group.task_number for group in groups[1:3]]
-    # What is lost twice may be broken: the shuffle goes on with the tasks whose turn it is.
+    # A task that is lost twice may be broken: the shuffle goes on with the tasks whose turn it is.
     await lose(*groups[4:])
     further = (await scene.groups(run))[6:]
     assert [group.replaces for group in further] == [None, None]

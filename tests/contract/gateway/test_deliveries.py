@@ -1,4 +1,4 @@
-"""What the gateway tells of each request: how long its client waited, and whether it got the answer."""
+"""The gateway records of each request how long its client waited, and whether it got the answer."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from leyden.libs.store.intervals import TaskSums, statistic, student_95, wilson
 
 
 def sums(tasks: Sequence[Sequence[float]]) -> TaskSums:
-    """Of the numbers that the rollouts of each task have."""
+    """The sums over the numbers that the rollouts of each task have."""
     n, s = [len(task) for task in tasks], [sum(task) for task in tasks]
     return TaskSums(
         tasks=len(tasks),
