@@ -9,14 +9,15 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from cachetools import LRUCache
 
-from leyden.libs.store.engines import Pool, RunModel
+from leyden.libs.store.engines import Pool
 from leyden.libs.telemetry import logger
 from leyden.services.gateway.errors import Unavailable
-from leyden.services.gateway.prompt.prefix import PrefixIndex
+from leyden.services.gateway.prompt.prefix import PrefixCache, PrefixIndex
 from leyden.services.gateway.prompt.reasoning import ReasoningParserName
 from leyden.services.gateway.prompt.rendering import Renderer
 from leyden.services.gateway.prompt.template import ChatModel
@@ -36,6 +37,13 @@ class ServedModel:
     prefixes: PrefixIndex
 
 
+class _Source(NamedTuple):
+    """A pool, and the folder of the model; None: that of the settings. All runs over both share the model."""
+
+    pool: Pool
+    folder: str | None
+
+
 MAX_MODELS = 32
 """Models in memory; the one that was used least recently is read again when a run calls it."""
 
@@ -43,8 +51,8 @@ MAX_MODELS = 32
 class PoolModels:
     """The model of each run. One whose run and pool name no folder is that of the gateway's own settings.
 
-    Args: default: the model of the settings; history_bytes: for each model; tool_parsers, reasoning_parsers: by pool,
-        for those that do not follow their template; a run's own model follows its own
+    Args: default: the model of the settings; history_bytes: of all models together; tool_parsers, reasoning_parsers:
+        by pool, for those that do not follow their template; a run's own model follows its own
     """
 
     def __init__(
@@ -59,12 +67,12 @@ class PoolModels:
     ) -> None:
         self._default = default
         self._reader = reader
-        self._history_bytes = history_bytes
+        self._prefixes = PrefixCache(history_bytes)
         self._renderer = renderer
         self._tool_parsers = tool_parsers
         self._reasoning_parsers = reasoning_parsers
-        self._served: LRUCache[RunModel, ServedModel] = LRUCache(MAX_MODELS)
-        self._loading: WeakValueDictionary[RunModel, asyncio.Lock] = WeakValueDictionary()
+        self._served: LRUCache[_Source, ServedModel] = LRUCache(MAX_MODELS)
+        self._loading: WeakValueDictionary[_Source, asyncio.Lock] = WeakValueDictionary()
 
     async def of_run(self, run_id: str) -> ServedModel:
         """Returns the model of the run.
@@ -72,26 +80,27 @@ class PoolModels:
         Raises: Unavailable: the pool is gone, the model's folder cannot be read, or the store is down
         """
         model = await self._reader.run_model(run_id)
-        served = self._served.get(model)
-        return served or await self._load_once(model)
+        source = _Source(model.pool, model.own or model.pool.model_path)
+        served = self._served.get(source)
+        return served or await self._load_once(source)
 
-    async def _load_once(self, model: RunModel) -> ServedModel:
+    async def _load_once(self, source: _Source) -> ServedModel:
         # One lock a model: a folder that is slow to read delays no other.
-        lock = self._loading.setdefault(model, asyncio.Lock())
+        lock = self._loading.setdefault(source, asyncio.Lock())
         async with lock:
-            served = self._served.get(model)
+            served = self._served.get(source)
             if served is None:
-                served = self._served[model] = await self._load(model)
+                served = self._served[source] = await self._load(source)
             return served
 
-    async def _load(self, model: RunModel) -> ServedModel:
-        folder = model.own or model.pool.model_path
-        if folder is None or (model.pool.model_path is None and Path(folder) == self._default.folder):
+    async def _load(self, source: _Source) -> ServedModel:
+        pool, folder = source
+        if folder is None or (pool.model_path is None and Path(folder) == self._default.folder):
             chat = self._default
         else:
-            chat = await self._read(model.pool, Path(folder))
-        prefixes = PrefixIndex(chat, max_bytes=self._history_bytes, renderer=self._renderer)
-        return ServedModel(model.pool.name, chat, prefixes)
+            chat = await self._read(pool, Path(folder))
+        prefixes = PrefixIndex(chat, self._prefixes, scope=source, renderer=self._renderer)
+        return ServedModel(pool.name, chat, prefixes)
 
     async def _read(self, pool: Pool, folder: Path) -> ChatModel:
         is_pools, length = pool.model_path == str(folder), pool.context_length

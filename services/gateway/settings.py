@@ -81,6 +81,6 @@ class Settings(HttpSettings):
     max_bytes_in_flight: int = Field(default=256 * 2**20, ge=1024)
     """Bytes of all bodies that the gateway reads at once; beyond it 503 with Retry-After."""
     history_bytes: int = Field(default=256 * 2**20, ge=2**16)
-    """Memory of each pool's cache of completed calls; the gateway reads dropped attempts from the store again."""
+    """Memory of the cache of completed calls, of all models; the gateway reads dropped attempts from the store."""
     context_length: int | None = Field(default=None, ge=16)
     """Tokens of prompt and answer together in a pool that names no model, if engines allow fewer than config.json."""

@@ -123,32 +123,36 @@ class _Attempt:
         return next((found[-1] for found in (by_ids, by_reasoning, calls) if found), None)
 
 
-class PrefixIndex:
-    """The completed calls of recently used attempts, at most `max_bytes` in all.
+class PrefixCache(TTLCache[Hashable, _Attempt]):
+    """The completed calls of recently used attempts, of all models of the process: at most `max_bytes` in all.
 
     An attempt leaves `idle_seconds` after its last call: otherwise the attempts that ended would fill `max_bytes`. One
     that goes on later is read from the store.
     """
 
     def __init__(
-        self,
-        model: ChatModel,
-        *,
-        max_bytes: int,
-        renderer: Renderer | None = None,
-        idle_seconds: float = IDLE_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
+        self, max_bytes: int, *, idle_seconds: float = IDLE_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        # A TTLCache refuses an item larger than itself: a larger attempt counts as `max_bytes`.
+        super().__init__(max_bytes, idle_seconds, clock, lambda attempt: min(attempt.size_bytes, max_bytes))
+
+
+class PrefixIndex:
+    """The calls of a cache that one model answered.
+
+    Args: scope: tells this model's calls in the cache from those of others
+    """
+
+    def __init__(
+        self, model: ChatModel, cache: PrefixCache, *, scope: Hashable = None, renderer: Renderer | None = None
     ) -> None:
         self._model = model
+        self._cache = cache
+        self._scope = scope
         self._renderer = renderer or Renderer()
-        # A TTLCache refuses an item larger than itself: a larger attempt counts as `max_bytes`.
-        self._attempts: TTLCache[Hashable, _Attempt] = TTLCache(
-            max_bytes, idle_seconds, clock, lambda attempt: min(attempt.size_bytes, max_bytes)
-        )
 
-    def __len__(self) -> int:
-        """The number of attempts."""
-        return len(self._attempts)
+    def _attempt(self, key: Hashable) -> _Attempt:
+        return self._cache.get((self._scope, key)) or _Attempt()
 
     async def prompt(self, key: Hashable, request: ModelRequest, read: ReadCalls) -> IndexedPrompt:
         """Returns the request's prompt.
@@ -164,7 +168,7 @@ class PrefixIndex:
         chain = digest_chain(conversation)
         async with self._renderer.prompt(key) as rendering:
             await self._read_unknown(key, conversation, chain, read, rendering)
-            attempt = self._attempts.get(key) or _Attempt()
+            attempt = self._attempt(key)
             conversation = _with_reasoning(attempt, conversation, chain)
             text = await rendering.run(self._model.render, *conversation)
             continued, rest, is_fork = await rendering.run(self._continued, attempt, conversation, chain, text)
@@ -218,7 +222,7 @@ class PrefixIndex:
         """Reads the attempt's calls from the store if the conversation's last answer is not indexed."""
         turns = conversation.turns
         last = next((end for end in range(len(turns), 0, -1) if turns[end - 1].role == "assistant"), None)
-        attempt = self._attempts.get(key) or _Attempt()
+        attempt = self._attempt(key)
         if last is None or chain[last] in attempt.by_conversation:
             return
         for stored in await read(list(attempt.calls)):
@@ -311,14 +315,14 @@ class PrefixIndex:
         return await asyncio.to_thread(tokenizer.encode, text, after=after)
 
     def _add(self, key: Hashable, asked: bytes, answer: Turn, call: IndexedCall) -> None:
-        attempt = self._attempts.pop(key, None) or _Attempt()
+        attempt = self._cache.pop((self._scope, key), None) or _Attempt()
         attempt.calls[call.call_id] = call
         attempt.asked.add(asked)
         attempt.by_conversation.setdefault(extended(asked, answer), []).append(call)
         before = call.continued
         turns, tokens = (0, 0) if before is None else (len(before.turns), len(before.tokens))
         attempt.size_bytes += CALL_BYTES + call.tokens[tokens:].nbytes + sum(map(_turn_bytes, call.turns[turns:]))
-        self._attempts[key] = attempt
+        self._cache[self._scope, key] = attempt
 
 
 def _with_reasoning(attempt: _Attempt, conversation: Conversation, chain: list[bytes]) -> Conversation:

@@ -13,7 +13,7 @@ from leyden.libs.contracts.conversation import Dialect, ToolCall, Turn
 from leyden.libs.store.attempts import AttemptKey
 from leyden.services.gateway.conversation import ModelRequest, SampledTokens, Sampling
 from leyden.services.gateway.prompt.answer import finish_answer
-from leyden.services.gateway.prompt.prefix import PrefixIndex, StoredCall
+from leyden.services.gateway.prompt.prefix import PrefixCache, PrefixIndex, StoredCall
 from leyden.services.gateway.prompt.template import ChatModel
 from tests.contract.gateway.test_turns import TOOLS
 from tests.fakes.model_families import FAMILIES
@@ -62,7 +62,7 @@ def sampled_text(model: ChatModel, prompt: str, answer: Turn) -> str:
 
 async def continuations(model: ChatModel, *, echoes_reasoning: bool) -> list[str]:
     """How the prompts with a tool's result and with a later question continue."""
-    index = PrefixIndex(model, max_bytes=10**8)
+    index = PrefixIndex(model, PrefixCache(10**8))
     turns: list[Turn] = [QUESTION]
     found: list[str] = []
     answers = (Turn("assistant", "", tool_calls=(CALL,)), Turn("assistant", "Rain."), Turn("assistant", "Bye."))

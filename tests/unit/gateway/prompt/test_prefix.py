@@ -24,6 +24,7 @@ from leyden.services.gateway.prompt.prefix import (
     LONG_CHARACTERS,
     Conversation,
     IndexedPrompt,
+    PrefixCache,
     PrefixIndex,
     StoredCall,
     _is_answer_text,
@@ -82,7 +83,7 @@ class Session:
 
     def __init__(self, model: ChatModel, *, max_bytes: int = 10**8, key: AttemptKey = KEY) -> None:
         self.model, self.key = model, key
-        self.index = PrefixIndex(model, max_bytes=max_bytes)
+        self.index = PrefixIndex(model, PrefixCache(max_bytes))
         self.stored: list[StoredCall] = []
         self.rows: dict[str, SimpleNamespace] = {}
         self.reads = 0
@@ -132,7 +133,7 @@ class Session:
         return row
 
     def forget(self) -> None:
-        self.index = PrefixIndex(self.model, max_bytes=10**8)
+        self.index = PrefixIndex(self.model, PrefixCache(10**8))
 
 
 tokens = st.lists(st.integers(0, 259), min_size=1, max_size=8)
@@ -217,7 +218,7 @@ async def test_a_prompt_is_the_same_whatever_the_index_remembers(tmp_path_factor
     for number in range(14):
         agent = random.choice(agents)
         asked = request(*agent.asks(), tools=agent.tools)
-        anew = await PrefixIndex(model, max_bytes=10**8).prompt(KEY, asked, session.read)
+        anew = await PrefixIndex(model, PrefixCache(10**8)).prompt(KEY, asked, session.read)
         answer = random.choice(ANSWERS)
         sampled = [*model.tokenizer.encode(answer.content).tolist(), number % 250, EOS]
         row = await session.ask(*asked.turns, tools=asked.tools, says=answer, sampled=sampled)
@@ -316,7 +317,8 @@ async def test_forgotten_attempts_are_read_again(model):
 
 async def test_attempts_that_ended_leave_the_memory(model):
     now = 0.0
-    index = PrefixIndex(model, max_bytes=10**8, idle_seconds=300, clock=lambda: now)
+    cache = PrefixCache(10**8, idle_seconds=300, clock=lambda: now)
+    index = PrefixIndex(model, cache)
     first = AttemptKey("run-a.0.0", 1)
     # One attempt goes on for all the time, beside others that make one call.
     for number in range(50):
@@ -324,7 +326,7 @@ async def test_attempts_that_ended_leave_the_memory(model):
         for key in (first, AttemptKey("run-a.1.0", number)):
             prompt = await index.prompt(key, request(Turn("user", f"{number}")), nothing)
             index.remember(key, f"c{number}", prompt, Turn("assistant", "x"), [5, EOS])
-    assert len(index) == 4
+    assert len(cache) == 4
 
 
 async def test_a_prompt_must_leave_room_for_an_answer(tmp_path):
@@ -352,7 +354,7 @@ async def nothing(_known: Collection[str]) -> Sequence[StoredCall]:
 
 
 async def test_many_attempts_stay_within_the_memory_limit(model):
-    index = PrefixIndex(model, max_bytes=10**6)
+    index = PrefixIndex(model, PrefixCache(10**6))
 
     async def one(number: int) -> None:
         key = AttemptKey(f"run-abcdefghij.{number}.0", 1)
@@ -364,7 +366,7 @@ async def test_many_attempts_stay_within_the_memory_limit(model):
 
 async def test_long_sessions_stay_within_the_memory_limit(tmp_path):
     model = ChatModel(make_chat_model(tmp_path / "m", CHATML_WITH_TOOLS, context_length=2**20))
-    index = PrefixIndex(model, max_bytes=2 * 10**6)
+    index = PrefixIndex(model, PrefixCache(2 * 10**6))
 
     async def session(number: int) -> None:
         key, turns = AttemptKey(f"run-abcdefghij.{number}.0", 1), [Turn("system", "s")]
