@@ -42,7 +42,10 @@ READ_BYTES = 2**18
 """The most that one read of a socket brings; part of it may precede the headers."""
 MAX_AHEAD_BYTES = 2**17
 """Bytes that a client may send behind a request in progress; beyond them its hang-up shows only after the answer."""
+_BARE_LF = re.compile(rb"(?<!\r)\n")
 _UPGRADE = re.compile(rb"\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+"""The header is renamed: httptools drops the body behind it. Java's client asks for HTTP/2 with its first request;
+HTTP/1.1 is the answer of a server without it (RFC 9110 7.8)."""
 _HOST = re.compile(rb"[\w.~!$&'()*+,;=%:\[\]-]*", re.ASCII)
 
 
@@ -192,7 +195,12 @@ class DeadlineProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._is_refused:
             return
-        super().data_received(data if self._current else self._by_lines(data))
+        try:
+            lines = data if self._current or self._is_in_body else self._by_lines(data)
+        except MalformedHead as error:
+            self._refuse("malformed", 400, str(error))
+            return
+        super().data_received(lines)
         self._head_bytes = self._head_bytes + len(data) if self._is_in_head else 0
         if self._head_bytes > self._limits.max_header_bytes + READ_BYTES:
             self._refuse("head_too_long", 431, f"the headers exceed {self._limits.max_header_bytes} bytes")
@@ -206,13 +214,16 @@ class DeadlineProtocol(HttpToolsProtocol):
             self.flow.resume_reading()
 
     def _by_lines(self, data: bytes) -> bytes:
-        """Retains the last line of an unfinished head, with the line break before it: cut in two, a name hides."""
-        if self._is_in_body:
-            return data
-        data = _without_upgrade(self._line + data)
-        end = len(data) if b"\n\r\n" in data or b"\n" not in data else data.rfind(b"\n")
-        data, self._line = data[:end], data[end:]
-        return data
+        """Retains the last line of an unfinished head, with the line break before it: cut in two, a name hides.
+
+        Raises: MalformedHead: the parser would wait for the rest of a head that its sender has ended with bare LF
+        """
+        head, end, body = (self._line + data).partition(b"\n\r\n")
+        if _BARE_LF.search(head + end):
+            raise MalformedHead("the lines of a head end with CRLF; one of this head ends with LF alone")
+        head = _UPGRADE.sub(b"\nIgnored", head)
+        head, self._line = (head, b"") if end else _before_last_line(head)
+        return head + end + body
 
     def on_message_begin(self) -> None:
         self._is_in_head = True
@@ -309,10 +320,8 @@ def check_head(version: str, headers: Sequence[tuple[bytes, bytes]], *, is_upgra
         raise MalformedHead("this server speaks HTTP/1.1 alone: send no CONNECT, and Upgrade only with a first request")
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """The data, with the header of that name renamed: httptools drops the body behind it.
-
-    Java's client asks for HTTP/2 with its first request; HTTP/1.1 is the answer of a server without it (RFC 9110 7.8).
-    """
-    head, end, body = data.partition(b"\n\r\n")
-    return _UPGRADE.sub(b"\nIgnored", head) + end + body
+def _before_last_line(head: bytes) -> tuple[bytes, bytes]:
+    """Cuts the beginning of a head before its last line break, of which the LF may be to come."""
+    end = head.rfind(b"\r\n")
+    end = len(head) - head.endswith(b"\r") if end < 0 else end
+    return head[:end], head[end:]

@@ -299,6 +299,24 @@ async def test_a_head_that_two_readers_may_read_in_two_ways_is_refused(head: byt
         assert await is_served(port)
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        POST + b"host: a\r\n\n",
+        POST + b"host: a\n\n",
+        b"POST /echo HTTP/1.1\n\n",
+        b"GET /\n",
+        POST + b"host: a\r\nx: y\n",
+    ],
+    ids=lambda head: repr(head[12:]),
+)
+async def test_a_head_that_ends_with_bare_lf_is_refused_at_once(head: bytes) -> None:
+    async with served() as (_, port), asyncio.timeout(15):
+        whole = await exchange(port, head)
+        cut = await asyncio.gather(*(exchange(port, head[:at], head[at:]) for at in range(1, len(head))))
+    assert [said[:12] for said in (whole, *cut)] == [b"HTTP/1.1 400"] * len(head)
+
+
 async def test_a_chunked_body_in_http_1_0_is_refused() -> None:
     async with served(**QUICK) as (_, port):
         data = b"POST /echo HTTP/1.0\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + HIDDEN
