@@ -196,6 +196,7 @@ class SampleBuilder:
         if finish == "abort":
             self.was_aborted = True
         elif finish is not None:
+            self._check_stop(meta["finish_reason"].get("matched"))
             self._tokens.accepted_at = self._tokens.accepted_at or self._sent_at
             if not self._base:
                 self._accepted(meta)
@@ -218,6 +219,17 @@ class SampleBuilder:
                 f"The engine was sent {sent} prompt tokens and reports {prompt_tokens}: it saw another prompt than the"
                 " one of the record, so the call failed. Start the engine without options that change prompts.",
                 code="engine_prompt_mismatch",
+                retry_after_seconds=1,
+            )
+
+    def _check_stop(self, matched: Any) -> None:
+        """Raises: Unavailable: the engine names the token that ended the answer, and left it out"""
+        if type(matched) is int and matched != self._tokens.ids[-1]:
+            raise Unavailable(
+                f"The engine says that token {matched} ended the answer, whose last token is {self._tokens.ids[-1]}: an"
+                " answer without its stop token cannot be recorded exactly, so the call failed. Use an engine that"
+                " obeys `no_stop_trim`.",
+                code="engine_stop_stripped",
                 retry_after_seconds=1,
             )
 

@@ -24,7 +24,7 @@ JSON_VALUES = st.recursive(
     max_leaves=6,
 )
 REFUSED = (EngineLost, BadRequest, Unavailable)
-STOP = {"type": "stop", "matched": 2}
+STOP = {"type": "stop"}
 TOKENS = st.lists(st.integers(0, 99), min_size=1, max_size=8)
 
 
@@ -322,6 +322,18 @@ def test_the_abort_of_a_waiting_request_in_an_incremental_stream_repeats_no_toke
     abort = {"type": "abort", "message": "Abort in waiting queue"}
     build.add_event(event(ids, total=count, finish=abort, output_token_logprobs=entries, weight_versions=spans(count)))
     assert (tokens.ids, build.was_aborted) == ([5, 6], True)
+
+
+@pytest.mark.parametrize("streamed", [[], [5], [5, 6]], ids=len)
+@pytest.mark.parametrize("is_incremental", [True, False])
+def test_an_engine_that_strips_the_stop_token_is_refused(streamed: list[int], is_incremental: bool) -> None:
+    build, tokens = builder()
+    if streamed:
+        build.add_event(event(streamed))
+    rest = [5, 6][len(streamed) if is_incremental else 0 :]
+    with pytest.raises(Unavailable) as caught:
+        build.add_event(event(rest, total=2, finish={"type": "stop", "matched": 2}))
+    assert (caught.value.code, tokens.finish) == ("engine_stop_stripped", None)
 
 
 def test_an_abort_in_the_queue_names_no_tokens() -> None:
