@@ -189,6 +189,8 @@ async def test_an_engine_that_fails_to_load_a_version_holds_back_no_run_that_ano
     async with running(one), running(two), fleet_of(database, redis_url, one.url, two.url, adapters=2) as fleet:
         fleet.set_target(TargetVersion("run-a", 1, "/w/a/1", "hash"))
         await until(lambda: "run-a:1" in one.adapters and "run-a:1" in two.adapters)
+        # Both are stored: an engine whose first poll still runs may be stored with version 1 later.
+        await until(lambda: metric("controller_engines_serving") == 2)
         two.bad_paths = {"/w/a/2/adapter"}
         fleet.set_target(TargetVersion("run-a", 2, "/w/a/2", "hash"))
         await until(lambda: fleet.served_version("run-a") == 2)
