@@ -329,6 +329,14 @@ async def add_request(scene: Scene, rollout: tables.Rollout, since: float, **col
                             (2.0, {"delivered": True, "waited_seconds": 0.0})], True),
         # An engine in good health: closed calls have waited for moments, however many there are.
         ("agent_error", None, [(0.2 + 0.001 * n, {"waited_seconds": 0.2, "seconds": 0.2}) for n in range(40)], False),
+        # Eight at once, which the engine answers one after the other: they wait for each other.
+        ("timeout", None, [(9.0 + 0.001 * n, {"waited_seconds": 1.0 * n, "seconds": 1.0 + n, "delivered": True})
+                           for n in range(8)], False),
+        ("agent_error", None, [(9.0 + 0.001 * n, {"waited_seconds": 1.0 * n, "seconds": 1.0 + n}) for n in range(8)],
+         False),
+        # Two at once, and the engine is away after the first.
+        ("agent_error", None, [(9.0, {"waited_seconds": 0.0, "seconds": 1.0, "delivered": True}),
+                               (8.9, {"waited_seconds": 8.0, "seconds": 8.0})], True),
     ],
 )  # fmt: skip
 async def test_waits_are_the_platforms_whatever_ended_the_attempt(
