@@ -1,4 +1,13 @@
+"""The forest of calls: parents by exact tokens, and which calls the agent used."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
 from leyden.services.credit.forest import Forest, call_forest, path_to
+from leyden.services.credit.records import Call
 from tests.unit.credit.cases import call, chain
 
 
@@ -6,6 +15,32 @@ def parents(forest: Forest) -> list[tuple[int, int]]:
     """Per node: the number of its parent (-1 for a root) and its depth."""
     numbers = {node.call.id: number for number, node in enumerate(forest.nodes)}
     return [(numbers[node.parent.call.id] if node.parent else -1, node.depth) for node in forest.nodes]
+
+
+def plain_parent(one: Call, before: list[Call]) -> str | None:
+    """The call whose tokens are the longest beginning of a prompt; the latest of equals."""
+    found = [
+        other for other in before if other.policy == one.policy and one.prompt.startswith(other.prompt + other.sampled)
+    ]
+    return max(found, key=lambda other: (len(other.prompt + other.sampled), other.order)).id if found else None
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_parents_of_random_calls_are_those_of_a_plain_search(seed: int) -> None:
+    choose = random.Random(seed)
+    calls = list[Call]()
+    for number in range(60):
+        before = choose.choice(calls) if calls and choose.random() < 0.8 else None
+        tokens = [] if before is None else np.frombuffer(before.prompt + before.sampled, np.int32).tolist()
+        prompt = tokens[: choose.randint(1, len(tokens) + 1)] + choose.choices((1, 2), k=choose.randint(1, 3))
+        one = call(f"c{number}", prompt, choose.choices((1, 2), k=choose.randint(1, 3)), at=number)
+        calls.append(replace(one, policy=choose.choice((None, "other"))))
+    forest = call_forest(calls)
+    found = [node.parent.call.id if node.parent else None for node in forest.nodes]
+    assert found == [plain_parent(one, calls[:number]) for number, one in enumerate(calls)]
+    assert [[child.call.id for child in node.children] for node in forest.nodes] == [
+        [child.call.id for child in forest.nodes if child.parent is node] for node in forest.nodes
+    ]
 
 
 def test_a_conversation_is_a_chain() -> None:
