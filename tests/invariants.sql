@@ -136,7 +136,9 @@ SELECT r.id, r.reason, 'waited', w.seconds FROM rollouts r
 JOIN attempts a ON a.rollout_id = r.id AND a.number = r.attempt
 CROSS JOIN LATERAL (
     SELECT sum(upper(wait) - lower(wait)) / 1e9 AS seconds FROM unnest((
-        SELECT range_agg(int8range(q.sequence, q.sequence + (q.waited_seconds * 1e9)::bigint)) FROM deliveries q
+        SELECT range_agg(int8range(q.sequence, q.sequence + (q.waited_seconds * 1e9)::bigint))
+               - range_agg(int8range(q.sequence + (least(q.waited_seconds, q.seconds) * 1e9)::bigint,
+                                     q.sequence + (q.seconds * 1e9)::bigint)) FROM deliveries q
         WHERE q.run_id = r.run_id AND q.rollout_id = r.id AND q.attempt = r.attempt)) AS wait) w
 WHERE r.run_id = :'run' AND r.state = 'finished' AND r.reason IN ('agent_error', 'timeout', 'no_reward')
 AND w.seconds > 0.2 * extract(epoch FROM a.finished_at - a.started_at)

@@ -7,7 +7,7 @@ import json
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests import builders
 from tests.contract.controller.test_leader import start, until
 from tests.fakes.scripted_engine import ScriptedEngine, running
 
-POINTS = ("controller.training_stopped", "controller.adapter_loaded")
+POINTS = ("controller.training_stopped", "controller.adapter_loaded", "controller.groups_completed")
 
 
 class Case:
@@ -67,6 +67,24 @@ class Case:
             ended = {"state": "complete", "finished_at": func.now()}
             await session.execute(update(tables.Group).where(tables.Group.id == group.id).values(**ended))
         await builders.add_credited_group(self.database, group, has_variance=has_variance)
+
+    async def end_group(self, number: int, reward: float) -> None:
+        """A group that waits for its judgement: one attempt has a reward, the other crashed."""
+        _, rollouts = await builders.add_group(self.database, self.run, number)
+        ended = datetime.now(UTC) - timedelta(minutes=5)
+        for rollout, kind in zip(rollouts, ("succeeded", "agent_error"), strict=True):
+            times = {"started_at": ended - timedelta(seconds=9), "finished_at": ended}
+            await builders.add_attempt(self.database, rollout, state="settled", **times)
+            given = reward if kind == "succeeded" else None
+            await builders.add_outcome(self.database, rollout, kind=kind, reward=given)
+
+    async def rewards(self) -> dict[int, list[float | None]]:
+        async with self.database.read() as session:
+            table, found = tables.Rollout, dict[int, list[float | None]]()
+            query = select(tables.Group.number, table.reward).join(tables.Group, tables.Group.id == table.group_id)
+            for number, reward in await session.execute(query.order_by(tables.Group.number, table.sibling)):
+                found.setdefault(number, []).append(reward)
+            return found
 
     async def groups(self) -> dict[int, str]:
         async with self.database.read() as session:
@@ -126,6 +144,28 @@ async def test_a_group_without_variance_is_replaced_once_by_a_controller_that_is
         # The rollouts that were not enqueued are; no further group is admitted.
         await case.killed_at("controller.enqueued")
         assert await case.groups() == {**before, 2: "open"}
+
+
+async def test_a_failures_reward_is_decided_once_with_the_end_of_its_group(
+    database: Database, redis_url: str, tmp_path: Path
+) -> None:
+    async with running(ScriptedEngine()) as engine:
+        case = Case(database, redis_url, engine.url, tmp_path)
+        await case.open({"steps": 9})
+        await case.end_group(0, -2.0)
+        await case.killed_at("controller.groups_completed")
+        assert (await case.rewards(), await case.groups()) == ({0: [None, None]}, {0: "open"})
+        await case.killed_at("controller.committed")
+        assert (await case.rewards(), await case.groups()) == ({0: [-2.0, -2.0]}, {0: "complete"})
+        # A later group with a smaller reward changes no decision.
+        await case.end_group(1, -3.0)
+        async with case.controller():
+            await until(lambda: _all_complete(case))
+        assert await case.rewards() == {0: [-2.0, -2.0], 1: [-3.0, -3.0]}
+
+
+async def _all_complete(case: Case) -> bool:
+    return set((await case.groups()).values()) == {"complete"}
 
 
 async def _is(case: Case, phase: str) -> bool:
