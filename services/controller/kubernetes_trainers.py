@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -15,12 +16,12 @@ from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainer_backend import (
     LESS_MEMORY,
-    WORKER_KILLED,
     TrainerAttempt,
     TrainerRefused,
     TrainerState,
     TrainerStatus,
     end_of,
+    killed_by,
     last_line,
 )
 from leyden.services.controller.trainer_job import CONTAINER, trainer_job
@@ -155,7 +156,7 @@ def _end_of_pod(pod: PodStatus) -> TrainerStatus:
         line = last_line(output) or "no output"
         return TrainerStatus(TrainerState.OUT_OF_MEMORY, f"out of memory: {MORE_MEMORY}, or {LESS_MEMORY}: {line}")
     # The kernel may kill one process of a container for want of memory: torchrun alone reports it, and exits with 1.
-    by_torchrun = WORKER_KILLED in last_line(output)
+    by_torchrun = code == 1 and killed_by(code, output) == signal.SIGKILL
     return end_of(SIGNALS_FROM - code if code > SIGNALS_FROM else code, output, MORE_MEMORY, without_memory=by_torchrun)
 
 

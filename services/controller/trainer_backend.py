@@ -12,17 +12,17 @@ LESS_MEMORY = (
     " optimizer.offload"
 )
 """Settings of a run by which its trainer needs less memory of the host."""
-WORKER_KILLED = "Signal 9 (SIGKILL) received by PID"
-"""Words of torchrun, which exits with 1 itself."""
+WORKER_SIGNAL = re.compile(r"Signal (\d+) \(SIG\w+\) received by PID")
+"""Words of torchrun for a killed worker; it exits with 1 itself."""
 WITHOUT_MEMORY = re.compile(r"\b(OutOfMemoryError|HostOutOfMemory)\b")
 """The errors of a trainer that met the bound of a device's or the host's memory itself."""
 FINAL = re.compile(r"\b(PoliciesDisagree|UnsupportedModel): ")
 """A trainer's verdicts that every further start would repeat: from the run's rows, or from its model."""
 PASSING = re.compile(
     r"\b(OSError|gaierror|BrokenPipeError|Dist\w*Error|\w*Connection\w*|\w*Timeout\w*"
-    r"|RankLost|RankFailed|StoreAway|LockLost)\b"
+    r"|RankLost|RankFailed|StoreAway|LockLost)\b|\bCheckpointDamaged: .* is missing"
 )
-"""Errors that may be of a moment: of a network, a disk or another process."""
+"""Errors that may be of a moment: of a network, a disk or another process. A volume may be mounted late."""
 
 
 class TrainerAttempt(NamedTuple):
@@ -72,20 +72,26 @@ def last_line(output: str) -> str:
     return next((line[:1000] for line in lines if any(map(str.isalnum, line))), "")
 
 
+def killed_by(code: int, output: str) -> int | None:
+    """Returns the signal that ended a trainer or, by torchrun's words, one of its workers; None where none did."""
+    found = WORKER_SIGNAL.search(last_line(output))
+    return -code if code < 0 else int(found[1]) if found else None
+
+
 def end_of(code: int, output: str, more_memory: str, *, without_memory: bool = False) -> TrainerStatus:
     """The status of a trainer that is over.
 
     Args: code: of its exit, or -n for signal n; output: its last lines; more_memory: how a user gives it more memory;
         without_memory: a SIGKILL of one of its processes was for want of memory
     """
-    line = last_line(output)
+    line, number = last_line(output), killed_by(code, output)
     if code == 0:
         return TrainerStatus(TrainerState.DONE, "exit code 0", output)
     how = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
-    if code == -signal.SIGKILL or WORKER_KILLED in line:
+    if number == signal.SIGKILL:
         state = TrainerState.OUT_OF_MEMORY if without_memory else TrainerState.KILLED
         how += f", {'' if without_memory else 'probably '}out of memory: {more_memory}, or {LESS_MEMORY}"
-    elif code < 0:
+    elif number is not None:
         state = TrainerState.KILLED
     elif FINAL.search(line):
         state = TrainerState.FINAL

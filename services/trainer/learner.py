@@ -112,7 +112,12 @@ def load_learner(load: Load, accelerator: Accelerator, ranks: Ranks) -> Learner:
         if load.resumed is None:
             return start_learner(load.base, load.config, accelerator, ranks, load.start)
         where = load.base, *load.resumed
-        return resume_learner(*where, load.config, accelerator, ranks, step=load.step, reference=load.reference)
+        try:
+            return resume_learner(*where, load.config, accelerator, ranks, step=load.step, reference=load.reference)
+        except CheckpointDamaged:
+            # The learner of an older step follows: without this the accelerator holds the model of both.
+            accelerator.free_memory()
+            raise
 
 
 def model_of(learner: Learner) -> PreTrainedModel:

@@ -26,7 +26,7 @@ from leyden.services.controller.trainer_backend import (
     end_of,
     last_line,
 )
-from leyden.services.controller.trainers import TrainerSupervisor
+from leyden.services.controller.trainers import TrainerSupervisor, verdict
 from tests.fakes.trainer_journal import RememberedEnds
 
 NOTE = "import os, sys, time; open('pids', 'a').write(f'{os.getpid()}\\n'); "
@@ -268,6 +268,20 @@ async def test_being_killed_is_no_failure_of_a_trainer_yet_not_for_ever(tmp_path
 def test_a_trainer_that_was_killed_for_memory_names_the_settings(code: int, line: str, reason: str) -> None:
     state = TrainerState.ENDED if line == "ValueError: no" else TrainerState.KILLED
     assert end_of(code, line, "add some") == (state, reason, line)
+
+
+@pytest.mark.parametrize(("number", "name"), [(6, "SIGABRT"), (7, "SIGBUS"), (15, "SIGTERM")])
+def test_a_worker_that_a_signal_ends_is_killed_like_a_trainer_alone(number: int, name: str) -> None:
+    line = f"traceback : Signal {number} ({name}) received by PID 7"
+    assert end_of(1, line, "").state is end_of(-number, "", "").state is TrainerState.KILLED
+
+
+def test_a_checkpoint_that_is_missing_may_come_back() -> None:
+    found = []
+    for words in ("is missing: restore it", "differs"):
+        reason = f"exit code 1: x.CheckpointDamaged: /c/1 {words}"
+        found.append(verdict([TrainerEnd("r", number, "ended", reason) for number in (1, 2)], Settings()))
+    assert [one is None for one in found] == [True, False]
 
 
 async def test_a_step_in_between_forgives_a_crash(tmp_path: Path) -> None:
