@@ -1,4 +1,5 @@
 import errno
+import gc
 import json
 import resource
 import shutil
@@ -26,16 +27,19 @@ from leyden.services.trainer.checkpoint import (
     remove_folder,
     save_checkpoint,
 )
+from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import (
     _export_dtype,
     adopt_weights,
     begin_checkpoint,
     export_learner,
+    load_learner,
     make_accelerator,
     resume_learner,
     start_learner,
 )
 from leyden.services.trainer.model import load_model
+from leyden.services.trainer.ranks import ALONE, Load
 from leyden.services.trainer.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples
 
@@ -434,6 +438,24 @@ def test_truncated_files_and_garbage_are_errors_and_never_trained(
     damage(tmp_path)
     with pytest.raises(CheckpointDamaged, match="restore it"):
         resume_learner(tiny_model, export.path, tmp_path / "c", expected, CONFIG, CPU)
+
+
+def test_the_learner_of_a_damaged_checkpoint_leaves_the_memory(tiny_model: Path, tmp_path: Path) -> None:
+    learner = start_learner(tiny_model, CONFIG, CPU)
+    step(learner, 0)
+    export = export_weights(learner.policy.model, tiny_model, tmp_path / "v")
+    expected = Progress("run-a", 1, export.content_sha256)
+    save_checkpoint(optimizer_state(learner.optimizer), expected, tmp_path / "c")
+    flipped(tmp_path / "c" / "optimizer.safetensors", -1)
+    accelerator, before = make_accelerator("cpu", "float32"), policies_in_memory()
+    with pytest.raises(CheckpointDamaged):
+        load_learner(Load(tiny_model, CONFIG, (export.path, tmp_path / "c", expected)), accelerator, ALONE)
+    assert policies_in_memory() == before
+
+
+def policies_in_memory() -> int:
+    gc.collect()
+    return sum(isinstance(one, Policy) for one in gc.get_objects())
 
 
 def flipped(file: Path, place: int) -> None:
