@@ -101,6 +101,7 @@ class Token(_Body):
     scopes: list[ApiScope]
     created_at: datetime
     revoked_at: datetime | None = None
+    """The API refuses the token from then on; ahead while a rotated token has its grace."""
     expires_at: datetime | None = None
     """The API refuses the token from then on; null: it has no end."""
 

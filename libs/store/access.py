@@ -36,7 +36,8 @@ async def find_token(session: ReadSession, secret: str) -> Token | None:
 
 
 def _lives(table: type[tables.ApiToken]) -> tuple[ColumnElement[bool], ...]:
-    return table.revoked_at.is_(None), or_(table.expires_at.is_(None), table.expires_at > func.now())
+    ends = (table.revoked_at, table.expires_at)
+    return tuple(or_(end.is_(None), end > func.now()) for end in ends)
 
 
 async def add_token(
@@ -74,27 +75,25 @@ async def revoke_token(session: Session, token_id: str) -> bool:
     result = await session.execute(
         update(table)
         .where(table.id == token_id)
-        .values(revoked_at=func.coalesce(table.revoked_at, func.now()))
+        .values(revoked_at=func.least(table.revoked_at, func.now()))
         .returning(table.id)
     )
     return result.first() is not None
 
 
 async def rotate_token(session: Session, token_id: str, new_id: str, secret: str, grace: timedelta) -> Token | None:
-    """Stores a token with the name, the scopes and the life of another one, which ends after the grace.
+    """Stores a token with the name, the scopes and the life of another one, which is revoked after the grace.
 
-    None when no living token has this id.
+    None when no living token has this id, or it was rotated before.
     """
     table = tables.ApiToken
-    old = await session.scalar(select(table).where(table.id == token_id, *_lives(table)).with_for_update())
+    current = (*_lives(table), table.revoked_at.is_(None))
+    old = await session.scalar(select(table).where(table.id == token_id, *current).with_for_update())
     if old is None:
         return None
     now = datetime.now(UTC)
     end = None if old.expires_at is None else now + (old.expires_at - old.created_at)
-    if grace:
-        old.expires_at = min(old.expires_at or now + grace, now + grace)
-    else:
-        old.revoked_at = now
+    old.revoked_at = now + grace
     return await add_token(session, new_id, old.name, secret, [ApiScope(scope) for scope in old.scopes], end)
 
 

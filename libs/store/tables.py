@@ -99,7 +99,7 @@ class ApiToken(Base):
     scopes: Mapped[list[str]] = mapped_column(comment="Subset of admin, write, read.")
     created_at: Mapped[datetime] = _created()
     revoked_at: Mapped[datetime | None] = mapped_column(
-        comment="The API refuses the token from then on; null while it is valid."
+        comment="The API refuses the token from then on; ahead while a rotated token has its grace."
     )
     expires_at: Mapped[datetime | None] = mapped_column(
         comment="The API refuses the token from then on; null for a token without an end."

@@ -47,7 +47,7 @@ async def rotate_token(
 ) -> Response:
     """Replace a token: the answer is a new one with its name, scopes and life; the old one ends, after the grace.
 
-    409 for a token that has ended; only a repeat with the same key shows the secret again.
+    409 for a token that has ended or was rotated before; only a repeat with the same key shows the secret again.
     """
     asked = asked or api.RotateRequest()
 
@@ -55,7 +55,8 @@ async def rotate_token(
         grace = timedelta(seconds=asked.grace_seconds)
         made = await access.rotate_token(session, token_id, new_id("token"), secret, grace)
         if made is None:
-            raise Problem(409, f"no living token has the id {token_id!r}: list tokens, and create one", cause="state")
+            message = f"token {token_id!r} is unknown, has ended, or was rotated: list tokens to find its successor"
+            raise Problem(409, message, cause="state")
         return made
 
     return await _issue_once(request, create_request(request, caller, idempotency_key, asked), issue)

@@ -110,6 +110,16 @@ async def test_a_rotated_token_has_a_new_secret_and_the_old_one_ends_after_the_g
     assert entry["subject"] == old["id"] and entry["detail"]["id"] == new["id"]
 
 
+async def test_a_token_is_rotated_once_and_its_successor_lives_as_long(api_http: httpx.AsyncClient) -> None:
+    old = await issued(api_http, "ci", "write")
+    address = f"/v1/tokens/{old['id']}/rotate"
+    answers = [await api_http.post(address, json={"grace_seconds": 60}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [201, 409]
+    assert answers[0].json()["expires_at"] is None
+    assert (await api_http.delete(f"/v1/tokens/{old['id']}")).status_code == 204
+    assert (await api_http.get("/v1/runs", headers=bearer(old))).status_code == 401
+
+
 @pytest.mark.parametrize("name", ["a\nfirst-admin", "a\x1b[31m", "a\u202eb", "a\u2028b", ""])
 async def test_a_tokens_name_cannot_forge_a_line(api_http: httpx.AsyncClient, name: str) -> None:
     assert (await api_http.post("/v1/tokens", json={"name": name, "scopes": ["read"]})).status_code == 422
