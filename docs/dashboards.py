@@ -7,6 +7,7 @@ latencies of processes come from Prometheus.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,9 @@ PANEL = {"w": 8, "h": 8}
 POSTGRES = {"type": "grafana-postgresql-datasource", "uid": "${postgres}"}
 PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 RUN = "run_id = ${run:sqlstring}"
+PLACES = {"namespace": "namespace", "release": "app_kubernetes_io_instance"}
+"""Pickers of panels from Prometheus, and the labels that they choose; outside Kubernetes no series has them."""
+METRIC = re.compile(r"\b((?:collector|controller|credit|gateway|leyden|process|runner|trainer)_\w+|up)\b(\{)?")
 
 
 def source_variable(name: str, kind: str) -> Json:
@@ -31,6 +35,23 @@ def run_variable() -> Json:
         "name": "run", "type": "query", "label": "Run", "datasource": POSTGRES, "query": query, "definition": query,
         "refresh": 2, "sort": 0, "multi": False, "includeAll": False,
     }  # fmt: skip
+
+
+def place_variable(name: str) -> Json:
+    """The picker of a namespace or of a release: all of them at first."""
+    query = f"label_values(up, {PLACES[name]})"
+    return {
+        "name": name, "type": "query", "label": name.capitalize(), "datasource": PROMETHEUS, "query": query,
+        "definition": query, "refresh": 2, "sort": 1, "multi": True, "includeAll": True, "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }  # fmt: skip
+
+
+def in_place(expression: str) -> str:
+    """PromQL whose series are those of the picked namespaces and releases."""
+    chosen = ", ".join(f'{label}=~"${name}"' for name, label in PLACES.items())
+    named = METRIC.sub(lambda found: f"{found[1]}{{{chosen}{', ' if found[2] else '}'}", expression)
+    return named.replace("{__name__=", f"{{{chosen}, __name__=")
 
 
 def sql_panel(kind: str, title: str, query: str, *, form: str, unit: str = "short", **options: Any) -> Json:
@@ -80,7 +101,12 @@ def metric(title: str, expressions: Mapping[str, str], unit: str = "short") -> J
     Args: expressions: legend → PromQL
     """
     targets = [
-        {"refId": chr(ord("A") + number), "datasource": PROMETHEUS, "expr": expression, "legendFormat": legend}
+        {
+            "refId": chr(ord("A") + number),
+            "datasource": PROMETHEUS,
+            "expr": in_place(expression),
+            "legendFormat": legend,
+        }
         for number, (legend, expression) in enumerate(expressions.items())
     ]
     return {
@@ -312,11 +338,12 @@ PLATFORM = (
 def dashboards() -> dict[str, str]:
     """File name → JSON text of each dashboard."""
     sources = [source_variable("postgres", POSTGRES["type"]), source_variable("prometheus", "prometheus")]
+    places = [*sources, *map(place_variable, PLACES)]
     of_a_run = [*sources, run_variable()]
     made = [
         dashboard("Training", TRAINING, of_a_run),
-        dashboard("Rollouts", ROLLOUTS, of_a_run),
-        dashboard("Serving", SERVING, sources),
-        dashboard("Platform", PLATFORM, sources),
+        dashboard("Rollouts", ROLLOUTS, [*places, run_variable()]),
+        dashboard("Serving", SERVING, places),
+        dashboard("Platform", PLATFORM, places),
     ]
     return {f"{one['uid'].removeprefix('leyden-')}.json": json.dumps(one, indent=1) + "\n" for one in made}

@@ -64,7 +64,8 @@ def prometheus(platform: Platform, folder: Path) -> Iterator[httpx.Client]:
 
 def evaluate(http: httpx.Client, expression: str) -> list[Any]:
     """The value of PromQL now; empty while Prometheus starts."""
-    query = expression.replace("$__rate_interval", "1m")
+    # Grafana's value of a picker for all.
+    query = expression.replace("$__rate_interval", "1m").replace("$namespace", ".*").replace("$release", ".*")
     try:
         answer = http.get("/api/v1/query", params={"query": query})
     except httpx.TransportError:
@@ -100,7 +101,7 @@ def no_rows(dsn: str, run_id: str) -> set[str]:
                 found.add(title.partition(": ")[2].removesuffix(" A"))
         for dashboard in DASHBOARDS.values():
             for variable in dashboard["templating"]["list"]:
-                if variable["type"] == "query":
+                if variable["type"] == "query" and variable["name"] == "run":
                     assert (run_id,) in [row[1:] for row in connection.execute(variable["query"].encode()).fetchall()]
             for annotation in dashboard["annotations"]["list"]:
                 query = filled(annotation["target"]["rawSql"], run_id)
