@@ -134,24 +134,24 @@ class Cluster:
         selector = f"kubernetes.io/service-name={service}"
         return await self._items(self._discovery.list_namespaced_endpoint_slice, label_selector=selector)
 
-    async def log_tail(self, pod: str, container: str, max_bytes: int) -> bytes:
-        """Returns the last bytes of a container's log, stdout and stderr mixed; the node reads it all, up to its limit.
+    async def read_log(self, pod: str, container: str, begin: Callable[[], Callable[[bytes], object]]) -> None:
+        """Reads a container's log, stdout and stderr mixed: all that its node holds.
 
-        Why not the parameter `limitBytes`: it counts from the beginning. Raises: Refused: also where the log is gone
+        Args:   begin: returns the function that takes the log in chunks; a try again begins anew
+        Raises: Refused: also where the log is gone
         """
 
-        async def read() -> bytes:
-            tail = bytearray()
+        async def read() -> None:
+            add, is_first = begin(), True
             async with await self._answer(self._core.read_namespaced_pod_log, name=pod, container=container) as answer:
                 async for chunk in answer.content.iter_chunked(1 << 16):
-                    tail += chunk
-                    del tail[:-max_bytes]
-            # The kubelet answers 200 with this sentence when the container was removed.
-            if tail.startswith(LOG_GONE):
-                raise Refused(tail.decode(), 404)
-            return bytes(tail)
+                    # The kubelet answers 200 with this sentence when the container was removed.
+                    if is_first and chunk.startswith(LOG_GONE):
+                        raise Refused(chunk.decode(), 404)
+                    is_first = False
+                    add(chunk)
 
-        return await retried(read)
+        await retried(read)
 
     async def close(self) -> None:
         """Closes the connections."""

@@ -81,18 +81,21 @@ async def test_a_refusal_is_the_servers_own_sentence(server: FakeKubernetes, clu
     with pytest.raises(Refused, match=r"^exceeded quota: jobs$"):
         await cluster.create_job(job())
     with pytest.raises(Refused, match="not found"):
-        await cluster.log_tail("none", "agent", 10)
+        await cluster.read_log("none", "agent", lambda: print)
 
 
-async def test_a_log_is_cut_from_its_beginning(server: FakeKubernetes, cluster: Cluster) -> None:
+async def test_a_log_comes_in_chunks(server: FakeKubernetes, cluster: Cluster) -> None:
     server.logs["pod"] = b"a" * 300_000 + b"the end"
-    assert await cluster.log_tail("pod", "agent", 10) == b"aaathe end"
+    found: list[bytes] = []
+    await cluster.read_log("pod", "agent", lambda: found.append)
+    assert len(found) > 1
+    assert b"".join(found) == server.logs["pod"]
 
 
 async def test_a_log_that_the_node_removed_is_refused(server: FakeKubernetes, cluster: Cluster) -> None:
     server.logs["pod"] = b"unable to retrieve container logs for containerd://0d8a"
     with pytest.raises(Refused, match="unable to retrieve"):
-        await cluster.log_tail("pod", "agent", 1000)
+        await cluster.read_log("pod", "agent", lambda: print)
 
 
 @pytest.mark.parametrize(

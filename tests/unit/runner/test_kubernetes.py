@@ -90,6 +90,15 @@ def at_start(server: FakeKubernetes, act: Callable[[str], object]) -> None:
     server.on_job = lambda job: act(job["metadata"]["name"])
 
 
+async def test_a_reward_counts_however_much_the_agent_prints_after_it(
+    server: FakeKubernetes, backend: KubernetesBackend
+) -> None:
+    server.logs[POD] = b'{"reward": 0.5}\n' + b"and on it goes\n" * 300_000
+    at_start(server, lambda _: asyncio.get_running_loop().call_later(0.05, server.ended, JOB, 0))
+    ended = await backend.run(spec("{python}", "-c", "print('x')"))
+    assert (outcome_of(ended).reward, len(ended.stdout)) == (0.5, KubernetesRunner(image="i/i:1").output_bytes)
+
+
 async def test_an_attempt_is_one_job_with_its_command_its_variables_and_its_secret(
     server: FakeKubernetes, backend: KubernetesBackend
 ) -> None:

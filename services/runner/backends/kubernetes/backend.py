@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 from leyden.libs.contracts.config import KubernetesRunner
 from leyden.libs.kubernetes.cluster import Cluster, Refused
@@ -17,6 +19,7 @@ from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.runner.backends.base import AttemptSpec, BackendError, Exit
 from leyden.services.runner.backends.kubernetes.job import CONTAINER, agent_job, job_name, name_of
 from leyden.services.runner.backends.kubernetes.secret import attempt_secret
+from leyden.services.runner.backends.process.output import Output
 from leyden.services.runner.settings import Settings
 
 log = logger()
@@ -178,33 +181,45 @@ class KubernetesBackend:
     async def _exit(self, spec: AttemptSpec, pod: PodStatus) -> Exit:
         if pod.start_error is not None:
             raise BackendError(f"the agent could not be started: {pod.start_error}")
-        log_tail = await self._log_tail(spec, pod)
-        if log_tail is None and pod.disrupted is None and pod.exit_code == 0:
+        output = await self._output(spec, pod)
+        if output is None and pod.disrupted is None and pod.exit_code == 0:
             raise BackendError("the log of the agent is lost, and its reward with it")
         return Exit(
             exit_code=pod.exit_code,
-            stdout=log_tail or b"",
+            stdout=b"" if output is None else bytes(output.tail[-spec.limits.output_bytes :]),
             stderr=b"",
             seconds=_seconds(pod, datetime.now(UTC)),
             limit_exceeded=pod.evicted_for_limit or (OUT_OF_MEMORY if pod.out_of_memory else None),
             platform_failure=pod.disrupted,
+            reward_lines=None if output is None else output.reward_lines(),
         )
 
     async def _timed_out(self, spec: AttemptSpec, pod: PodStatus) -> Exit:
         """The exit of an agent that still runs; deleting its Job stops it."""
         lost = "the agent's node does not report" if pod.lost else None
-        stdout = await self._log_tail(spec, pod) or b""
-        seconds = _seconds(pod, datetime.now(UTC))
+        output, seconds = await self._output(spec, pod), _seconds(pod, datetime.now(UTC))
+        stdout = b"" if output is None else bytes(output.tail[-spec.limits.output_bytes :])
         return Exit(None, stdout, b"", seconds, timed_out=lost is None, platform_failure=lost)
 
-    async def _log_tail(self, spec: AttemptSpec, pod: PodStatus) -> bytes | None:
-        """Returns the end of the log; None where the pod or its node is gone."""
+    async def _output(self, spec: AttemptSpec, pod: PodStatus) -> Output | None:
+        """Returns the log's end and its reward lines; None where the pod or its node is gone.
+
+        A reward before more output than the node keeps (10 MiB by the kubelet's default) is lost.
+        """
+        output = Output()
+
+        def begin() -> Callable[[bytes], None]:
+            nonlocal output
+            output = Output()
+            return partial(output.add, limit=spec.limits.output_bytes)
+
         try:
             async with asyncio.timeout(LOG_SECONDS):
-                return await self._cluster.log_tail(pod.name, CONTAINER, spec.limits.output_bytes)
+                await self._cluster.read_log(pod.name, CONTAINER, begin)
         except (Refused, TimeoutError) as error:
             log.warning("log of an agent is lost", attempt=spec.name, cause=str(error))
             return None
+        return output
 
     async def _clean_up(self, name: str) -> None:
         try:
