@@ -52,7 +52,7 @@ FRAMEWORK_PINS = tests/frameworks/environments/$(if $(filter autogen,$*),autogen
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down restart demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
+.PHONY: help structure audit oracle test-agents test-cluster test-cluster-long chart images push package image-tag setup format lint types test test-sglang contract e2e check up down restart demo bench bench-gpu bench-swap bench-page soak growth fuzz docs migrate migration clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -134,6 +134,9 @@ lint: $(VENV)/.ready ## ruff, hadolint, import contracts, types, references, con
 	$(BIN)/python -m tests.conventions
 	$(BIN)/python -m tests.commits
 	$(BIN)/python -m tests.audit secrets
+
+structure: $(VENV)/.ready ## files per folder, imports, floors and circles of each part (lint checks the limits)
+	$(BIN)/python -m tests.checks.structure
 
 audit: $(VENV)/.ready ## published vulnerabilities of the pinned packages; fails where the index has no advisories
 	$(BIN)/python -m tests.audit packages

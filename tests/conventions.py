@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tests.checks import structure
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("services", "libs", "leyden")
 REVISIONS = ("revision", "down_revision")
@@ -45,8 +47,8 @@ PRONOUNS = re.compile(r"(?:^|[.!?:]\s+|\n\n\s*)(What|Who|Whose|Whom|Of|Where|Whi
 
 
 def main() -> int:
-    """Prints every finding as `file:line: message`."""
-    found = findings()
+    """Prints every finding as `file:line: message`, and those of the structure."""
+    found = [*findings(), *structure.findings()]
     print("\n".join(found))
     return 1 if found else 0
 
