@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import ColumnElement, func, or_, select, text, update
+from sqlalchemy import ColumnElement, func, or_, select, text
 
 from leyden.libs.contracts.api import ApiScope, AuditEntry, Page, Token
 from leyden.libs.contracts.conversation import Json
@@ -69,16 +69,15 @@ async def list_tokens(session: ReadSession) -> list[Token]:
     return [Token.model_validate(row, from_attributes=True) for row in rows]
 
 
-async def revoke_token(session: Session, token_id: str) -> bool:
-    """False when no token has this id. Revoking again changes nothing."""
-    table = tables.ApiToken
-    result = await session.execute(
-        update(table)
-        .where(table.id == token_id)
-        .values(revoked_at=func.least(table.revoked_at, func.now()))
-        .returning(table.id)
-    )
-    return result.first() is not None
+async def revoke_token(session: Session, token_id: str) -> bool | None:
+    """Whether this revoked the token: a repeat does not. None when no token has this id."""
+    token = await session.get(tables.ApiToken, token_id, with_for_update=True)
+    if token is None:
+        return None
+    is_new = token.revoked_at is None or token.revoked_at > datetime.now(UTC)
+    if is_new:
+        token.revoked_at = func.now()
+    return is_new
 
 
 async def rotate_token(session: Session, token_id: str, new_id: str, secret: str, grace: timedelta) -> Token | None:

@@ -303,8 +303,8 @@ def allowed_actions(intent: RunIntent, phase: RunPhase, *, pruned: bool = False)
     return ["resume" if intent is RunIntent.PAUSED else "pause", "cancel", "evaluate"]
 
 
-async def change_intent(session: Session, run_id: str, action: str) -> api.Run:
-    """Pauses, resumes or cancels a run; a repeat changes nothing.
+async def change_intent(session: Session, run_id: str, action: str) -> tuple[api.Run, bool]:
+    """Pauses, resumes or cancels a run; tells whether that changed it: a repeat does not.
 
     Raises: UnknownRun; ActionRefused: not in the run's present state
     """
@@ -316,8 +316,8 @@ async def change_intent(session: Session, run_id: str, action: str) -> api.Run:
     over = run.phase == RunPhase.COMPLETED or (run.phase == RunPhase.FAILED and action != "cancel")
     if action not in run.allowed_actions and (over or row.intent != wanted):
         raise ActionRefused(f"cannot {action} run {run_id}: it is {run.phase}", run.allowed_actions)
-    await _set_intent(session, row, wanted)
-    return (await _with_progress(session, [row]))[0]
+    is_new = await _set_intent(session, row, wanted)
+    return (await _with_progress(session, [row]))[0], is_new
 
 
 def _check_leads(run: api.Run, action: str) -> None:
@@ -328,15 +328,18 @@ def _check_leads(run: api.Run, action: str) -> None:
         raise ActionRefused(message, [])
 
 
-async def _set_intent(session: Session, row: tables.Run, intent: RunIntent) -> None:
-    """Sets it for the run and for those that carry its policies."""
+async def _set_intent(session: Session, row: tables.Run, intent: RunIntent) -> bool:
+    """Sets it for the run and for those that carry its policies; False where they have it already."""
+    if row.intent == intent:
+        return False
     row.intent = intent
     await session.flush()
     await session.execute(update(tables.Run).where(tables.Run.lead_run_id == row.id).values(intent=intent))
+    return True
 
 
-async def mark_deleted(session: Session, run_id: str) -> api.Run:
-    """Requests that the controller deletes everything of a run that has ended; a repeat changes nothing.
+async def mark_deleted(session: Session, run_id: str) -> tuple[api.Run, bool]:
+    """Requests that the controller deletes everything of a run that has ended; tells whether this was the first time.
 
     Raises: UnknownRun; ActionRefused: it has not ended
     """
@@ -349,8 +352,8 @@ async def mark_deleted(session: Session, run_id: str) -> api.Run:
     if child is not None:
         message = f"cannot delete run {run_id}: run {child} has yet to copy its weights; wait, or cancel that one"
         raise ActionRefused(message, run.allowed_actions)
-    await _set_intent(session, row, RunIntent.DELETED)
-    return (await _with_progress(session, [row]))[0]
+    is_new = await _set_intent(session, row, RunIntent.DELETED)
+    return (await _with_progress(session, [row]))[0], is_new
 
 
 async def _locked_run(session: Session, run_id: str) -> tables.Run:

@@ -102,5 +102,7 @@ async def list_tokens(store: Store, caller: Admin) -> api.Page[api.Token]:
 async def revoke_token(request: Request, token_id: str, caller: Admin) -> None:
     """Revoke a token; a repeat changes nothing."""
     async with changing(request) as change:
-        if not await access.revoke_token(change.session, token_id):
+        revoked = await access.revoke_token(change.session, token_id)
+        if revoked is None:
             raise Problem(404, f"no token has the id {token_id!r}: list tokens to find it", cause="unknown")
+        change.is_new = revoked

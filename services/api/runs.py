@@ -105,7 +105,8 @@ async def get_run(store: Store, caller: Reader, run_id: str) -> api.Run:
 async def pause_run(request: Request, caller: Writer, run_id: str) -> api.Run:
     """Pause a run: rollouts under way end, no new ones begin. 409 where that cannot be asked; a repeat is harmless."""
     async with changing(request) as change:
-        return await runs.change_intent(change.session, run_id, "pause")
+        run, change.is_new = await runs.change_intent(change.session, run_id, "pause")
+    return run
 
 
 @router.post("/{run_id}/resume", response_model=api.Run, responses={201: {"model": api.Run}})
@@ -124,7 +125,7 @@ async def resume_run(
     """
     if asked is None:
         async with changing(request) as change:
-            resumed = await runs.change_intent(change.session, run_id, "resume")
+            resumed, change.is_new = await runs.change_intent(change.session, run_id, "resume")
         return JsonResponse(resumed.model_dump(mode="json"), 200)
 
     async def work(session: Session) -> tuple[BaseModel, bool]:
@@ -145,7 +146,8 @@ async def resume_run(
 async def cancel_run(request: Request, caller: Writer, run_id: str) -> api.Run:
     """Cancel a run for good. 409 where it has ended; a repeat is harmless."""
     async with changing(request) as change:
-        return await runs.change_intent(change.session, run_id, "cancel")
+        run, change.is_new = await runs.change_intent(change.session, run_id, "cancel")
+    return run
 
 
 @router.post("/{run_id}/prune")
@@ -165,7 +167,8 @@ async def delete_run(request: Request, caller: Admin, run_id: str) -> api.Run:
     run has not ended; a repeat is harmless.
     """
     async with changing(request) as change:
-        return await runs.mark_deleted(change.session, run_id)
+        run, change.is_new = await runs.mark_deleted(change.session, run_id)
+    return run
 
 
 @router.get("/{run_id}/evaluations")

@@ -55,7 +55,8 @@ async def test_the_list_says_who_did_what(api_http: httpx.AsyncClient, database:
     for key in ("one", "one", "two"):
         headers = {**bearer(ann), "idempotency-key": key, "content-type": "application/x-ndjson"}
         await api_http.post("/v1/datasets", params={"name": "d"}, content=body, headers=headers)
-    assert (await api_http.post(f"/v1/runs/{run.id}/pause", headers=bearer(ann))).status_code == 200
+    for _ in range(2):
+        assert (await api_http.post(f"/v1/runs/{run.id}/pause", headers=bearer(ann))).status_code == 200
     assert (await api_http.post("/v1/runs/none/pause", headers=bearer(ann))).status_code == 404
     entries = await audit(api_http)
     shown = [(one["token_name"], one["action"], one["subject"]) for one in entries]
@@ -118,6 +119,17 @@ async def test_a_token_is_rotated_once_and_its_successor_lives_as_long(api_http:
     assert answers[0].json()["expires_at"] is None
     assert (await api_http.delete(f"/v1/tokens/{old['id']}")).status_code == 204
     assert (await api_http.get("/v1/runs", headers=bearer(old))).status_code == 401
+
+
+async def test_a_repeat_that_changes_nothing_leaves_no_entry(api_http: httpx.AsyncClient, database: Database) -> None:
+    run, reader = await builders.add_run(database), await issued(api_http, "reader", "read")
+    for action in ("pause", "resume", "cancel"):
+        answers = [await api_http.post(f"/v1/runs/{run.id}/{action}") for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [200, 200]
+        assert len(await audit(api_http, action=f"{action}_run")) == 1
+    revoked = [await api_http.delete(f"/v1/tokens/{reader['id']}") for _ in range(2)]
+    assert [answer.status_code for answer in revoked] == [204, 204]
+    assert len(await audit(api_http, action="revoke_token")) == 1
 
 
 @pytest.mark.parametrize("name", ["a\nfirst-admin", "a\x1b[31m", "a\u202eb", "a\u2028b", ""])

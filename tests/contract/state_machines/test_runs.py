@@ -63,7 +63,7 @@ class RunMachine(StoreMachine):
         async def work() -> str:
             try:
                 async with self.database.session() as session:
-                    return str((await runs.change_intent(session, self.run.id, action)).intent)
+                    return str((await runs.change_intent(session, self.run.id, action))[0].intent)
             except runs.ActionRefused:
                 return REFUSED
 
