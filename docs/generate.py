@@ -1,4 +1,4 @@
-"""Writes `docs/reference/` (settings, run document, REST API, metrics, tables, chart values), and the dashboards.
+"""Writes `docs/reference/` (settings, run document, REST API, requests, metrics, tables, chart values) and dashboards.
 
 `python -m docs.generate` writes; `--check` compares and exits with 1 when a page is stale.
 """
@@ -23,6 +23,7 @@ from pydantic_core import PydanticUndefined
 
 from docs.chart_values import chart_values
 from docs.dashboards import dashboards
+from docs.requests import requests_page
 from leyden.libs.service.startup import variable
 
 ROOT = Path(__file__).parents[1]
@@ -220,6 +221,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "tables.md": tables_page,
     "values.md": values_page,
+    "requests.md": lambda: requests_page(NOTE),
 }
 
 

@@ -1,4 +1,4 @@
-"""Conversations with tools continue their sampled tokens in each model family, as the gateway's README says."""
+"""Conversations with tools continue their sampled tokens in each model family, as docs/model-families.md says."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leyden.services.gateway.prompt.template import ChatModel
 from tests.contract.gateway.test_turns import TOOLS
 from tests.fakes.model_families import FAMILIES
 
-README = Path(__file__).parents[3] / "services/gateway/README.md"
+PAGE = Path(__file__).parents[3] / "docs/model-families.md"
 KEY = AttemptKey("run-a.0.0", 1)
 QUESTION, LATER = Turn("user", "weather?"), Turn("user", "and now?")
 CALL = ToolCall("call00001", "weather", '{"city": "Paris"}')
@@ -90,8 +90,8 @@ async def continuations(model: ChatModel, *, echoes_reasoning: bool) -> list[str
 
 @pytest.mark.parametrize("echoes_reasoning", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_a_conversation_continues_as_the_readme_says(tmp_path, family, echoes_reasoning):
+async def test_a_conversation_continues_as_the_page_says(tmp_path, family, echoes_reasoning):
     model = ChatModel(FAMILIES[family].write(tmp_path / "m"))
     found = await continuations(model, echoes_reasoning=echoes_reasoning)
-    [row] = re.findall(rf"^\| `{family}` \| (\w+) \| (\w+) \|$", README.read_text(), re.MULTILINE)
+    [row] = re.findall(rf"^\| `{family}` \| (\w+) \| (\w+) \|$", PAGE.read_text(), re.MULTILINE)
     assert found == list(row)
