@@ -66,6 +66,8 @@ def error_of(response: httpx.Response) -> LeydenError:
     try:
         problem = Problem.model_validate_json(response.content)
     except ValidationError:
-        problem = Problem(title=response.reason_phrase, status=response.status_code, detail=response.text[:500] or None)
+        status, said = response.status_code, response.text[:500]
+        detail = f"{response.url} answers {status}, not as the API does; correct --url or LEYDEN_URL. It says: {said}"
+        problem = Problem(title=response.reason_phrase, status=status, detail=detail)
     kind = _BY_STATUS.get(response.status_code, LeydenError)
     return kind(problem.detail or problem.title, problem)

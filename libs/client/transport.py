@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 
-from leyden.libs.client.errors import Unreachable, error_of
+from leyden.libs.client.errors import Refused, Unreachable, error_of
 
 Parameters = Mapping[str, str | int | float | bool | list[str] | None]
 Content = bytes | Callable[[], Iterator[bytes]]
@@ -26,7 +26,7 @@ class Transport:
 
     def __init__(self, base_url: str, token: str | None, *, timeout_seconds: float, patience_seconds: float) -> None:
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(base_url=base_url, headers=headers, timeout=timeout_seconds)
+        self._client = httpx.Client(base_url=_address(base_url), headers=headers, timeout=timeout_seconds)
         self._patience_seconds = patience_seconds
 
     def close(self) -> None:
@@ -90,6 +90,17 @@ class Transport:
             f"no answer from {self._client.base_url}: {error or type(error).__name__};"
             " start the platform with `leyden up`, or name another with --url or LEYDEN_URL"
         )
+
+
+def _address(text: str) -> httpx.URL:
+    """Raises: Refused: the text is no address of an HTTP server"""
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise Refused(f"{text!r} is no address of an API: write http://HOST:PORT")
+    return url
 
 
 def file_chunks(path: Path) -> Callable[[], Iterator[bytes]]:

@@ -7,9 +7,11 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from leyden.libs.client import Client, Conflict, Forbidden, NotFound, Refused, Unauthorised, Unreachable
+from leyden.libs.client.errors import error_of
 from leyden.libs.contracts.api import ApiScope, EvaluationRequest
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.recipes import RECIPES
@@ -95,6 +97,20 @@ def test_an_unreachable_api_is_reported_with_the_start_command() -> None:
         pytest.raises(Unreachable, match="leyden up"),
     ):
         client.health()
+
+
+@pytest.mark.parametrize("address", ["localhost:8000", "127.0.0.1:8000", "http://localhost:port", "http://", ""])
+def test_an_address_that_is_none_is_refused_with_one_that_is(address: str) -> None:
+    with pytest.raises(Refused, match=r"write http://HOST:PORT"):
+        Client(address)
+
+
+def test_an_answer_of_another_server_names_the_address() -> None:
+    request = httpx.Request("GET", "http://gateway:8001/v1/runs")
+    answers = [httpx.Response(404, text='{"error": {}}', request=request), httpx.Response(502, request=request)]
+    for answer in answers:
+        said = str(error_of(answer))
+        assert "http://gateway:8001/v1/runs" in said and "--url" in said and str(answer.status_code) in said
 
 
 def test_a_create_is_retried_with_its_key_while_the_platform_is_down() -> None:

@@ -154,7 +154,11 @@ class ProcessBackend:
         if spec.directory is None:
             return self._workspaces.make(spec.name, spec.task, None, user.uid, spec.task_file)
         # Opened before the check of its path, so that nobody can exchange it in between.
-        descriptor = os.open(spec.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
+        try:
+            descriptor = os.open(spec.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK)
+        except OSError as error:
+            message = f"agent.directory {spec.directory} cannot be opened ({error.strerror}): correct its path"
+            raise OSError(message) from error
         try:
             self._check_directory(Path(f"/proc/self/fd/{descriptor}").readlink())
             folder = AgentFolder(descriptor, self._settings.max_directory_bytes, stop)
