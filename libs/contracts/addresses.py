@@ -33,7 +33,7 @@ def address(pattern: str, example: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-HttpAddress = Annotated[str, address(rf"https?://([^@\s]*@)?{_HOST}{_PORT}(/\S*)?", "http://host:4318")]
+HttpAddress = Annotated[str, address(rf"https?://([^@\s]*@)?{_HOST}{_PORT}(/[^\s?#]*)?", "http://host:4318")]
 PostgresAddress = Annotated[
     str,
     address(

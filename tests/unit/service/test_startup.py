@@ -46,6 +46,9 @@ def config_error(settings: type, monkeypatch: pytest.MonkeyPatch, **environment:
         (GatewaySettings, "GATEWAY_HEADER_SECONDS", "0", "should be greater than 0"),
         (GatewaySettings, "GATEWAY_ENGINE_URLS", "http://127.0.0.1:1", "should be JSON"),
         (GatewaySettings, "GATEWAY_ENGINE_URLS", '["localhost:1"]', "should be an address such as http://host:4318"),
+        # Paths are appended to it; a key in it would be sent in the wrong place, and stand in logs.
+        (GatewaySettings, "GATEWAY_EMBEDDINGS_URL", "http://host/v1?key=a", "should be an address such as http://host"),
+        (GatewaySettings, "GATEWAY_EMBEDDINGS_URL", "http://host/v1#key", "should be an address such as http://host"),
         (ControllerSettings, "CONTROLLER_RETENTION_DAYS", "1e999", "should be a finite number"),
         (ControllerSettings, "CONTROLLER_TRAINER_COMMAND", "[]", "list should have at least 1 item after validation"),
         (RunnerSettings, "RUNNER_GATEWAY_URL", "gateway", "should be an address such as http://host:4318"),
