@@ -67,7 +67,7 @@ def _tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
 def _read(path: Path) -> dict[str, Any]:
     document = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(document, dict):
-        raise ValueError(f"{path} holds no JSON object")
+        raise ValueError(f"{path} holds no JSON object: download the model again")
     return document
 
 

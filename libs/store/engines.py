@@ -54,7 +54,7 @@ class Assignment:
 
 
 class Adapter(NamedTuple):
-    """A run's policy version on an engine that several runs share; `name` None: the base model is that version."""
+    """One run's adapter on a shared engine. `name` is None for version 0, the base model alone."""
 
     run_id: str
     policy_version: int
@@ -87,7 +87,7 @@ async def write_pools(session: Session, pools: Sequence[Pool]) -> None:
 
 
 async def write_assignments(session: Session, assignments: Mapping[str, Assignment]) -> None:
-    """Writes which run has each pool and which wait; rows that say so already stay as they are."""
+    """Writes the runs that have each pool and the runs that wait for it. Leaves rows without a change alone."""
     for name, one in assignments.items():
         await session.execute(_ASSIGN, {"name": name, "run_ids": list(one.run_ids), "waiting": list(one.waiting)})
 
@@ -148,7 +148,7 @@ async def forget_other_engines(session: Session, urls: Sequence[str], pool: str 
 
 
 class ServingEngine(NamedTuple):
-    """An engine, a run that it serves, and the version; `adapter` is None where the engine's own weights are that.
+    """One engine, one run that it serves, and the version served. `adapter` is None if the engine loaded full weights.
 
     `is_shared`: the engine serves adapters of several runs, and reports the versions of its base model alone.
     """

@@ -21,7 +21,7 @@ MAX_NAME_LENGTH = 200
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """`id` is 16 hex digits, equal for equal instructions, names of tools, and header; `name` may be unknown."""
+    """An agent's fingerprint. `id` hashes instructions, tool names and header to 16 hex digits; `name` may be None."""
 
     id: str
     name: str | None

@@ -235,7 +235,7 @@ class Runner:
                     self._executing[lease_id].cancel()
 
     async def _adopt(self) -> None:
-        """Leases attempts whose runner is gone and whose agents live on, and stops agents that nobody wants."""
+        """Takes over running agents of runners that are gone, and stops agents whose attempt has ended."""
         while True:
             await asyncio.sleep(self._settings.lease_seconds / 10)
             for backend in self._context.backends.values():

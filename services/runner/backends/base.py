@@ -74,7 +74,7 @@ class Backend(Protocol):
         """
 
     async def run(self, spec: AttemptSpec) -> Exit:
-        """Runs the agent to its end and leaves nothing of it behind. Cancelling does the same at once.
+        """Runs the agent until it ends, then removes its processes and files. A cancellation kills the agent first.
 
         Raises: BackendError: the agent did not run, or its end is unknown
         """

@@ -133,7 +133,7 @@ def children(pid: int) -> list[int]:
 
 
 def memory_of_descendants(limit: int) -> int:
-    """Bytes of resident memory; where that exceeds the limit, pages that processes share count once."""
+    """Returns resident bytes of all descendants. Above `limit` it measures again and counts each shared page once."""
     pids = children(os.getpid())
     for pid in pids:
         pids += children(pid)
