@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from prometheus_client import Counter
-from sqlalchemy import text
 
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store.attempts import AttemptKey, running_attempts
+from leyden.libs.store.clock import StoreClock
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.telemetry import RateLimitedLogger, logger
 
@@ -64,14 +64,8 @@ class AttemptLiveness:
         self._stale: set[AttemptKey] = set()
         self._waiting: dict[AttemptKey, asyncio.Future[bool]] = {}
         self._poll_now = asyncio.Event()
-        self._store_ahead: float | None = None
-
-    def now(self) -> float:
-        """Returns seconds since the epoch by the store's clock, because the machine's own may be wrong or jump.
-
-        Returns 0 until the store's first answer; no attempt is confirmed before that.
-        """
-        return 0.0 if self._store_ahead is None else self._store_ahead + time.monotonic()
+        self.clock = StoreClock()
+        """It has been read before any attempt is confirmed."""
 
     async def start(self) -> None:
         """Reads the store's clock; if the store is down, the first poll reads it."""
@@ -137,8 +131,7 @@ class AttemptLiveness:
 
     async def _running(self, keys: set[AttemptKey]) -> set[AttemptKey]:
         async with asyncio.timeout(ANSWER_SECONDS), self._database.read() as session:
-            moment = await session.scalar(text("SELECT extract(epoch FROM clock_timestamp())::float8"))
-            self._store_ahead = moment - time.monotonic()
+            await self.clock.read(session)
             return await running_attempts(session, keys) if keys else set()
 
     def _due(self) -> set[AttemptKey]:

@@ -73,7 +73,7 @@ async def _resources(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     commit = telemetry_commit(database, max_batch_rows=settings.max_batch_rows, write_seconds=settings.write_seconds)
     notifications = Notifications(settings.redis_url)
     liveness = AttemptLiveness(database, notifications)
-    app.state.key_ring.clock = liveness.now
+    app.state.key_ring.clock = liveness.clock.now
     await liveness.start()
     app.state.commit, app.state.liveness = commit, liveness
     app.state.database, app.state.quotas = database, Quotas(settings, database)

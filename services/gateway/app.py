@@ -115,6 +115,9 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
     )
     providers = Providers(settings.providers, silence_seconds=settings.engine_silence_seconds)
     renderer = Renderer(settings.render_seconds)
+    liveness = AttemptLiveness(
+        database, notifications, hold_seconds=settings.record_hold_seconds, on_end=lambda key: calls.end(key)
+    )
     calls = CallService(
         _models(settings, reader, renderer),
         engines=engines,
@@ -123,15 +126,15 @@ async def _running(app: FastAPI, settings: Settings) -> AsyncIterator[None]:
         deliveries=deliveries,
         reader=reader,
         settings=settings,
+        clock=liveness.clock.now,
     )
-    liveness = AttemptLiveness(database, notifications, hold_seconds=settings.record_hold_seconds, on_end=calls.end)
     hold_seconds = settings.record_hold_seconds
     app.state.agent_objects = AgentObjects(database, hold_seconds=hold_seconds, quota=objects_quota(settings))
     app.state.responses = Responses(reader, app.state.agent_objects)
     embeddings_key = read_secret(settings.embeddings_api_key, settings.embeddings_api_key_file)
     app.state.embeddings = Embeddings(settings.embeddings_url, embeddings_key)
     app.state.calls, app.state.give_up = calls, calls.close
-    app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.now), liveness)
+    app.state.auth = Authenticator(KeyRing(settings.capability_keys_file, liveness.clock.now), liveness)
     app.state.checks.add("store", database.ping)
     app.state.checks.add("schema", lambda: check_schema(database))
     await liveness.start()

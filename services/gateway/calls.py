@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
@@ -64,7 +64,10 @@ class Caller(NamedTuple):
 
 
 class CallService:
-    """Runs calls, at most `max_calls` of them at once; further calls wait."""
+    """Runs calls, at most `max_calls` of them at once; further calls wait.
+
+    Args: clock: seconds since the epoch; all gateways must have one, because it orders the calls of an attempt
+    """
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class CallService:
         deliveries: Deliveries,
         reader: Reader,
         settings: Settings,
+        clock: Callable[[], float],
     ) -> None:
         self.models = models
         self._engines = engines
@@ -89,7 +93,9 @@ class CallService:
         self._per_attempt: Counter[AttemptKey] = Counter()
         self._in_flight: dict[asyncio.Task[Completion], InFlightCall] = {}
         self._is_closing = False
-        self._started_at = time.time()
+        self._clock = clock
+        self._sequence = 0
+        self._started_at = time.monotonic()
 
     async def start(
         self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]
@@ -99,7 +105,7 @@ class CallService:
         Raises: BadRequest: the body is invalid or unsupported; TooManyCalls: the attempt has too many calls in flight;
             Unavailable: the store is down, or the gateway stops
         """
-        arrived_at, sequence = time.perf_counter(), time.time_ns()
+        arrived_at, sequence = time.perf_counter(), self._next_sequence()
         request = wire_format.parse(body, max_choices=self._settings.max_choices)
         retry = Retry.of(headers)
         digest = hashlib.sha256(retry.key.encode() + body).digest() if retry.key else request.body_sha256
@@ -125,6 +131,11 @@ class CallService:
                 raise
             self._run(call, wire_format)
             return request, call
+
+    def _next_sequence(self) -> int:
+        # A new reading of the store's clock may set it back a little.
+        self._sequence = max(self._sequence + 1, int(self._clock() * 1e9))
+        return self._sequence
 
     async def count(self, attempt: Attempt, wire_format: WireFormat, body: bytes, headers: Mapping[str, str]) -> int:
         """Returns the length of the prompt that a request with this body would send. Raises: BadRequest."""
@@ -220,15 +231,16 @@ class CallService:
         The client of that answer hung up before its end, or the gateway that had it died: then its successor asks the
         store, for as long as a repeat may come.
         """
-        key, now = (attempt.key, digest), time.time()
+        key, age = (attempt.key, digest), time.monotonic() - self._started_at
         if (running := self._retries.abandoned(key)) is not None:
             metrics.REPLAYS.labels("in_flight").inc()
             return running
         lost = self._retries.undelivered.get(key)
-        if lost is None and now > self._started_at + REPEAT_SECONDS:
+        if lost is None and age > REPEAT_SECONDS:
             return None
+        started_at = self._clock() - age
         for done in await self._reader.completions(self._chat_of, attempt, request, digest):
-            is_orphan = self._started_at - REPEAT_SECONDS < done.created < self._started_at - 1
+            is_orphan = started_at - REPEAT_SECONDS < done.created < started_at - 1
             if (is_orphan or done.request_id == lost) and self._retries.claim(done.request_id, UNDECLARED):
                 self._retries.undelivered.pop(key, None)
                 metrics.REPLAYS.labels("store").inc()

@@ -31,7 +31,7 @@ log = logger()
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """The facts of a call before its first token. `arrived_at` is `perf_counter()`, `sequence` wall time in ns.
+    """The facts of a call before its first token. `arrived_at` is `perf_counter()`, `sequence` the store's time in ns.
 
     `request_id` is the id of its first choice, which names the answer; `policy_run` the run whose policy answers.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -192,6 +193,19 @@ async def test_a_greedy_rollout_is_decoded_greedily_whatever_its_agent_asks_for(
     assert [asked["sampling_params"]["temperature"] for asked in stage.engine.requests] == [0.0]
     assert (call.temperature, call.untrainable_reason) == (0.0, "greedy rollout: the baseline of its siblings")
     assert call.request["temperature"] == 0.9
+
+
+async def test_calls_are_in_order_across_gateways_whose_machines_have_other_clocks(tmp_path, database, monkeypatch):
+    async with scene(tmp_path, database, says=["first", "second"]) as stage, stage.another_gateway() as other:
+        with monkeypatch.context() as machine:
+            an_hour_ahead = time.time_ns() + 3600 * 10**9
+            machine.setattr(time, "time_ns", lambda: an_hour_ahead)
+            machine.setattr(time, "time", lambda: an_hour_ahead / 1e9)
+            async with stage.client() as client:
+                await client.chat.completions.create(model="m", messages=HI)
+        async with other.client(stage.rollout_id) as client:
+            await client.chat.completions.create(model="m", messages=HI)
+        assert [call.answer["content"] for call in await stage.calls()] == ["first", "second"]
 
 
 async def test_fields_that_change_nothing_are_accepted_and_recorded(tmp_path, database):
