@@ -261,7 +261,7 @@ ROLLOUTS = (
 SERVING = (
     metric("Model calls", rate("gateway_calls_total", "status"), "reqps"),
     metric("Seconds of a model call", quantiles("gateway_call_seconds"), "s"),
-    metric("Seconds to the first token of a stream", quantiles("gateway_first_token_seconds"), "s"),
+    metric("Seconds to the first token", quantiles("gateway_first_token_seconds"), "s"),
     metric("Tokens a second", rate("gateway_tokens_total", "kind")),
     metric(
         "Calls in flight",

@@ -117,7 +117,9 @@ async def _stream(engine: Engine, parsed: GenerateRequest, sequences: list[Seque
                 for index, answer in list(pending.items()):
                     # `finish` is read before the count, so that the last chunk contains every token.
                     finish, count = answer.sequence.finish, len(answer.sequence.output_ids)
-                    if finish is None and count < sent[index] + answer.sequence.draw.sampling.stream_interval:
+                    # As in SGLang: the first token at once.
+                    interval = answer.sequence.draw.sampling.stream_interval if sent[index] else 1
+                    if finish is None and count < sent[index] + interval:
                         continue
                     start = sent[index] if engine.settings.incremental_streaming_output else 0
                     chunk = answer.build(finish, count, engine.weight_version, start)

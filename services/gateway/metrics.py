@@ -11,7 +11,7 @@ CALL_SECONDS = Histogram(
     "gateway_call_seconds", "Time from a request's arrival to its durable record.", buckets=SECONDS_BUCKETS
 )
 FIRST_TOKEN_SECONDS = Histogram(
-    "gateway_first_token_seconds", "Time from a streamed request's arrival to its first token.", buckets=SECONDS_BUCKETS
+    "gateway_first_token_seconds", "Time from a request's arrival to its first token.", buckets=SECONDS_BUCKETS
 )
 TOKENS = Counter("gateway_tokens_total", "Tokens of recorded calls: prompt, cached (of the prompt), sampled.", ["kind"])
 HELD = Gauge("gateway_held_calls", "Choices that wait for an engine serving their run.")

@@ -183,10 +183,12 @@ class ScriptedEngine:
     async def _respond(self, request: web.Request, body: Json, *, is_damaged: bool) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         answer, sent = _Answer(body), 0
+        interval = body["sampling_params"].get("stream_interval") or 1
         if body["stream"]:
             await response.prepare(request)
         async for _ in self._sampled(answer):
-            if body["stream"]:
+            due = sent + (interval if sent else 1)
+            if body["stream"] and (answer.finish is not None or len(answer.ids) >= due):
                 document = self._document(answer, sent if self.is_incremental else 0, is_damaged=is_damaged)
                 await response.write(b"data: " + orjson.dumps(document) + b"\n\n")
                 sent = len(answer.ids)

@@ -83,7 +83,7 @@ class EngineClient:
 
         Cancelling it aborts the request at the engine and retains the tokens received until then.
 
-        Args: on_progress: called after new tokens; with `request.stream` false once for each engine that answered
+        Args: on_progress: called after new tokens
         Raises: Unavailable: no engine served the run for too long; BadRequest: the engine refuses the request
         """
         hold = HoldTimeout(self._hold_seconds)
@@ -138,7 +138,7 @@ class EngineClient:
             builder.newest_version = endpoint.policy_version
         body = request_body(request, tokens, request_id, endpoint.weight_version, endpoint.adapter)
         # A task of its own: it reads the rest of the answer while a cancelled call aborts the request.
-        exchange = asyncio.create_task(self._generate(endpoint, body, builder, is_stream=request.stream))
+        exchange = asyncio.create_task(self._generate(endpoint, body, builder))
         try:
             await asyncio.shield(exchange)
         except asyncio.CancelledError:
@@ -168,14 +168,11 @@ class EngineClient:
         log.warning("engine takes less than the model's context", engine=endpoint.url, context_length=length)
         return length != sent_for and longest_prompt >= len(request.prompt_ids)
 
-    async def _generate(self, endpoint: Endpoint, body: bytes, builder: SampleBuilder, *, is_stream: bool) -> None:
+    async def _generate(self, endpoint: Endpoint, body: bytes, builder: SampleBuilder) -> None:
         try:
             async with await self._post(endpoint, "/generate", body) as response:
                 if response.status != 200:
                     raise refusal(response.status, await _error_text(response))
-                if not is_stream:
-                    await self._add_event(builder, endpoint, await response.read())
-                    return
                 async for event in _events(response):
                     await self._add_event(builder, endpoint, event)
         except (aiohttp.ClientError, OSError) as error:

@@ -29,6 +29,9 @@ MIN_ALTERNATIVE = -3.5e38
 MAX_LOGPROB = 0.01
 """Largest accepted log-probability: rounding can lift one above 0."""
 
+PIECE_TOKENS = 1024
+"""The engine sends an answer that its client wants in one piece by so many tokens, and the first token at once."""
+
 CONTEXT_EXCEEDED = "context_length_exceeded"
 _NO_ADAPTER = "lora adapter"
 _OVERFLOW_HINTS = ("context length", "longer than", "exceeds the maximum", "maximum allowed length")
@@ -54,7 +57,7 @@ class EngineRequest:
     """The parameters that all choices of a model call share. `max_tokens` already fits into the context.
 
     Args: prompt_ids: [T] every id is in the vocabulary, because SGLang crashes on any other; constraint: SGLang's
-        parameter with the grammar of the answer, or nothing
+        parameter with the grammar of the answer, or nothing; stream: the client reads the tokens as they come
     """
 
     run_id: str
@@ -97,6 +100,8 @@ def request_body(
         **_optional_parameters(sampling, sampled),
         **request.constraint,
     }
+    if not request.stream:
+        parameters["stream_interval"] = PIECE_TOKENS
     if tokens.seed is not None:
         parameters["sampling_seed"] = tokens.seed
     body: Json = {
@@ -105,7 +110,8 @@ def request_body(
         "sampling_params": parameters,
         "return_logprob": True,
         "top_logprobs_num": request.top_logprobs,
-        "stream": request.stream,
+        # Always: the first event says when the engine began.
+        "stream": True,
     }
     if weight_version is not None:
         # Separates the prefix cache by weights: keys and values of other weights must not serve this prompt.
@@ -133,7 +139,7 @@ class SampleBuilder:
     """Adds the tokens of one engine request to a choice.
 
     An event is cumulative (it repeats all tokens of the request so far) or incremental (it has the new tokens alone,
-    as with `--incremental-streaming-output`). An answer without streaming is one cumulative event.
+    as with `--incremental-streaming-output`).
 
     Versions: SGLang 0.5.23 reports the spans of weight versions with the last event alone. A token gets a provisional
     version from its own event, which is one token off where the weights changed; the last event's spans replace it.
@@ -271,7 +277,7 @@ class SampleBuilder:
         if logprobs:
             if not tokens.ids:
                 tokens.accepted_at = self._sent_at
-                tokens.first_token_at = time.perf_counter() if self._request.stream else None
+                tokens.first_token_at = time.perf_counter()
                 tokens.cached_tokens = cached
             tokens.ids += ids[new]
             tokens.logprobs += logprobs

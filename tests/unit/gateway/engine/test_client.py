@@ -30,8 +30,13 @@ def answered(body: bytes, status: str = "200 OK") -> bytes:
     return b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
 
 
+def whole(data: bytes) -> bytes:
+    """A stream of one event."""
+    return answered(b"data: " + data + b"\n\n")
+
+
 def event(*tokens: int, finish: Any = None, version: int = 0) -> bytes:
-    """A cumulative event, or a whole answer."""
+    """A cumulative event."""
     meta = {
         "finish_reason": finish,
         "weight_version": f"run-a:{version}",
@@ -47,7 +52,7 @@ def chunk(data: bytes) -> bytes:
 
 STOP = {"type": "stop", "matched": 2}
 ABORT = {"type": "abort", "message": "Aborted"}
-HELLO = answered(event(7, 2, finish=STOP))
+HELLO = whole(event(7, 2, finish=STOP))
 OK = answered(b"")
 
 
@@ -205,7 +210,7 @@ async def test_a_version_newer_than_the_pool_knew_is_looked_up() -> None:
 
 
 async def test_an_engine_that_names_a_version_which_does_not_exist_is_not_believed() -> None:
-    liar, honest = Server([answered(event(7, 2, finish=STOP, version=9))] * 9), Server([HELLO])
+    liar, honest = Server([whole(event(7, 2, finish=STOP, version=9))] * 9), Server([HELLO])
     before = lost("unknown_version")
     async with liar.serving(), honest.serving():
         managed = [Endpoint(liar.url, "run-a", 0)]
@@ -228,6 +233,19 @@ async def test_a_stream_split_anywhere_gives_the_same_tokens() -> None:
         server = Server([CHUNKED, *chunks, END])
         async with server.serving(), client_of(server.url) as engines:
             assert (await engines.sample()).ids == [7, 8, 2]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_first_token_says_when_the_engine_began_while_it_still_samples(stream: bool) -> None:
+    server = Server([CHUNKED, chunk(event(7)), b"wait", chunk(event(7, 2, finish=STOP)), chunk(b"[DONE]"), END])
+    async with server.serving(), client_of(server.url) as engines:
+        tokens = new_tokens()
+        sampling = asyncio.create_task(engines.sample(tokens, stream=stream))
+        await until(lambda: tokens.accepted_at is not None)
+        assert not sampling.done()
+        server.go_on.set()
+        await sampling
+    assert tokens.ids == [7, 2]
 
 
 async def test_connections_are_used_again_and_carry_the_key() -> None:
@@ -290,7 +308,7 @@ async def test_the_rest_is_requested_again_after_a_broken_answer(broken: Sequenc
 
 
 async def test_a_constrained_answer_begins_again_and_its_stream_ends() -> None:
-    server = Server([answered(event(9, 9, finish=ABORT))], [HELLO], [CHUNKED, chunk(event(9, 9)), None])
+    server = Server([whole(event(9, 9, finish=ABORT))], [HELLO], [CHUNKED, chunk(event(9, 9)), None])
     constraint = {"json_schema": "{}"}
     async with server.serving(), client_of(server.url) as engines:
         tokens = await engines.sample(stream=False, constraint=constraint)
@@ -431,7 +449,7 @@ async def test_a_call_fails_when_no_engine_answers_in_time() -> None:
 async def test_a_cancelled_call_aborts_and_retains_the_received_tokens(stream: bool) -> None:
     last = event(7, 8, finish=ABORT)
     streamed = [CHUNKED, chunk(event(7)), b"abort", chunk(last), chunk(b"[DONE]"), END]
-    server = Server(streamed if stream else [b"abort", answered(last)], [HELLO])
+    server = Server(streamed if stream else [b"abort", whole(last)], [HELLO])
     async with server.serving(), client_of(server.url) as engines:
         tokens = new_tokens()
         sampling = asyncio.create_task(engines.sample(tokens, stream=stream))

@@ -139,12 +139,12 @@ def test_cumulative_and_incremental_streams_give_the_same_tokens_and_versions(st
 
 
 @given(TOKENS, st.booleans())
-def test_an_answer_without_streaming_is_one_event(tokens: list[int], counts: bool) -> None:
+def test_an_answer_may_be_one_event(tokens: list[int], counts: bool) -> None:
     build, sampled = builder(stream=False)
     build.add_event(event(tokens, finish={"type": "length", "length": 8}, **({} if counts else COUNTLESS)))
     assert (sampled.ids, sampled.policy_versions) == (tokens, [3] * len(tokens))
-    assert (sampled.finish, sampled.first_token_at) == ("length", None)
-    assert sampled.accepted_at is not None
+    assert sampled.finish == "length"
+    assert sampled.accepted_at is not None and sampled.first_token_at is not None
 
 
 COUNTLESS = {"completion_tokens": None}
@@ -415,6 +415,15 @@ def test_the_body_requests_the_rest_of_an_answer() -> None:
         "stream": True,
         "extra_key": "run-a:3",
     }
+
+
+def test_an_answer_in_one_piece_comes_in_large_ones() -> None:
+    streamed, whole = (
+        orjson.loads(request_body(request(stream=stream), SampledTokens("c", 0, None), "c", None))
+        for stream in (True, False)
+    )
+    assert whole["sampling_params"].pop("stream_interval") == 1024
+    assert whole == streamed
 
 
 def test_tokens_of_a_shared_engine_have_the_version_of_the_adapter_that_was_asked_for() -> None:
