@@ -44,9 +44,10 @@ class _Answers:
 
     def __init__(self, shape: Shape, version: str) -> None:
         ids = [*range(FIRST_ID, FIRST_ID + shape.tokens - 1), EOS]
-        whole = orjson.dumps(_document(ids, 0, shape.tokens, version, shape.tokens))
         self.shape = shape
-        self.whole = _head("application/json", f"content-length: {len(whole)}") + whole
+        # An answer in one piece: its first token, and the rest.
+        rest = _document(ids, 1 if shape.incremental else 0, shape.tokens, version, shape.tokens)
+        self.whole = STREAM_HEAD + _event(_document(ids, 0, 1, version, shape.tokens)) + _event(rest) + STREAM_END
         text = orjson.dumps(_chat_document(shape.tokens))
         self.chat = _head("application/json", f"content-length: {len(text)}") + text
         self.pieces: list[bytes] = []
@@ -58,7 +59,7 @@ class _Answers:
             last = len(self.pieces)
             first = last if self.shape.incremental else 0
             document = _document(self._ids, first, last + 1, self._version, self.shape.tokens)
-            self.pieces.append(_chunk(b"data: " + orjson.dumps(document) + b"\n\n"))
+            self.pieces.append(_event(document))
         return self.pieces[number]
 
 
@@ -102,6 +103,10 @@ def _head(kind: str, length: str) -> bytes:
 
 def _chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def _event(document: dict[str, Any]) -> bytes:
+    return _chunk(b"data: " + orjson.dumps(document) + b"\n\n")
 
 
 STREAM_HEAD = _head("text/event-stream", "transfer-encoding: chunked")
@@ -151,7 +156,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(OK)
         elif head.startswith(b"post /v1/chat/completions"):
             self._transport.write(answers.chat)
-        elif b'"stream":true' in body or b'"stream": true' in body:
+        elif b'"stream_interval"' not in body:
             self._transport.write(STREAM_HEAD)
             loop.call_later(answers.shape.seconds, self._stream, answers, 0)
         elif answers.shape.seconds:

@@ -63,6 +63,7 @@ async def test_an_answer_has_the_sampled_text_and_its_record_every_token(tmp_pat
         "skip_special_tokens": False,
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
+        "stream_interval": 1024,
         "sampling_seed": 7,
     }
     assert (call.rollout_id, call.attempt, call.request_id, call.choice) == (stage.rollout_id, 1, call.id, 0)
