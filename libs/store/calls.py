@@ -169,12 +169,24 @@ async def completed_calls(
     return [(call, full) for call, full in found if not isinstance(full, MissingParent)]
 
 
+EVER = (0.0, 2.0**33)
+"""Between these moments, in seconds since the epoch, every call arrives."""
+
+
 async def completed_requests(
-    session: ReadSession, run_id: str, rollout_id: str, attempt: int, *, request_sha256: bytes
+    session: ReadSession,
+    run_id: str,
+    rollout_id: str,
+    attempt: int,
+    *,
+    request_sha256: bytes,
+    arrived: tuple[float, float] = EVER,
 ) -> Sequence[tables.ModelCall]:
     """The completed calls that answered one body within an attempt, latest request first, its choices in order.
 
     Their rows hold only what each call adds to its parent.
+
+    Args: arrived: between these moments, in seconds since the epoch
     """
     table = tables.ModelCall
     rows = await session.scalars(
@@ -185,6 +197,7 @@ async def completed_requests(
             table.attempt == attempt,
             table.request_sha256 == request_sha256,
             table.status == CallStatus.COMPLETED,
+            table.sequence.between(int(arrived[0] * 1e9), int(arrived[1] * 1e9)),
         )
         .order_by(table.sequence.desc(), table.choice)
     )

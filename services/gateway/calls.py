@@ -23,6 +23,7 @@ from leyden.libs.contracts.ids import new_call_id, weight_version
 from leyden.libs.contracts.states import CallStatus
 from leyden.libs.faults import fault_point
 from leyden.libs.store.attempts import AttemptKey
+from leyden.libs.store.calls import EVER
 from leyden.libs.store.deliveries import NewDelivery
 from leyden.libs.telemetry import logger, parse_traceparent
 from leyden.services.gateway import metrics
@@ -239,9 +240,10 @@ class CallService:
         if lost is None and age > REPEAT_SECONDS:
             return None
         started_at = self._clock() - age
-        for done in await self._reader.completions(self._chat_of, attempt, request, digest):
-            is_orphan = started_at - REPEAT_SECONDS < done.created < started_at - 1
-            if (is_orphan or done.request_id == lost) and self._retries.claim(done.request_id, UNDECLARED):
+        # Those of a gateway that died; bounded in the store, because an agent may make many equal calls from then on.
+        arrived = (started_at - REPEAT_SECONDS, started_at - 1) if lost is None else EVER
+        for done in await self._reader.completions(self._chat_of, attempt, request, digest, arrived):
+            if lost in {None, done.request_id} and self._retries.claim(done.request_id, UNDECLARED):
                 self._retries.undelivered.pop(key, None)
                 metrics.REPLAYS.labels("store").inc()
                 return done

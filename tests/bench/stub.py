@@ -72,7 +72,6 @@ def _document(ids: list[int], first: int, last: int, version: str, total: int) -
         "meta_info": {
             "id": "stub",
             "finish_reason": finish,
-            "prompt_tokens": 60,
             "weight_version": version,
             "num_retractions": 0,
             "output_token_logprobs": [[-0.125 - token / 7777, token, None] for token in new],
@@ -156,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(OK)
         elif head.startswith(b"post /v1/chat/completions"):
             self._transport.write(answers.chat)
-        elif b'"stream_interval"' not in body:
+        elif b'"stream":true' in body and b'"stream_interval"' not in body:
             self._transport.write(STREAM_HEAD)
             loop.call_later(answers.shape.seconds, self._stream, answers, 0)
         elif answers.shape.seconds:

@@ -12,7 +12,7 @@ from cachetools import LRUCache
 
 from leyden.libs.contracts.conversation import Dialect, Json, Turn, parse_turn
 from leyden.libs.contracts.ids import weight_version
-from leyden.libs.store.calls import CallDefaults, call_defaults, calls_by_id, completed_calls, completed_requests
+from leyden.libs.store.calls import EVER, CallDefaults, call_defaults, calls_by_id, completed_calls, completed_requests
 from leyden.libs.store.chains import FullCall
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import RunModel, newest_policy_version, read_run_model, serving_engines
@@ -123,16 +123,22 @@ class Reader:
         attempt: Attempt,
         request: ModelRequest,
         request_sha256: bytes,
+        arrived: tuple[float, float] = EVER,
     ) -> list[Completion]:
         """Reads the attempt's earlier answers to this request, latest first; the store has no `top_logprobs`.
 
-        Args: model_of: the model of a run
+        Args: model_of: the model of a run; arrived: between these moments
         """
 
         async def read() -> Sequence[ModelCall]:
             async with self._database.read() as session:
                 return await completed_requests(
-                    session, attempt.run_id, attempt.rollout_id, attempt.attempt, request_sha256=request_sha256
+                    session,
+                    attempt.run_id,
+                    attempt.rollout_id,
+                    attempt.attempt,
+                    request_sha256=request_sha256,
+                    arrived=arrived,
                 )
 
         found = []
