@@ -15,8 +15,8 @@ from contextlib import suppress
 from prometheus_client import Counter
 
 from leyden.libs.queue.notifications import Notifications
+from leyden.libs.queue.store_clock import StoreClock
 from leyden.libs.store.attempts import AttemptKey, running_attempts
-from leyden.libs.store.clock import StoreClock
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.telemetry import RateLimitedLogger, logger
 

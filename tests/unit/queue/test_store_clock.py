@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from leyden.libs.store.clock import StoreClock
+from leyden.libs.queue.store_clock import StoreClock
 
 
 @pytest.fixture
