@@ -72,8 +72,8 @@ def train_with_faults(release: Release, client: Client, steps: int) -> None:
     """Everything dies once, and the run completes."""
     with step("a full quota"), faults.full_quota(release):
         run = client.create_run(training.document("faults", steps))
-        faults.restart_api_server(release)
         faults.check_quota_reason(client, run.id)
+        faults.restart_api_server(release)
     faults.kill_agent(release)
     faults.kill_trainer(release)
     faults.delete_each(release, ("engine", "redis", "postgres"))

@@ -11,6 +11,7 @@ import yaml
 from tests.contract.chart.chart import CASES, FULLNAME, NAMESPACE, containers, objects, of_kind, pods, template
 
 RIGHTS = {
+    (f"{FULLNAME}-test", NAMESPACE): {("deployments", "list"), ("statefulsets", "list")},
     (f"{FULLNAME}-controller", NAMESPACE): {
         ("jobs", "create get list watch delete"),
         ("pods", "get list watch"),
@@ -51,13 +52,13 @@ def test_every_pod_is_restricted(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_only_controller_and_runner_may_call_the_api_server(case: str) -> None:
+def test_only_controller_runner_and_the_chart_test_may_call_the_api_server(case: str) -> None:
     mounted = {
         pod["metadata"]["labels"]["app.kubernetes.io/component"]
         for _, pod in pods(case)
         if pod["spec"]["automountServiceAccountToken"]
     }
-    assert mounted == {"controller", "runner"}
+    assert mounted == {"controller", "runner", "test"}
     assert not list(of_kind(case, "ClusterRole", "ClusterRoleBinding"))
 
 
