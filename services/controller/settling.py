@@ -72,7 +72,7 @@ def _failed_request(ended: AttemptFacts, waited_seconds: float) -> str | None:
         return CALL_FAILED
     patience = UNANSWERED_SECONDS
     if ended.kind is OutcomeKind.TIMEOUT:
-        # It cuts whatever request runs, and nobody knows of an answer in one piece whether the engine had begun it.
+        # It cuts whatever request runs, and a long prompt takes a healthy engine a while before the first token.
         patience = max(patience, USUAL_FACTOR * ended.answered_seconds)
     is_unanswered = ended.unanswered_seconds >= patience
     return HELD if is_unanswered or waited_seconds > WAITING_SHARE * ended.seconds else None
