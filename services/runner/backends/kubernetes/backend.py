@@ -186,7 +186,7 @@ class KubernetesBackend:
             raise BackendError("the log of the agent is lost, and its reward with it")
         return Exit(
             exit_code=pod.exit_code,
-            stdout=b"" if output is None else bytes(output.tail[-spec.limits.output_bytes :]),
+            stdout=b"" if output is None else output.last(spec.limits.output_bytes),
             stderr=b"",
             seconds=_seconds(pod, datetime.now(UTC)),
             limit_exceeded=pod.evicted_for_limit or (OUT_OF_MEMORY if pod.out_of_memory else None),
@@ -198,7 +198,7 @@ class KubernetesBackend:
         """The exit of an agent that still runs; deleting its Job stops it."""
         lost = "the agent's node does not report" if pod.lost else None
         output, seconds = await self._output(spec, pod), _seconds(pod, datetime.now(UTC))
-        stdout = b"" if output is None else bytes(output.tail[-spec.limits.output_bytes :])
+        stdout = b"" if output is None else output.last(spec.limits.output_bytes)
         return Exit(None, stdout, b"", seconds, timed_out=lost is None, platform_failure=lost)
 
     async def _output(self, spec: AttemptSpec, pod: PodStatus) -> Output | None:

@@ -33,6 +33,10 @@ class Output:
             self._end_line()
             self._add(part)
 
+    def last(self, limit: int) -> bytes:
+        """The last bytes of the stream."""
+        return bytes(self.tail[-limit:])
+
     def reward_lines(self) -> bytes:
         """The last lines that begin an object and name a reward, in order, cut behind MAX_LINE_BYTES."""
         self._end_line()
