@@ -14,6 +14,7 @@ import pytest
 
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store.database import Database
+from tests.contract.gateway.test_deliveries import deliveries
 from tests.contract.gateway.test_process import client_of, free_port, gateway_process
 from tests.contract.gateway.test_trouble import database_away
 from tests.fakes.gateway import Scene, scene
@@ -53,6 +54,12 @@ class Agent:
                 self.answers += [chunk.id for choice in chunk.choices if choice.finish_reason is not None]
 
 
+async def until_delivered(database: Database, count: int) -> None:
+    async with asyncio.timeout(60):
+        while sum(row.delivered is True for row in await deliveries(database)) < count:
+            await asyncio.sleep(0.02)
+
+
 async def test_killing_the_gateway_around_the_record_leaves_no_answer_without_a_record(
     tmp_path: Path, database: Database
 ) -> None:
@@ -64,7 +71,9 @@ async def test_killing_the_gateway_around_the_record_leaves_no_answer_without_a_
         for agent, (point, _, _) in zip(agents, DEATHS, strict=True):
             async with gateway_process(stage, port, **injector.environment) as process:
                 if previous is not None:
+                    # The gateway before died and could not write that its answer was delivered: this one does.
                     await previous.ask(retry=1)
+                    await until_delivered(database, len(asked))
                 asked.append(len(stage.engine.requests))
                 injector.arm(point)
                 with pytest.raises((openai.APIError, httpx.TransportError)):
@@ -74,6 +83,7 @@ async def test_killing_the_gateway_around_the_record_leaves_no_answer_without_a_
                 previous = agent
         async with gateway_process(stage, port):
             await agents[-1].ask(retry=1)
+            await until_delivered(database, len(agents))
         asked.append(len(stage.engine.requests))
         calls = await stage.calls()
 
