@@ -22,8 +22,11 @@ CPU_TORCH ?= --build-arg TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 REVISION := $(shell git rev-parse --short=10 HEAD 2>/dev/null)
 # The version, the commit and what differs from it: an image of other code has another tag, so nodes pull it.
 ifeq ($(origin IMAGE_TAG),undefined)
-CHANGES := $(shell [ -z "$$(git status --porcelain 2>/dev/null)" ] || { git diff HEAD; git ls-files --others --exclude-standard; \
-	git ls-files --others --exclude-standard | git hash-object --stdin-paths; } | git hash-object --stdin | cut -c 1-10)
+# What images and chart are made of; a new values.yaml beside it changes no tag.
+SOURCES := pyproject.toml constraints.txt README.md LICENSE Makefile leyden libs services examples docker helm
+NEW := git ls-files --others --exclude-standard -- $(SOURCES)
+CHANGES := $(shell [ -z "$$(git status --porcelain -- $(SOURCES) 2>/dev/null)" ] || \
+	{ git diff HEAD -- $(SOURCES); $(NEW); $(NEW) | git hash-object --stdin-paths; } | git hash-object --stdin | cut -c 1-10)
 IMAGE_TAG := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)$(REVISION:%=-g%)$(CHANGES:%=-%)
 endif
 SERVICES ?= api controller runner gateway collector credit

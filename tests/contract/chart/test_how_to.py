@@ -120,9 +120,10 @@ def test_the_first_installation_finds_every_image_that_was_pushed(shell: Shell) 
 def test_the_installation_on_gpus_finds_every_image_that_was_pushed(shell: Shell) -> None:
     values = re.search(r"```yaml\n(   global:.*?)```", PAGE, re.DOTALL)
     assert values
-    (shell.folder / "values.yaml").write_text(values[1])
     build = one_with(PAGE, "make images push package").partition("# trainer with CUDA")[0]
-    shell.run(build, one_with(PAGE, "--values values.yaml"))
+    # Written after the build, beside the Makefile.
+    write = f"cat > values.yaml <<'END'\n{values[1]}\nEND"
+    shell.run(build, write, one_with(PAGE, "--values values.yaml"))
     assert shell.images() - shell.called("docker", "push") == OTHERS
 
 
