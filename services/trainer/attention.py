@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from leyden.services.trainer.cpu.attention import Block, block_attention, blocks_of
-from leyden.services.trainer.tree import Pack, ancestor_mask
+from leyden.services.trainer.rows.tree import Pack, ancestor_mask
 
 NAME = "leyden_tree"
 Kernel = Literal["flex", "dense"]

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from leyden.libs.contracts.config import Algorithm, Critic
-from leyden.services.trainer.batch import Sample, TrainedTokens
 from leyden.services.trainer.critic import Estimates, value_loss
 from leyden.services.trainer.forward import Outputs, Policy, Reads, Trunk
 from leyden.services.trainer.objective import Objective, Terms, objective
 from leyden.services.trainer.ranks import ALONE, Ranks
+from leyden.services.trainer.rows.batch import Sample, TrainedTokens
+from leyden.services.trainer.rows.tree import Forest, Pack, plan_forest, share_rows
 from leyden.services.trainer.sharding import sum_gradients, unsharded
-from leyden.services.trainer.tree import Forest, Pack, plan_forest, share_rows
 from leyden.services.trainer.value_model import ValueModel
 
 

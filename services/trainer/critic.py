@@ -22,7 +22,7 @@ from torch import Tensor
 
 from leyden.libs.contracts.config import Critic
 from leyden.libs.contracts.samples import RowCall
-from leyden.services.trainer.batch import Sample, TrainedTokens
+from leyden.services.trainer.rows.batch import Sample, TrainedTokens
 
 Floats = NDArray[np.float64]
 

@@ -20,7 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.services.trainer import attention
 from leyden.services.trainer.head import sampled_outputs
-from leyden.services.trainer.tree import Pack
+from leyden.services.trainer.rows.tree import Pack
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 
 from leyden.libs.contracts.config import Critic, RunConfig
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.batch import Sample, trained_tokens
 from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     Export,
@@ -36,6 +35,7 @@ from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.ranks import ALONE, Gather, Load, Ranks, Save
 from leyden.services.trainer.reference import Reference, copied
 from leyden.services.trainer.remedies import naming_settings, raising_host_memory
+from leyden.services.trainer.rows.batch import Sample, trained_tokens
 from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner
 from leyden.services.trainer.step_metrics import Metrics, gap_metrics

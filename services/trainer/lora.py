@@ -20,8 +20,8 @@ from leyden.libs.contracts.config import Lora
 from leyden.libs.contracts.weights import ADAPTER_FOLDER
 from leyden.services.trainer.forward import Outputs, Policy, Reads, Trunk
 from leyden.services.trainer.model import freeze
+from leyden.services.trainer.rows.tree import Pack
 from leyden.services.trainer.sharding import replace_values
-from leyden.services.trainer.tree import Pack
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _ADAPTER = "default"

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from transformers.utils import logging
 
 from leyden.services.trainer.forward import Policy, Reads
-from leyden.services.trainer.tree import plan_forest
+from leyden.services.trainer.rows.tree import plan_forest
 
 MAX_HEAD_GAP = 1e-9
 MAX_TREE_GAP = 1e-6

@@ -24,7 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.batch import Sample
+from leyden.services.trainer.rows.batch import Sample
 
 if TYPE_CHECKING:
     from leyden.services.trainer.checkpoint import Progress

@@ -27,7 +27,6 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.store import tables, training
 from leyden.libs.store.database import Database, ReadSession
 from leyden.libs.telemetry import logger
-from leyden.services.trainer.batch import Sample
 from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     LockCheck,
@@ -43,6 +42,7 @@ from leyden.services.trainer.learner import (
     load_learner,
 )
 from leyden.services.trainer.ranks import ALONE, Adopt, Load, Ranks, Step
+from leyden.services.trainer.rows.batch import Sample
 from leyden.services.trainer.step import Learner, optimizer_step
 
 log = logger()

@@ -19,7 +19,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from leyden.services.trainer.forward import Outputs, Policy, Reads
 from leyden.services.trainer.quantization import dequantize, quantize
-from leyden.services.trainer.tree import plan_forest
+from leyden.services.trainer.rows.tree import plan_forest
 
 
 def shard(policy: Policy, device: torch.device, size: int, *, bfloat16: bool = False) -> None:

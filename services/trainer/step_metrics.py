@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from leyden.services.trainer.batch import Sample, TrainedTokens, trained_tokens
 from leyden.services.trainer.compute import Anchors, Computed
 from leyden.services.trainer.corrections import effective_sample_share
 from leyden.services.trainer.losses import LOG_RATIO_LIMIT
+from leyden.services.trainer.rows.batch import Sample, TrainedTokens, trained_tokens
 
 Metrics = dict[str, float]
 

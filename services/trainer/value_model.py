@@ -10,7 +10,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from leyden.services.trainer import attention
 from leyden.services.trainer.forward import Outputs, Policy, Reads, Trunk
-from leyden.services.trainer.tree import Pack
+from leyden.services.trainer.rows.tree import Pack
 
 
 class ValueModel(Policy):

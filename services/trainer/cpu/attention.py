@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from leyden.services.trainer.tree import Pack
+from leyden.services.trainer.rows.tree import Pack
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from leyden.services.controller.admission import (
     training_groups,
     training_groups_wanted,
 )
-from leyden.services.trainer.selection import select_groups
+from leyden.services.trainer.rows.selection import select_groups
 from tests.unit.controller.test_phases import CONFIG, evaluation, run
 
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from leyden.libs.contracts.config import Baseline, Credit, RunConfig
 from leyden.services.credit.group import Credited, credit_group
 from leyden.services.credit.records import Rollout
-from leyden.services.trainer.batch import whitened
+from leyden.services.trainer.rows.batch import whitened
 from tests.builders import run_document
 from tests.unit.credit.cases import call, chain
 

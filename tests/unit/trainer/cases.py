@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Co
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RMSNorm
 
 from leyden.libs.contracts.samples import RowCall
-from leyden.services.trainer.batch import Sample
+from leyden.services.trainer.rows.batch import Sample
 
 VOCABULARY = 61
 

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 
 from leyden.libs.contracts.config import Lora, RunConfig
-from leyden.services.trainer import checkpoint, optimizers, sharded_state, tree
+from leyden.services.trainer import checkpoint, optimizers, sharded_state
 from leyden.services.trainer.checkpoint import (
     LockCheck,
     Progress,
@@ -32,6 +32,7 @@ from leyden.services.trainer.lora import (
 from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.ranks import ALONE, Gather, Ranks, join_ranks
 from leyden.services.trainer.reference import Reference, copied
+from leyden.services.trainer.rows import tree
 from leyden.services.trainer.sharded_state import write_shards
 from leyden.services.trainer.sharding import gather, replace_values, shard
 from leyden.services.trainer.step import Learner, optimizer_step

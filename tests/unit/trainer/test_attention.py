@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from leyden.services.trainer import tree
 from leyden.services.trainer.attention import TreeLayout, block_sparse_attention
-from leyden.services.trainer.tree import plan_forest
+from leyden.services.trainer.rows import tree
+from leyden.services.trainer.rows.tree import plan_forest
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 16
 

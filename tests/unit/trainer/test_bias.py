@@ -18,8 +18,8 @@ from torch import Tensor
 
 from leyden.libs.contracts.config import Algorithm, Reinforce
 from leyden.services.trainer import losses
-from leyden.services.trainer.batch import to_go
 from leyden.services.trainer.objective import Terms, objective
+from leyden.services.trainer.rows.batch import to_go
 
 ROLLOUTS = list(itertools.product((0, 1), repeat=3))
 REWARDS = torch.tensor([0.3, -1.0, 2.0, 0.5, 1.0, 0.0, -0.4, 1.5], dtype=torch.float64)

@@ -13,8 +13,6 @@ from transformers import AutoModelForCausalLM
 
 from leyden.libs.contracts.config import Lora, PpoClip, RunConfig
 from leyden.libs.contracts.weights import weights_sha256
-from leyden.services.trainer import tree
-from leyden.services.trainer.batch import trained_tokens
 from leyden.services.trainer.checkpoint import (
     CheckpointDamaged,
     Export,
@@ -28,6 +26,8 @@ from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import adopt_weights, make_accelerator, model_of, resume_learner, start_learner
 from leyden.services.trainer.lora import adapter_state, add_adapters
 from leyden.services.trainer.model import load_model
+from leyden.services.trainer.rows import tree
+from leyden.services.trainer.rows.batch import trained_tokens
 from leyden.services.trainer.step import Learner, optimizer_step
 from tests.unit.trainer.cases import agent_samples, tiny_llama
 from tests.unit.trainer.test_compute import assert_same, plain_gradients, shared_gradients

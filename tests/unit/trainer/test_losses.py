@@ -16,7 +16,7 @@ from leyden.services.trainer.corrections import (
     ratio_band,
 )
 from leyden.services.trainer.objective import Terms, objective
-from leyden.services.trainer.weights import token_weights
+from leyden.services.trainer.rows.token_weights import token_weights
 from tests.unit.trainer import oracle
 
 Loss = Callable[[Tensor], losses.TokenLoss]

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from leyden.libs.contracts.weights import weight_files
 from leyden.services.controller.kubernetes_trainers import RANK_LOST
-from leyden.services.trainer import tree
 from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.ranks import RankFailed, Ranks
+from leyden.services.trainer.rows import tree
+from leyden.services.trainer.rows.tree import share_rows
 from leyden.services.trainer.step import optimizer_step
-from leyden.services.trainer.tree import share_rows
 from tests.fakes.forked_trainer import run_forked
 from tests.shared import free_port
 from tests.unit.trainer import ranked

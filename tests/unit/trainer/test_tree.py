@@ -3,8 +3,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from leyden.services.trainer import tree
-from leyden.services.trainer.tree import Forest, Pack, ancestor_mask, plan_forest
+from leyden.services.trainer.rows import tree
+from leyden.services.trainer.rows.tree import Forest, Pack, ancestor_mask, plan_forest
 
 
 def rows(*lists: Sequence[int]) -> list[np.ndarray]:

@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 import torch
 
-from leyden.services.trainer import tree
 from leyden.services.trainer.attention import TreeLayout
 from leyden.services.trainer.cpu.attention import blocks_of
-from leyden.services.trainer.tree import Pack, plan_forest
+from leyden.services.trainer.rows import tree
+from leyden.services.trainer.rows.tree import Pack, plan_forest
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from leyden.libs.contracts.config import Weighting
 from leyden.libs.contracts.samples import RowCall
-from leyden.services.trainer.weights import token_weights
+from leyden.services.trainer.rows.token_weights import token_weights
 
 
 @dataclass(frozen=True)
