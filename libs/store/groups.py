@@ -58,7 +58,7 @@ class EvaluationFacts:
 class RunFacts:
     """The facts that decide the next phase and admissions of a run.
 
-    `counting_groups`: groups that count or still may (`services/controller/admission.py`); `servable_versions`: the
+    `counting_groups`: groups that count or still may (`admission.py` of the controller); `servable_versions`: the
     newest two versions and those of evaluations, if their files exist; `stop_reason`: why training ends early.
 
     A run that carries a further policy of another one, `lead_run_id`, has the groups and live attempts of that one;

@@ -11,9 +11,9 @@ from leyden.libs.service import pause
 from leyden.libs.store.database import StoreAway
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
-from leyden.services.controller.deletion import delete_forever
-from leyden.services.controller.retention import prune_forever
 from leyden.services.controller.tick import Controller
+from leyden.services.controller.upkeep.deletion import delete_forever
+from leyden.services.controller.upkeep.retention import prune_forever
 
 log = logger()
 limited_log = RateLimitedLogger(log)

@@ -22,11 +22,11 @@ from leyden.libs.store.database import Database, Session
 from leyden.libs.store.engines import Assignment, Pool, write_assignments, write_pools
 from leyden.libs.store.training import read_version
 from leyden.libs.telemetry import RateLimitedLogger, inject, logger, span
-from leyden.services.controller import admission, phases, settling
 from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engines import Fleet
+from leyden.services.controller.runs import admission, phases, settling
+from leyden.services.controller.runs.stopping import stop_reason
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.stopping import stop_reason
 from leyden.services.controller.trainers import TrainerSupervisor
 
 log = logger()

@@ -29,7 +29,7 @@ from leyden.libs.store.embedded import EmbeddedRedis
 from leyden.libs.store.group_commit import GroupCommit
 from leyden.libs.store.samples import claim_groups
 from leyden.libs.telemetry import configure_logs
-from leyden.services.controller import admission, settling
+from leyden.services.controller.runs import admission, settling
 from leyden.services.runner.attempt_writer import AttemptWriter
 from tests.bench.history import add_past
 from tests.bench.rows import Row

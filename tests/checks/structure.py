@@ -18,7 +18,6 @@ import grimp
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS = {"files": 20, "floors": 10, "circles": 0}
 EXCEPTIONS = {
-    ("services/controller", "files"): 25,
     ("services/gateway", "floors"): 15,
     ("services/trainer", "files"): 32,
     ("services/trainer", "floors"): 15,

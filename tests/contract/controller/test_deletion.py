@@ -13,8 +13,8 @@ from leyden.libs.contracts.ids import evaluation_id
 from leyden.libs.store import retention, tables
 from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.locks import AdvisoryLock
-from leyden.services.controller.deletion import delete_marked
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.upkeep.deletion import delete_marked
 from tests import builders
 
 WITH_RUN_ID = [table for table in tables.Base.__subclasses__() if "run_id" in table.__table__.columns]

@@ -21,7 +21,7 @@ from leyden.libs.store.database import Database, Refused
 from leyden.libs.store.retention import RecordsInUse, prune_run
 from leyden.libs.store.runs import ActionRefused, UnknownRun
 from leyden.libs.store.spans import write_telemetry
-from leyden.services.controller.retention import prune_old
+from leyden.services.controller.upkeep.retention import prune_old
 from tests import builders
 
 BIG = (tables.ModelCall, tables.Span, tables.CallCredit, tables.Sample)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from leyden.libs.contracts.config import EarlyStopping
-from leyden.services.controller.stopping import stop_reason
+from leyden.services.controller.runs.stopping import stop_reason
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from leyden.libs.contracts.config import Curriculum, Sampling
 from leyden.libs.contracts.ids import group_id
 from leyden.libs.contracts.states import RunPhase
 from leyden.libs.store.groups import EvaluationFacts, NewGroup, Replacements, RunFacts
-from leyden.services.controller.phases import due_evaluation, policy_target
+from leyden.services.controller.runs.phases import due_evaluation, policy_target
 
 MAX_DRAWS = 100
 """Draws for a task that the batch does not have yet."""

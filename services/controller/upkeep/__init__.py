@@ -1,0 +1,1 @@
+"""Deletes and prunes the records of runs, beside the ticks."""
