@@ -27,7 +27,7 @@ from leyden.services.controller.engines import Fleet
 from leyden.services.controller.runs import admission, phases, settling
 from leyden.services.controller.runs.stopping import stop_reason
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainers import TrainerSupervisor
+from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 
 log = logger()
 limited_log = RateLimitedLogger(log)

@@ -18,11 +18,11 @@ from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.engine_discovery import EngineDiscovery, StaticEngines
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.loop import lead
-from leyden.services.controller.process_trainers import ProcessTrainers
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
-from leyden.services.controller.trainer_backend import TrainerBackend
-from leyden.services.controller.trainers import TrainerSupervisor
+from leyden.services.controller.trainers.backend import TrainerBackend
+from leyden.services.controller.trainers.process import ProcessTrainers
+from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 
 if TYPE_CHECKING:
     from leyden.libs.kubernetes.cluster import Cluster
@@ -91,7 +91,7 @@ def _trainer_backend(settings: Settings, cluster: Cluster | None) -> TrainerBack
     if settings.trainer_backend == "process":
         return ProcessTrainers(settings)
     assert cluster is not None
-    from leyden.services.controller.kubernetes_trainers import KubernetesTrainers
+    from leyden.services.controller.trainers.kubernetes import KubernetesTrainers
 
     return KubernetesTrainers(settings, cluster)
 

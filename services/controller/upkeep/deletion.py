@@ -13,8 +13,8 @@ from leyden.libs.store.database import Database, Refused, StoreAway
 from leyden.libs.store.locks import AdvisoryLock
 from leyden.libs.store.runs import ActionRefused
 from leyden.libs.telemetry import RateLimitedLogger, logger
-from leyden.services.controller.process_trainers import log_file
 from leyden.services.controller.settings import Settings
+from leyden.services.controller.trainers.process import log_file
 
 log = logger()
 limited_log = RateLimitedLogger(log)

@@ -24,7 +24,7 @@ from leyden.services.controller.engine_client import TargetVersion
 from leyden.services.controller.engines import Fleet
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
-from leyden.services.controller.trainers import TrainerSupervisor
+from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from tests import builders
 
 LONG_AGO = datetime.now(tz=UTC) - timedelta(hours=1)

@@ -16,7 +16,7 @@ import pytest
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.controller.trainer_backend import last_line
+from leyden.services.controller.trainers.backend import last_line
 from tests.contract.trainer.test_kills import STEPS, prepared, with_own_critic
 from tests.contract.trainer.test_steps import Case
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from leyden.libs.kubernetes import cluster as cluster_module
-from leyden.services.controller import kubernetes_trainers, trainers
 from leyden.services.controller.kubernetes_engines import KubernetesEngines, engine_urls
-from leyden.services.controller.kubernetes_trainers import PEER_LOST, RANK_LOST, KubernetesTrainers
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainer_backend import TrainerAttempt, TrainerRefused, TrainerState
-from leyden.services.controller.trainers import TrainerSupervisor
+from leyden.services.controller.trainers import kubernetes as kubernetes_trainers
+from leyden.services.controller.trainers import supervisor as trainers
+from leyden.services.controller.trainers.backend import TrainerAttempt, TrainerRefused, TrainerState
+from leyden.services.controller.trainers.kubernetes import PEER_LOST, RANK_LOST, KubernetesTrainers
+from leyden.services.controller.trainers.supervisor import TrainerSupervisor
 from tests.fakes.kubernetes_api import FakeKubernetes
 from tests.fakes.trainer_journal import RememberedEnds
 

@@ -15,10 +15,11 @@ import pytest
 
 from leyden.libs.store.database import StoreAway
 from leyden.libs.store.trainer_ends import TrainerEnd
-from leyden.services.controller import launch, process_trainers, trainers
-from leyden.services.controller.process_trainers import ProcessTrainers
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainer_backend import (
+from leyden.services.controller.trainers import launch
+from leyden.services.controller.trainers import process as process_trainers
+from leyden.services.controller.trainers import supervisor as trainers
+from leyden.services.controller.trainers.backend import (
     LESS_MEMORY,
     TrainerAttempt,
     TrainerState,
@@ -26,7 +27,8 @@ from leyden.services.controller.trainer_backend import (
     end_of,
     last_line,
 )
-from leyden.services.controller.trainers import TrainerSupervisor, verdict
+from leyden.services.controller.trainers.process import ProcessTrainers
+from leyden.services.controller.trainers.supervisor import TrainerSupervisor, verdict
 from tests.fakes.trainer_journal import RememberedEnds
 
 NOTE = "import os, sys, time; open('pids', 'a').write(f'{os.getpid()}\\n'); "

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from leyden.libs.contracts.weights import weight_files
-from leyden.services.controller.kubernetes_trainers import RANK_LOST
+from leyden.services.controller.trainers.kubernetes import RANK_LOST
 from leyden.services.trainer.checkpoint import CheckpointDamaged
 from leyden.services.trainer.ranks import RankFailed, Ranks
 from leyden.services.trainer.rows import tree

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from leyden.libs.telemetry import logger
-from leyden.services.controller import launch
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainer_backend import (
+from leyden.services.controller.trainers import launch
+from leyden.services.controller.trainers.backend import (
     TrainerAttempt,
     TrainerRefused,
     TrainerState,

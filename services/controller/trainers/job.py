@@ -9,7 +9,7 @@ from kubernetes_asyncio import client
 
 from leyden.libs.kubernetes.jobs import fail_on_disruption
 from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, RUN, completed, variables
-from leyden.services.controller.trainer_backend import TrainerAttempt
+from leyden.services.controller.trainers.backend import TrainerAttempt
 
 if TYPE_CHECKING:
     from leyden.services.controller.settings import Settings

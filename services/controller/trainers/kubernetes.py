@@ -14,7 +14,7 @@ from leyden.libs.kubernetes.shared import SharedPoll
 from leyden.libs.kubernetes.templates import ATTEMPT, COMPONENT, INSTANCE, RUN, selector
 from leyden.libs.telemetry import logger
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainer_backend import (
+from leyden.services.controller.trainers.backend import (
     LESS_MEMORY,
     TrainerAttempt,
     TrainerRefused,
@@ -24,7 +24,7 @@ from leyden.services.controller.trainer_backend import (
     killed_by,
     last_line,
 )
-from leyden.services.controller.trainer_job import CONTAINER, trainer_job
+from leyden.services.controller.trainers.job import CONTAINER, trainer_job
 
 log = logger()
 

@@ -18,7 +18,7 @@ from leyden.libs.store.database import StoreAway
 from leyden.libs.store.trainer_ends import TrainerEnd
 from leyden.libs.telemetry import RateLimitedLogger, logger
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.trainer_backend import (
+from leyden.services.controller.trainers.backend import (
     PASSING,
     TrainerAttempt,
     TrainerBackend,
