@@ -22,8 +22,8 @@ from leyden.libs.store.database import Database, Session
 from leyden.libs.store.engines import Assignment, Pool, write_assignments, write_pools
 from leyden.libs.store.training import read_version
 from leyden.libs.telemetry import RateLimitedLogger, inject, logger, span
-from leyden.services.controller.engine_client import TargetVersion
-from leyden.services.controller.engines import Fleet
+from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.runs import admission, phases, settling
 from leyden.services.controller.runs.stopping import stop_reason
 from leyden.services.controller.settings import Settings

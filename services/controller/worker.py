@@ -15,8 +15,8 @@ from leyden.libs.store.locks import AdvisoryLock, LockLost
 from leyden.libs.store.schema import check_schema
 from leyden.libs.store.trainer_ends import StoredEnds
 from leyden.libs.telemetry import RateLimitedLogger, logger
-from leyden.services.controller.engine_discovery import EngineDiscovery, StaticEngines
-from leyden.services.controller.engines import Fleet
+from leyden.services.controller.engines.discovery import EngineDiscovery, StaticEngines
+from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.loop import lead
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
@@ -100,6 +100,6 @@ def _engine_discovery(pool: PoolSettings, cluster: Cluster | None) -> EngineDisc
     if pool.engine_service is None:
         return StaticEngines(pool.engine_urls)
     assert cluster is not None
-    from leyden.services.controller.kubernetes_engines import KubernetesEngines
+    from leyden.services.controller.engines.kubernetes import KubernetesEngines
 
     return KubernetesEngines(cluster, pool.engine_service)

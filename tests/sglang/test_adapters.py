@@ -26,9 +26,9 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.chains import FullCall, full_calls
 from leyden.libs.store.database import Database
-from leyden.services.controller.engine_client import TargetVersion
-from leyden.services.controller.engine_discovery import StaticEngines
-from leyden.services.controller.engines import Fleet
+from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.discovery import StaticEngines
+from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import Settings
 from leyden.services.trainer.checkpoint import export_weights, version_folder
 from leyden.services.trainer.learner import make_accelerator, model_of, start_learner

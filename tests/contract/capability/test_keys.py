@@ -24,9 +24,9 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.service import ServiceSettings, serving
 from leyden.libs.store.database import Database
-from leyden.services.controller.engine_client import TargetVersion
-from leyden.services.controller.engine_discovery import StaticEngines
-from leyden.services.controller.engines import Fleet
+from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.discovery import StaticEngines
+from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import Settings as ControllerSettings
 from leyden.services.engine.app import create_engine_app
 from leyden.services.engine.auth import CONTROL

@@ -19,12 +19,12 @@ from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
 from leyden.libs.store.engines import EngineStatus, serving_engines
-from leyden.services.controller import weights
-from leyden.services.controller.engine_client import TargetVersion
-from leyden.services.controller.engine_discovery import FoundEngines, StaticEngines
-from leyden.services.controller.engines import Fleet, FleetMember
+from leyden.services.controller.engines import files as weights
+from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.discovery import FoundEngines, StaticEngines
+from leyden.services.controller.engines.files import WeightCheck, WeightsLost
+from leyden.services.controller.engines.fleet import Fleet, FleetMember
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.weights import WeightCheck, WeightsLost
 from tests.fakes.scripted_engine import ScriptedEngine, running
 from tests.faults.proxy import FaultProxy, Trouble
 

@@ -20,8 +20,8 @@ from leyden.libs.store.engines import Pool, read_pools, write_pools
 from leyden.libs.store.groups import solve_rates
 from leyden.libs.store.results import list_evaluations
 from leyden.libs.store.retention import prune_run
-from leyden.services.controller.engine_client import TargetVersion
-from leyden.services.controller.engines import Fleet
+from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import PoolSettings, Settings
 from leyden.services.controller.tick import Controller
 from leyden.services.controller.trainers.supervisor import TrainerSupervisor

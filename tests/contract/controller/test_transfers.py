@@ -36,9 +36,10 @@ from leyden.libs.store.transfers import (
     read_sender,
     request_transfer,
 )
-from leyden.services.controller import engine_client, transfers
-from leyden.services.controller.engine_client import TargetVersion
-from leyden.services.controller.engines import Fleet
+from leyden.services.controller.engines import client as engine_client
+from leyden.services.controller.engines import network as transfers
+from leyden.services.controller.engines.client import TargetVersion
+from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.trainer import sender
 from leyden.services.trainer.settings import Settings as TrainerSettings
 from tests import builders

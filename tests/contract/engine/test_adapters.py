@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from leyden.libs.contracts.config import RunConfig
 from leyden.libs.contracts.weights import ADAPTER_FOLDER
-from leyden.services.controller.engine_client import EngineClient as Control
-from leyden.services.controller.engine_client import EngineRefused
+from leyden.services.controller.engines.client import EngineClient as Control
+from leyden.services.controller.engines.client import EngineRefused
 from leyden.services.controller.settings import Settings
 from leyden.services.trainer.checkpoint import export_weights
 from leyden.services.trainer.learner import make_accelerator, model_of, start_learner

@@ -22,7 +22,7 @@ from leyden.libs.contracts.weights import weights_sha256
 from leyden.libs.faults import FaultInjector
 from leyden.libs.store import tables
 from leyden.libs.store.database import Database
-from leyden.services.controller.engine_client import TargetVersion
+from leyden.services.controller.engines.client import TargetVersion
 from tests import builders
 from tests.contract.controller.test_engines import fleet_of
 from tests.contract.gateway.test_process import free_port

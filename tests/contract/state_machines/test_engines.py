@@ -14,9 +14,9 @@ from hypothesis.stateful import initialize, rule
 
 from leyden.libs.queue.notifications import Notifications
 from leyden.libs.store import tables
-from leyden.services.controller.engine_client import EngineClient, TargetVersion
-from leyden.services.controller.engine_discovery import StaticEngines
-from leyden.services.controller.engines import Fleet
+from leyden.services.controller.engines.client import EngineClient, TargetVersion
+from leyden.services.controller.engines.discovery import StaticEngines
+from leyden.services.controller.engines.fleet import Fleet
 from leyden.services.controller.settings import Settings
 from tests.contract.gateway.test_process import free_port
 from tests.fakes.scripted_engine import ScriptedEngine, running

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from leyden.libs.kubernetes import cluster as cluster_module
-from leyden.services.controller.kubernetes_engines import KubernetesEngines, engine_urls
+from leyden.services.controller.engines.kubernetes import KubernetesEngines, engine_urls
 from leyden.services.controller.settings import Settings
 from leyden.services.controller.trainers import kubernetes as kubernetes_trainers
 from leyden.services.controller.trainers import supervisor as trainers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leyden.libs.kubernetes.cluster import Cluster, Object, Refused
-from leyden.services.controller.engine_discovery import FoundEngines
+from leyden.services.controller.engines.discovery import FoundEngines
 
 
 class KubernetesEngines:

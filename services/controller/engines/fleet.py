@@ -30,12 +30,12 @@ from leyden.libs.service import pause
 from leyden.libs.store.database import Database, StoreAway
 from leyden.libs.store.engines import Adapter, EngineStatus, forget_other_engines, serving_engines, write_engines
 from leyden.libs.telemetry import SECONDS_BUCKETS, RateLimitedLogger, logger
-from leyden.services.controller.engine_client import EngineClient, EngineRefused, IncomingWeights, TargetVersion
-from leyden.services.controller.engine_discovery import EngineDiscovery, FoundEngines
-from leyden.services.controller.offers import Offer, since, utc_now
+from leyden.services.controller.engines.client import EngineClient, EngineRefused, IncomingWeights, TargetVersion
+from leyden.services.controller.engines.discovery import EngineDiscovery, FoundEngines
+from leyden.services.controller.engines.files import WeightCheck, WeightsLost
+from leyden.services.controller.engines.network import requested_transfer
+from leyden.services.controller.engines.offers import Offer, since, utc_now
 from leyden.services.controller.settings import Settings
-from leyden.services.controller.transfers import requested_transfer
-from leyden.services.controller.weights import WeightCheck, WeightsLost
 
 log = logger()
 limited_log = RateLimitedLogger(log)

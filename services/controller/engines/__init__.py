@@ -1,0 +1,1 @@
+"""Brings every engine of every pool to the versions that runs should serve."""
