@@ -16,9 +16,9 @@ from torch import nn
 from leyden.libs.contracts.config import Optimizer, RunConfig
 from leyden.libs.faults import fault_point
 from leyden.services.trainer.compute import Anchors, accumulate_gradients, batch_outputs, plan_batch
-from leyden.services.trainer.critic import estimate
 from leyden.services.trainer.forward import Policy
-from leyden.services.trainer.losses import kl
+from leyden.services.trainer.loss.critic import estimate
+from leyden.services.trainer.loss.losses import kl
 from leyden.services.trainer.optimizers import learning_rate
 from leyden.services.trainer.ranks import ALONE, Ranks
 from leyden.services.trainer.reference import Reference

@@ -24,7 +24,7 @@ from leyden.services.trainer.compute import accumulate_gradients
 from leyden.services.trainer.cpu.products import use_fast_products
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.head import sampled_outputs
-from leyden.services.trainer.objective import Terms, objective
+from leyden.services.trainer.loss.objective import Terms, objective
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of
 from tests.bench.rows import Row
 

@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from leyden.libs.contracts.config import Algorithm, RunConfig
-from leyden.services.trainer.objective import Terms, objective
+from leyden.services.trainer.loss.objective import Terms, objective
 from tests.builders import run_document
 
 PENALTY = {"kl_coefficient": 0.1}

@@ -17,8 +17,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from leyden.libs.contracts.config import Algorithm, Reinforce
-from leyden.services.trainer import losses
-from leyden.services.trainer.objective import Terms, objective
+from leyden.services.trainer.loss import losses
+from leyden.services.trainer.loss.objective import Terms, objective
 from leyden.services.trainer.rows.batch import to_go
 
 ROLLOUTS = list(itertools.product((0, 1), repeat=3))

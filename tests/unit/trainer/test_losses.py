@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from leyden.libs.contracts.config import DecoupledCorrection, Reinforce, Weighting
-from leyden.services.trainer import losses
-from leyden.services.trainer.corrections import (
+from leyden.services.trainer.loss import losses
+from leyden.services.trainer.loss.corrections import (
     effective_sample_share,
     importance_ratio,
     importance_weights,
     ratio_band,
 )
-from leyden.services.trainer.objective import Terms, objective
+from leyden.services.trainer.loss.objective import Terms, objective
 from leyden.services.trainer.rows.token_weights import token_weights
 from tests.unit.trainer import oracle
 

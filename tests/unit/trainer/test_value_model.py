@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from leyden.libs.contracts.config import RunConfig
 from leyden.services.trainer.checkpoint import Progress, export_weights, optimizer_state, save_checkpoint
 from leyden.services.trainer.compute import Anchors, accumulate_gradients
-from leyden.services.trainer.critic import estimate, value_loss
 from leyden.services.trainer.forward import Policy
 from leyden.services.trainer.learner import make_accelerator, resume_learner, start_learner
+from leyden.services.trainer.loss.critic import estimate, value_loss
 from leyden.services.trainer.optimizers import make_optimizer
 from leyden.services.trainer.rows import tree
 from leyden.services.trainer.rows.batch import Sample, trained_tokens, weights_of

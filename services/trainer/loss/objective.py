@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from leyden.libs.contracts.config import Algorithm, Cispo, DppoTv, Gspo, ImportanceSampling, PpoClip, Reinforce, Sapo
-from leyden.services.trainer import corrections, losses
+from leyden.services.trainer.loss import corrections, losses
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from leyden.libs.contracts.config import DecoupledCorrection
-from leyden.services.trainer.losses import LOG_RATIO_LIMIT, row_means, row_sums
+from leyden.services.trainer.loss.losses import LOG_RATIO_LIMIT, row_means, row_sums
 
 
 def importance_weights(
